@@ -1,0 +1,1 @@
+"""Commands that wire databases, rewards and the learner together."""

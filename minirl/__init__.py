@@ -1,0 +1,1 @@
+"""The learner and its samplers. Knows JAX and nothing of SQL."""

@@ -1,0 +1,90 @@
+"""The records of the learner, and the one key of its shape suffixes.
+
+Suffixes of array names, one letter an axis:
+    N groups (prompts)     G trajectories a group   B rows (N x G flattened)   S sampler slots
+    P prompt positions     C positions after the prompt                        T positions in general
+    L cache positions      V vocabulary             D width                    F feed-forward width
+    H query heads          K key/value heads        E size of one head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+Finish = Literal["stop", "length"]
+
+
+class Message(Protocol):
+    """One chat message of an environment."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def content(self) -> str: ...
+
+
+class Environment(Protocol):
+    """What the learner needs of an environment; episodes are opaque to it."""
+
+    def reset(self, example: Any) -> tuple[Any, Sequence[Message]]:
+        """Start an episode: its state and the first observation."""
+        ...
+
+    def step(self, episode: Any, reply: str) -> tuple[Any, Sequence[Message] | None]:
+        """Judge a reply: the new state, and the next observation or None when the episode is over."""
+        ...
+
+
+class Score(Protocol):
+    """What the learner needs of a reward."""
+
+    @property
+    def total(self) -> float: ...
+    @property
+    def correct(self) -> bool: ...
+    @property
+    def parts(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy sampled in one turn.
+
+    Attributes:
+        ids: Sampled token ids, the stop token included.
+        logprobs: Natural-log probability of each id under the sampling distribution.
+        text: The decoded ids without the stop token.
+        finish: `stop` when the last id is a stop token, `length` when the budget ran out.
+        version: Weight version that sampled it.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    text: str
+    finish: Finish
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An observation, as the ids that were appended for it, and the reply to it."""
+
+    observation_ids: tuple[int, ...]
+    reply: Reply
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The turns of one episode, token by token as sampled.
+
+    Attributes:
+        turns: At least one.
+        episode: The environment's own final state, opaque here.
+        ended: Why it ended: the environment said so, or the token budget was spent.
+    """
+
+    turns: tuple[Turn, ...]
+    episode: Any
+    ended: Literal["done", "budget"]

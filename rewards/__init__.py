@@ -1,0 +1,1 @@
+"""Reward families: text in, numbers out. No JAX below this line."""

@@ -1,0 +1,1 @@
+"""Databases, execution, data sets, prompts and environments. No JAX below this line."""

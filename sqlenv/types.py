@@ -1,0 +1,119 @@
+"""The records that databases, environments and rewards exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Value = None | int | float | str | bytes
+Row = tuple[Value, ...]
+Role = Literal["system", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question about one database, with the query that answers it."""
+
+    id: str
+    question: str
+    db_id: str
+    database: Path
+    gold_sql: str
+    evidence: str = ""
+    difficulty: str = ""
+    dialect: str = "sqlite"
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of a query that ran, in engine order.
+
+    Attributes:
+        columns: Column names, also when there are no rows.
+        rows: One tuple a row, as wide as `columns`.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def width(self) -> int:
+        """Count the columns."""
+        return len(self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlError:
+    """SQLite refused the query.
+
+    Attributes:
+        message: SQLite's own words, without file paths.
+        offset: UTF-8 byte offset of the error in the query, -1 where SQLite gives none.
+    """
+
+    message: str
+    offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """The query ran out of steps (the same on every machine) or of wall time (never cached)."""
+
+    reason: Literal["steps", "wall"]
+
+
+@dataclass(frozen=True, slots=True)
+class TooLarge:
+    """The query or its result passes a limit of size."""
+
+    what: Literal["rows", "bytes", "memory", "sql"]
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The query asks for something that a question's answer never needs: a write, a pragma, two statements."""
+
+    what: str
+
+
+Result = Table | SqlError | TimedOut | TooLarge | Denied
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message of the environment."""
+
+    role: Role
+    content: str
+
+
+Observation = tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One reply of the policy, as the environment judged it.
+
+    Attributes:
+        text: The whole reply.
+        sql: The query found in it; empty when there is none.
+        result: What execution gave; an empty query is a `SqlError` and is never executed.
+        correct: Whether the result matches the gold result.
+        tags: Diagnostic tags that the next observation was made of.
+    """
+
+    text: str
+    sql: str
+    result: Result
+    correct: bool
+    tags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The attempts made at one example so far."""
+
+    example: Example
+    attempts: tuple[Attempt, ...] = ()
