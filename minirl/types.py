@@ -1,10 +1,11 @@
 """The records of the learner, and the one key of its shape suffixes.
 
 Suffixes of array names, one letter an axis:
-    N groups (prompts)     G trajectories a group   B rows (N x G flattened)   S sampler slots
-    P prompt positions     C positions after the prompt                        T positions in general
-    L cache positions      V vocabulary             D width                    F feed-forward width
-    H query heads          K key/value heads        E size of one head
+    N groups (prompts)    G trajectories a group        B rows (N x G flattened)
+    P prompt positions    C positions after the prompt  T positions in general
+    S sampler slots       L cache positions             V vocabulary
+    D width               F feed-forward width          E size of one head
+    H query heads         K key/value heads
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ class Message(Protocol):
     """One chat message of an environment."""
 
     @property
-    def role(self) -> str: ...
+    def role(self) -> str:
+        """Name who speaks: system, user or tool."""
+        ...
+
     @property
-    def content(self) -> str: ...
+    def content(self) -> str:
+        """Give the text."""
+        ...
 
 
 class Environment(Protocol):
@@ -33,7 +39,7 @@ class Environment(Protocol):
         ...
 
     def step(self, episode: Any, reply: str) -> tuple[Any, Sequence[Message] | None]:
-        """Judge a reply: the new state, and the next observation or None when the episode is over."""
+        """Judge a reply: the new state, and the next observation, or None when it is over."""
         ...
 
 
@@ -41,11 +47,19 @@ class Score(Protocol):
     """What the learner needs of a reward."""
 
     @property
-    def total(self) -> float: ...
+    def total(self) -> float:
+        """Give what the learner maximises."""
+        ...
+
     @property
-    def correct(self) -> bool: ...
+    def correct(self) -> bool:
+        """Tell whether the answer is right, apart from any shaping."""
+        ...
+
     @property
-    def parts(self) -> Mapping[str, float]: ...
+    def parts(self) -> Mapping[str, float]:
+        """Give the named summands of `total`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
