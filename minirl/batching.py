@@ -1,0 +1,160 @@
+"""From trajectories to the arrays of the update: prompts once a group, few shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Aggregation = Literal["sequence_mean", "token_mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One trajectory as flat arrays; positions are those of its ids.
+
+    Attributes:
+        ids: All ids, the prompt first.
+        is_action: True on the ids that are trained on.
+        logprobs: Log-probability under the sampler where `is_action`, else 0.
+        advantage: One number for the whole row.
+        prompt_length: How many ids the group shares.
+    """
+
+    ids: np.ndarray
+    is_action: np.ndarray
+    logprobs: np.ndarray
+    advantage: float
+    prompt_length: int
+
+
+class Batch(NamedTuple):
+    """Arrays of one micro-batch; a pytree.
+
+    The shared prefix is the prompt without its last token; each answer row starts with that token,
+    so that every trained token is predicted by its own row.
+
+    Attributes:
+        prefix_NP: Token ids, padded on the right.
+        prefix_length_N: True lengths.
+        input_BC: Ids of the answer rows, B = N x G, groups side by side.
+        target_BC: The id after each input.
+        is_action_BC: True where the target was sampled by the policy.
+        old_logp_BC: Log-probability of the target under the sampler.
+        advantage_BC: Advantage of the target.
+        weight_BC: Share of the target in the mean over the whole batch; sums to 1 over all
+            micro-batches (0 in padding).
+    """
+
+    prefix_NP: np.ndarray
+    prefix_length_N: np.ndarray
+    input_BC: np.ndarray
+    target_BC: np.ndarray
+    is_action_BC: np.ndarray
+    old_logp_BC: np.ndarray
+    advantage_BC: np.ndarray
+    weight_BC: np.ndarray
+
+
+def token_weights(actions: Sequence[int], *, aggregation: Aggregation) -> list[float]:
+    """Return the weight of each sampled token of a row, from the rows' numbers of sampled tokens.
+
+    `sequence_mean` is GRPO's mean over rows of the mean over tokens, 1 / (B |y_i|);
+    `token_mean` is the mean over all sampled tokens, 1 / sum |y_i| (DAPO, arXiv:2503.14476, Eq. 8).
+    """
+    if aggregation == "token_mean":
+        total = max(sum(actions), 1)
+        return [1.0 / total for _ in actions]
+    return [1.0 / (len(actions) * max(count, 1)) for count in actions]
+
+
+def round_up(length: int, *, multiple: int) -> int:
+    """Round a length up to one of few sizes: multiples, then powers of two times the multiple.
+
+    Sizes grow by at most a quarter, so that padding stays small and compilations few.
+    """
+    steps = max(1, -(-length // multiple))
+    power = max(0, steps.bit_length() - 3)
+    return -(-steps // 2**power) * 2**power * multiple
+
+
+def micro_batches(
+    groups: Sequence[Sequence[TokenRow]],
+    *,
+    aggregation: Aggregation,
+    groups_per_batch: int,
+    pad_id: int,
+    length_multiple: int,
+) -> Iterator[Batch]:
+    """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
+
+    Groups of like length go together; every micro-batch holds whole groups, and the last one is
+    filled up with empty rows, so that only padded lengths tell shapes apart.
+
+    Args:
+        groups: Trajectories, those of one prompt together; all groups of one size.
+        aggregation: How tokens are averaged, over the whole batch.
+        groups_per_batch: N of every micro-batch.
+        pad_id: What padding is written as.
+        length_multiple: Granularity of padded lengths.
+    """
+    counts = [int(row.is_action.sum()) for group in groups for row in group]
+    weights = iter(token_weights(counts, aggregation=aggregation))
+    weight_of = [[next(weights) for _ in group] for group in groups]
+    order = sorted(range(len(groups)), key=lambda n: _answer_length(groups[n]))
+    for start in range(0, len(order), groups_per_batch):
+        chosen = order[start : start + groups_per_batch]
+        yield _pack(
+            [groups[n] for n in chosen],
+            [weight_of[n] for n in chosen],
+            groups_per_batch=groups_per_batch,
+            pad_id=pad_id,
+            length_multiple=length_multiple,
+        )
+
+
+def _answer_length(group: Sequence[TokenRow]) -> int:
+    return max(len(row.ids) - row.prompt_length for row in group)
+
+
+def _pack(
+    groups: Sequence[Sequence[TokenRow]],
+    weights: Sequence[Sequence[float]],
+    *,
+    groups_per_batch: int,
+    pad_id: int,
+    length_multiple: int,
+) -> Batch:
+    N, G = groups_per_batch, len(groups[0])
+    longest_prefix = max(group[0].prompt_length - 1 for group in groups)
+    P = round_up(longest_prefix, multiple=length_multiple)
+    C = round_up(max(map(_answer_length, groups)), multiple=length_multiple)
+    prefix_NP = np.full((N, P), pad_id, np.int32)
+    prefix_length_N = np.zeros(N, np.int32)
+    input_BC, target_BC = np.full((2, N * G, C), pad_id, np.int32)
+    is_action_BC = np.zeros((N * G, C), bool)
+    old_logp_BC, advantage_BC, weight_BC = np.zeros((3, N * G, C), np.float32)
+    for n, group in enumerate(groups):
+        start = group[0].prompt_length - 1
+        prefix_length_N[n] = start
+        prefix_NP[n, :start] = group[0].ids[:start]
+        for g, row in enumerate(group):
+            b, length = n * G + g, len(row.ids) - start - 1
+            input_BC[b, :length] = row.ids[start:-1]
+            target_BC[b, :length] = row.ids[start + 1 :]
+            is_action_BC[b, :length] = row.is_action[start + 1 :]
+            old_logp_BC[b, :length] = row.logprobs[start + 1 :]
+            advantage_BC[b] = row.advantage
+            weight_BC[b] = weights[n][g] * is_action_BC[b]
+    return Batch(
+        prefix_NP,
+        prefix_length_N,
+        input_BC,
+        target_BC,
+        is_action_BC,
+        old_logp_BC,
+        advantage_BC,
+        weight_BC,
+    )

@@ -1,0 +1,236 @@
+"""One update of the weights: log-probabilities, the loss, its gradient over micro-batches, Optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array, Float
+
+from minirl import attention, losses
+from minirl.batching import Batch
+from minirl.config import AlgorithmConfig, OptimizerConfig
+
+# Largest array of logits that is held at once, in bytes; longer ones are computed in chunks.
+LOGITS_BYTES = 2**29
+
+
+class TrainState(NamedTuple):
+    """What an update changes."""
+
+    params: nnx.State
+    opt_state: optax.OptState
+
+
+def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
+    """Build AdamW with a warm-up, a constant or cosine course, and clipping by global norm.
+
+    Args:
+        config: Its settings.
+        steps: Length of the whole run, where a cosine ends.
+    """
+    if config.schedule == "cosine":
+        after = optax.cosine_decay_schedule(
+            config.learning_rate,
+            max(1, steps - config.warmup_steps),
+            alpha=config.final_fraction,
+        )
+    else:
+        after = optax.constant_schedule(config.learning_rate)
+    warmup = optax.linear_schedule(
+        config.learning_rate / max(1, config.warmup_steps),
+        config.learning_rate,
+        config.warmup_steps,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.adamw(
+            optax.join_schedules([warmup, after], [config.warmup_steps]),
+            b1=config.beta1,
+            b2=config.beta2,
+            weight_decay=config.weight_decay,
+        ),
+    )
+
+
+def token_logprobs(
+    model: nnx.Module, batch: Batch, *, temperature: float
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
+    """Return the log-probability of every target, BC, and the entropy of its distribution, BC.
+
+    The prompt is computed once a group, and its gradient flows through its keys and values.
+    Log-probabilities are those of softmax(logits / temperature), as the sampler reports them.
+    """
+    N, P = batch.prefix_NP.shape
+    B, C = batch.input_BC.shape
+    position_NP = jnp.broadcast_to(jnp.arange(P)[None], (N, P))
+    _, prefix = model(batch.prefix_NP, position_NP, attention.causal())
+    start_B1 = jnp.repeat(batch.prefix_length_N, B // N)[:, None]
+    position_BC = start_B1 + jnp.arange(C)[None]
+    attend = attention.shared_prefix(batch.prefix_length_N)
+    hidden_BCD, _ = model(batch.input_BC, position_BC, attend, prefix)
+    return _project(model, hidden_BCD, batch.target_BC, temperature=temperature)
+
+
+def _project(
+    model: nnx.Module, hidden_BCD: Array, target_BC: Array, *, temperature: float
+) -> tuple[Array, Array]:
+    """Compute log-probability and entropy without ever holding the logits of all positions."""
+
+    def project(hidden_TD: Array, target_T: Array) -> tuple[Array, Array]:
+        logits_TV = model.logits(hidden_TD) / temperature
+        log_total_T = jax.nn.logsumexp(logits_TV, axis=-1)
+        logp_T = jnp.take_along_axis(logits_TV, target_T[:, None], axis=-1)[:, 0] - log_total_T
+        frozen_TV = jax.lax.stop_gradient(logits_TV)
+        mean_T = jnp.sum(jax.nn.softmax(frozen_TV) * frozen_TV, axis=-1)
+        return logp_T, jax.lax.stop_gradient(log_total_T) - mean_T
+
+    B, C, D = hidden_BCD.shape
+    per_token = 4 * model.config.vocab_size
+    chunks = 1
+    while B * C * per_token // chunks > LOGITS_BYTES and (B * C) % (2 * chunks) == 0:
+        chunks *= 2
+    hidden = hidden_BCD.reshape(chunks, B * C // chunks, D)
+    target = target_BC.reshape(chunks, B * C // chunks)
+    if chunks == 1:
+        logp, entropy = project(hidden[0], target[0])
+    else:
+        logp, entropy = jax.lax.map(lambda xs: jax.checkpoint(project)(*xs), (hidden, target))
+    return logp.reshape(B, C), entropy.reshape(B, C)
+
+
+# (model, micro-batch, log-probabilities of the reference or None) -> (loss, statistics)
+Objective = Callable[[Any, Batch, Array | None], tuple[Array, dict[str, Array]]]
+
+
+def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objective:
+    """Return the objective of reinforcement learning."""
+
+    def objective(
+        model: Any, batch: Batch, reference_logp_BC: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
+        logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
+        loss, clip_fraction = losses.policy_loss(
+            logp_BC,
+            batch.old_logp_BC,
+            batch.advantage_BC,
+            batch.is_action_BC,
+            batch.weight_BC,
+            ratio_level=algorithm.ratio_level,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+        )
+        gap_BC = jnp.abs(logp_BC - batch.old_logp_BC)
+        stats = {
+            "entropy": jnp.sum(entropy_BC * batch.weight_BC),
+            "clip_fraction": clip_fraction,
+            "logp_gap_max": jnp.max(gap_BC, where=batch.is_action_BC, initial=0.0),
+        }
+        if reference_logp_BC is not None:
+            kl_BC = losses.kl_divergence(
+                logp_BC, reference_logp_BC, estimator=algorithm.kl_estimator
+            )
+            stats["kl"] = jnp.sum(kl_BC * batch.weight_BC, where=batch.is_action_BC)
+            loss += algorithm.kl_coef * stats["kl"]
+        return loss, stats | {"loss": loss}
+
+    return objective
+
+
+def likelihood_objective() -> Objective:
+    """Return the objective of supervised training: the mean negative log-likelihood."""
+
+    def objective(
+        model: Any, batch: Batch, reference_logp_BC: Array | None
+    ) -> tuple[Array, dict[str, Array]]:
+        del reference_logp_BC
+        logp_BC, entropy_BC = token_logprobs(model, batch, temperature=1.0)
+        loss = -jnp.sum(logp_BC * batch.weight_BC, where=batch.is_action_BC)
+        return loss, {"loss": loss, "entropy": jnp.sum(entropy_BC * batch.weight_BC)}
+
+    return objective
+
+
+class Learner:
+    """The compiled functions of an update; holds no weights.
+
+    Args:
+        graph: The model without its weights.
+        objective: What is minimised.
+        optimizer: How.
+        temperature: That of the sampler, for the reference's log-probabilities.
+    """
+
+    def __init__(
+        self,
+        graph: nnx.GraphDef,
+        objective: Objective,
+        optimizer: optax.GradientTransformation,
+        *,
+        temperature: float = 1.0,
+    ) -> None:
+        self._optimizer = optimizer
+
+        def loss(params: nnx.State, batch: Batch, reference_logp_BC: Array | None) -> Any:
+            return objective(nnx.merge(graph, params), batch, reference_logp_BC)
+
+        def reference_logp(params: nnx.State, batch: Batch) -> Array:
+            return token_logprobs(nnx.merge(graph, params), batch, temperature=temperature)[0]
+
+        self._gradient = jax.jit(jax.grad(loss, has_aux=True))
+        self._reference_logp = jax.jit(reference_logp)
+        self._accumulate = jax.jit(_accumulate, donate_argnums=0)
+        self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1))
+        self._init = jax.jit(optimizer.init)
+
+    def init(self, params: nnx.State) -> TrainState:
+        """Start from weights with fresh optimizer state."""
+        return TrainState(params, self._init(params))
+
+    def update(
+        self,
+        state: TrainState,
+        batches: Iterable[Batch],
+        *,
+        reference: nnx.State | None = None,
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Apply the gradient of a whole batch, given as micro-batches.
+
+        Args:
+            state: Weights and optimizer state; donated.
+            batches: At least one micro-batch.
+            reference: Weights of the reference policy, where a KL is wanted.
+
+        Returns:
+            The new state and the batch's statistics: `loss`, `entropy`, `grad_norm`, and what the
+            objective adds (`clip_fraction`, `kl`, `logp_gap_max`).
+        """
+        total = None
+        for batch in batches:
+            logp_BC = None if reference is None else self._reference_logp(reference, batch)
+            part = self._gradient(state.params, batch, logp_BC)
+            total = part if total is None else self._accumulate(total, part)
+        if total is None:
+            raise ValueError("an update needs at least one micro-batch")
+        gradient, stats = total
+        params, opt_state, grad_norm = self._apply(state.params, state.opt_state, gradient)
+        numbers = {name: float(value) for name, value in stats.items()}
+        return TrainState(params, opt_state), numbers | {"grad_norm": float(grad_norm)}
+
+    def _apply_gradient(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any, Any]:
+        updates, opt_state = self._optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, optax.global_norm(gradient)
+
+
+def _accumulate(total: Any, part: Any) -> Any:
+    """Add gradients and statistics of two micro-batches; of a `_max` the larger one."""
+    gradient = jax.tree.map(jnp.add, total[0], part[0])
+    stats = {
+        name: jnp.maximum(value, part[1][name]) if name.endswith("_max") else value + part[1][name]
+        for name, value in total[1].items()
+    }
+    return gradient, stats
