@@ -1,0 +1,105 @@
+"""Prompts: one module of templates a paper, and the functions that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from sqlenv.prompts import demo, omnisql, paverl, progress
+from sqlenv.types import Example, Message, Observation
+
+PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]
+FeedbackStyle = Literal["progress", "demo"]
+
+_ENGINES = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
+
+_UNPARSED = {
+    "progress": "your previous SQL could not be parsed. Fix its syntax and its identifiers first.",
+    "demo": "SYNTAX.",
+}
+_CLOSE = {
+    "progress": (
+        "the structure of your previous SQL looks close, but its result is wrong. "
+        "Check values, conditions and logic again."
+    ),
+    "demo": "VALUES.",
+}
+
+
+def first_observation(example: Example, schema_text: str, *, style: PromptStyle) -> Observation:
+    """Ask the question: the messages before the policy's first reply.
+
+    Evidence stands on a line of its own before the question; PaVeRL's prompt has a section for it.
+
+    Args:
+        example: The question.
+        schema_text: The schema as `render_schema` writes it.
+        style: Whose template: `progress` (paper 000), `omnisql`, `paverl` (paper 003, prompt 1)
+            or `demo`, the shortest.
+    """
+    details = {"db_engine": _engine(example), "db_details": schema_text}
+    if style == "paverl":
+        text = paverl.USER.format(**details, **_paverl_fields(example))
+        return (Message("user", text),)
+    evidence = example.evidence.strip()
+    question = "\n".join(filter(None, (evidence, example.question.strip())))
+    user = {"progress": progress.USER, "omnisql": omnisql.USER, "demo": demo.USER}[style]
+    message = Message("user", user.format(**details, question=question))
+    if style == "progress":
+        return (Message("system", progress.SYSTEM.format(**details)), message)
+    return (message,)
+
+
+def feedback_text(
+    tags: Sequence[str],
+    descriptions: Sequence[str],
+    *,
+    style: FeedbackStyle = "progress",
+    parsed: bool = True,
+    error: str = "",
+    engine: str = "SQLite",
+) -> str:
+    """Ask for another attempt (paper 000, appendix F, round 2 and later).
+
+    Args:
+        tags: Diagnostic tags; without any, a generic text replaces them.
+        descriptions: One sentence a tag.
+        style: `demo` leaves the sentences and the instructions out.
+        parsed: Whether the previous query could be parsed; chooses the generic text.
+        error: The database's message, where the model may see it.
+        engine: Name of the SQL dialect.
+    """
+    template = demo if style == "demo" else progress
+    if tags:
+        issues = template.FEEDBACK.format(
+            error_codes=", ".join(tags), error_descriptions=" ".join(descriptions)
+        )
+    else:
+        generic = (_CLOSE if parsed else _UNPARSED)[style]
+        issues = template.GENERIC_FEEDBACK.format(generic=generic)
+    message = f"{engine} says: {error}. " if error else ""
+    return issues + message + template.REVISE.format(db_engine=engine)
+
+
+def judge_observation(example: Example, schema_text: str, queries: Sequence[str]) -> Observation:
+    """Ask for a score between 0 and 1 of every query (paper 003, appendix A, prompt 2)."""
+    numbered = [(f"SQL{index}", query) for index, query in enumerate(queries, start=1)]
+    text = paverl.JUDGE.format(
+        db_engine=_engine(example),
+        db_details=schema_text,
+        count=len(queries),
+        queries="\n".join(f"{name}:\n```sql\n{query}\n```" for name, query in numbered),
+        scores="\n".join(f"{name}: score" for name, _ in numbered),
+        **_paverl_fields(example),
+    )
+    return (Message("user", text),)
+
+
+def _engine(example: Example) -> str:
+    return _ENGINES.get(example.dialect, example.dialect)
+
+
+def _paverl_fields(example: Example) -> dict[str, str]:
+    evidence = example.evidence.strip()
+    context = paverl.CONTEXT.format(evidence=evidence) if evidence else ""
+    return {"context": context, "question": example.question.strip()}
