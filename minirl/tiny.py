@@ -135,7 +135,6 @@ def _model_config(shape: TinyConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _tokenizer_config() -> dict[str, Any]:
     return {
-        # Qwen2Tokenizer would put its own pre-tokeniser in the place of this one's.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",

@@ -11,7 +11,7 @@ from typing import Any
 # transformers says at import that it misses PyTorch, which nothing here needs.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from minirl.errors import UserError
 from minirl.types import Message
@@ -87,17 +87,18 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
 def _read(folder: Path) -> Any:
     if not folder.is_dir():
         raise UserError(f"{folder}: not there; set model.path to a Hugging Face model folder")
+    if not (folder / "tokenizer.json").is_file():
+        raise UserError(f"{folder}: no tokenizer.json; copy it there from the model")
     try:
-        chat = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        # Not AutoTokenizer: for Qwen it puts its own rules in the place of tokenizer.json's.
+        chat = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     # The tokenizers library raises bare `Exception` for a file that it cannot parse.
     except Exception as error:  # noqa: BLE001
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{folder}: no tokenizer can be read here ({reason}); "
-            "copy tokenizer.json and tokenizer_config.json of the model"
+            f"{folder}: the tokenizer cannot be read ({reason}); "
+            "copy tokenizer.json and tokenizer_config.json there again"
         ) from None
-    if not chat.is_fast:
-        raise UserError(f"{folder}: needs a fast tokenizer; add the model's tokenizer.json")
     if not chat.chat_template:
         raise UserError(
             f"{folder}: no chat template; add it to tokenizer_config.json as chat_template"
