@@ -65,3 +65,65 @@ class DataConfig(Settings):
 
     drop_empty_gold: bool = True
     """Leave out questions whose gold query returns no rows: a match there proves little."""
+
+
+class DemoConfig(Settings):
+    """How much demo data to make, and from which seed."""
+
+    seed: int = 0
+    """Source of every choice; the same seed gives the same bytes."""
+
+    train_databases: int = Field(default=120, ge=1)
+    """Databases of the training split."""
+
+    validation_databases: int = Field(default=15, ge=1)
+    """Databases of the validation split, in the domains of the training split."""
+
+    test_databases: int = Field(default=30, ge=1)
+    """Databases of the test split; one in three is of a domain that training never shows."""
+
+    questions_per_database: int = Field(default=40, ge=1)
+    """Questions for each database."""
+
+class ExecutorConfig(Settings):
+    """How queries run, and what one of them may use up."""
+
+    isolation: Literal["thread", "process"] = "process"
+    """`process`: worker processes, for training and for files of unknown origin. `thread`: inside
+    this process, for tests and small runs; slow while Python threads keep the interpreter busy."""
+
+    workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
+    """Worker processes, or threads of `execute_many`. Default: one a CPU core, at most 16."""
+
+    timeout_s: float = Field(default=30.0, gt=0)
+    """Wall time of one query, in seconds. The papers use 30. A worker is killed at twice this."""
+
+    max_steps: int = Field(default=1_000_000_000, gt=0, lt=2**31)
+    """Steps of SQLite's virtual machine: stops a query at the same place on every machine. A core
+    makes some 100 to 250 million a second."""
+
+    max_rows: int = Field(default=1_000_000, gt=0)
+    """Rows of one result."""
+
+    max_bytes: int = Field(default=64_000_000, gt=0)
+    """Size of one result, in bytes."""
+
+    max_value_bytes: int = Field(default=400_000, ge=1000)
+    """Length of one string or blob. The time of one call that nothing can interrupt grows with its
+    square. Raise it to 1.25 times the largest cell if a database holds larger ones."""
+
+    max_sql_chars: int = Field(default=100_000, gt=0, le=1_000_000)
+    """Length of the query text."""
+
+    heap_bytes: int = Field(default=128_000_000, ge=8_000_000)
+    """SQLite's memory, for the whole process: the last executor made in a process sets it."""
+
+    max_connections: int = Field(default=64, ge=1)
+    """Idle connections kept open in one process; 0.3 to 2 MB and one file descriptor each."""
+
+    text: Literal["ignore", "replace", "strict"] = "ignore"
+    """What becomes of bytes in a text cell that are not valid text: dropped (as Spider's official
+    evaluator does), replaced by U+FFFD, or the query fails."""
+
+    cache_dir: Path | None = None
+    """Folder of gold results that outlives the run; None keeps them in memory only."""
