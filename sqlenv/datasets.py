@@ -1,0 +1,339 @@
+"""The questions of a run: read, checked, and sampled by seed from one data set or several."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+from sqlenv.config import DataConfig, Layout, SourceConfig
+from sqlenv.errors import UserError
+from sqlenv.hardness import hardness
+from sqlenv.layouts import FORMS, Form, Location, Record, locate, read_descriptions, read_records
+from sqlenv.schema import Descriptions
+from sqlenv.types import Example, Result, SqlError, Table
+
+MISSING_DATABASE = "missing database"
+BLANK_GOLD = "blank gold"
+UNPARSED_GOLD = "gold without parse"
+FAILING_GOLD = "failing gold"
+EMPTY_GOLD = "empty gold"
+OTHER_ENGINE = "not for SQLite"
+
+_SPARE_SHARE = 0.25
+"""Candidates of a sampled source beyond the wanted number, since golds may fail."""
+_SPARE_LEAST = 64
+_NAMED_FAILURES = 3
+
+
+class GoldRunner(Protocol):
+    """The part of the executor that checks gold queries."""
+
+    def execute_many(self, queries: Sequence[tuple[Path, str]], /) -> Sequence[Result]:
+        """Execute (database, query) pairs; results come in the same order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What was found in one source.
+
+    Attributes:
+        read: Records in the files.
+        checked: Gold queries that were executed.
+        kept: Questions that the run uses.
+        found: How many questions have each flaw, dropped or not.
+        failures: The first failing gold queries, with the database's message.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    read: int
+    checked: int
+    kept: int
+    found: Mapping[str, int]
+    failures: tuple[str, ...]
+
+    def line(self) -> str:
+        """Say it in a line."""
+        flaws = "".join(f", {count:,} {flaw}" for flaw, count in sorted(self.found.items()))
+        checks = f", {self.checked:,} golds executed" if self.checked else ""
+        failures = f" ({'; '.join(self.failures)})" if self.failures else ""
+        return f"{self.name}: {self.kept:,} of {self.read:,} questions{checks}{flaws}{failures}"
+
+
+@dataclass(frozen=True, slots=True)
+class DataReport:
+    """What was found in all sources.
+
+    Attributes:
+        wanted: `DataConfig.total`.
+        fingerprint: Hash of the chosen questions and gold queries, the same on every machine.
+    """
+
+    sources: tuple[SourceReport, ...]
+    wanted: int | None
+    fingerprint: str
+
+    @property
+    def kept(self) -> int:
+        """Count the questions that the run uses."""
+        return sum(source.kept for source in self.sources)
+
+    def lines(self) -> list[str]:
+        """Say it in a line a source, and one more when there are too few questions."""
+        lines = [source.line() for source in self.sources]
+        if self.wanted and self.kept < self.wanted:
+            lines.append(f"only {self.kept:,} of the {self.wanted:,} questions asked for")
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedData:
+    """The questions of a run.
+
+    Attributes:
+        examples: In the order of the sources and of their files.
+        descriptions: What columns hold, by database, for `read_schema`.
+    """
+
+    examples: tuple[Example, ...]
+    report: DataReport
+    descriptions: Mapping[Path, Descriptions]
+
+
+def load(config: DataConfig, *, executor: GoldRunner | None = None) -> LoadedData:
+    """Read, check and sample the questions of a run; the same settings give the same questions.
+
+    Files are streamed and at most the sample is held in memory. With a `total`, each source gives
+    its share by weight, and sources that run short are made up for by the others.
+
+    Args:
+        config: Sources, mixture and what to leave out.
+        executor: Runs the gold queries that come into the choice; None trusts them all.
+
+    Raises:
+        UserError: A source is not as its layout says, or no question is left.
+    """
+    pools = [_opened(source, config, executor) for source in config.sources]
+    _fill(pools, config.total)
+    chosen = [example for pool in pools for _, example in sorted(pool.kept, key=itemgetter(0))]
+    reports = tuple(pool.report() for pool in pools)
+    if not chosen:
+        raise UserError(f"data: no question is left; {'; '.join(r.line() for r in reports)}")
+    names = Counter(example.id for example in chosen)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise UserError(f"data.sources: the same questions come twice, the first is {twice[0]}")
+    descriptions: dict[Path, Descriptions] = {}
+    for pool in pools:
+        used = {example.db_id: example.database for _, example in pool.kept}
+        descriptions |= read_descriptions(pool.location, pool.source, used)
+    report = DataReport(reports, config.total, _fingerprint(chosen))
+    return LoadedData(tuple(chosen), report, descriptions)
+
+
+_Candidate = tuple[int, Example]
+"""Position among the source's questions, and the question."""
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One source: candidates in the order of the draw, and those that were kept."""
+
+    source: SourceConfig
+    location: Location
+    config: DataConfig
+    executor: GoldRunner | None
+    found: Counter[str] = field(default_factory=Counter)
+    waiting: deque[_Candidate] = field(default_factory=deque)
+    kept: list[_Candidate] = field(default_factory=list)
+    read: int = 0
+    checked: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.source.layout}/{self.source.file or self.source.split}"
+
+    @property
+    def spent(self) -> bool:
+        return not self.waiting or len(self.kept) == self.source.limit
+
+    def questions(self) -> Iterator[Example]:
+        """Stream the questions that have a database, and a gold query where one is needed."""
+        database_of = cache(self.location.database)
+        for file in self.location.files:
+            for index, record in enumerate(read_records(file)):
+                self.read += 1
+                example, flaws = _example(self.source.layout, file, index, record, database_of)
+                self.found.update(flaws)
+                if MISSING_DATABASE in flaws and not self.config.drop_missing_database:
+                    raise UserError(_no_database(self.location, example))
+                if not self._drops.intersection(flaws):
+                    yield example
+
+    def draw(self, count: int) -> None:
+        """Keep `count` more questions, or as many as there are."""
+        wanted = len(self.kept) + count
+        wanted = min(wanted, self.source.limit or wanted)
+        while self.waiting and len(self.kept) < wanted:
+            size = min(wanted - len(self.kept), len(self.waiting))
+            self.kept += self._checked([self.waiting.popleft() for _ in range(size)])
+
+    def report(self) -> SourceReport:
+        return SourceReport(
+            name=self.name,
+            files=self.location.files,
+            read=self.read,
+            checked=self.checked,
+            kept=len(self.kept),
+            found=dict(self.found),
+            failures=tuple(self.failures),
+        )
+
+    @property
+    def _drops(self) -> set[str]:
+        """Name the flaws that leave a question out."""
+        drops = {MISSING_DATABASE, OTHER_ENGINE}
+        drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
+        return drops | ({EMPTY_GOLD} if self.config.drop_empty_gold else set())
+
+    def _checked(self, batch: Sequence[_Candidate]) -> Iterator[_Candidate]:
+        """Run the gold queries of some candidates and pass on those that may stay."""
+        if self.executor is None:
+            return iter(batch)
+        queries = [(example.database, example.gold_sql) for _, example in batch]
+        results = iter(self.executor.execute_many([pair for pair in queries if pair[1]]))
+        flaws = [
+            self._flaw(example, next(results)) if example.gold_sql else "" for _, example in batch
+        ]
+        return (
+            candidate
+            for candidate, flaw in zip(batch, flaws, strict=True)
+            if flaw not in self._drops
+        )
+
+    def _flaw(self, example: Example, result: Result) -> str:
+        self.checked += 1
+        if isinstance(result, Table) and result.rows:
+            return ""
+        flaw = EMPTY_GOLD if isinstance(result, Table) else FAILING_GOLD
+        self.found[flaw] += 1
+        if flaw == FAILING_GOLD and len(self.failures) < _NAMED_FAILURES:
+            words = result.message if isinstance(result, SqlError) else type(result).__name__
+            self.failures.append(f"{example.id}: {words}")
+        return flaw
+
+
+def _opened(source: SourceConfig, config: DataConfig, executor: GoldRunner | None) -> _Pool:
+    """Read a source: all of it in file order, or a sample in the order of the draw."""
+    pool = _Pool(source, locate(source), config, executor)
+    wanted = min(source.limit or math.inf, config.total or math.inf)
+    if wanted == math.inf:
+        pool.waiting.extend(enumerate(pool.questions()))
+        return pool
+    spare = 0 if executor is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
+    # One random number a question, the smallest win: one pass, and a larger sample contains a
+    # smaller one.
+    rng = Random(f"{config.seed} {pool.name}")
+    numbered = ((rng.random(), *pair) for pair in enumerate(pool.questions()))
+    drawn = heapq.nsmallest(int(wanted) + spare, numbered)
+    pool.waiting.extend((position, example) for _, position, example in drawn)
+    return pool
+
+
+def _fill(pools: Sequence[_Pool], total: int | None) -> None:
+    """Draw from all pools by weight until there are enough or none has more."""
+    if total is None:
+        for pool in pools:
+            pool.draw(len(pool.waiting))
+        return
+    while missing := total - sum(len(pool.kept) for pool in pools):
+        open_pools = [pool for pool in pools if not pool.spent]
+        if not open_pools:
+            return
+        shares = _shares(missing, [pool.source.weight for pool in open_pools])
+        for pool, share in zip(open_pools, shares, strict=True):
+            pool.draw(share)
+
+
+def _shares(total: int, weights: Sequence[float]) -> list[int]:
+    """Split a whole number by weight, by largest remainder."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: shares[i] - exact[i])
+    for i in by_remainder[: total - sum(shares)]:
+        shares[i] += 1
+    return shares
+
+
+def _example(
+    layout: Layout,
+    file: Path,
+    index: int,
+    record: Record,
+    database_of: Callable[[str], Path | None],
+) -> tuple[Example, list[str]]:
+    """Read a record, and name its flaws."""
+    form = FORMS[layout]
+    name = record.get("instance_id", f"{file.stem}/{index}")
+    try:
+        db_id, question = record.get("db_id") or record["db"], record[form.question]
+    except KeyError as error:
+        raise UserError(
+            f"{file}: record {index} has no field {error}; is its layout really {layout}?"
+        ) from error
+    database, gold = database_of(db_id), (record.get(form.gold) or "").strip()
+    parse = record.get("sql")
+    level = record.get("difficulty") or record.get("sql_complexity")
+    other_engine = "instance_id" in record and not name.startswith("local")
+    flaws = {
+        OTHER_ENGINE: other_engine,
+        MISSING_DATABASE: database is None and not other_engine,
+        BLANK_GOLD: not gold,
+        UNPARSED_GOLD: "sql" in record and parse is None,
+    }
+    example = Example(
+        id=f"{layout}/{name}",
+        question=question.strip(),
+        db_id=db_id,
+        database=database or Path(db_id),
+        gold_sql=gold,
+        evidence=_evidence(form, file.parent, record),
+        difficulty=level or (hardness(parse) if isinstance(parse, dict) else ""),
+        source=layout,
+    )
+    return example, [flaw for flaw, present in flaws.items() if present]
+
+
+def _evidence(form: Form, folder: Path, record: Record) -> str:
+    """Read the external knowledge; Spider 2 names a file that holds it."""
+    text = (record.get(form.evidence) or "").strip()
+    document = folder / form.documents / text
+    if form.documents and text and document.is_file():
+        return document.read_text(encoding="utf-8", errors="replace").strip()
+    return text
+
+
+def _no_database(location: Location, example: Example) -> str:
+    expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
+    return (
+        f"{expected} is not there, but question {example.id} needs it; unpack it, or set "
+        "data.drop_missing_database to true to leave such questions out"
+    )
+
+
+def _fingerprint(examples: Sequence[Example]) -> str:
+    digest = hashlib.sha256()
+    for e in examples:
+        digest.update(json.dumps([e.id, e.db_id, e.question, e.evidence, e.gold_sql]).encode())
+    return digest.hexdigest()[:16]
