@@ -20,7 +20,7 @@ from sqlenv.schema import ColumnKey, Descriptions
 Record = dict[str, Any]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_FOLDERS_SEARCHED = 1_000
+_SEARCHED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ def _nothing_found(source: SourceConfig) -> str:
     expected = source.file or " or ".join(form.files[source.split])
     problem = f"{source.path}: no {expected} in it (layout {source.layout}, split {source.split})"
     nearby = chain(
-        islice(chain(source.path.glob("*/"), source.path.glob("*/*/")), _FOLDERS_SEARCHED),
+        islice((p for depth in ("*/", "*/*/") for p in sorted(source.path.glob(depth))), _SEARCHED),
         source.path.resolve().parents[:2],
     )
     right = next((folder for folder in nearby if _question_files(folder, source)), None)

@@ -146,11 +146,9 @@ def render_schema(
     """
     if keep is not None:
         schema = schema.only(keep)
-    if style == "compact":
-        return "\n".join(_compact_table(schema, table) for table in schema.tables)
-    if style == "profile":
-        return "\n".join(_profile_table(schema, table) for table in schema.tables)
-    return "\n\n".join(_omnisql_table(schema, table) for table in schema.tables)
+    render = {"omnisql": _omnisql_table, "profile": _profile_table, "compact": _compact_table}
+    between = "\n\n" if style == "omnisql" else "\n"
+    return between.join(render[style](schema, table) for table in schema.tables)
 
 
 def sample_columns(
@@ -194,9 +192,6 @@ def sample_columns(
     return schema.only(base.union(rest[:fitting]))
 
 
-# Reading.
-
-
 @lru_cache(maxsize=32_768)
 def _read(
     database: Path, stamp: tuple[int, int], *, examples: int, profile: bool
@@ -210,8 +205,11 @@ def _read(
         tables = []
         for name in _table_names(connection):
             columns = _columns(connection, name)
-            fill = _profiled if profile else _with_examples
-            tables.append(TableSchema(name, fill(connection, name, columns, examples)))
+            if profile:
+                columns = tuple(_profiled(connection, name, c, examples) for c in columns)
+            else:
+                columns = _with_examples(connection, name, columns, examples)
+            tables.append(TableSchema(name, columns))
         return DatabaseSchema(tuple(tables), tuple(_foreign_keys(connection, tables)))
     finally:
         connection.close()
@@ -287,14 +285,8 @@ def _with_examples(
     return tuple(replace(c, examples=tuple(v)) for c, v in zip(columns, found, strict=True))
 
 
-def _profiled(
-    connection: apsw.Connection, table: str, columns: tuple[Column, ...], count: int
-) -> tuple[Column, ...]:
-    """Give each column its span when it holds numbers only, else its most frequent values."""
-    return tuple(_profiled_column(connection, table, column, count) for column in columns)
-
-
-def _profiled_column(connection: apsw.Connection, table: str, column: Column, count: int) -> Column:
+def _profiled(connection: apsw.Connection, table: str, column: Column, count: int) -> Column:
+    """Give a column its span when it holds numbers only, else its most frequent values."""
     name, source = _quoted(column.name), f"{_quoted(table)} NOT INDEXED"
     is_number = f"typeof({name}) IN ('integer', 'real')"
     numbers, values, low, high = next(
@@ -342,9 +334,6 @@ def _describe(schema: DatabaseSchema, descriptions: Descriptions) -> DatabaseSch
     return replace(schema, tables=tables)
 
 
-# Choosing columns.
-
-
 def _ends(key: ForeignKey) -> set[ColumnKey]:
     children = {(key.table, column) for column in key.columns}
     return children | {(key.ref_table, column) for column in key.ref_columns}
@@ -366,9 +355,6 @@ def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
     return found
 
 
-# Rendering.
-
-
 def _identifier(name: str) -> str:
     """Quote a name that SQLite would not read as one."""
     if _PLAIN_NAME.fullmatch(name) and name.upper() not in apsw.keywords:
@@ -381,7 +367,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _one_line(value: Value) -> str:
-    return " ".join(str(value).split()) if isinstance(value, str) else str(value)
+    return " ".join(str(value).split())
 
 
 def _comment(column: Column) -> str:
