@@ -1,0 +1,44 @@
+# Set-up needs python3 (3.11 or newer) with venv, and pip. `make` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/demo.stamp ## set up, then train the tiny model on the CPU (more arguments: ARGS="key=value")
+	@$(BIN)/python -m launch.train --accel cpu --cfg progress-demo.yaml $(ARGS)
+
+test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k name")
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp ## set up, then formatting, lint, types and the import contract
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/ty check --python $(VENV)
+	@$(BIN)/lint-imports
+
+bench: $(VENV)/dev.stamp ## set up, then measure speed on this machine (more arguments: ARGS=...)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove the environment
+	rm -rf $(VENV)
+
+# A stamp is as new as the last install; it is made again only when what it installs may differ.
+$(VENV)/demo.stamp: EXTRAS := cpu
+$(VENV)/dev.stamp: EXTRAS := cpu,dev
+$(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing minirl-sql[$(EXTRAS)] into $(VENV)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input \
+	    --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not on the path: install Python 3.11 or newer, or say make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "$$($(PYTHON) -V 2>&1) is too old: minirl-sql needs Python 3.11 or newer; say make PYTHON=/path/to/python" >&2; exit 2; }
+	@$(PYTHON) -m venv $(VENV)

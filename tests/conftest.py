@@ -1,0 +1,28 @@
+"""What every test shares: 8 pretended CPU devices, strict broadcasting, the shared data."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# The SQL side is also tested where JAX is not installed. JAX reads these when it is imported.
+if importlib.util.find_spec("jax") is not None:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+    os.environ["XLA_FLAGS"] = " ".join(
+        [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+    ).strip()
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder of real data (MINIRL_SHARED, else ../shared beside the checkout), or a skip."""
+    folder = Path(os.environ.get("MINIRL_SHARED") or ROOT.parent / "shared")
+    if not folder.is_dir():
+        pytest.skip(f"no shared data at {folder}: set MINIRL_SHARED")
+    return folder
