@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -62,20 +63,22 @@ def make_tiny(folder: Path, texts: Iterable[str], shape: TinyConfig, seed: int) 
     The same arguments give the same bytes on the same machine.
 
     Args:
-        folder: Made if it is not there; files of the same names are replaced.
+        folder: Made, or replaced if it holds nothing but a model.
         texts: What the model will read and write: prompts, questions, SQL.
         shape: Sizes of the model.
         seed: Seed of the weights.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size)
-    tokenizer.save(str(folder / "tokenizer.json"))
     config = _model_config(shape, tokenizer)
-    _write_json(folder / "config.json", config)
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
-    _write_json(folder / "generation_config.json", {"eos_token_id": stop_ids})
-    weights.save(weights.init(parse_config(config, where="TinyConfig"), seed), folder)
+    model = weights.init(parse_config(config, where="TinyConfig"), seed)
+    with tempfile.TemporaryDirectory() as parts:
+        source = Path(parts)
+        tokenizer.save(str(source / "tokenizer.json"))
+        _write_json(source / "config.json", config)
+        _write_json(source / "tokenizer_config.json", _tokenizer_config())
+        _write_json(source / "generation_config.json", {"eos_token_id": stop_ids})
+        weights.save(model, folder, source=source)
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:

@@ -11,6 +11,7 @@ from typing import Any
 # transformers says at import that it misses PyTorch, which nothing here needs.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 from minirl.errors import UserError
@@ -19,6 +20,7 @@ from minirl.types import Message
 # Stands for the policy's reply when the template is asked what follows one. One word, so that
 # templates which strip replies leave it whole; no template or environment writes it.
 _REPLY = "minirl-reply-sentinel"
+_BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
 
 
 class ChatTokenizer:
@@ -71,8 +73,7 @@ class ChatTokenizer:
             messages: The next observation.
             closed: True when the reply ends with a stop token, which is then not repeated.
         """
-        dummy = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY}]
-        rendered = self._render(dummy + _plain(messages))
+        rendered = self._render([*_BEFORE, *_plain(messages)])
         ids = self.encode(rendered.partition(_REPLY)[2])
         return ids[1:] if closed and ids[0] in self.stop_ids else ids
 
@@ -99,18 +100,28 @@ def _read(folder: Path) -> Any:
             f"{folder}: the tokenizer cannot be read ({reason}); "
             "copy tokenizer.json and tokenizer_config.json there again"
         ) from None
+    _check_template(chat, folder)
+    return chat
+
+
+def _check_template(chat: Any, folder: Path) -> None:
     if not chat.chat_template:
         raise UserError(
             f"{folder}: no chat template; add it to tokenizer_config.json as chat_template"
         )
-    return chat
+    try:
+        rendered = chat.apply_chat_template([*_BEFORE, _BEFORE[0]], tokenize=False)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise UserError(f"{folder}: the chat template cannot be rendered ({error})") from None
+    if _REPLY not in rendered:
+        raise UserError(f"{folder}: the chat template leaves out the replies; use another")
 
 
 def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
     path = folder / "generation_config.json"
     try:
         listed = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, AttributeError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error})") from None
     ids = listed if isinstance(listed, list) else [listed]
     unique = tuple(dict.fromkeys(i for i in [*ids, eos_id] if i is not None))
