@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -84,6 +85,7 @@ class DemoConfig(Settings):
 
     questions_per_database: int = Field(default=40, ge=1)
     """Questions for each database."""
+
 
 class ExecutorConfig(Settings):
     """How queries run, and what one of them may use up."""

@@ -1,0 +1,124 @@
+"""Run queries that nobody has vetted, and get values back.
+
+The way of a query: `guard.refuse_text`, then `Engine.execute` in this process or, through
+`WorkerPool`, in another one; there `Guard.run` on a connection with every control set. Both ways
+give the same answers.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.database import check_database
+from sqlenv.engine import Engine
+from sqlenv.gold import GoldCache
+from sqlenv.guard import refuse_text
+from sqlenv.pool import WorkerPool
+from sqlenv.types import Result
+
+__all__ = ["Executor", "check_database"]
+
+Query = tuple[Path, str]
+
+
+class Executor:
+    """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not."""
+
+    def __init__(self, config: ExecutorConfig):
+        self._config = config
+        self._process = os.getpid()
+        self._gold = GoldCache(config)
+        self._backend = _Threads(config) if config.isolation == "thread" else _Processes(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def execute(self, database: Path, sql: str) -> Result:
+        """Run one query.
+
+        Returns:
+            The table, or why there is none. No text whatever raises.
+
+        Raises:
+            UserError: The database cannot be used; see `check_database`.
+        """
+        refused = refuse_text(sql, max_sql_chars=self._config.max_sql_chars)
+        if refused is not None:
+            return refused
+        self._check_process()
+        return self._backend.execute(database, sql)
+
+    def execute_many(self, queries: Sequence[Query]) -> list[Result]:
+        """Run queries on all workers, each distinct one once; results come in the queries' order.
+
+        Raises:
+            UserError: One of the databases cannot be used.
+        """
+        limit = self._config.max_sql_chars
+        results: dict[Query, Result | None] = {
+            query: refuse_text(query[1], max_sql_chars=limit) for query in dict.fromkeys(queries)
+        }
+        accepted = [query for query, refused in results.items() if refused is None]
+        self._check_process()
+        results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
+        return [result for query in queries if (result := results[query]) is not None]
+
+    def gold(self, database: Path, sql: str) -> Result:
+        """Give a gold query's result, computed once for this database, query and set of limits.
+
+        Results that depend on the moment (wall time, memory, the date, chance) are not kept.
+        """
+        return self.gold_many([(database, sql)])[0]
+
+    def gold_many(self, queries: Sequence[Query]) -> list[Result]:
+        """Give gold results in order; those not computed before run on all workers."""
+        return self._gold.get(queries, self.execute_many)
+
+    def close(self) -> None:
+        """End the workers and close the connections."""
+        self._backend.close()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError("an Executor does not survive a fork: make one in the new process")
+
+
+class _Threads:
+    """Queries in this process."""
+
+    def __init__(self, config: ExecutorConfig):
+        self._engine = Engine(config)
+        self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")
+        self.execute = self._engine.execute
+
+    def execute_many(self, queries: Sequence[Query]) -> list[Result]:
+        return list(self._threads.map(lambda query: self.execute(*query), queries))
+
+    def close(self) -> None:
+        self._threads.shutdown()
+        self._engine.close()
+
+
+class _Processes:
+    """Queries in worker processes."""
+
+    def __init__(self, config: ExecutorConfig):
+        self._pool = WorkerPool(config)
+
+    def execute(self, database: Path, sql: str) -> Result:
+        return self.execute_many([(database, sql)])[0]
+
+    def execute_many(self, queries: Sequence[Query]) -> list[Result]:
+        # Absolute: the workers keep the folder that they were started in.
+        return self._pool.run([(os.path.abspath(path), sql) for path, sql in queries])  # noqa: PTH100
+
+    def close(self) -> None:
+        self._pool.close()

@@ -1,0 +1,312 @@
+"""One read-only connection, under every control that a query by a model needs.
+
+| what a query tries | what stops it |
+|---|---|
+| writes, attached files, pragmas, unsafe functions and tables | `_forbidden`, while it compiles |
+| several statements, EXPLAIN, parameters | `_inspect`, before its first row |
+| running for ever | the step budget here, the deadline in `engine.py` |
+| huge values, one slow call that nothing can interrupt | `_LIMITS` and `_OVERRIDES` |
+| sorts and aggregates that fill memory | the heap limit in `engine.py` |
+| many rows | `_collect` |
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from urllib.parse import quote
+
+import apsw
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.database import check_database
+from sqlenv.errors import UserError
+from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
+
+_SWITCHES = {
+    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_CREATE: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE: 0,
+    apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 1,
+    # Gold queries say `country = "FR"`; stock SQLite reads that as a string.
+    apsw.SQLITE_DBCONFIG_DQS_DML: 1,
+}
+_PRAGMAS = {
+    "query_only": 1,
+    "temp_store": 2,  # memory: no temporary file; the heap limit bounds it
+    "mmap_size": 0,
+    "cell_size_check": 1,
+    "cache_size": -2000,
+}
+_LIMITS = {
+    # Also bounds each CREATE text while a schema loads, so the query's own length is checked apart.
+    apsw.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
+    apsw.SQLITE_LIMIT_COLUMN: 2000,
+    apsw.SQLITE_LIMIT_EXPR_DEPTH: 1000,
+    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 500,
+    apsw.SQLITE_LIMIT_VDBE_OP: 250_000,
+    apsw.SQLITE_LIMIT_FUNCTION_ARG: 1000,
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
+    apsw.SQLITE_LIMIT_ATTACHED: 0,
+    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
+    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+}
+_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
+
+_ALLOWED_PRAGMAS = frozenset(
+    {
+        *("table_info", "table_xinfo", "table_list"),
+        *("foreign_key_list", "index_list", "index_info", "index_xinfo"),
+    }
+)
+_DENIED_TABLES = frozenset(
+    {"dbstat", "carray", "fts3tokenize", "sqlite_stmt", "sqlite_dbpage", "bytecode", "tables_used"}
+)
+_DENIED_FUNCTIONS = frozenset(
+    {
+        *("load_extension", "fts3_tokenizer", "sqlite_log"),
+        # One call can take seconds and cannot be interrupted.
+        *("json_patch", "jsonb_patch", "json_pretty"),
+        # Absent from stock SQLite, so the official evaluators fail on them.
+        *("median", "percentile", "percentile_cont", "percentile_disc"),
+    }
+)
+
+
+class _RefusedError(Exception):
+    """A query that is given up; carries the result that says why."""
+
+    def __init__(self, result: Result):
+        super().__init__(result)
+        self.result = result
+
+
+def refuse_text(sql: str, *, max_sql_chars: int) -> Result | None:
+    """Say what is wrong with a text that must not even reach SQLite; None when nothing is."""
+    if len(sql) > max_sql_chars:
+        return TooLarge("sql")
+    if "\0" in sql:
+        return SqlError("the query contains a NUL character")
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        return SqlError("the query is not valid Unicode text")
+    return None if sql.strip() else SqlError("the query is empty")
+
+
+class Guard:
+    """A connection to one database, for one query at a time.
+
+    Raises:
+        UserError: The file cannot be used (`check_database`), or its schema cannot be read.
+    """
+
+    def __init__(self, path: Path, config: ExecutorConfig):
+        check_database(path)
+        self._path = str(path)
+        self._config = config
+        try:
+            self.connection, self._codec = _open(path, config)
+        except (apsw.NotADBError, apsw.CorruptError, apsw.CantOpenError, apsw.SQLError) as error:
+            raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
+        self.connection.exec_trace = self._inspect
+        self.connection.authorizer = self._authorize
+        self.connection.set_progress_handler(self._out_of_steps, config.max_steps)
+        self._forget()
+
+    def run(self, sql: str) -> Result:
+        """Run one query whose text passed `refuse_text`."""
+        self._forget()
+        try:
+            rows = self._read(sql)
+        except _RefusedError as refusal:
+            return refusal.result
+        except apsw.Error as error:
+            return self._explain(error)
+        except MemoryError:
+            return TooLarge("memory")
+        except UnicodeDecodeError:
+            return SqlError("the database holds text that is not valid")
+        if not self._statement:
+            return SqlError("the query is empty")
+        return Table(self._columns, tuple(rows))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close(True)  # noqa: FBT003 - positional in APSW
+
+    def _forget(self) -> None:
+        self._columns: tuple[str, ...] = ()
+        self._statement = ""
+        self._denied = ""
+        self._spent = False
+
+    def _read(self, sql: str) -> list[Row]:
+        try:
+            return self._collect(sql)
+        except UnicodeDecodeError:
+            if self._config.text == "strict" or not self._columns:
+                raise
+        columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
+        self._forget()
+        rows = self._collect(query)
+        self._columns = columns
+        return [self._decode(row) for row in rows]
+
+    def _collect(self, sql: str) -> list[Row]:
+        config = self._config
+        cursor = self.connection.cursor()
+        try:
+            cursor.execute(sql)
+            # A chunk holds at most `max_bytes`, however large its values are.
+            chunk_rows = config.max_bytes // (config.max_value_bytes * max(len(self._columns), 1))
+            chunk_rows = min(max(chunk_rows, 1), 1000)
+            rows: list[Row] = []
+            size_bytes = 0
+            while chunk := list(islice(cursor, chunk_rows)):
+                rows += chunk
+                size_bytes += len(marshal.dumps(chunk))
+                if len(rows) > config.max_rows:
+                    raise _RefusedError(TooLarge("rows"))
+                if size_bytes > config.max_bytes:
+                    raise _RefusedError(TooLarge("bytes"))
+            return rows
+        finally:
+            cursor.close(True)  # noqa: FBT003 - positional in APSW
+
+    def _decode(self, row: Row) -> Row:
+        def text(value: Value) -> Value:
+            is_bytes = isinstance(value, bytes)
+            return value.decode(self._codec, self._config.text) if is_bytes else value
+
+        half = len(row) // 2
+        pairs = zip(row[:half], row[half:], strict=True)
+        return tuple(text(value) if is_text else value for value, is_text in pairs)
+
+    def _inspect(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+        """Judge a prepared statement before its first row (SQLite calls this)."""
+        if not cursor.has_vdbe:  # a trailing comment
+            return True
+        if self._statement:
+            raise _RefusedError(Denied("several statements"))
+        if cursor.is_explain:
+            raise _RefusedError(Denied("EXPLAIN"))
+        columns = cursor.get_description()
+        if not cursor.is_readonly or not columns:
+            raise _RefusedError(Denied("not a query"))
+        self._statement = sql
+        self._columns = tuple([column[0] for column in columns])
+        return True
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, *_where: str | None
+    ) -> int:
+        """Judge one thing that a statement would do, while it is compiled (SQLite calls this).
+
+        Later is too late: many pragmas take effect when they are compiled.
+        """
+        forbidden = _forbidden(action, first, second)
+        if forbidden:
+            self._denied = forbidden
+            return apsw.SQLITE_DENY
+        return apsw.SQLITE_OK
+
+    def _out_of_steps(self) -> bool:
+        self._spent = True
+        return True
+
+    def _explain(self, error: apsw.Error) -> Result:
+        if isinstance(error, apsw.InterruptError):
+            return TimedOut("steps" if self._spent else "wall")
+        if isinstance(error, apsw.NoMemError):
+            return TooLarge("memory")
+        if isinstance(error, apsw.TooBigError):
+            return TooLarge("bytes")
+        if isinstance(error, apsw.BindingsError):
+            return Denied("parameters")
+        if self._denied:
+            return Denied(self._denied)
+        offset = getattr(error, "error_offset", -1)
+        return SqlError(str(error).replace(self._path, "the database"), offset)
+
+
+def _forbidden(action: int, first: str | None, second: str | None) -> str:
+    """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
+    if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
+        return ""
+    if action == apsw.SQLITE_READ:
+        table = str(first).lower()
+        is_pragma = table.startswith("pragma_")
+        allowed = table[7:] in _ALLOWED_PRAGMAS if is_pragma else table not in _DENIED_TABLES
+        return "" if allowed else f"table {table}"
+    if action == apsw.SQLITE_FUNCTION:
+        function = str(second).lower()
+        allowed = function not in _DENIED_FUNCTIONS and not function.startswith("geopoly")
+        return "" if allowed else f"function {function}"
+    if action == apsw.SQLITE_PRAGMA and str(first).lower() in _ALLOWED_PRAGMAS:
+        return ""
+    return str(apsw.mapping_authorizer_function.get(action, action)).removeprefix("SQLITE_")
+
+
+def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str]:
+    """Open a file read-only with every setting made; also name the codec of its text."""
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(uri, flags=flags, statementcachesize=0)
+    for switch, value in _SWITCHES.items():
+        connection.config(switch, value)
+    for name, value in _PRAGMAS.items():
+        connection.pragma(name, value)
+    connection.limit(apsw.SQLITE_LIMIT_LENGTH, config.max_value_bytes)
+    for limit, value in _LIMITS.items():
+        connection.limit(limit, value)
+    for name, strip in _OVERRIDES.items():
+        connection.create_scalar_function(name, strip, 2, deterministic=True)
+    # Reads the schema, so that a broken one shows now and not as an error of some query.
+    connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
+    return connection, _CODECS[connection.pragma("encoding")]
+
+
+def _as_bytes(statement: str, width: int) -> str:
+    """Wrap a query so that text arrives as bytes, beside flags that say which cells are text."""
+    names = [f"c{i}" for i in range(width)]
+    values = [f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in names]
+    flags = [f"typeof({c}) = 'text'" for c in names]
+    body = statement.rstrip().removesuffix(";")
+    return f"WITH _q({', '.join(names)}) AS ({body}\n) SELECT {', '.join(values + flags)} FROM _q"
+
+
+def _text(value: Value) -> str:
+    """Read a value as SQLite's string functions do; floats in Python's shortest form."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, float):
+        mantissa, e, exponent = repr(value).partition("e")
+        return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
+    return str(value)
+
+
+def _stripper(strip: Callable[[str, str], str]) -> Callable[..., str | None]:
+    """Make a two-argument trim from Python's, which takes linear time; SQLite's takes n * m."""
+
+    def trim(*values: Value) -> str | None:
+        value, characters = values
+        if value is None or characters is None:
+            return None
+        return strip(_text(value), _text(characters))
+
+    return trim
+
+
+_OVERRIDES = {
+    "trim": _stripper(str.strip),
+    "ltrim": _stripper(str.lstrip),
+    "rtrim": _stripper(str.rstrip),
+}

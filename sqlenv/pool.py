@@ -1,0 +1,200 @@
+"""Worker processes that answer queries, and what happens when one dies.
+
+Workers are started as programs (`python -m sqlenv.worker`), never forked: the parent runs JAX's
+threads, and nothing of the parent's memory or `__main__` is needed. A worker has two lines to its
+parent: a socket for questions and answers, and standard input, which closes when the parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import queue
+import subprocess
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.errors import UserError
+from sqlenv.types import Result, SqlError, TimedOut, TooLarge
+from sqlenv.wire import Wire, decode
+from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR
+
+CRASHED = SqlError("the query crashed SQLite")
+
+_START_S = 60.0
+# On top of twice the time-out: answers wait that long in a worker, and a message takes a moment.
+_GRACE_S = 0.1
+# Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
+_MESSAGE_QUESTIONS = 16
+
+Question = tuple[str, str]
+
+
+class Worker:
+    """One process, and the questions that it has not answered yet."""
+
+    def __init__(self, config: ExecutorConfig):
+        self._silence_s = 2 * config.timeout_s + _GRACE_S
+        settings = config.model_dump_json()
+        self.connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "sqlenv.worker", str(theirs.fileno()), settings],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C is the parent's business
+            )
+        self._is_ready = False
+        self.asked: deque[int] = deque()
+        self.deadline = 0.0
+
+    def ask(self, numbers: Sequence[int], questions: Sequence[Question]) -> None:
+        """Send some of the questions; at most one call at a time."""
+        self.asked.extend(numbers)
+        self._await()
+        with contextlib.suppress(OSError):  # it died: `receive` will notice
+            self.connection.send_bytes(marshal.dumps([questions[i] for i in numbers]))
+
+    def receive(self) -> list[tuple[int, Wire]] | None:
+        """Take a message that has arrived, as numbered answers; None when the worker is dead."""
+        try:
+            answers = marshal.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            return None
+        self._is_ready = True
+        self._await()
+        return [(self.asked.popleft(), answer) for answer in answers]
+
+    def epitaph(self, *, overdue: bool) -> Result:
+        """End a worker that failed at its only question, and say what that makes of the question.
+
+        Raises:
+            RuntimeError: The worker failed, not the query: a bug of ours.
+        """
+        status = self.kill()
+        if not self._is_ready or (status > 0 and status != OUT_OF_MEMORY):
+            raise RuntimeError("a query worker failed; its own words are on standard error")
+        if status == OUT_OF_MEMORY:
+            return TooLarge("memory")
+        return TimedOut("wall") if overdue else CRASHED
+
+    def kill(self) -> int:
+        """End the process at once; give its exit status, negative for a signal."""
+        self.connection.close()
+        with self._process as process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0)
+            process.kill()
+        return process.returncode
+
+    def _await(self) -> None:
+        self.deadline = time.monotonic() + (self._silence_s if self._is_ready else _START_S)
+
+
+class WorkerPool:
+    """Worker processes, started when first needed and replaced when they die. Thread-safe."""
+
+    def __init__(self, config: ExecutorConfig):
+        self._config = config
+        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        for _ in range(config.workers):
+            self._idle.put(None)
+        self.close = weakref.finalize(self, _close, self._idle)
+
+    def run(self, questions: Sequence[Question]) -> list[Result]:
+        """Answer questions in order, with as many workers as are free.
+
+        A worker that dies with one question is that question's result. One that dies with several
+        does not say whose fault it is: they are asked again one by one.
+
+        Raises:
+            UserError: A database cannot be used.
+        """
+        answers: dict[int, Result] = {}
+        waiting = deque(_messages(questions, self._config.workers))
+        busy: list[Worker] = []
+        try:
+            while waiting or busy:
+                while waiting and (worker := self._hire(block=not busy)):
+                    busy.append(worker)
+                    worker.ask(waiting.popleft(), questions)
+                for worker, spoke in _next_events(busy):
+                    message = worker.receive() if spoke else None
+                    if message is not None:
+                        answers.update((number, _result(wire)) for number, wire in message)
+                    elif len(worker.asked) > 1:
+                        waiting.extend([number] for number in worker.asked)
+                    else:
+                        answers[worker.asked[0]] = worker.epitaph(overdue=not spoke)
+                    if message is None or not worker.asked:
+                        busy.remove(worker)
+                        self._dismiss(worker, reuse=message is not None)
+        finally:
+            for worker in busy:  # an exception: late answers must not reach the next caller
+                self._dismiss(worker, reuse=False)
+        return [answers[number] for number in range(len(questions))]
+
+    def _hire(self, *, block: bool) -> Worker | None:
+        if not self.close.alive:
+            raise RuntimeError("this executor is closed")
+        try:
+            worker = self._idle.get(block)
+        except queue.Empty:
+            return None
+        try:
+            return worker or Worker(self._config)
+        except BaseException:
+            self._idle.put(None)
+            raise
+
+    def _dismiss(self, worker: Worker, *, reuse: bool) -> None:
+        if not reuse:
+            worker.kill()
+        self._idle.put(worker if reuse else None)
+
+
+def _close(idle: queue.LifoQueue[Worker | None]) -> None:
+    while not idle.empty():
+        worker = idle.get()
+        if worker:
+            worker.kill()
+
+
+def _messages(questions: Sequence[Question], workers: int) -> list[list[int]]:
+    """Divide questions, one database's together so that its connection is reused."""
+    order = sorted(range(len(questions)), key=lambda number: questions[number][0])
+    length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS)
+    return [order[start : start + length] for start in range(0, len(order), length or 1)]
+
+
+def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
+    """Wait for messages and deadlines; True marks workers that sent something or ended."""
+    timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
+    spoke = wait([worker.connection for worker in busy], max(timeout_s, 0))
+    now = time.monotonic()
+    events = [(worker, worker.connection in spoke) for worker in busy]
+    return [(worker, has) for worker, has in events if has or worker.deadline <= now]
+
+
+def _result(wire: Wire) -> Result:
+    if wire[0] == USER_ERROR:
+        raise UserError(wire[1])
+    return decode(wire)
+
+
+def _environment() -> dict[str, str]:
+    """Make a worker import what this process imports, and give freed memory back to the system."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(os.path.abspath(folder) for folder in sys.path),  # noqa: PTH100
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_TRIM_THRESHOLD_": "131072",
+    }

@@ -1,0 +1,83 @@
+"""The child's side of `pool.py`: `python -m sqlenv.worker FD CONFIG` answers queries.
+
+Only the standard library, APSW and the settings are imported here: a worker starts in 0.15 s and
+never loads JAX nor the program that uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.engine import Engine
+from sqlenv.errors import UserError
+from sqlenv.wire import Wire, encode
+
+USER_ERROR = "UserError"
+OUT_OF_MEMORY = 77  # exit status
+
+# Answers are sent together, since a message costs more than a tiny query; none waits longer.
+_GATHER_S = 0.02
+# Address space that is not SQLite's heap: Python, stacks, and a result in its forms on the way out.
+_OTHER_BYTES = 1_000_000_000
+
+
+def main() -> None:
+    """Answer lists of queries from the parent, in order, until it closes its end."""
+    descriptor, settings = int(sys.argv[1]), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    config = ExecutorConfig.model_validate_json(settings)
+    _limit_memory(config)
+    engine = Engine(config)
+    with Connection(descriptor) as connection:
+        connection.send_bytes(marshal.dumps([]))  # ready
+        while True:
+            try:
+                questions = marshal.loads(connection.recv_bytes())
+            except (EOFError, ConnectionResetError):
+                return
+            _answer(connection, engine, questions)
+
+
+def _answer(connection: Connection, engine: Engine, questions: list[tuple[str, str]]) -> None:
+    answers: list[Wire] = []
+    last_s = time.monotonic()
+    for position, (database, sql) in enumerate(questions, 1):
+        try:
+            answers.append(encode(engine.execute(Path(database), sql)))
+        except UserError as error:
+            answers.append((USER_ERROR, str(error)))
+        if position == len(questions) or time.monotonic() - last_s > _GATHER_S:
+            connection.send_bytes(marshal.dumps(answers))
+            answers = []
+            last_s = time.monotonic()
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent ends, however that happens: then standard input closes."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def _limit_memory(config: ExecutorConfig) -> None:
+    limit = 2 * config.heap_bytes + 8 * config.max_bytes + _OTHER_BYTES
+    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit; or a lower one is set
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
