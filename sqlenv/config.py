@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from sqlenv.compare import MatchMode
 
 
 class Settings(BaseModel):
@@ -129,3 +131,42 @@ class ExecutorConfig(Settings):
 
     cache_dir: Path | None = None
     """Folder of gold results that outlives the run; None keeps them in memory only."""
+
+
+Wrapping = Literal["sql_tag", "fence"]
+
+
+class SingleTurnConfig(Settings):
+    """One question, one reply."""
+
+    kind: Literal["single_turn"] = "single_turn"
+    """Tag of the union."""
+
+    match: MatchMode = "set"
+    """How the result is compared with the gold result."""
+
+    wrapping: Wrapping = "sql_tag"
+    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+
+
+class DiagnosedConfig(Settings):
+    """Progress-SQL: several attempts, with a diagnosis between them."""
+
+    kind: Literal["diagnosed"] = "diagnosed"
+    """Tag of the union."""
+
+    turns: int = Field(default=4, ge=1)
+    """Most attempts (T)."""
+
+    match: MatchMode = "set"
+    """How the result is compared with the gold result."""
+
+    wrapping: Wrapping = "sql_tag"
+    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+
+    feedback_exec_error: bool = False
+    """Whether the model is told the database's error message; the paper's template has no place
+    for it."""
+
+
+EnvConfig = Annotated[SingleTurnConfig | DiagnosedConfig, Field(discriminator="kind")]

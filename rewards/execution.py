@@ -1,0 +1,30 @@
+"""What execution says of an episode, shared by the families that reward it."""
+
+from __future__ import annotations
+
+import re
+
+from sqlenv.types import Attempt, Episode, Table
+
+_FORMAT = re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL)
+_TAGS = ("<think>", "</think>", "<sql>", "</sql>")
+
+
+def is_executable(attempt: Attempt) -> bool:
+    """Tell whether the query ran: it gave a table, if an empty one."""
+    return isinstance(attempt.result, Table)
+
+
+def is_correct(episode: Episode) -> bool:
+    """Tell whether the last attempt matches the gold result."""
+    return bool(episode.attempts) and episode.attempts[-1].correct
+
+
+def first_match(episode: Episode) -> int | None:
+    """Return the turn of the first match, counted from 1 (k* of Progress-SQL)."""
+    return next((t for t, attempt in enumerate(episode.attempts, 1) if attempt.correct), None)
+
+
+def follows_format(reply: str) -> bool:
+    """Tell whether a reply is one think block, then one sql block, and blanks (Progress-SQL)."""
+    return all(reply.count(tag) == 1 for tag in _TAGS) and bool(_FORMAT.fullmatch(reply))

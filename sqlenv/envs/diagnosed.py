@@ -1,0 +1,64 @@
+"""Progress-SQL's environment: several attempts, with a diagnosis between them (algorithm 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from sqlenv.config import DiagnosedConfig
+from sqlenv.envs.single_turn import FirstPrompt, Runner, judge
+from sqlenv.types import Denied, Episode, Example, Message, Observation, Result, SqlError, Table
+
+Feedback = Callable[[Example, str, str], tuple[tuple[str, ...], str]]
+"""From an example, the query and the database's message ("" where the model may not see it) to
+the tags and the text of the next message."""
+
+
+class Diagnosed:
+    """Gives the model several turns and ends at the first match. Stateless."""
+
+    def __init__(
+        self,
+        config: DiagnosedConfig,
+        *,
+        executor: Runner,
+        first_prompt: FirstPrompt,
+        feedback: Feedback,
+    ) -> None:
+        self._config = config
+        self._executor = executor
+        self._first_prompt = first_prompt
+        self._feedback = feedback
+
+    def reset(self, example: Example) -> tuple[Episode, Observation]:
+        """Ask the question."""
+        return Episode(example), self._first_prompt(example)
+
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
+        """Judge a reply.
+
+        Returns:
+            The episode with the attempt, and the diagnosis as the next message; None instead after
+            a match and after the last turn.
+        """
+        config, example = self._config, episode.example
+        attempt = judge(
+            example, reply, self._executor, wrapping=config.wrapping, match=config.match
+        )
+        if attempt.correct or len(episode.attempts) + 1 >= config.turns:
+            return replace(episode, attempts=(*episode.attempts, attempt)), None
+        error = describe_failure(attempt.result) if config.feedback_exec_error else ""
+        tags, text = self._feedback(example, attempt.sql, error)
+        attempt = replace(attempt, tags=tags)
+        return replace(episode, attempts=(*episode.attempts, attempt)), (Message("user", text),)
+
+
+def describe_failure(result: Result) -> str:
+    """Say in a few words why a query gave no table; empty when it gave one."""
+    if isinstance(result, Table):
+        return ""
+    if isinstance(result, SqlError):
+        return result.message
+    if isinstance(result, Denied):
+        return f"not allowed: {result.what}"
+    return "the query takes too long or returns too much"

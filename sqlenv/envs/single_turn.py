@@ -1,0 +1,70 @@
+"""One question, one reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from sqlenv.compare import MatchMode, matches
+from sqlenv.config import SingleTurnConfig, Wrapping
+from sqlenv.parse import extract_sql
+from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
+
+FirstPrompt = Callable[[Example], Observation]
+
+
+class Runner(Protocol):
+    """What an environment needs of the executor."""
+
+    def execute(self, database: Path, sql: str, /) -> Result:
+        """Run a query of the model."""
+        ...
+
+    def gold(self, database: Path, sql: str, /) -> Result:
+        """Run a gold query, or return its cached result."""
+        ...
+
+
+class SingleTurn:
+    """Judges one reply by execution. Stateless, so that threads can share it."""
+
+    def __init__(
+        self, config: SingleTurnConfig, *, executor: Runner, first_prompt: FirstPrompt
+    ) -> None:
+        self._config = config
+        self._executor = executor
+        self._first_prompt = first_prompt
+
+    def reset(self, example: Example) -> tuple[Episode, Observation]:
+        """Ask the question."""
+        return Episode(example), self._first_prompt(example)
+
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
+        """Judge the reply; the episode is over."""
+        config = self._config
+        attempt = judge(
+            episode.example, reply, self._executor, wrapping=config.wrapping, match=config.match
+        )
+        return Episode(episode.example, (*episode.attempts, attempt)), None
+
+
+def judge(
+    example: Example, reply: str, executor: Runner, *, wrapping: Wrapping, match: MatchMode
+) -> Attempt:
+    """Run the SQL of a reply and compare its result with the gold result.
+
+    A reply without a complete block (also one cut by the token budget) is an attempt with an empty
+    query, which is an error and never runs. A failing gold query matches nothing.
+    """
+    sql = extract_sql(reply, wrapping)
+    if not sql:
+        return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
+    result = executor.execute(example.database, sql)
+    correct = isinstance(result, Table) and matches(
+        result,
+        executor.gold(example.database, example.gold_sql),
+        mode=match,
+        gold_sql=example.gold_sql,
+    )
+    return Attempt(reply, sql, result, correct=correct)

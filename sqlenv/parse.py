@@ -1,0 +1,225 @@
+"""SQL out of replies, tokens out of SQL, syntax trees out of SQL.
+
+Predictions are hostile input here too: sqlglot's compiled parser overflows the C stack on deep
+nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests),
+so a scan over the tokens refuses such text before sqlglot sees it. This is also the one place
+that names sqlglot's arguments (`from_` and `with_` are the spelling of release 30).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ErrorLevel, SqlglotError
+
+from sqlenv.config import Wrapping
+
+Query = exp.Select | exp.SetOperation | exp.Subquery
+
+MAX_CHARS = 20_000
+"""Longer text has no tokens and no tree; the benchmarks' gold queries stay below 3,000."""
+MAX_BRACKETS = 64
+"""Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
+MAX_PREFIXES = 32
+"""Prefix operators in a row (`NOT NOT …`, `- - …`), each one a level of recursion."""
+MAX_RETRIED = 6
+"""Nested brackets that sqlglot parses twice: time doubles with each."""
+MAX_BARE_JOINS = 8
+"""JOINs beyond the number of ON and USING: time doubles with each."""
+MAX_REPEATS = 200
+"""FROMs, and `<` signs, each of which may recurse."""
+MAX_TREE_DEPTH = 200
+"""Levels of a tree, so that recursive readers of trees stay within Python's limit."""
+
+_TAGS: dict[Wrapping, tuple[str, str]] = {
+    "sql_tag": ("<sql>", "</sql>"),
+    "fence": ("```sql", "```"),
+}
+_QUOTED = r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|\[[^\[\]]*\]"""
+# An unterminated block comment runs to the end, as in SQLite.
+_COMMENT = re.compile(rf"({_QUOTED})|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_SPACE = re.compile(rf"({_QUOTED})|\s+")
+_TOKEN = re.compile(
+    rf"{_QUOTED}|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|<=|>=|<>|!=|==|\|\||\S"
+)
+_OPENING = frozenset({"(", "[", "{", "case"})
+_CLOSING = frozenset({")", "]", "}", "end"})
+_PREFIX = frozenset(
+    {"not", "-", "+", "~", "!", "@", ":", "*", "any", "all", "some", "array", "interval"}
+    | {"exists", "distinct", "prior"}
+)
+_RETRIED = frozenset(
+    {"union", "except", "intersect", "limit", "struct", "table", "lateral", "map", "array"}
+)
+_START = frozenset({"select", "with", "("})
+# What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
+_PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
+
+
+def extract_sql(text: str, tag: Wrapping) -> str:
+    """Find the SQL of a reply: the last complete `<sql>…</sql>`, or the last complete fence.
+
+    Returns:
+        The text inside, stripped; empty when no block is complete.
+    """
+    opening, closing = _TAGS[tag]
+    found, at = "", 0
+    while (start := text.find(opening, at)) >= 0:
+        end = text.find(closing, start + len(opening))
+        if end < 0:
+            break
+        start = text.rfind(opening, start, end) + len(opening)
+        found, at = text[start:end], end + len(closing)
+    return found.strip()
+
+
+def strip_comments(sql: str) -> str:
+    """Replace every comment by a space; quoted text is left alone."""
+    if "--" not in sql and "/*" not in sql:
+        return sql
+    return _COMMENT.sub(lambda match: match[1] or " ", sql)
+
+
+def one_line(sql: str) -> str:
+    """Write a query on one line: comments first, then whitespace outside quotes."""
+    return _SPACE.sub(lambda match: match[1] or " ", strip_comments(sql)).strip()
+
+
+@lru_cache(maxsize=4096)
+def tokens(sql: str) -> tuple[str, ...]:
+    """Split a query into tokens (Progress-SQL's lexical alignment).
+
+    Quoted text, numbers, words, two-character operators, else single characters; lower-cased
+    except inside `'` and `"`; comments and trailing semicolons dropped.
+
+    Returns:
+        No token for empty text and for text beyond `MAX_CHARS`.
+    """
+    if len(sql) > MAX_CHARS:
+        return ()
+    body = strip_comments(sql).rstrip("; \t\r\n")
+    return tuple(t if t[0] in "'\"" else t.lower() for t in _TOKEN.findall(body))
+
+
+@lru_cache(maxsize=1024)
+def parse(sql: str) -> Query | None:
+    """Parse one SQLite query.
+
+    Returns:
+        The tree, shared between callers: never change it. None for whatever is not one query
+        (another statement, two statements, broken syntax) or lies beyond the limits above.
+    """
+    if not _is_safe(tokens(sql)):
+        return None
+    try:
+        tree = sqlglot.parse_one(
+            strip_comments(sql).rstrip("; \t\r\n"), read="sqlite", error_level=ErrorLevel.IMMEDIATE
+        )
+    except _PARSE_FAILURES:
+        return None
+    if not isinstance(tree, Query):
+        return None
+    return tree if len(sql) < MAX_TREE_DEPTH or _depth(tree) <= MAX_TREE_DEPTH else None
+
+
+def _is_safe(words: tuple[str, ...]) -> bool:
+    """Tell whether sqlglot parses these tokens in bounded stack and time."""
+    if not words or words[0] not in _START or ";" in words:
+        return False
+    bare_joins = words.count("join") - words.count("on") - words.count("using")
+    repeats = max(words.count("from"), words.count("<"))
+    return bare_joins <= MAX_BARE_JOINS and repeats <= MAX_REPEATS and _nests_little(words)
+
+
+def _nests_little(words: tuple[str, ...]) -> bool:
+    """Follow the brackets; see `MAX_BRACKETS`, `MAX_PREFIXES`, `MAX_RETRIED`."""
+    levels: list[bool] = []  # of each open bracket: does sqlglot parse it twice?
+    retried_here = False
+    prefixes = 0
+    for word in words:
+        prefixes = prefixes + 1 if word in _PREFIX else 0
+        if word in _OPENING:
+            levels.append(retried_here)
+            retried_here = False
+            if len(levels) > MAX_BRACKETS or sum(levels) > MAX_RETRIED:
+                return False
+        elif word in _CLOSING:
+            retried_here = levels.pop() if levels else False
+        elif word in _RETRIED:
+            retried_here = True
+        if prefixes > MAX_PREFIXES:
+            return False
+    return True
+
+
+def _depth(tree: exp.Expression) -> int:
+    """Measure the levels of a tree without recursion."""
+    depth, level = 0, [tree]
+    while level:
+        depth += 1
+        level = [child for node in level for child in node.iter_expressions()]
+    return depth
+
+
+def ctes(query: Query) -> list[exp.CTE]:
+    """List the WITH items of a query."""
+    clause = query.args.get("with_")
+    return clause.expressions if clause else []
+
+
+def from_table(select: exp.Select) -> exp.Expression | None:
+    """Return the first source of a SELECT: a table, a subquery, or None."""
+    clause = select.args.get("from_")
+    return clause.this if clause else None
+
+
+def joins(node: exp.Expression) -> list[exp.Join]:
+    """List the joins of a SELECT or of a bracketed group of tables, comma joins included."""
+    return node.args.get("joins") or []
+
+
+def clause(
+    select: exp.Select, name: Literal["where", "group", "having", "order"]
+) -> list[exp.Expression]:
+    """List the expressions of a clause: one for WHERE and HAVING, empty where it is absent."""
+    found = select.args.get(name)
+    if not found:
+        return []
+    return [found.this] if name in ("where", "having") else found.expressions
+
+
+def is_distinct(select: exp.Select) -> bool:
+    """Tell SELECT DISTINCT."""
+    return bool(select.args.get("distinct"))
+
+
+def has_limit(select: exp.Select) -> bool:
+    """Tell whether a LIMIT or OFFSET cuts the rows of a SELECT."""
+    return bool(select.args.get("limit") or select.args.get("offset"))
+
+
+def bare(node: exp.Expression) -> exp.Expression:
+    """Take off brackets: `((x))` gives x, `(SELECT …)` the query unless it carries a WITH."""
+    while isinstance(node, exp.Paren) or (
+        isinstance(node, exp.Subquery) and not node.args.get("with_")
+    ):
+        node = node.this
+    return node
+
+
+def split(node: exp.Expression, kind: type[exp.And] | type[exp.Or]) -> Iterator[exp.Expression]:
+    """Yield the operands of a chain of ANDs (or ORs), left to right, brackets taken off."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        while isinstance(node, exp.Paren):
+            node = node.this
+        if isinstance(node, kind):
+            stack += [node.expression, node.this]
+        else:
+            yield node
