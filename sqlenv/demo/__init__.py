@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +26,8 @@ _UNSEEN_EVERY = 3
 def generate(root: Path, config: DemoConfig) -> None:
     """Write the demo data set, unless it is there already.
 
-    Files are those of Spider: `train_spider.json`, `dev.json` (validation), `test.json`, `tables.json` and
-    `database/<db_id>/<db_id>.sqlite`. The same settings give the same bytes.
+    Files are those of Spider: `train_spider.json`, `dev.json` (validation), `test.json`,
+    `tables.json` and `database/<db_id>/<db_id>.sqlite`. The same settings give the same bytes.
 
     Args:
         root: Folder to make. One that this function made with other settings is replaced.
@@ -45,6 +44,9 @@ def generate(root: Path, config: DemoConfig) -> None:
         fresh = Path(scratch) / "fresh"
         _write(fresh, config)
         (fresh / STAMP).write_text(stamp + "\n", encoding="utf-8")
+        # Another process may have made it meanwhile.
+        if _is_current(root, stamp):
+            return
         if root.exists():
             root.rename(Path(scratch) / "old")
         fresh.rename(root)
@@ -65,7 +67,8 @@ def _is_current(root: Path, stamp: str) -> bool:
 def _fingerprint() -> str:
     """Hash the generator's own source, so that data of another version is made anew."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    sources = Path(__file__).parent
+    for path in sorted([*sources.glob("*.py"), *sources.glob("*.txt")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

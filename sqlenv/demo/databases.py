@@ -43,7 +43,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A foreign key: the column that holds it, the table it refers to, and the words between them."""
+    """A foreign key: its column, the table it refers to, and the word that leads there."""
 
     column: str
     table: str
@@ -118,8 +118,9 @@ def create_statement(table: TableSchema) -> str:
     """Write the CREATE TABLE statement of a table."""
     lines = [f"{column.name} {sql_type(column)}" for column in table.columns]
     lines[0] += " PRIMARY KEY"
-    for parent in table.parents:
-        lines.append(f"FOREIGN KEY ({parent.column}) REFERENCES {parent.table}(id)")
+    lines += [
+        f"FOREIGN KEY ({parent.column}) REFERENCES {parent.table}(id)" for parent in table.parents
+    ]
     return f"CREATE TABLE {table.name} (\n  " + ",\n  ".join(lines) + "\n)"
 
 
@@ -199,7 +200,7 @@ def _draw_column(concept: str, override: str, rng: Random) -> Column:
 def synonyms(concept: str) -> tuple[str, ...]:
     """List the other names of a column."""
     meaning = NUMBERS.get(concept) or CATEGORIES.get(concept)
-    return meaning.synonyms if meaning else ()
+    return (meaning.synonym,) if meaning and meaning.synonym else ()
 
 
 def _draw_rows(
@@ -220,9 +221,7 @@ def _draw_rows(
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
-def _draw_cells(
-    column: Column, count: int, cities: Sequence[str], rng: Random
-) -> Sequence[Cell]:
+def _draw_cells(column: Column, count: int, cities: Sequence[str], rng: Random) -> Sequence[Cell]:
     match column.kind:
         case "key":
             return range(1, count + 1)
