@@ -1,0 +1,222 @@
+"""Reading a database's schema and writing it for prompts."""
+
+import apsw
+import pytest
+
+from sqlenv.errors import UserError
+from sqlenv.schema import (
+    Column,
+    DatabaseSchema,
+    ForeignKey,
+    TableSchema,
+    read_schema,
+    render_schema,
+    sample_columns,
+)
+
+BAND_DDL = """
+    CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);
+    CREATE TABLE singer (
+        id INTEGER PRIMARY KEY, name TEXT, age INTEGER, band_id INTEGER REFERENCES band(id)
+    );
+    INSERT INTO band VALUES (1, 'Low'), (2, 'Air');
+    INSERT INTO singer VALUES (1, 'Ann', 30, 1), (2, '', 20, 1), (3, 'Bo', NULL, 2),
+        (4, 'Ann', 30, 2);
+"""
+
+
+@pytest.fixture
+def make_database(tmp_path):
+    def make(script, name="db"):
+        path = tmp_path / f"{name}.sqlite"
+        connection = apsw.Connection(str(path))
+        connection.execute(script)
+        connection.close()
+        return path
+
+    return make
+
+
+@pytest.fixture
+def bands(make_database):
+    return make_database(BAND_DDL)
+
+
+def test_reads_tables_columns_and_keys(bands):
+    schema = read_schema(bands)
+    assert schema.column_names() == {
+        "band": ("id", "name"),
+        "singer": ("id", "name", "age", "band_id"),
+    }
+    assert schema.foreign_keys == (ForeignKey("singer", ("band_id",), "band", ("id",)),)
+    assert schema.tables[1].primary_key == ("id",)
+
+
+def test_examples_are_the_first_distinct_values_that_are_not_empty(bands):
+    name, age = read_schema(bands).tables[1].columns[1:3]
+    assert (name.examples, age.examples) == (("Ann", "Bo"), (30, 20))
+    assert read_schema(bands, examples=0).tables[1].columns[1].examples == ()
+
+
+def test_an_index_does_not_change_the_examples(make_database):
+    rows = "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (3), (1), (2);"
+    plain = make_database(rows, "plain")
+    indexed = make_database(rows + "CREATE INDEX i ON t (a);", "indexed")
+    assert read_schema(plain).tables[0].columns[0].examples == (3, 1)
+    assert read_schema(indexed) == read_schema(plain)
+
+
+def test_a_changed_file_is_read_again(make_database):
+    path = make_database("CREATE TABLE t (a);")
+    assert read_schema(path).column_names() == {"t": ("a",)}
+    make_database("CREATE TABLE u (b);")
+    assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
+
+
+def test_reading_leaves_the_folder_alone(bands):
+    read_schema(bands, profile=True)
+    assert [path.name for path in bands.parent.iterdir()] == [bands.name]
+
+
+def test_composite_keys_and_implicit_references(make_database):
+    path = make_database("""
+        CREATE TABLE Parent (a INT, b INT, PRIMARY KEY (a, b));
+        CREATE TABLE child (x INT, y INT, z INT REFERENCES nowhere(id),
+            FOREIGN KEY (x, y) REFERENCES PARENT, FOREIGN KEY (y, x) REFERENCES parent (A, B));
+    """)
+    schema = read_schema(path)
+    assert schema.tables[0].primary_key == ("a", "b")
+    assert schema.foreign_keys == (
+        ForeignKey("child", ("x", "y"), "Parent", ("a", "b")),
+        ForeignKey("child", ("y", "x"), "Parent", ("a", "b")),
+    )
+    assert render_schema(schema, style="compact").splitlines() == [
+        "CREATE TABLE Parent (a INT, b INT, PRIMARY KEY (a, b));",
+        "CREATE TABLE child (x INT, y INT, z INT, FOREIGN KEY (x, y) REFERENCES Parent(a, b), "
+        "FOREIGN KEY (y, x) REFERENCES Parent(a, b));",
+    ]
+
+
+def test_bytes_that_are_not_utf8_and_blobs_do_no_harm(make_database):
+    path = make_database("""
+        CREATE TABLE t (a TEXT, b BLOB, c TEXT);
+        INSERT INTO t VALUES (CAST(x'636166e9' AS TEXT), x'00ff', 'two
+lines');
+    """)
+    shown = [("caf\ufffd",), (), ("two\nlines",)]
+    assert [c.examples for c in read_schema(path).tables[0].columns] == shown
+    profiled = read_schema(path, profile=True)
+    assert [c.examples for c in profiled.tables[0].columns] == shown
+    for style in ("omnisql", "profile", "compact"):
+        assert "two\nlines" not in render_schema(profiled, style=style)
+
+
+def test_long_values_are_cut_at_40_characters(make_database):
+    path = make_database(f"CREATE TABLE t (a TEXT); INSERT INTO t VALUES ('{'é' * 50}');")
+    assert read_schema(path).tables[0].columns[0].examples == ("é" * 40,)
+
+
+def test_names_are_quoted_where_sqlite_needs_it(make_database):
+    path = make_database('CREATE TABLE "order" ("first name" TEXT, "group" INT, "a`b" INT, plain);')
+    text = render_schema(read_schema(path), style="compact")
+    assert text == "CREATE TABLE `order` (`first name` TEXT, `group` INT, `a``b` INT, plain);"
+    make_database(text, "copy")  # SQLite itself reads it.
+
+
+def test_omnisql_style(bands):
+    descriptions = {("singer", "age"): "age in years", ("singer", "band_id"): "Band ID"}
+    schema = read_schema(bands, descriptions=descriptions)
+    assert render_schema(schema).split("\n\n")[1] == (
+        "CREATE TABLE singer (\n"
+        "    id INTEGER, -- example: [1, 2]\n"
+        "    name TEXT, -- example: ['Ann', 'Bo']\n"
+        "    age INTEGER, -- age in years, example: [30, 20]\n"
+        "    band_id INTEGER, -- example: [1, 2]\n"
+        "    PRIMARY KEY (id),\n"
+        "    CONSTRAINT fk_singer_band_id FOREIGN KEY (band_id) REFERENCES band (id)\n"
+        ");"
+    )
+
+
+def test_profile_style_counts_and_spans(bands):
+    schema = read_schema(bands, profile=True, examples=3)
+    assert render_schema(schema, style="profile") == (
+        "band\n"
+        "CREATE TABLE band (\n"
+        "id INTEGER, --MIN 1 MAX 2,\n"
+        "name TEXT, --Example Air, Low,\n"
+        'PRIMARY KEY ("id")\n'
+        ");\n"
+        "singer\n"
+        "CREATE TABLE singer (\n"
+        "id INTEGER, --MIN 1 MAX 4,\n"
+        "name TEXT, --Example Ann, Bo,\n"
+        "age INTEGER, --MIN 20 MAX 30,\n"
+        "band_id INTEGER, --MIN 1 MAX 2,\n"
+        'PRIMARY KEY ("id"),\n'
+        'FOREIGN KEY("band_id") REFERENCES "band"("id")\n'
+        ");"
+    )
+
+
+def test_compact_style(bands):
+    assert render_schema(read_schema(bands, examples=0), style="compact") == (
+        "CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);\n"
+        "CREATE TABLE singer (id INTEGER PRIMARY KEY, name TEXT, age INTEGER, "
+        "band_id INTEGER REFERENCES band(id));"
+    )
+    line = render_schema(read_schema(bands, examples=1), style="compact").splitlines()[0]
+    assert line == "CREATE TABLE band (id INTEGER PRIMARY KEY /*1*/, name TEXT /*Low*/);"
+
+
+def test_keep_drops_columns_tables_and_broken_keys(bands):
+    schema = read_schema(bands, examples=0)
+    keep = {("singer", "name"), ("singer", "band_id")}
+    text = render_schema(schema, style="compact", keep=keep)
+    assert text == "CREATE TABLE singer (name TEXT, band_id INTEGER);"
+
+
+def wide_schema():
+    tables = tuple(
+        TableSchema(
+            table,
+            (Column("id", "INT", primary_key=True), *(Column(f"{table}{i}") for i in range(20))),
+        )
+        for table in ("t", "u")
+    )
+    return DatabaseSchema(tables, (ForeignKey("u", ("u0",), "t", ("id",)),))
+
+
+def test_sampled_columns_are_keys_gold_and_as_many_others_as_fit():
+    schema = wide_schema()
+    needed = {"t": {"id", "t7"}, "u": {"id", "u0"}}
+
+    def fits(text):
+        return len(text) <= 200
+
+    sampled = sample_columns(schema, 'SELECT "T7" FROM t', seed=3, fits=fits, style="compact")
+    names = {table: set(columns) for table, columns in sampled.column_names().items()}
+    assert all(needed[table] <= names[table] for table in needed)
+    assert 190 <= len(render_schema(sampled, style="compact")) <= 200
+    again = sample_columns(schema, 'SELECT "T7" FROM t', seed=3, fits=fits, style="compact")
+    other = sample_columns(schema, 'SELECT "T7" FROM t', seed=4, fits=fits, style="compact")
+    assert again == sampled != other
+
+
+def test_a_schema_that_fits_is_left_alone():
+    schema = wide_schema()
+    assert sample_columns(schema, "SELECT t7 FROM t", seed=0, fits=lambda text: True) is schema
+
+
+def test_when_nothing_else_fits_only_the_gold_columns_stay():
+    sampled = sample_columns(wide_schema(), "SELECT count(*) FROM u", seed=0, fits=lambda _: False)
+    assert sampled.column_names() == {"u": ("id",)}
+
+
+@pytest.mark.parametrize("content", [None, b"not a database, but long enough to look at" * 20])
+def test_a_file_that_is_no_database_is_the_users_mistake(tmp_path, content):
+    path = tmp_path / "x.sqlite"
+    if content:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"x\.sqlite"):
+        read_schema(path)
