@@ -32,14 +32,16 @@ OTHER_ENGINE = "not for SQLite"
 _SPARE_SHARE = 0.25
 """Candidates of a sampled source beyond the wanted number, since golds may fail."""
 _SPARE_LEAST = 64
+_BATCH = 256
+"""Gold queries at a time, since their results are held together."""
 _NAMED_FAILURES = 3
 
 
 class GoldRunner(Protocol):
     """The part of the executor that checks gold queries."""
 
-    def execute_many(self, queries: Sequence[tuple[Path, str]], /) -> Sequence[Result]:
-        """Execute (database, query) pairs; results come in the same order."""
+    def gold_many(self, queries: Sequence[tuple[Path, str]], /) -> Sequence[Result]:
+        """Run (database, query) pairs; results come in the same order, and may be cached."""
         ...
 
 
@@ -186,7 +188,7 @@ class _Pool:
         wanted = len(self.kept) + count
         wanted = min(wanted, self.source.limit or wanted)
         while self.waiting and len(self.kept) < wanted:
-            size = min(wanted - len(self.kept), len(self.waiting))
+            size = min(wanted - len(self.kept), len(self.waiting), _BATCH)
             self.kept += self._checked([self.waiting.popleft() for _ in range(size)])
 
     def report(self) -> SourceReport:
@@ -212,7 +214,7 @@ class _Pool:
         if self.executor is None:
             return iter(batch)
         queries = [(example.database, example.gold_sql) for _, example in batch]
-        results = iter(self.executor.execute_many([pair for pair in queries if pair[1]]))
+        results = iter(self.executor.gold_many([pair for pair in queries if pair[1]]))
         flaws = [
             self._flaw(example, next(results)) if example.gold_sql else "" for _, example in batch
         ]

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
+from textwrap import shorten
 from typing import IO, Any
 
 import ijson
@@ -21,6 +22,9 @@ Record = dict[str, Any]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEARCHED = 1_000
+
+DESCRIPTION_CHARACTERS = 240
+"""Full descriptions are cut here: some of BIRD's explain common sense at length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,11 +253,17 @@ def _full_descriptions(folder: Path) -> dict[ColumnKey, str]:
     """Read BIRD's database_description: one CSV a table, in mixed encodings, names padded."""
     found = {}
     for file in sorted(folder.glob("*.csv")):
-        for row in csv.DictReader(io.StringIO(_decoded(file.read_bytes()), newline="")):
-            cells = {name: (row.get(name) or "").strip() for name in _DESCRIPTION_FIELDS}
-            column, name, description, values = cells.values()
+        try:
+            rows = list(csv.DictReader(io.StringIO(_decoded(file.read_bytes()), newline="")))
+        except csv.Error as error:
+            raise UserError(f"{file}: not a readable CSV file ({error}); fetch it again") from error
+        for row in rows:
+            cells = ((row.get(name) or "").strip() for name in _DESCRIPTION_FIELDS)
+            column, name, description, values = cells
             text = "; ".join(filter(None, (description or name, values)))
-            found[file.stem.strip().lower(), column.lower()] = text
+            found[file.stem.strip().lower(), column.lower()] = shorten(
+                text, DESCRIPTION_CHARACTERS, placeholder=" ..."
+            )
     return found
 
 
