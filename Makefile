@@ -33,7 +33,7 @@ $(VENV)/demo.stamp: EXTRAS := cpu
 $(VENV)/dev.stamp: EXTRAS := cpu,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing minirl-sql[$(EXTRAS)] into $(VENV)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
 	    --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
