@@ -85,8 +85,8 @@ class DemoConfig(Settings):
     test_databases: int = Field(default=30, ge=1)
     """Databases of the test split; one in three is of a domain that training never shows."""
 
-    questions_per_database: int = Field(default=40, ge=1)
-    """Questions for each database."""
+    questions_per_database: int = Field(default=40, ge=1, le=200)
+    """Questions for each database; the smallest databases afford a few hundred."""
 
 
 class ExecutorConfig(Settings):
@@ -109,7 +109,7 @@ class ExecutorConfig(Settings):
     max_rows: int = Field(default=1_000_000, gt=0)
     """Rows of one result."""
 
-    max_bytes: int = Field(default=64_000_000, gt=0)
+    max_bytes: int = Field(default=32_000_000, gt=0)
     """Size of one result, in bytes."""
 
     max_value_bytes: int = Field(default=400_000, ge=1000)

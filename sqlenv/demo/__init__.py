@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
@@ -13,7 +14,7 @@ from typing import Any
 from sqlenv.config import DemoConfig
 from sqlenv.demo.databases import Database, TableSchema, build, draw_schema, fill, sql_type
 from sqlenv.demo.domains import DOMAINS, UNSEEN
-from sqlenv.demo.questions import ask
+from sqlenv.demo.questions import Question, ask
 from sqlenv.errors import UserError
 
 STAMP = "demo.json"
@@ -77,28 +78,29 @@ def _write(folder: Path, config: DemoConfig) -> None:
     records: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLIT_FILES}
     schemas = []
     for split, database in _draw_databases(config):
-        connection = build(database)
-        rng = Random(f"{config.seed} questions {database.db_id}")
-        for question in ask(database, connection, config.questions_per_database, rng):
-            records[split].append(
-                {
-                    "db_id": database.db_id,
-                    "question": question.text,
-                    "query": question.sql,
-                    "difficulty": question.difficulty,
-                    "tags": [question.kind],
-                    "domain": database.domain,
-                    "unseen_domain": database.domain in UNSEEN,
-                }
-            )
         path = folder / "database" / database.db_id / f"{database.db_id}.sqlite"
         path.parent.mkdir(parents=True)
-        path.write_bytes(connection.serialize("main"))
-        connection.close()
+        with contextlib.closing(build(database)) as connection:
+            path.write_bytes(connection.serialize("main"))
+            rng = Random(f"{config.seed} questions {database.db_id}")
+            questions = ask(database, connection, config.questions_per_database, rng)
+        records[split] += [_record(database, question) for question in questions]
         schemas.append(_spider_schema(database))
     for split, name in SPLIT_FILES.items():
         _write_json(folder / name, records[split])
     _write_json(folder / "tables.json", schemas)
+
+
+def _record(database: Database, question: Question) -> dict[str, Any]:
+    return {
+        "db_id": database.db_id,
+        "question": question.text,
+        "query": question.sql,
+        "difficulty": question.difficulty,
+        "tags": [question.kind],
+        "domain": database.domain,
+        "unseen_domain": database.domain in UNSEEN,
+    }
 
 
 def _write_json(path: Path, content: list[dict[str, Any]]) -> None:

@@ -170,7 +170,7 @@ def _suitable(draw: Draw, name: str) -> list[Column]:
 
 
 # What two tables may share; "level" of a course and of a nurse, say, are not the same thing.
-_SHARED = ("city", "country", "gender", "color", "language")
+_SHARED = ("city", "country", "language")
 
 
 def _is_twin(draw: Draw, column: Column, name: str) -> bool:

@@ -70,7 +70,6 @@ POOLS = {
         "animal": "cow goat horse pig sheep",
         "crop": "barley corn potato rice soy wheat",
         "art": "drawing painting photo sculpture",
-        "period": "ancient baroque medieval modern",
         "brand": "Acme Apex Nova Orion Titan Zenith",
         "house": "apartment cottage office studio villa",
         "room": "double family single suite",
@@ -225,7 +224,6 @@ NUMBERS = {
     "rooms": Number(1, 90, can_add=True),
     "grade": Number(1, 10, 0.5, synonym="mark"),
     "experience": Number(0, 40, extremes=("most experienced", "least experienced")),
-    "discount": Number(5, 60, 5),
     "votes": Number(10, 999, can_add=True),
 }
 
@@ -253,7 +251,6 @@ CATEGORIES = {
     "sport": Category("sport"),
     "fuel": Category("fuel"),
     "network": Category("network"),
-    "department": Category("job", "division"),
 }
 
 # Columns with gaps; only the questions about missing values use them.

@@ -37,7 +37,6 @@ _SORTED = {
     ),
 }
 _EXTREME = {"DESC": ("highest", "largest"), "ASC": ("lowest", "smallest")}
-_MOST = {"DESC": ("most",), "ASC": ("fewest",)}
 
 
 def put_in_words(draw: Draw, wording: str) -> str:
@@ -179,7 +178,6 @@ _PHRASES: dict[str, Callable[[Draw, str], Sequence[str]]] = {
     "sorted": _sorted,
     "best": _best,
     "top": _top,
-    "most": lambda draw, number: _MOST[draw.sql["r" + number]],
     "like": _like,
     "g": lambda draw, number: _FUNCTIONS[draw.sql["g" + number]],
 }
