@@ -113,7 +113,7 @@ def read_schema(
     Args:
         database: The SQLite file.
         examples: Distinct, non-empty values to show of each column, the first in the table.
-        profile: Scan the tables instead: `span` for numbers, else the most frequent values.
+        profile: Scan the tables: `span` for numbers, else the most frequent values (PaVeRL: 3).
         descriptions: Comments by (table, column) in lower case.
 
     Raises:
@@ -125,7 +125,7 @@ def read_schema(
         schema = _read(database.resolve(), stamp, examples=examples, profile=profile)
     except OSError as error:
         raise UserError(f"{database}: cannot be read ({error.strerror})") from error
-    except apsw.Error as error:
+    except (apsw.Error, UnicodeDecodeError) as error:
         raise UserError(f"{database}: is not a readable SQLite database ({error})") from error
     return _describe(schema, descriptions) if descriptions else schema
 

@@ -58,12 +58,18 @@ def test_examples_are_the_first_distinct_values_that_are_not_empty(bands):
     assert read_schema(bands, examples=0).tables[1].columns[1].examples == ()
 
 
-def test_an_index_does_not_change_the_examples(make_database):
-    rows = "CREATE TABLE t (a INTEGER); INSERT INTO t VALUES (3), (1), (2);"
+def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
+    monkeypatch.setattr("sqlenv.schema.PROFILED_ROWS", 2)
+    rows = (
+        "CREATE TABLE t (a TEXT, b TEXT); INSERT INTO t VALUES ('z', '-'), ('y', '-'), ('x', '-');"
+    )
     plain = make_database(rows, "plain")
     indexed = make_database(rows + "CREATE INDEX i ON t (a);", "indexed")
-    assert read_schema(plain).tables[0].columns[0].examples == (3, 1)
+    assert read_schema(plain).tables[0].columns[0].examples == ("z", "y")
     assert read_schema(indexed) == read_schema(plain)
+    # SQLite would count the first two rows of the narrower index.
+    assert read_schema(plain, profile=True).tables[0].columns[0].examples == ("y", "z")
+    assert read_schema(indexed, profile=True) == read_schema(plain, profile=True)
 
 
 def test_a_changed_file_is_read_again(make_database):
