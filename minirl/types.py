@@ -10,7 +10,7 @@ Suffixes of array names, one letter an axis:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,32 @@ class Message(Protocol):
     @property
     def content(self) -> str:
         """Give the text."""
+        ...
+
+
+class Tokenizer(Protocol):
+    """What the learner needs of a tokenizer with a chat template."""
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Give the tokens that end a reply."""
+        ...
+
+    @property
+    def pad_id(self) -> int:
+        """Give the token to fill rows with."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Encode the first observation, up to where the reply begins."""
+        ...
+
+    def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
+        """Encode what comes after a reply; `closed` when that ended with a stop token."""
+        ...
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Turn ids into text."""
         ...
 
 
@@ -68,7 +94,8 @@ class Reply:
 
     Attributes:
         ids: Sampled token ids, the stop token included.
-        logprobs: Natural-log probability of each id under the sampling distribution.
+        logprobs: Natural-log probability of each id under softmax(logits / temperature), before
+            any top-p cut; at temperature 1 where sampling was greedy.
         text: The decoded ids without the stop token.
         finish: `stop` when the last id is a stop token, `length` when the budget ran out.
         version: Weight version that sampled it.
@@ -102,3 +129,53 @@ class Trajectory:
     turns: tuple[Turn, ...]
     episode: Any
     ended: Literal["done", "budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How tokens are drawn.
+
+    Attributes:
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_p: Draw only from the likeliest tokens that together reach this probability.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The wish for one reply.
+
+    Attributes:
+        episode: Names the episode, and with the seed its random stream.
+        ids: All tokens of the episode so far; a later request extends an earlier one.
+        max_tokens: Longest reply, at least 1.
+        decoding: How tokens are drawn.
+    """
+
+    episode: int
+    ids: tuple[int, ...]
+    max_tokens: int
+    decoding: Decoding
+
+
+class Sampler(Protocol):
+    """What a rollout needs of a sampler, native or behind HTTP."""
+
+    def set_weights(self, weights: Any, *, version: int) -> None:
+        """Sample with these weights from now on; replies carry the version."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Ask for a reply; returns at once."""
+        ...
+
+    def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
+        """Work until a reply ends, or for so many tokens each; give (episode, reply) pairs."""
+        ...
+
+    def release(self, episode: int) -> None:
+        """Forget an episode; its place is free."""
+        ...
