@@ -95,9 +95,8 @@ def _read(folder: Path) -> Any:
         chat = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     # The tokenizers library raises bare `Exception` for a file that it cannot parse.
     except Exception as error:  # noqa: BLE001
-        reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"{folder}: the tokenizer cannot be read ({reason}); "
+            f"{folder}: the tokenizer cannot be read ({_one_line(error)}); "
             "copy tokenizer.json and tokenizer_config.json there again"
         ) from None
     _check_template(chat, folder)
@@ -112,9 +111,15 @@ def _check_template(chat: Any, folder: Path) -> None:
     try:
         rendered = chat.apply_chat_template([*_BEFORE, _BEFORE[0]], tokenize=False)
     except (TemplateError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: the chat template cannot be rendered ({error})") from None
+        raise UserError(
+            f"{folder}: the chat template cannot be rendered ({_one_line(error)})"
+        ) from None
     if _REPLY not in rendered:
         raise UserError(f"{folder}: the chat template leaves out the replies; use another")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minirl.errors import UserError
-from minirl.model import Decoder, ModelConfig, read_config
+from minirl.model import Block, Decoder, ModelConfig, read_config
 from minirl.sharding import PARAM_AXES, param_path, param_shardings
 
 # Last part of a parameter's path -> its name in the file (within a layer for layers), and its
@@ -61,7 +61,7 @@ _COPIED = (
 _WEIGHT_FILE = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Tensor:
     """A parameter of ours and its place in Hugging Face's files.
 
@@ -137,12 +137,25 @@ def init(
         dtype: Type of the computation.
     """
 
-    def make() -> Decoder:
-        return Decoder(config, rngs=nnx.Rngs(seed), param_dtype=param_dtype, dtype=dtype)
+    def place(fresh: nnx.Module) -> nnx.State:
+        state = nnx.state(fresh)
+        return state if mesh is None else jax.tree.map(_put, state, param_shardings(state, mesh))
 
-    graph, shapes = nnx.split(nnx.eval_shape(make))
-    shardings = None if mesh is None else param_shardings(shapes, mesh)
-    return nnx.merge(graph, jax.jit(lambda: nnx.state(make()), out_shardings=shardings)())
+    # Layer by layer, so that no device holds a model that fits only the mesh. Not compiled as a
+    # whole: that takes longer than all the rest, and layers of one shape share what is compiled.
+    key, *layer_keys = jax.random.split(jax.random.key(seed), 1 + config.num_hidden_layers)
+    types = {"param_dtype": param_dtype, "dtype": dtype}
+    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), **types))
+    outer = dataclasses.replace(config, num_hidden_layers=0)
+    nnx.update(model, place(Decoder(outer, rngs=nnx.Rngs(key), **types)))
+    for layer, layer_key in zip(model.layers, layer_keys, strict=True):
+        nnx.update(layer, place(Block(config, rngs=nnx.Rngs(layer_key), param_dtype=param_dtype)))
+    return model
+
+
+def _put(array: jax.Array, sharding: NamedSharding) -> jax.Array:
+    whole = np.asarray(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: whole[index])
 
 
 def load(
@@ -310,6 +323,7 @@ def save(
         for name in _COPIED:
             if (source / name).exists():
                 shutil.copyfile(source / name, new / name)
+        _set_dtype(new / "config.json", dtype or model.embed[...].dtype)
         _write_shards(file_tensors(model, dtype=dtype), new, max_bytes=max_shard_bytes)
         if folder.exists():
             folder.rename(old)
@@ -317,6 +331,14 @@ def save(
     finally:
         shutil.rmtree(new, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _set_dtype(path: Path, dtype: Any) -> None:
+    """Make a `config.json` tell the type of the weights beside it."""
+    config = json.loads(path.read_text())
+    key = "torch_dtype" if "torch_dtype" in config else "dtype"
+    config[key] = np.dtype(dtype).name
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _refuse_foreign_files(folder: Path) -> None:

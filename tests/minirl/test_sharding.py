@@ -1,0 +1,92 @@
+"""Parameters are split along named axes, and kept whole where the mesh does not divide them."""
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import PartitionSpec
+
+from minirl.errors import UserError
+from minirl.model import Decoder, ModelConfig
+from minirl.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
+
+CONFIG = ModelConfig(
+    vocab_size=32,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rope_theta=10_000.0,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=False,
+    attention_bias=True,
+    qk_norm=True,
+)
+
+
+def param_shapes(config: ModelConfig = CONFIG) -> nnx.State:
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+
+
+def specs(mesh) -> dict[str, PartitionSpec]:
+    leaves = jax.tree.leaves_with_path(param_shardings(param_shapes(), mesh))
+    return {param_path(path): sharding.spec for path, sharding in leaves}
+
+
+def test_auto_puts_all_devices_on_fsdp():
+    assert dict(make_mesh().shape) == {"data": 1, "fsdp": len(jax.devices()), "tensor": 1}
+
+
+def test_axes_left_out_are_one():
+    mesh = make_mesh({"tensor": 2}, jax.devices()[:2])
+    assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ({"fsdp": 3}, "data 1 x fsdp 3 x tensor 1 is not the 4 devices"),
+        ({"data": 0, "fsdp": 4}, "data 0 x"),
+        ({"data": -1, "fsdp": -4}, "data -1 x"),
+        ({"fdsp": 4}, "mesh.fdsp: no such axis; use data, fsdp, tensor"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(shape, message):
+    with pytest.raises(UserError, match=message) as caught:
+        make_mesh(shape, jax.devices()[:4])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_table_knows_every_parameter():
+    paths = [param_path(path) for path, _ in jax.tree.leaves_with_path(param_shapes())]
+    assert {path.rpartition(".")[2] for path in paths} == set(PARAM_AXES)
+    assert "layers.1.q" in paths
+
+
+def test_specs():
+    found = specs(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
+    assert found["layers.0.q"] == PartitionSpec("fsdp", "tensor", None)
+    assert found["layers.0.o"] == PartitionSpec("tensor", None, "fsdp")
+    assert found["layers.1.down"] == PartitionSpec("tensor", "fsdp")
+    assert found["embed"] == PartitionSpec("tensor", "fsdp")
+    assert found["layers.1.q_norm"] == PartitionSpec(None)
+
+
+def test_what_does_not_divide_stays_whole_with_a_note(caplog):
+    with caplog.at_level(logging.INFO, logger="minirl.sharding"):
+        found = specs(make_mesh({"fsdp": 2, "tensor": 4}))
+    assert found["layers.0.q"] == PartitionSpec("fsdp", "tensor", None)
+    assert found["layers.0.k"] == PartitionSpec("fsdp", None, None)
+    assert "layers.0.k: kv_heads = 2 is not split over tensor = 4" in caplog.messages
+
+
+def test_rows_of_a_batch_are_split_over_data_and_fsdp():
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    array = jax.device_put(jnp.zeros(8), axes_sharding(("batch",), (8,), mesh, name="rows"))
+    assert array.addressable_shards[0].data.shape == (2,)

@@ -1,0 +1,208 @@
+"""What is appended turn by turn is what the template renders for the whole conversation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.errors import UserError
+from minirl.tiny import train_tokenizer
+from minirl.tokenizer import ChatTokenizer
+
+TEXTS = ["How many singers are there?", "SELECT count(*) FROM singer", "user assistant tool"]
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen2.5: a system message where there is none; a tool's answer is a turn of the user.
+DEFAULT_SYSTEM = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen3: thinking is dropped from history, and put before a last reply that has none.
+DROPS_THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.role == 'assistant' and not loop.last and '</think>' in m.content %}"
+    "{{ m.content.split('</think>')[-1] }}"
+    "{% elif m.role == 'assistant' and messages[-1].role == 'tool' %}"
+    "<think>\n\n</think>\n\n{{ m.content }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    role: str
+    content: str
+
+
+QUESTION = [Said("user", "How many singers are there?")]
+FEEDBACK = [Said("user", "There is no table singers.")]
+TOOL = [Said("tool", "1 row"), Said("user", "Go on.")]
+
+
+def write_folder(folder: Path, template: str | None, *, eos: object = None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    train_tokenizer(TEXTS, vocab_size=400).save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+    }
+    if template is not None:
+        config["chat_template"] = template
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
+    if eos is not None:
+        (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> ChatTokenizer:
+    return ChatTokenizer(write_folder(tmp_path_factory.mktemp("plain"), PLAIN))
+
+
+def test_control_tokens(plain):
+    ids = plain.encode_chat(QUESTION)
+    text = plain.decode(ids)
+    assert text.startswith("<|im_start|>")
+    assert text.endswith("<|im_start|> assistant\n")
+    assert plain.decode(plain.stop_ids) == "<|im_end|>"
+    assert plain.decode([plain.pad_id]) == "<|endoftext|>"
+    assert plain.vocab_size <= 400
+
+
+@pytest.mark.parametrize("template", [PLAIN, DEFAULT_SYSTEM])
+@pytest.mark.parametrize("following", [FEEDBACK, TOOL])
+def test_appending_equals_rendering_the_whole(tmp_path, template, following):
+    tokenizer = ChatTokenizer(write_folder(tmp_path, template))
+    reply = "<think>a</think>\n<sql>SELECT 1</sql>"
+    whole = tokenizer.encode_chat([*QUESTION, Said("assistant", reply), *following])
+    stop = tokenizer.stop_ids[0]
+    history = [*tokenizer.encode_chat(QUESTION), *tokenizer.encode(reply)]
+    assert [*history, stop, *tokenizer.encode_next(following, closed=True)] == whole
+    assert [*history, *tokenizer.encode_next(following, closed=False)] == whole
+
+
+def test_default_system_message_comes_once(tmp_path):
+    tokenizer = ChatTokenizer(write_folder(tmp_path, DEFAULT_SYSTEM))
+    assert "Be brief." in tokenizer.decode(tokenizer.encode_chat(QUESTION))
+    assert "Be brief." not in tokenizer.decode(tokenizer.encode_next(FEEDBACK, closed=True))
+
+
+@pytest.mark.parametrize("following", [FEEDBACK, TOOL[:1]])
+def test_what_follows_a_reply_does_not_depend_on_how_history_is_shown(tmp_path, following):
+    here = ChatTokenizer(write_folder(tmp_path / "a", DROPS_THINKING))
+    there = ChatTokenizer(write_folder(tmp_path / "b", PLAIN))
+    for closed in (True, False):
+        assert here.encode_next(following, closed=closed) == there.encode_next(
+            following, closed=closed
+        )
+
+
+def test_a_reply_cut_short_gets_its_end(plain):
+    (stop,) = plain.stop_ids
+    closed = plain.encode_next(FEEDBACK, closed=True)
+    assert plain.encode_next(FEEDBACK, closed=False) == [stop, *closed]
+    assert stop != closed[0]
+
+
+def test_a_template_without_an_end_of_turn_keeps_all_its_glue(tmp_path):
+    template = PLAIN.replace("<|im_end|>", "")
+    tokenizer = ChatTokenizer(write_folder(tmp_path, template))
+    open_ids = tokenizer.encode_next(FEEDBACK, closed=False)
+    assert tokenizer.encode_next(FEEDBACK, closed=True) == open_ids
+
+
+@pytest.mark.parametrize(
+    ("eos", "expected"), [(None, (2,)), (2, (2,)), (0, (0, 2)), ([2, 0], (2, 0))]
+)
+def test_stop_ids(tmp_path, eos, expected):
+    assert ChatTokenizer(write_folder(tmp_path, PLAIN, eos=eos)).stop_ids == expected
+
+
+@given(ids=st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300)))
+def test_any_ids_decode_to_text(plain, ids):
+    plain.decode(ids).encode("utf-8")
+
+
+def test_bytes_that_are_not_utf8_are_replaced(plain):
+    *cut, _ = plain.encode("日")
+    assert "\N{REPLACEMENT CHARACTER}" in plain.decode(cut)
+
+
+def test_nothing_is_put_around_a_text(plain):
+    assert plain.encode("") == []
+    assert plain.decode([]) == ""
+    assert (
+        plain.decode(plain.encode(" count (*) 12 é 日本\n\n\tx ")) == " count (*) 12 é 日本\n\n\tx "
+    )
+
+
+def test_the_template_may_be_a_file_of_its_own(tmp_path, plain):
+    folder = write_folder(tmp_path, None)
+    (folder / "chat_template.jinja").write_text(PLAIN)
+    assert ChatTokenizer(folder).encode_chat(QUESTION) == plain.encode_chat(QUESTION)
+
+
+def remove_folder(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+
+
+def break_json(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
+def break_content(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "none"}}')
+
+
+def remove_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def break_generation(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("[]")
+
+
+def set_template(template: str | None):
+    def change(folder: Path) -> None:
+        write_folder(folder, template)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (remove_folder, "not there"),
+        (break_json, "cannot be read"),
+        (break_content, "cannot be read"),
+        (remove_tokenizer, "no tokenizer.json"),
+        (break_generation, "generation_config.json"),
+        (set_template(None), "no chat template"),
+        (set_template("{% if %}"), "cannot be rendered"),
+        (set_template("{{ raise_exception('not\nlike this') }}"), "cannot be rendered"),
+        (set_template("{{ messages[0].content }}"), "leaves out the replies"),
+    ],
+)
+def test_a_broken_folder_is_one_clear_line(tmp_path, change, message):
+    folder = write_folder(tmp_path / "model", PLAIN, eos=2)
+    change(folder)
+    with pytest.raises(UserError, match=message) as caught:
+        ChatTokenizer(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)

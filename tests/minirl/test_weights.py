@@ -1,0 +1,293 @@
+"""Checkpoints of transformers give transformers' logits; what is saved is what was loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from minirl import weights
+from minirl.attention import causal
+from minirl.errors import UserError
+from minirl.model import Decoder, read_config
+from minirl.sharding import make_mesh, param_path
+
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
+MODELS = ("qwen2", "qwen2_tied", "qwen3")
+MESHES = ({"data": 2, "fsdp": 2, "tensor": 2}, {"fsdp": 8}, {"tensor": 8})
+
+
+def logits(model: Decoder, ids_BT: np.ndarray) -> np.ndarray:
+    position_BT = np.broadcast_to(np.arange(ids_BT.shape[1]), ids_BT.shape)
+
+    @nnx.jit
+    def forward(model: Decoder, ids_BT: jax.Array, position_BT: jax.Array) -> jax.Array:
+        hidden_BTD, _ = model(ids_BT, position_BT, causal())
+        return model.logits(hidden_BTD)
+
+    return np.asarray(forward(model, jnp.asarray(ids_BT), jnp.asarray(position_BT)))
+
+
+def params(model: Decoder) -> dict[str, np.ndarray]:
+    leaves = jax.tree.leaves_with_path(nnx.state(model))
+    return {param_path(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same(model: Decoder, other: Decoder) -> None:
+    ours, theirs = params(model), params(other)
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """A copy of the untied Qwen2 that a test may break."""
+    ignore = shutil.ignore_patterns("*.npz")
+    return Path(shutil.copytree(REFERENCE / "qwen2", tmp_path / "model", ignore=ignore))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name):
+    expected = np.load(REFERENCE / name / "reference.npz")
+    found_BTV = logits(weights.load(REFERENCE / name), expected["ids_BT"])
+    assert expected["lengths_B"].size > 0
+    for b, length in enumerate(expected["lengths_B"]):
+        difference = np.abs(found_BTV[b, :length] - expected["logits_BTV"][b, :length]).max()
+        assert difference < 1e-4
+        assert np.ptp(expected["logits_BTV"][b, :length]) > 1
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_each_device_holds_its_part_of_the_same_weights(name, shape):
+    model = weights.load(REFERENCE / name, mesh=make_mesh(shape))
+    assert_same(model, weights.load(REFERENCE / name))
+    gate = model.layers[0].gate[...]
+    parts = shape.get("fsdp", 1) * shape.get("tensor", 1)
+    assert gate.addressable_shards[0].data.size == gate.size // parts
+
+
+def test_a_part_is_read_without_the_rest():
+    tensor = weights._tensor("layers.0.q", (6, 4, 2))
+    assert tensor.file_shape == (8, 6)
+    index = (slice(2, 4), slice(1, 3), slice(None))
+    assert tensor.file_index(index) == (slice(2, 6), slice(2, 4))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
+    model = weights.load(REFERENCE / name)
+    weights.save(model, tmp_path / "new", source=REFERENCE / name)
+    written = load_file(tmp_path / "new" / "model.safetensors")
+    original = load_file(REFERENCE / name / "model.safetensors")
+    assert written.keys() == original.keys()
+    for key, array in original.items():
+        np.testing.assert_array_equal(written[key], array, err_msg=key)
+    assert_same(weights.load(tmp_path / "new"), model)
+    assert read_config(tmp_path / "new") == read_config(REFERENCE / name)
+
+
+def test_shards_of_bounded_size(tmp_path):
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    model = weights.load(REFERENCE / "qwen2", mesh=mesh)
+    new = tmp_path / "new"
+    weights.save(model, new, source=REFERENCE / "qwen2", max_shard_bytes=150_000)
+    index = json.loads((new / "model.safetensors.index.json").read_text())
+    total = 0
+    for path in new.glob("*.safetensors"):
+        sizes = [array.nbytes for array in load_file(path).values()]
+        assert sum(sizes) <= 150_000
+        total += sum(sizes)
+        assert {key for key, file in index["weight_map"].items() if file == path.name} == set(
+            load_file(path)
+        )
+    assert total == index["metadata"]["total_size"]
+    assert_same(weights.load(new, mesh=mesh), model)
+
+
+@pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16])
+def test_half_precision_in_and_out(tmp_path, kind):
+    model = weights.load(REFERENCE / "qwen3")
+    weights.save(model, tmp_path / "half", source=REFERENCE / "qwen3", dtype=kind)
+    config = json.loads((tmp_path / "half" / "config.json").read_text())
+    assert config["dtype"] == np.dtype(kind).name
+    half = params(weights.load(tmp_path / "half"))
+    for name, array in params(model).items():
+        np.testing.assert_array_equal(half[name], array.astype(kind).astype(np.float32))
+    kept = weights.load(tmp_path / "half", param_dtype=kind)
+    assert {array.dtype for array in params(kept).values()} == {np.dtype(kind)}
+
+
+def test_saving_replaces_a_model(folder):
+    model = weights.init(read_config(folder), 3)
+    weights.save(model, folder, source=folder)
+    assert_same(weights.load(folder), model)
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_save_that_fails_leaves_the_old_model(folder, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    model = weights.init(read_config(folder), 3)
+    monkeypatch.setattr(weights, "save_file", fail)
+    with pytest.raises(OSError, match="disk full"):
+        weights.save(model, folder, source=folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_saving_does_not_delete_other_files(folder):
+    (folder / "notes.txt").write_text("mine")
+    model = weights.load(folder)
+    with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
+        weights.save(model, folder, source=folder)
+    assert (folder / "notes.txt").exists()
+
+
+def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh():
+    config = read_config(REFERENCE / "qwen2")
+    model = weights.init(config, 0)
+    assert_same(weights.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2})), model)
+    other = weights.init(config, 1)
+    assert (params(model)["layers.0.q"] != params(other)["layers.0.q"]).any()
+
+
+def test_tied_models_may_carry_an_output_projection(tmp_path):
+    folder = Path(shutil.copytree(REFERENCE / "qwen2_tied", tmp_path / "model"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    save_file(tensors, folder / "model.safetensors")
+    assert_same(weights.load(folder), weights.load(REFERENCE / "qwen2_tied"))
+
+
+def change_tensors(change):
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return apply
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def remove(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def set_config(**changes):
+    def apply(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return apply
+
+
+def set_index(text: str):
+    def apply(folder: Path) -> None:
+        (folder / "model.safetensors.index.json").write_text(text)
+
+    return apply
+
+
+NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (remove, "no model.safetensors nor model.safetensors.index.json"),
+        (cut, "model.safetensors: cut short"),
+        (empty, "model.safetensors: cut short"),
+        (set_index("{"), "index.json: not an index"),
+        (set_index("[]"), "index.json: not an index"),
+        (set_index('{"weight_map": {"a": "x.safetensors"}}'), "x.safetensors: not there"),
+        (change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
+        (change_tensors(lambda t: t.update(wpe=t[NORM])), "tensor wpe not of the model"),
+        (
+            change_tensors(lambda t: t.update({GATE: t[GATE].T.copy()})),
+            f"tensor {GATE} has shape (64, 56), config.json says (56, 64)",
+        ),
+        (
+            change_tensors(lambda t: t.update({GATE: t[GATE].astype(np.int8)})),
+            f"tensor {GATE} is I8",
+        ),
+        (set_config(num_hidden_layers=3), "tensor model.layers.2.input_layernorm.weight (and 11"),
+        (set_config(num_hidden_layers=1), "tensor model.layers.1.input_layernorm.weight (and 11"),
+        (set_config(hidden_size=32), "tensor model.embed_tokens.weight has shape (384, 64)"),
+        (set_config(model_type="qwen3"), "k_norm.weight (and 3 more) missing"),
+        (set_config(model_type="llama"), "model_type is 'llama'"),
+    ],
+)
+def test_a_broken_folder_is_one_clear_line(folder, change, message):
+    change(folder)
+    with pytest.raises(UserError) as caught:
+        weights.load(folder)
+    assert message in str(caught.value)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import jax
+from minirl import weights
+from minirl.sharding import make_mesh
+
+def peak_bytes():
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts the process that this one was forked from into its ru_maxrss.
+    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+jax.block_until_ready(jax.numpy.ones(8) + 1)
+before = peak_bytes()
+mesh = make_mesh({"fsdp": 8}) if sys.argv[2] == "mesh" else None
+model = weights.load(Path(sys.argv[1]), mesh=mesh)
+jax.block_until_ready(model.embed[...])
+print(peak_bytes() - before)
+"""
+
+
+@pytest.mark.parametrize("where", ["device", "mesh"])
+def test_loading_holds_the_model_once(tmp_path, where):
+    config = json.loads((REFERENCE / "qwen2" / "config.json").read_text())
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes))
+
+    def make() -> Decoder:
+        return Decoder(read_config(tmp_path), rngs=nnx.Rngs(0))
+
+    shapes = jax.tree.leaves_with_path(nnx.state(nnx.eval_shape(make)))
+    tensors = [weights._tensor(param_path(path), leaf.shape) for path, leaf in shapes]
+    arrays = {tensor.name: np.ones(tensor.file_shape, np.float32) for tensor in tensors}
+    save_file(arrays, tmp_path / "model.safetensors")
+    model_bytes = sum(array.nbytes for array in arrays.values())
+    assert model_bytes > 100e6
+    command = [sys.executable, "-c", MEASURE, str(tmp_path), where]
+    root = Path(__file__).parents[2]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=100)
+    assert 0.8 * model_bytes < int(run.stdout) < 1.5 * model_bytes
