@@ -109,8 +109,8 @@ class ExecutorConfig(Settings):
     max_rows: int = Field(default=1_000_000, gt=0)
     """Rows of one result."""
 
-    max_bytes: int = Field(default=32_000_000, gt=0)
-    """Size of one result, in bytes."""
+    max_bytes: int = Field(default=64_000_000, gt=0)
+    """Memory that the rows of one result take, in bytes: some 40 a cell and the text in it."""
 
     max_value_bytes: int = Field(default=400_000, ge=1000)
     """Length of one string or blob. The time of one call that nothing can interrupt grows with its

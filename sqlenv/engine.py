@@ -18,6 +18,7 @@ from sqlenv.types import Result, TimedOut, TooLarge
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 _NAG_S = 0.05
 
+_OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
 
@@ -31,7 +32,8 @@ class Engine:
 
     def __init__(self, config: ExecutorConfig):
         self._config = config
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._idle: OrderedDict[Identity, list[Guard]] = OrderedDict()
         self._idle_count = 0
         self._running: dict[Guard, float] = {}
@@ -42,7 +44,7 @@ class Engine:
         self._stop = weakref.finalize(self, stop.set)
         threading.Thread(
             target=_watch,
-            args=(self._changed, self._running, stop, config.timeout_s),
+            args=(self._lock, self._running, stop, config.timeout_s),
             name="sqlenv-watchdog",
             daemon=True,
         ).start()
@@ -50,9 +52,9 @@ class Engine:
     def execute(self, database: Path, sql: str) -> Result:
         """Run one query whose text passed `guard.refuse_text`."""
         result, was_alone = self._attempt(database, sql)
-        if was_alone or result != TooLarge("memory"):
+        if was_alone or result != _OUT_OF_HEAP:
             return result
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._is_alone)
             self._is_alone = True
             self._changed.wait_for(lambda: not self._active)
@@ -60,21 +62,21 @@ class Engine:
         try:
             return self._attempt(database, sql, alone=True)[0]
         finally:
-            with self._changed:
+            with self._lock:
                 self._is_alone = False
                 self._changed.notify_all()
 
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""
         self._stop()
-        with self._changed:
+        with self._lock:
             self._evict(keep=0)
 
     def _attempt(self, database: Path, sql: str, *, alone: bool = False) -> tuple[Result, bool]:
         """Run once; also say whether nothing else held memory meanwhile."""
         deadline = time.monotonic() + self._config.timeout_s
         identity = identify(database)
-        with self._changed:
+        with self._lock:
             while self._is_alone and not alone:
                 self._changed.wait()
             self._active += 1
@@ -82,13 +84,13 @@ class Engine:
         result: Result | None = None
         try:
             guard = guard or Guard(database, self._config)
-            with self._changed:
+            with self._lock:
                 self._running[guard] = deadline
             result = guard.run(sql)
         except (apsw.NoMemError, MemoryError):  # while the connection was opened
-            result = TooLarge("memory")
+            result = _OUT_OF_HEAP
         finally:
-            with self._changed:
+            with self._lock:
                 self._active -= 1
                 if self._is_alone:
                     self._changed.notify_all()
@@ -127,7 +129,7 @@ class Engine:
 
 
 def _watch(
-    changed: threading.Condition,
+    lock: threading.Lock,
     running: dict[Guard, float],
     stop: threading.Event,
     timeout_s: float,
@@ -142,7 +144,7 @@ def _watch(
     while not stop.wait(sleep_s):
         now = time.monotonic()
         sleep_s = timeout_s
-        with changed:
+        with lock:
             for guard, deadline in running.items():
                 if deadline <= now:
                     guard.connection.interrupt()

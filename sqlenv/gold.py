@@ -56,7 +56,7 @@ class GoldCache:
         result = self._memory.get(key)
         if result is None and self._folder:
             # A damaged or foreign file is the same as none: it is written again.
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 result = _read(self._path(self._folder, key))
                 self._remember(key, result)
         return result

@@ -79,6 +79,9 @@ _DENIED_FUNCTIONS = frozenset(
     }
 )
 
+# What Python adds to a value: an object and its place in a tuple.
+_CELL_BYTES = 40
+
 
 class _RefusedError(Exception):
     """A query that is given up; carries the result that says why."""
@@ -165,14 +168,15 @@ class Guard:
         cursor = self.connection.cursor()
         try:
             cursor.execute(sql)
-            # A chunk holds at most `max_bytes`, however large its values are.
-            chunk_rows = config.max_bytes // (config.max_value_bytes * max(len(self._columns), 1))
+            width = max(len(self._columns), 1)
+            # Small enough that a chunk cannot pass the limit, however large its values are.
+            chunk_rows = config.max_bytes // (config.max_value_bytes * width)
             chunk_rows = min(max(chunk_rows, 1), 1000)
             rows: list[Row] = []
             size_bytes = 0
             while chunk := list(islice(cursor, chunk_rows)):
                 rows += chunk
-                size_bytes += len(marshal.dumps(chunk))
+                size_bytes += len(marshal.dumps(chunk)) + _CELL_BYTES * width * len(chunk)
                 if len(rows) > config.max_rows:
                     raise _RefusedError(TooLarge("rows"))
                 if size_bytes > config.max_bytes:
@@ -212,11 +216,13 @@ class Guard:
 
         Later is too late: many pragmas take effect when they are compiled.
         """
+        # Full-text search asks for this of its own accord, while a query that passed is running.
+        if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
+            return apsw.SQLITE_OK
         forbidden = _forbidden(action, first, second)
         if forbidden:
             self._denied = forbidden
-            return apsw.SQLITE_DENY
-        return apsw.SQLITE_OK
+        return apsw.SQLITE_DENY if forbidden else apsw.SQLITE_OK
 
     def _out_of_steps(self) -> bool:
         self._spent = True

@@ -64,7 +64,7 @@ class Worker:
         with contextlib.suppress(OSError):  # it died: `receive` will notice
             self.connection.send_bytes(marshal.dumps([questions[i] for i in numbers]))
 
-    def receive(self) -> list[tuple[int, Wire]] | None:
+    def receive(self) -> list[tuple[int, Result | UserError]] | None:
         """Take a message that has arrived, as numbered answers; None when the worker is dead."""
         try:
             answers = marshal.loads(self.connection.recv_bytes())
@@ -72,7 +72,7 @@ class Worker:
             return None
         self._is_ready = True
         self._await()
-        return [(self.asked.popleft(), answer) for answer in answers]
+        return [(self.asked.popleft(), _read(answer)) for answer in answers]
 
     def epitaph(self, *, overdue: bool) -> Result:
         """End a worker that failed at its only question, and say what that makes of the question.
@@ -119,7 +119,7 @@ class WorkerPool:
         Raises:
             UserError: A database cannot be used.
         """
-        answers: dict[int, Result] = {}
+        answers: dict[int, Result | UserError] = {}
         waiting = deque(_messages(questions, self._config.workers))
         busy: list[Worker] = []
         try:
@@ -130,7 +130,7 @@ class WorkerPool:
                 for worker, spoke in _next_events(busy):
                     message = worker.receive() if spoke else None
                     if message is not None:
-                        answers.update((number, _result(wire)) for number, wire in message)
+                        answers.update(message)
                     elif len(worker.asked) > 1:
                         waiting.extend([number] for number in worker.asked)
                     else:
@@ -141,7 +141,7 @@ class WorkerPool:
         finally:
             for worker in busy:  # an exception: late answers must not reach the next caller
                 self._dismiss(worker, reuse=False)
-        return [answers[number] for number in range(len(questions))]
+        return [_result(answers[number]) for number in range(len(questions))]
 
     def _hire(self, *, block: bool) -> Worker | None:
         if not self.close.alive:
@@ -185,10 +185,14 @@ def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
     return [(worker, has) for worker, has in events if has or worker.deadline <= now]
 
 
-def _result(wire: Wire) -> Result:
-    if wire[0] == USER_ERROR:
-        raise UserError(wire[1])
-    return decode(wire)
+def _read(wire: Wire) -> Result | UserError:
+    return UserError(wire[1]) if wire[0] == USER_ERROR else decode(wire)
+
+
+def _result(answer: Result | UserError) -> Result:
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
 
 
 def _environment() -> dict[str, str]:

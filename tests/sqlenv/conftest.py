@@ -1,0 +1,38 @@
+"""A small database with something in it for every control."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+SCHEMA = """
+CREATE TABLE city (name TEXT, country TEXT, population INTEGER);
+INSERT INTO city VALUES
+  ('Paris', 'FR', 2100), ('Lyon', 'FR', 500), ('Berlin', 'DE', 3600), ('Oslo', 'NO', 700);
+CREATE TABLE number (n INTEGER);
+WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 1000) INSERT INTO number SELECT x FROM r;
+CREATE TABLE broken (id INTEGER, label TEXT, data);
+INSERT INTO broken VALUES (1, CAST(x'41ff42' AS TEXT), x'ff'), (2, 'good', 2.5), (3, NULL, 'e');
+CREATE VIEW french AS SELECT name FROM city WHERE country = 'FR';
+CREATE VIEW endless AS
+  WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT x FROM r WHERE x < 0;
+CREATE VIRTUAL TABLE words USING fts5(body);
+INSERT INTO words VALUES ('hello world'), ('goodbye');
+"""
+
+
+def make_database(path: Path) -> Path:
+    connection = apsw.Connection(str(path))
+    connection.execute(SCHEMA)
+    connection.execute(f"CREATE TABLE wide ({', '.join(f'c{i}' for i in range(1500))})")
+    connection.execute("INSERT INTO wide (c0) VALUES (1)")
+    connection.close()
+    return path
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    # Characters that mean something in a URI.
+    folder = tmp_path / "data ?#%41"
+    folder.mkdir()
+    return make_database(folder / "town.sqlite")

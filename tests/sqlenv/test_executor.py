@@ -1,0 +1,300 @@
+"""The executor's promises, kept by both isolations."""
+
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor, check_database
+from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+
+DATA = Path(__file__).parents[1] / "data"
+ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+MEMORY_BOMB = "SELECT count(*) FROM (SELECT DISTINCT n || hex(zeroblob(40000)) FROM number)"
+# Small limits: every statement of the corpus ends in a moment.
+SMALL: dict[str, Any] = {
+    "workers": 2,
+    "timeout_s": 10,
+    "max_steps": 2_000_000,
+    "max_rows": 1000,
+    "max_bytes": 1_000_000,
+    "max_value_bytes": 100_000,
+    "heap_bytes": 16_000_000,
+}
+
+
+def read_cases(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
+
+
+def build_sql(parts: str | list[str | list[Any]]) -> str:
+    """Join parts; `[text, n]` is a text n times."""
+    if isinstance(parts, str):
+        return parts
+    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
+
+
+def read_value(value: Any) -> Any:
+    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    with Executor(ExecutorConfig(isolation=request.param, **SMALL)) as made:
+        yield made
+
+
+def test_hostile_statements_are_values_and_leave_no_trace(
+    executor: Executor, database: Path
+) -> None:
+    before = digest_folder(database.parent)
+    for case in read_cases("hostile_sql.jsonl"):
+        sql = build_sql(case["sql"])
+        result = executor.execute(database, sql)
+        assert type(result).__name__ in case["kind"].split("|"), (sql[:200], result)
+        assert "town" not in str(getattr(result, "message", "")), sql[:200]
+    assert digest_folder(database.parent) == before
+    check_legal_statements(executor, database)
+
+
+def check_legal_statements(executor: Executor, database: Path) -> None:
+    for case in read_cases("legal_sql.jsonl"):
+        result = executor.execute(database, case["sql"])
+        rows = tuple(tuple(read_value(value) for value in row) for row in case["rows"])
+        assert isinstance(result, Table), (case["sql"], result)
+        # `repr` also tells 1 from 1.0.
+        assert repr(result.rows) == repr(rows), case["sql"]
+
+
+def test_columns_of_a_result_without_rows(executor: Executor, database: Path) -> None:
+    result = executor.execute(database, "SELECT name AS a, 1 FROM city WHERE 0")
+    assert result == Table(("a", "1"), ())
+
+
+@pytest.mark.parametrize(
+    ("sql", "result"),
+    [
+        ("SELECT 1; SELECT 2", Denied("several statements")),
+        ("PRAGMA hard_heap_limit = 1", Denied("PRAGMA")),
+        ("SELECT load_extension('x')", Denied("function load_extension")),
+        ("EXPLAIN SELECT 1", Denied("EXPLAIN")),
+        ("SELECT ?", Denied("parameters")),
+        ("SELECT 'é', nope FROM city", SqlError("no such column: nope", offset=13)),
+        ("", SqlError("the query is empty")),
+        ("-- nothing", SqlError("the query is empty")),
+        ("x" * 100_001, TooLarge("sql")),
+        (ENDLESS, TimedOut("steps")),
+        ("SELECT a.n FROM number a, number b", TooLarge("rows")),
+        ("SELECT zeroblob(99000) FROM number", TooLarge("bytes")),
+        (MEMORY_BOMB, TooLarge("memory")),
+    ],
+)
+def test_why_there_is_no_table(
+    executor: Executor, database: Path, sql: str, result: Result
+) -> None:
+    assert executor.execute(database, sql) == result
+
+
+def test_many_in_order_with_each_distinct_query_once(executor: Executor, database: Path) -> None:
+    queries = [(database, f"SELECT {n % 50}, random()") for n in range(200)]
+    queries += [(database, ENDLESS), (database, "SELECT"), (database, "")]
+    results = executor.execute_many(queries)
+    tables = [result for result in results if isinstance(result, Table)]
+    assert [table.rows[0][0] for table in tables] == [n % 50 for n in range(200)]
+    assert tables[0] == tables[50]
+    assert [type(result) for result in results[200:]] == [TimedOut, SqlError, SqlError]
+    assert executor.execute_many([]) == []
+
+
+def test_the_step_budget_stops_at_the_same_place_in_both_isolations(database: Path) -> None:
+    queries = [(database, ENDLESS.replace("FROM r)", f"FROM r LIMIT {n})")) for n in range(1, 99)]
+    answers = []
+    for isolation in ("thread", "process"):
+        limits: dict[str, Any] = SMALL | {"isolation": isolation, "max_steps": 700}
+        with Executor(ExecutorConfig(**limits)) as executor:
+            answers.append(executor.execute_many(queries))
+    assert answers[0] == answers[1]
+    finished = [isinstance(answer, Table) for answer in answers[0]]
+    assert finished == sorted(finished, reverse=True)
+    assert 5 < sum(finished) < 95
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
+    isolation: Any, database: Path
+) -> None:
+    config = ExecutorConfig(isolation=isolation, workers=1, timeout_s=0.4, max_steps=2**31 - 1)
+    with Executor(config) as executor:
+        assert isinstance(executor.execute(database, "SELECT 1"), Table)
+        start_s = time.monotonic()
+        assert executor.execute(database, ENDLESS) == TimedOut("wall")
+        assert 0.3 < time.monotonic() - start_s < 2
+        assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
+
+
+def test_the_clock_of_an_idle_executor(database: Path) -> None:
+    """The watchdog sleeps whole time-outs; a query that starts in between gets its full time."""
+    config = ExecutorConfig(isolation="thread", timeout_s=0.3, max_steps=2**31 - 1)
+    with Executor(config) as executor:
+        executor.execute(database, "SELECT 1")
+        for pause_s in (0.05, 0.2):
+            time.sleep(pause_s)
+            start_s = time.monotonic()
+            assert executor.execute(database, ENDLESS) == TimedOut("wall")
+            assert time.monotonic() - start_s > 0.25
+
+
+def run_threads(executor: Executor, database: Path, jobs: list[tuple[str, int]]) -> list[Result]:
+    results: list[Result] = []
+
+    def repeat(sql: str, count: int) -> None:
+        results.extend(executor.execute(database, sql) for _ in range(count))
+
+    threads = [threading.Thread(target=repeat, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_hostile_neighbours_do_not_change_answers(isolation: Any, database: Path) -> None:
+    limits: dict[str, Any] = SMALL | {"timeout_s": 0.5, "max_steps": 2**31 - 1}
+    # A few megabytes of the heap.
+    innocent = "SELECT count(*) FROM (SELECT DISTINCT a.n, b.n FROM number a, number b LIMIT 20000)"
+    with Executor(ExecutorConfig(isolation=isolation, **limits)) as executor:
+        executor.execute(database, "SELECT 1")
+        jobs = [(ENDLESS, 1), (MEMORY_BOMB, 3), (MEMORY_BOMB, 3), (innocent, 6), ("SELECT 7", 300)]
+        results = run_threads(executor, database, jobs)
+    counts = {result: results.count(result) for result in results}
+    assert counts == {
+        TimedOut("wall"): 1,
+        TooLarge("memory"): 6,
+        Table(("count(*)",), ((20000,),)): 6,
+        Table(("7",), ((7,),)): 300,
+    }
+
+
+@pytest.mark.parametrize(
+    ("isolation", "text", "value"),
+    [("thread", "ignore", "AB"), ("thread", "replace", "A\ufffdB"), ("process", "ignore", "AB")],
+)
+def test_text_that_is_not_valid(isolation: Any, text: Any, value: str, database: Path) -> None:
+    with Executor(ExecutorConfig(isolation=isolation, text=text, **SMALL)) as executor:
+        for end in ("", ";", " -- the end", "; -- the end", " /* the end */;"):
+            sql = "SELECT id, label, data, data AS data FROM broken ORDER BY id DESC" + end
+            assert executor.execute(database, sql) == Table(
+                ("id", "label", "data", "data"),
+                ((3, None, "e", "e"), (2, "good", 2.5, 2.5), (1, value, b"\xff", b"\xff")),
+            )
+
+
+def test_strict_text_fails(database: Path) -> None:
+    config = ExecutorConfig(isolation="thread", text="strict", **SMALL)
+    with Executor(config) as executor:
+        assert isinstance(executor.execute(database, "SELECT label FROM broken"), SqlError)
+        assert isinstance(executor.execute(database, "SELECT id FROM broken"), Table)
+
+
+def test_text_of_a_utf16_database(tmp_path: Path) -> None:
+    path = tmp_path / "wide.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a TEXT)")
+    connection.execute("INSERT INTO t VALUES ('né'), (CAST(x'410000d84200' AS TEXT))")
+    connection.close()
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        result = executor.execute(path, "SELECT a FROM t")
+    assert isinstance(result, Table)
+    assert result.rows[0] == ("né",)
+    assert str(result.rows[1][0]).startswith("A")
+
+
+def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path) -> None:
+    paths = [tmp_path / f"{number}.sqlite" for number in range(12)]
+    for path in paths:
+        path.write_bytes(database.read_bytes())
+    with Executor(ExecutorConfig(isolation="thread", max_connections=3, **SMALL)) as executor:
+        for path in paths * 2:
+            assert isinstance(executor.execute(path, "SELECT 1 FROM city"), Table)
+        assert count_open(tmp_path) == 3
+    assert count_open(tmp_path) == 0
+
+
+def count_open(folder: Path) -> int:
+    descriptors = Path("/proc/self/fd")
+    return sum(str(folder) in os.path.realpath(link) for link in descriptors.iterdir())
+
+
+def test_a_file_that_was_replaced_is_read_anew(database: Path) -> None:
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        executor.execute(database, "SELECT count(*) FROM city")
+        connection = apsw.Connection(str(database))
+        connection.execute("DELETE FROM city")
+        connection.close()
+        assert executor.execute(database, "SELECT count(*) FROM city") == Table(
+            ("count(*)",), ((0,),)
+        )
+
+
+def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
+    executor: Executor, database: Path
+) -> None:
+    connection = apsw.Connection(str(database))
+    connection.pragma("journal_mode", "wal")
+    connection.close()
+    assert isinstance(executor.execute(database, "SELECT * FROM city"), Table)
+    assert [path.name for path in database.parent.iterdir()] == [database.name]
+
+
+@pytest.mark.parametrize(
+    ("content", "sibling", "message"),
+    [
+        (None, "", "no such database file"),
+        (b"", "", "is empty"),
+        (b"not a database at all", "", "not a SQLite database"),
+        (b"SQLite format 3\0" + b"\xff" * 4096, "", "SQLite cannot read it"),
+        ("copy", "-wal", "unfinished writes"),
+        ("copy", "-journal", "unfinished writes"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_the_users_mistake(
+    executor: Executor, database: Path, tmp_path: Path, content: Any, sibling: str, message: str
+) -> None:
+    path = tmp_path / "bad.sqlite"
+    if content is not None:
+        path.write_bytes(database.read_bytes() if content == "copy" else content)
+    if sibling:
+        path.with_name(path.name + sibling).write_bytes(b"x")
+    with pytest.raises(UserError, match=message) as raised:
+        executor.execute(path, "SELECT 1")
+    assert "\n" not in str(raised.value)
+    with pytest.raises(UserError, match=message):
+        executor.execute_many([(database, "SELECT 1"), (path, "SELECT 1")])
+    if message != "SQLite cannot read it":
+        with pytest.raises(UserError, match=message):
+            check_database(path)
+    assert isinstance(executor.execute(database, "SELECT 1"), Table)
+
+
+def test_a_closed_executor_says_so(database: Path) -> None:
+    for isolation in ("thread", "process"):
+        executor = Executor(ExecutorConfig(isolation=isolation, **SMALL))
+        executor.close()
+        executor.close()
+        with pytest.raises(RuntimeError):
+            executor.execute_many([(database, "SELECT 1"), (database, "SELECT 2")])

@@ -1,0 +1,214 @@
+"""Worker processes that die, hang, or outlive their parent."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlenv import pool
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+from sqlenv.pool import CRASHED
+from sqlenv.types import SqlError, Table, TimedOut, TooLarge
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+ONE = Table(("1",), ((1,),))
+
+
+def find_workers(parent: int) -> list[int]:
+    """Give the processes of a parent's workers, from /proc."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_text()
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if "sqlenv.worker" in command and int(fields[1]) == parent and fields[0] != "Z":
+            found.append(int(folder.name))
+    return found
+
+
+def has_worked(process: int) -> bool:
+    """Say whether a process used more processor time than its start takes."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK") > 1.0
+
+
+def wait_until(done: Callable[[], bool], *, timeout_s: float = 10) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def executor(database: Path) -> Iterator[Executor]:
+    config = ExecutorConfig(workers=1, timeout_s=20, max_steps=2**31 - 1)
+    with Executor(config) as made:
+        assert made.execute(database, "SELECT 1") == ONE
+        yield made
+
+
+def signal_workers(number: int, *, after_s: float) -> threading.Timer:
+    def send() -> None:
+        for process in find_workers(os.getpid()):
+            os.kill(process, number)
+
+    timer = threading.Timer(after_s, send)
+    timer.start()
+    return timer
+
+
+def test_a_crash_is_the_querys_result_and_the_next_runs(executor: Executor, database: Path) -> None:
+    timer = signal_workers(signal.SIGSEGV, after_s=0.2)
+    assert executor.execute(database, ENDLESS) == CRASHED
+    timer.join()
+    assert executor.execute(database, "SELECT 1") == ONE
+
+
+def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Path) -> None:
+    queries = [(database, "SELECT 1"), (database, ENDLESS), (database, "SELECT 1 -- again")]
+    queries += [(database, f"SELECT {number}") for number in range(60)]
+
+    def crash_twice() -> None:
+        [first] = find_workers(os.getpid())
+        time.sleep(0.2)
+        os.kill(first, signal.SIGSEGV)
+        wait_until(lambda: any(has_worked(worker) for worker in find_workers(os.getpid())))
+        signal_workers(signal.SIGSEGV, after_s=0).join()
+
+    thread = threading.Thread(target=crash_twice)
+    thread.start()
+    results = executor.execute_many(queries)
+    thread.join()
+    assert results[1] == CRASHED
+    assert all(isinstance(result, Table) for result in results[:1] + results[2:])
+    assert results[0] == ONE
+
+
+def test_a_worker_that_hangs_is_killed_at_twice_the_time_out(database: Path) -> None:
+    with Executor(ExecutorConfig(workers=1, timeout_s=0.5, max_steps=2**31 - 1)) as executor:
+        assert executor.execute(database, "SELECT 1") == ONE
+        # A stopped process cannot interrupt itself.
+        timer = signal_workers(signal.SIGSTOP, after_s=0.1)
+        start_s = time.monotonic()
+        assert executor.execute(database, ENDLESS) == TimedOut("wall")
+        assert 0.9 < time.monotonic() - start_s < 3
+        timer.join()
+        assert executor.execute(database, "SELECT 1") == ONE
+
+
+def test_running_out_of_address_space_is_a_value(database: Path) -> None:
+    config = ExecutorConfig(workers=1, max_bytes=2_000_000_000, max_value_bytes=1_000_000)
+    with Executor(config) as executor:
+        assert executor.execute(database, "SELECT 1") == ONE
+        [worker] = find_workers(os.getpid())
+        resource.prlimit(worker, resource.RLIMIT_AS, (150_000_000, 150_000_000))
+        result = executor.execute(database, "SELECT hex(zeroblob(400000)) FROM number")
+        assert result == TooLarge("memory")
+        assert executor.execute(database, "SELECT 1") == ONE
+
+
+def test_no_worker_is_left_after_close(database: Path) -> None:
+    with Executor(ExecutorConfig(workers=2)) as executor:
+        executor.execute_many([(database, f"SELECT {number}") for number in range(100)])
+        assert len(find_workers(os.getpid())) == 2
+    assert find_workers(os.getpid()) == []
+
+
+PARENT = """
+import sys, threading
+from pathlib import Path
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+assert __name__ == "__main__", "imported again by a worker"
+executor = Executor(ExecutorConfig(workers=2, timeout_s=60, max_steps=2**31 - 1))
+for sql in sys.argv[2:]:
+    threading.Thread(target=executor.execute, args=(Path(sys.argv[1]), sql), daemon=True).start()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_parent(script: Path, database: Path) -> subprocess.Popen[bytes]:
+    script.write_text(PARENT)
+    return subprocess.Popen(
+        [sys.executable, script, database, ENDLESS, "SELECT 1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path: Path) -> None:
+    with start_parent(tmp_path / "parent.py", database) as parent:
+        wait_until(lambda: len(find_workers(parent.pid)) == 2)
+        time.sleep(0.5)
+        workers = find_workers(parent.pid)
+        parent.kill()
+        parent.wait()
+        wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
+
+
+def test_workers_leave_ctrl_c_to_their_parent(executor: Executor, database: Path) -> None:
+    before = find_workers(os.getpid())
+    timer = signal_workers(signal.SIGINT, after_s=0)
+    timer.join()
+    assert executor.execute(database, "SELECT 1") == ONE
+    assert find_workers(os.getpid()) == before
+    assert os.getpgid(before[0]) != os.getpgid(0)
+
+
+def test_a_worker_imports_no_learner() -> None:
+    code = "import sys, sqlenv.worker; print(*sys.modules)"
+    modules = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
+    assert not {"jax", "numpy", "transformers", "sqlglot"} & set(modules)
+
+
+def test_a_worker_that_cannot_start_is_not_the_querys_fault(
+    database: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pool, "_environment", lambda: {"PYTHONPATH": ""})
+    with (
+        Executor(ExecutorConfig(workers=1)) as executor,
+        pytest.raises(RuntimeError, match="worker failed"),
+    ):
+        executor.execute(database, "SELECT 1")
+    assert "sqlenv" in capfd.readouterr().err
+
+
+def test_an_executor_does_not_survive_a_fork(executor: Executor, database: Path) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+executor = Executor(ExecutorConfig(isolation="thread"))
+if os.fork() == 0:
+    try:
+        executor.execute(Path({str(database)!r}), "SELECT 1")
+    except RuntimeError:
+        os._exit(7)
+    os._exit(0)
+raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    command = [sys.executable, "-c", code]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 7
+
+
+def test_odd_text_travels_whole(executor: Executor, database: Path) -> None:
+    sql = "SELECT 'a' || char(0) || 'é中😀', x'00ff', 9223372036854775807, -1e999, NULL"
+    assert executor.execute(database, sql) == Table(
+        ("'a' || char(0) || 'é中😀'", "x'00ff'", "9223372036854775807", "-1e999", "NULL"),
+        (("a\0é中😀", b"\x00\xff", 9223372036854775807, float("-inf"), None),),
+    )
+    assert isinstance(executor.execute(database, "\ud800"), SqlError)
