@@ -180,25 +180,25 @@ class _Reader:
 
     def _add_source(self, source: exp.Expression) -> str:
         """Register a source and what it is joined with inside brackets; return its name."""
-        alias = source.alias.lower()
-        inner = source.this if isinstance(source, exp.Subquery) else source
-        while isinstance(inner, exp.Subquery | exp.Paren) and not alias:
+        alias, inner = source.alias.lower(), source
+        joined: list[exp.Join] = []
+        while isinstance(inner, exp.Subquery | exp.Paren):
             inner = inner.this
+            if not isinstance(inner, exp.Select):
+                joined = [*parse.joins(inner), *joined]
         if isinstance(inner, exp.Table):
-            name = inner.name.lower()
-            is_base = name not in self._ctes
-            self._tables.add(name)
-            last = alias or inner.alias.lower() or name
-            self._sources[last] = name if is_base else None
+            table = inner.this.name.lower()
+            name = alias or inner.alias.lower() or table
+            self._sources[name] = None if table in self._ctes else table
+            self._tables.add(table)
         else:
-            last = alias or f"{SUBQUERY}{len(self._sources)}"
+            name = alias or f"{SUBQUERY}{len(self._sources)}"
+            self._sources[name] = None
             self._tables.add(SUBQUERY)
-            self._sources[last] = None
             self._derived.append(inner)
-        if not isinstance(inner, parse.Query):
-            for join in parse.joins(inner):
-                last = self._add_join(join, last)
-        return last
+        for join in joined:
+            name = self._add_join(join, name)
+        return name
 
     def _add_join(self, join: exp.Join, left: str) -> str:
         at = len(self._joins)
@@ -369,7 +369,7 @@ class _Reader:
         if first == "?" and second != "?":
             return f"{second}{_FLIPPED[sign]}{first}"
         both_columns = isinstance(left, exp.Column) and isinstance(right, exp.Column)
-        if sign in ("=", "!=") and both_columns and second < first:
+        if sign in ("=", "!=") and both_columns and "?" != second < first:
             first, second = second, first
         return f"{first}{sign}{second}"
 

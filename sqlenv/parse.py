@@ -8,6 +8,7 @@ that names sqlglot's arguments (`from_` and `with_` are the spelling of release 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from functools import lru_cache
@@ -57,6 +58,8 @@ _RETRIED = frozenset(
     {"union", "except", "intersect", "limit", "struct", "table", "lateral", "map", "array"}
 )
 _START = frozenset({"select", "with", "("})
+# What sqlglot cannot parse it logs too; a policy that writes nonsense would fill the run's log.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
 # What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
 _PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
 
@@ -114,7 +117,7 @@ def parse(sql: str) -> Query | None:
         The tree, shared between callers: never change it. None for whatever is not one query
         (another statement, two statements, broken syntax) or lies beyond the limits above.
     """
-    if not _is_safe(tokens(sql)):
+    if "\0" in sql or not _is_safe(tokens(sql)):
         return None
     try:
         tree = sqlglot.parse_one(
@@ -124,7 +127,9 @@ def parse(sql: str) -> Query | None:
         return None
     if not isinstance(tree, Query):
         return None
-    return tree if len(sql) < MAX_TREE_DEPTH or _depth(tree) <= MAX_TREE_DEPTH else None
+    if len(sql) > MAX_TREE_DEPTH and _depth(tree) > MAX_TREE_DEPTH:
+        return None
+    return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
 
 
 def _is_safe(words: tuple[str, ...]) -> bool:

@@ -1,0 +1,164 @@
+"""The progressive reward and its one-shot baseline, from attempts to parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from rewards.compose import build_reward
+from rewards.config import OneShotConfig, ProgressiveConfig, RewardConfig
+from rewards.diagnosis import Diagnosis
+from rewards.execution import follows_format
+from rewards.progressive import Alignment, OneShotReward, ProgressiveReward
+from sqlenv.types import Attempt, Episode, Example, SqlError, Table
+
+DATA = Path(__file__).parents[1] / "data"
+CASES = json.loads((DATA / "progressive.json").read_text())["cases"]
+STUDY = {
+    case["id"]: case
+    for case in json.loads((DATA / "diagnosis.json").read_text())["cases"]
+    if case["id"].startswith("case study")
+}
+GOOD = "<think> … </think>\n<sql>SELECT 1</sql>\n"
+TABLE, ERROR = Table(("a",), ((1,),)), SqlError("no such column: b")
+EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a FROM t")
+
+
+class KnownAlignment(ProgressiveReward):
+    """Takes the alignment from the query's own text."""
+
+    def align(self, example: Example, sql: str) -> Alignment:
+        return Alignment(float(sql), 0.0, Diagnosis(0.0, (), pred_parsed=True, gold_parsed=True))
+
+
+def attempt(sql: str, *, text: str = GOOD, runs: bool = True, correct: bool = False) -> Attempt:
+    return Attempt(text, sql, TABLE if runs else ERROR, correct)
+
+
+def episode_of(case: dict) -> Episode:
+    attempts = [
+        attempt(str(turn["F"]), runs=turn["runs"], correct=turn.get("correct", False))
+        for turn in case["turns"]
+    ]
+    if not case["format"]:
+        last = case["turns"][-1]
+        attempts[-1] = attempt(str(last["F"]), text="no tags", runs=last["runs"])
+    return Episode(EXAMPLE, tuple(attempts))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_vectors(case):
+    score = KnownAlignment(ProgressiveConfig(), lambda _: None)(episode_of(case))
+    assert score.total == pytest.approx(case["total"], abs=1e-6)
+    assert score.total == sum(score.parts.values())
+    assert score.correct == case["turns"][-1].get("correct", False)
+    if "parts" in case:
+        names = ["format", "execution", "latency", "alignment"]
+        expected = dict(zip(names, case["parts"], strict=True))
+        assert score.parts == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_align_k1_zero_spares_the_first_turn(case):
+    reward = KnownAlignment(ProgressiveConfig(align_k1="zero"), lambda _: None)
+    expected = case.get("total_align_k1_zero", case["total"])
+    assert reward(episode_of(case)).total == pytest.approx(expected, abs=1e-6)
+
+
+def test_case_study_end_to_end():
+    rounds = [STUDY[f"case study, round {r}"] for r in ("1 as printed", "2", "3")]
+    example = Example("1", "?", "db", Path("db.sqlite"), rounds[0]["gold"])
+    attempts = [attempt(r["pred"], correct=r is rounds[2]) for r in rounds]
+    reward = ProgressiveReward(ProgressiveConfig(), lambda _: None)
+    episode = Episode(example, tuple(attempts))
+    assert reward(episode).total == pytest.approx(1.918668, abs=1e-6)
+    seen = reward.diagnostics(episode)
+    assert seen["align/first"] == pytest.approx(0.549417, abs=1e-6)
+    assert seen["align/last"] == pytest.approx(0.968085, abs=1e-6)
+    assert not any(name.startswith("tag/") for name in seen)
+    two = Episode(example, tuple(attempts[:2]))
+    assert {n for n in reward.diagnostics(two) if n.startswith("tag/")} == {
+        "tag/JOIN_KEY_MISMATCH",
+        "tag/FROM_OR_JOIN_TABLE_MISMATCH",
+    }
+
+
+def test_empty_episode_has_no_progress():
+    score = ProgressiveReward(ProgressiveConfig(), lambda _: None)(Episode(EXAMPLE))
+    assert (score.total, score.correct) == (-0.25, False)
+
+
+def test_columns_of_the_example_reach_the_tree():
+    example = Example("1", "?", "db", Path("x"), "SELECT s.a, c.b FROM s JOIN c ON s.id = c.sid")
+    sql = "SELECT a, b FROM s JOIN c ON id = sid"
+    blind = ProgressiveReward(ProgressiveConfig(), lambda _: None)
+    seeing = ProgressiveReward(ProgressiveConfig(), lambda _: {"s": ["id", "a"], "c": ["sid", "b"]})
+    assert seeing.align(example, sql).diagnosis.struct == 1.0
+    assert blind.align(example, sql).diagnosis.struct < 1.0
+
+
+@pytest.mark.parametrize(("choice", "expected"), [("half", 1 / 3), ("lexical", 2 / 3)])
+def test_gold_without_a_tree(choice, expected):
+    # Pairs of tokens: (select, a), (a, from) are shared, (from, t) is not.
+    example = Example("1", "?", "db", Path("x"), "SELECT a FROM")
+    reward = ProgressiveReward(ProgressiveConfig(gold_unparsed=choice), lambda _: None)
+    assert reward.align(example, "SELECT a FROM t").value == pytest.approx(expected)
+
+
+def test_format_of_all_turns():
+    episode = Episode(EXAMPLE, (attempt("0", text="<sql>a</sql>"), attempt("0")))
+    final = KnownAlignment(ProgressiveConfig(), lambda _: None)(episode)
+    every = KnownAlignment(ProgressiveConfig(fmt_scope="all"), lambda _: None)(episode)
+    assert (final.parts["format"], every.parts["format"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("<think>a</think><sql>b</sql>", True),
+        (" \n<think>\na\n</think>\n\n<sql>\nb\n</sql>\n ", True),
+        ("<think></think><sql></sql>", True),
+        ("<sql>b</sql>", False),
+        ("<sql>b</sql><think>a</think>", False),
+        ("<think>a</think><sql>b</sql> done", False),
+        ("Sure: <think>a</think><sql>b</sql>", False),
+        ("<think>a</think> so <sql>b</sql>", False),
+        ("<think>a</think><sql>b</sql><sql>c</sql>", False),
+        ("<think>a</think><think>a</think><sql>b</sql>", False),
+        ("<think>a<sql>b</sql></think>", False),
+        ("<think>a</think><sql>b", False),
+        ("", False),
+    ],
+)
+def test_format(reply, expected):
+    assert follows_format(reply) is expected
+
+
+@pytest.mark.parametrize(
+    ("last", "total"),
+    [
+        (attempt("", correct=True), 3.0),
+        (attempt(""), 1.0),
+        (attempt("", text="x"), 0.5),
+        (attempt("", runs=False), 0.5),
+        (attempt("", runs=False, text="x"), 0.0),
+    ],
+)
+def test_one_shot_sees_the_last_reply_only(last, total):
+    reward = OneShotReward(OneShotConfig())
+    score = reward(Episode(EXAMPLE, (attempt("", correct=True), last)))
+    assert score.total == total
+    assert score.correct is last.correct
+
+
+def test_settings_choose_the_family():
+    adapter = TypeAdapter(RewardConfig)
+    progressive = adapter.validate_python({"kind": "progressive", "decay": 0.7})
+    assert isinstance(build_reward(progressive, columns_of=lambda _: None), ProgressiveReward)
+    one_shot = adapter.validate_python({"kind": "one_shot"})
+    assert isinstance(build_reward(one_shot, columns_of=lambda _: None), OneShotReward)
+    with pytest.raises(ValidationError):
+        adapter.validate_python({"kind": "one_shot", "decay": 0.7})

@@ -1,0 +1,196 @@
+"""The single-turn and the diagnosed environment, on the real executor and a database made here."""
+
+from __future__ import annotations
+
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, SingleTurnConfig
+from sqlenv.envs.diagnosed import Diagnosed
+from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.envs.tags import TAG_SENTENCES, sentences
+from sqlenv.executor import Executor
+from sqlenv.prompts import feedback_text
+from sqlenv.types import Denied, Example, Message, Observation, SqlError, Table
+
+TAGS = ("WHERE_ERROR", "SELECT_ERROR")
+RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"
+WRONG = "<think>a</think><sql>SELECT name FROM singer</sql>"
+BROKEN = "<think>a</think><sql>SELECT missing FROM singer</sql>"
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> Example:
+    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
+        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
+    gold = "SELECT name FROM singer WHERE age > 20"
+    return Example("1", "Who is over 20?", "music", path, gold)
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        yield executor
+
+
+def first_prompt(example: Example) -> Observation:
+    return (Message("system", "Write SQL."), Message("user", example.question))
+
+
+class Recorder:
+    """Stands for the diagnostic tree: fixed tags, remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def __call__(self, example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
+        self.calls.append((sql, error))
+        return TAGS, feedback_text(TAGS, sentences(TAGS), error=error)
+
+
+def diagnosed(executor, feedback, **settings) -> Diagnosed:
+    config = DiagnosedConfig(**settings)
+    return Diagnosed(config, executor=executor, first_prompt=first_prompt, feedback=feedback)
+
+
+def test_single_turn_judges_one_reply(executor, example):
+    env = SingleTurn(SingleTurnConfig(), executor=executor, first_prompt=first_prompt)
+    start, observation = env.reset(example)
+    assert observation == first_prompt(example)
+    for reply, correct in [(RIGHT, True), (WRONG, False), (BROKEN, False)]:
+        episode, following = env.step(start, reply)
+        assert following is None
+        assert [attempt.correct for attempt in episode.attempts] == [correct]
+    assert start.attempts == ()
+
+
+def test_diagnosed_goes_on_until_the_first_match(executor, example):
+    feedback = Recorder()
+    env = diagnosed(executor, feedback)
+    episode, _ = env.reset(example)
+    episode, observation = env.step(episode, WRONG)
+    assert observation is not None
+    (message,) = observation
+    assert message.role == "user"
+    assert "WHERE_ERROR, SELECT_ERROR" in message.content
+    assert TAG_SENTENCES["WHERE_ERROR"] in message.content
+    assert episode.attempts[0].tags == TAGS
+    episode, observation = env.step(episode, RIGHT)
+    assert observation is None
+    assert [attempt.correct for attempt in episode.attempts] == [False, True]
+    assert episode.attempts[1].tags == ()
+    assert feedback.calls == [("SELECT name FROM singer", "")]
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_diagnosed_ends_after_its_turns(executor, example, turns):
+    feedback = Recorder()
+    env = diagnosed(executor, feedback, turns=turns)
+    episode, observation = env.reset(example)
+    replies = 0
+    while observation is not None:
+        episode, observation = env.step(episode, WRONG)
+        replies += 1
+    assert replies == len(episode.attempts) == turns
+    assert len(feedback.calls) == turns - 1
+
+
+@pytest.mark.parametrize("reply", ["", "SELECT 1", "<think>long", "<sql>SELECT name FROM singer"])
+def test_reply_without_a_complete_block_is_an_error_that_never_runs(example, reply):
+    class NeverRuns:
+        def execute(self, database: Path, sql: str):
+            raise AssertionError(sql)
+
+        gold = execute
+
+    episode, observation = diagnosed(NeverRuns(), Recorder()).step(
+        diagnosed(NeverRuns(), Recorder()).reset(example)[0], reply
+    )
+    assert observation is not None
+    (attempt,) = episode.attempts
+    assert (attempt.text, attempt.sql, attempt.correct) == (reply, "", False)
+    assert isinstance(attempt.result, SqlError)
+
+
+def test_the_databases_message_is_told_on_demand(executor, example):
+    silent, telling = Recorder(), Recorder()
+    env = diagnosed(executor, silent)
+    env.step(env.reset(example)[0], BROKEN)
+    env = diagnosed(executor, telling, feedback_exec_error=True)
+    episode, observation = env.step(env.reset(example)[0], BROKEN)
+    assert silent.calls == [("SELECT missing FROM singer", "")]
+    assert telling.calls == [("SELECT missing FROM singer", "no such column: missing")]
+    assert observation is not None
+    assert "no such column: missing" in observation[0].content
+    env.step(env.reset(example)[0], WRONG)
+    assert telling.calls[1] == ("SELECT name FROM singer", "")
+
+
+def test_writes_are_denied_and_leave_no_trace(executor, example):
+    env = SingleTurn(SingleTurnConfig(), executor=executor, first_prompt=first_prompt)
+    start, _ = env.reset(example)
+    for sql in ("DELETE FROM singer", "DROP TABLE singer", "SELECT 1; DELETE FROM singer"):
+        episode, _ = env.step(start, f"<sql>{sql}</sql>")
+        assert isinstance(episode.attempts[0].result, Denied | SqlError)
+    episode, _ = env.step(start, RIGHT)
+    assert episode.attempts[0].correct
+
+
+@pytest.mark.parametrize(
+    ("match", "gold", "sql", "correct"),
+    [
+        ("set", "SELECT age FROM singer", "SELECT age FROM singer ORDER BY 1 DESC", True),
+        ("set", "SELECT 1 FROM singer", "SELECT 1", True),
+        ("bag", "SELECT 1 FROM singer", "SELECT 1", False),
+        (
+            "bag_ordered",
+            "SELECT age FROM singer ORDER BY 1",
+            "SELECT 30 UNION ALL SELECT 19",
+            False,
+        ),
+        ("set", "SELECT broken", "SELECT 1", False),
+        ("set", "SELECT broken", "SELECT broken", False),
+    ],
+)
+def test_match_modes_and_failing_golds(executor, example, match, gold, sql, correct):
+    config = SingleTurnConfig(match=match, wrapping="fence")
+    env = SingleTurn(config, executor=executor, first_prompt=first_prompt)
+    other = Example("2", "?", "music", example.database, gold)
+    episode, _ = env.step(env.reset(other)[0], f"```sql\n{sql}\n```")
+    assert episode.attempts[0].correct is correct
+    assert isinstance(episode.attempts[0].result, Table | SqlError)
+
+
+def test_threads_share_an_environment(executor, example):
+    env = diagnosed(executor, Recorder())
+
+    def play(reply: str) -> tuple[bool, ...]:
+        episode, observation = env.reset(example)
+        while observation is not None:
+            episode, observation = env.step(episode, reply)
+        return tuple(attempt.correct for attempt in episode.attempts)
+
+    with ThreadPoolExecutor(4) as pool:
+        played = list(pool.map(play, [RIGHT, WRONG] * 20))
+    assert played == [(True,), (False,) * 4] * 20
+
+
+def test_every_sentence_is_one_sentence():
+    for tag, sentence in TAG_SENTENCES.items():
+        assert sentence.endswith("."), tag
+        assert sentence.count(".") == 1, tag
+
+
+def test_settings_choose_the_environment():
+    adapter = TypeAdapter(EnvConfig)
+    assert adapter.validate_python({"kind": "diagnosed"}) == DiagnosedConfig(turns=4, match="set")
+    assert isinstance(adapter.validate_python({"kind": "single_turn"}), SingleTurnConfig)
+    for wrong in ({"kind": "diagnosed", "turns": 0}, {"kind": "other"}, {"turns": 2}):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)

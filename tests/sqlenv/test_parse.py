@@ -1,0 +1,235 @@
+"""Extraction, comments, tokens, and text that would crash or stall the parser."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sqlenv import parse
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("<think>a</think> <sql> SELECT 1 </sql>", "SELECT 1"),
+        ("<sql>a</sql> then <sql>b</sql>", "b"),
+        ("<sql>a</sql> then <sql>b", "a"),
+        ("I write <sql> and then <sql>a</sql>", "a"),
+        ("<sql>a</sql> stray </sql>", "a"),
+        ("<sql>SELECT 1", ""),
+        ("SELECT 1</sql>", ""),
+        ("<sql></sql>", ""),
+        ("```sql\nSELECT 1\n```", ""),
+        ("", ""),
+    ],
+)
+def test_last_complete_tag_counts(reply, expected):
+    assert parse.extract_sql(reply, "sql_tag") == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("First\n```sql\nSELECT 1\n```\nthen\n```sql\nSELECT 2;\n```", "SELECT 2;"),
+        ("```sql\nSELECT 1\n```\n```python\nx\n```", "SELECT 1"),
+        ("```sql\nSELECT 1", ""),
+        ("```\nSELECT 1\n```", ""),
+        ("<sql>SELECT 1</sql>", ""),
+    ],
+)
+def test_last_complete_fence_counts(reply, expected):
+    assert parse.extract_sql(reply, "fence") == expected
+
+
+@pytest.mark.parametrize("tag", ["sql_tag", "fence"])
+def test_extraction_takes_linear_time(tag):
+    for piece in ("<sql>", "</sql>", "```sql", "```", "<sql></sql>"):
+        start = time.thread_time()
+        parse.extract_sql(piece * 200_000, tag)
+        assert time.thread_time() - start < 1.0, piece
+
+
+def test_comments_go_before_whitespace():
+    sql = "SELECT a -- the 'first'\n, b /* two\nlines */ FROM t -- end"
+    assert parse.one_line(sql) == "SELECT a , b FROM t"
+    # Collapsing whitespace first would comment out the rest of the query.
+    assert parse.one_line(" ".join(sql.split())) == "SELECT a"
+    assert parse.parse(parse.one_line(sql)) == parse.parse(sql) is not None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT '-- no  comment'", 'SELECT "/* a */"', "SELECT 'it''s -- x'", "SELECT `--a`, [/*b*/]"],
+)
+def test_quoted_text_is_no_comment(sql):
+    assert parse.strip_comments(sql) == sql
+    assert parse.one_line(sql) == sql
+
+
+def test_unterminated_comment_runs_to_the_end():
+    assert parse.one_line("SELECT 1 /* and so on") == "SELECT 1"
+
+
+def test_tokens():
+    assert parse.tokens("SELECT T.\"Na me\", 'It''s', 1.5e3 FROM [A b]<=`C`||x!=.5 ;; ") == (
+        *("select", "t", ".", '"Na me"', ",", "'It''s'", ",", "1.5e3", "from", "[a b]"),
+        *("<=", "`c`", "||", "x", "!=", ".5"),
+    )
+    assert parse.tokens("a<>b==c>=d 'open") == (
+        *("a", "<>", "b", "==", "c", ">=", "d", "'", "open"),
+    )
+    assert parse.tokens("") == parse.tokens(" ; ") == ()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        " ;",
+        "hello",
+        "SELECT",
+        "SELECT FROM",
+        "SELECT FROM t",
+        "SELECT 1; SELECT 2",
+        "DROP TABLE t",
+        "DELETE FROM t",
+        "PRAGMA table_info(t)",
+        "EXPLAIN SELECT 1",
+        "VALUES (1)",
+        "SELECT 1 FROM (",
+        "SELECT 'open",
+        "\0",
+        "SELECT \0",
+        "\ud800",
+        "SELECT '\ud800",
+        "\x1b[31m" * 20,
+        "SELECT 1" + " " * parse.MAX_CHARS,
+    ],
+)
+def test_what_is_not_one_query_has_no_tree(sql):
+    assert parse.parse(sql) is None
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT 1;",
+        " (SELECT 1) ",
+        "WITH a AS (SELECT 1) SELECT * FROM a;\n-- done",
+        "SELECT a FROM t UNION SELECT b FROM u ORDER BY 1 LIMIT 2",
+        "SELECT a, rank() OVER (PARTITION BY b ORDER BY c) FROM t WHERE d GLOB 'x*'",
+        "SELECT * FROM t WHERE a IN (" + ", ".join(map(str, range(2000))) + ")",
+        "SELECT 1 FROM t WHERE " + " AND ".join(f"t.c{i} = {i}" for i in range(100)),
+        "SELECT 1" + " UNION SELECT 1" * 50,
+        "SELECT * FROM " + ", ".join(f"t{i}" for i in range(40)),
+        "SELECT * FROM t0" + "".join(f" JOIN t{i} ON t{i}.a = t0.a" for i in range(1, 40)),
+        "SELECT " + ", ".join(f"CASE WHEN a = {i} THEN {i} ELSE -1 END" for i in range(60)),
+        "SELECT " + "(" * 20 + "1" + ")" * 20,
+    ],
+    ids=lambda sql: sql[:40],
+)
+def test_large_but_honest_queries_have_a_tree(sql):
+    assert parse.parse(sql) is not None
+
+
+# Each of these once crashed the interpreter (compiled sqlglot overflows the C stack), or cost time
+# that doubles with each repetition. The tail closes what the piece opens.
+HOSTILE = [
+    ("SELECT ", "(", ")"),
+    ("SELECT ", "[", "]"),
+    ("SELECT ", "{", "}"),
+    ("SELECT ", "NOT ", ""),
+    ("SELECT ", "- ", ""),
+    ("SELECT ", "~", ""),
+    ("SELECT ", "+ ", ""),
+    ("SELECT ", "CASE ", ""),
+    ("SELECT ", "CASE WHEN ", ""),
+    ("SELECT ", "f(", ")"),
+    ("SELECT ", "CAST(", " AS INT)"),
+    ("SELECT ", "EXISTS(", ")"),
+    ("SELECT ", "a IN (", ")"),
+    ("SELECT ", "(SELECT ", ")"),
+    ("SELECT ", "INTERVAL ", ""),
+    ("SELECT * FROM ", "(SELECT * FROM ", ")"),
+    ("SELECT * FROM ", "(", ")"),
+    ("SELECT * FROM a ", "JOIN (b ", ")"),
+    ("SELECT f() ", "FILTER (WHERE f() ", ")"),
+    ("SELECT f() OVER (", "ORDER BY f() OVER (", ")"),
+    ("SELECT 1 UNION ", "(", ")"),
+    ("", "WITH a AS (", ")"),
+    ("", "(", ""),
+    ("SELECT ", "SELECT ", ""),
+    ("", "FROM ", ""),
+    ("SELECT * ", "FROM ", ""),
+    ("SELECT f(", ", FROM BY ", ""),
+    ("SELECT ", "STRUCT<", ""),
+    ("SELECT CAST(1 AS ", "ARRAY<", ""),
+    ("SELECT a", ".b", ""),
+    ("SELECT 1", "+1", ""),
+    ("SELECT 1", " AND 1", ""),
+    ("SELECT 1", " OR 1", ""),
+    ("SELECT 1", "||1", ""),
+    ("SELECT 1", " UNION SELECT 1", ""),
+    ("SELECT 1", " = 1", ""),
+    ("SELECT a", " COLLATE nocase", ""),
+    ("SELECT a", " IS NOT", ""),
+    ("SELECT 1 FROM a", " JOIN b", ""),
+    ("SELECT 1 FROM a", " LEFT JOIN b c", ""),
+    ("SELECT ", "LIMIT f(", ""),
+    ("SELECT ", "STRUCT (", ""),
+    ("SELECT ", "UNION (", ""),
+    ("SELECT ", "DATE (", ""),
+    ("SELECT ", "/* ", ""),
+    ("SELECT ", "'", ""),
+    ("SELECT ", '"', ""),
+    ("SELECT ", "[a", ""),
+    ("SELECT ", ":", ""),
+    ("", ";", ""),
+    ("", "EXPLAIN ", ""),
+]
+
+
+@pytest.mark.parametrize("count", [30, 300, 3_000, 100_000])
+@pytest.mark.parametrize(("head", "piece", "tail"), HOSTILE, ids=[h + p for h, p, _ in HOSTILE])
+def test_hostile_text_costs_neither_stack_nor_time(head, piece, tail, count):
+    texts = [head + piece * count, head + piece * count + "1" + tail * count]
+
+    def work() -> None:
+        for text in texts:
+            parse.parse(text)
+            parse.extract_sql(text, "sql_tag")
+
+    start = time.thread_time()
+    _on_small_stack(work)
+    assert time.thread_time() - start < 1.0
+
+
+def test_tree_depth_is_bounded():
+    chain = "SELECT 1" + "+1" * (parse.MAX_TREE_DEPTH - 10)
+    assert parse.parse(chain) is not None
+    assert parse.parse(chain + "+1" * 20) is None
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(), st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))))
+def test_no_text_raises(text):
+    parse.extract_sql(text, "fence")
+    parse.one_line(text)
+    parse.tokens(text)
+    parse.parse(text)
+    parse.parse("SELECT " + text)
+
+
+def _on_small_stack(work) -> None:
+    """Run in a thread with a stack of 1 MB, an eighth of the usual; a crash ends the process."""
+    before = threading.stack_size(1 << 20)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
