@@ -120,7 +120,7 @@ class ExecutorConfig(Settings):
     """Length of the query text."""
 
     heap_bytes: int = Field(default=128_000_000, ge=8_000_000)
-    """SQLite's memory, for the whole process: the last executor made in a process sets it."""
+    """SQLite's memory in one process. Of several executors in a process the largest limit holds."""
 
     max_connections: int = Field(default=64, ge=1)
     """Idle connections kept open in one process; 0.3 to 2 MB and one file descriptor each."""

@@ -25,8 +25,13 @@ def check_database(path: Path) -> None:
     """
     if not path.is_file():
         raise UserError(f"{path}: no such database file; check the data folder and the db_id")
-    with path.open("rb") as file:
-        header = file.read(len(_MAGIC))
+    try:
+        with path.open("rb") as file:
+            header = file.read(len(_MAGIC))
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); allow it, or copy it"
+        ) from None
     if not header:
         raise UserError(f"{path}: the database file is empty; download or build it again")
     if header != _MAGIC:

@@ -21,6 +21,8 @@ _NAG_S = 0.05
 _OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
+# Of the engines that are open. SQLite knows one limit for the process: the largest is in force.
+_heap_limits: list[int] = []
 
 
 class Engine:
@@ -39,9 +41,10 @@ class Engine:
         self._running: dict[Guard, float] = {}
         self._active = 0
         self._is_alone = False
-        apsw.hard_heap_limit(config.heap_bytes)
         stop = threading.Event()
-        self._stop = weakref.finalize(self, stop.set)
+        self._stop = weakref.finalize(self, _stop, stop, config.heap_bytes)
+        _heap_limits.append(config.heap_bytes)
+        apsw.hard_heap_limit(max(_heap_limits))
         threading.Thread(
             target=_watch,
             args=(self._lock, self._running, stop, config.timeout_s),
@@ -126,6 +129,12 @@ class Engine:
                 self._idle_count -= 1
             if not guards:
                 del self._idle[identity]
+
+
+def _stop(stop: threading.Event, heap_bytes: int) -> None:
+    stop.set()
+    _heap_limits.remove(heap_bytes)
+    apsw.hard_heap_limit(max(_heap_limits, default=0))
 
 
 def _watch(

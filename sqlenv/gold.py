@@ -17,6 +17,7 @@ import apsw
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, fingerprint, identify
+from sqlenv.errors import UserError
 from sqlenv.types import Result, Table, TimedOut, TooLarge
 from sqlenv.wire import decode, encode
 
@@ -66,7 +67,13 @@ class GoldCache:
             return
         self._remember(key, result)
         if self._folder:
-            _write(self._path(self._folder, key), result)
+            try:
+                _write(self._path(self._folder, key), result)
+            except OSError as error:
+                raise UserError(
+                    f"{self._folder}: cannot keep gold results here ({error.strerror}); "
+                    "set cache_dir to a folder with room that you may write"
+                ) from None
 
     def _remember(self, key: tuple[Identity, str], result: Result) -> None:
         self._memory[key] = result

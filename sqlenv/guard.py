@@ -78,7 +78,10 @@ _DENIED_FUNCTIONS = frozenset(
         *("median", "percentile", "percentile_cont", "percentile_disc"),
     }
 )
-
+_UNREADABLE = (
+    *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
+    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError),
+)
 # What Python adds to a value: an object and its place in a tuple.
 _CELL_BYTES = 40
 
@@ -117,7 +120,7 @@ class Guard:
         self._config = config
         try:
             self.connection, self._codec = _open(path, config)
-        except (apsw.NotADBError, apsw.CorruptError, apsw.CantOpenError, apsw.SQLError) as error:
+        except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self.connection.exec_trace = self._inspect
         self.connection.authorizer = self._authorize
@@ -258,6 +261,8 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
         return "" if allowed else f"function {function}"
     if action == apsw.SQLITE_PRAGMA and str(first).lower() in _ALLOWED_PRAGMAS:
         return ""
+    if first in ("sqlite_master", "sqlite_temp_master"):
+        return "schema change"
     return str(apsw.mapping_authorizer_function.get(action, action)).removeprefix("SQLITE_")
 
 

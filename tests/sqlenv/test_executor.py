@@ -90,6 +90,8 @@ def test_columns_of_a_result_without_rows(executor: Executor, database: Path) ->
     [
         ("SELECT 1; SELECT 2", Denied("several statements")),
         ("PRAGMA hard_heap_limit = 1", Denied("PRAGMA")),
+        ("DROP TABLE city", Denied("schema change")),
+        ("DELETE FROM city", Denied("DELETE")),
         ("SELECT load_extension('x')", Denied("function load_extension")),
         ("EXPLAIN SELECT 1", Denied("EXPLAIN")),
         ("SELECT ?", Denied("parameters")),
@@ -240,6 +242,15 @@ def count_open(folder: Path) -> int:
     return sum(str(folder) in os.path.realpath(link) for link in descriptors.iterdir())
 
 
+def test_the_heap_limit_ends_with_its_executor() -> None:
+    before = apsw.hard_heap_limit(-1)
+    with Executor(ExecutorConfig(isolation="thread", heap_bytes=300_000_000)):
+        with Executor(ExecutorConfig(isolation="thread", heap_bytes=200_000_000)):
+            assert apsw.hard_heap_limit(-1) == 300_000_000
+        assert apsw.hard_heap_limit(-1) == 300_000_000
+    assert apsw.hard_heap_limit(-1) == before
+
+
 def test_a_file_that_was_replaced_is_read_anew(database: Path) -> None:
     with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
         executor.execute(database, "SELECT count(*) FROM city")
@@ -268,6 +279,7 @@ def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
         (b"", "", "is empty"),
         (b"not a database at all", "", "not a SQLite database"),
         (b"SQLite format 3\0" + b"\xff" * 4096, "", "SQLite cannot read it"),
+        ("cut", "", "SQLite cannot read it"),
         ("copy", "-wal", "unfinished writes"),
         ("copy", "-journal", "unfinished writes"),
     ],
@@ -276,8 +288,10 @@ def test_a_database_that_cannot_be_used_is_the_users_mistake(
     executor: Executor, database: Path, tmp_path: Path, content: Any, sibling: str, message: str
 ) -> None:
     path = tmp_path / "bad.sqlite"
+    if content in ("copy", "cut"):
+        content = database.read_bytes()[: 8192 if content == "cut" else None]
     if content is not None:
-        path.write_bytes(database.read_bytes() if content == "copy" else content)
+        path.write_bytes(content)
     if sibling:
         path.with_name(path.name + sibling).write_bytes(b"x")
     with pytest.raises(UserError, match=message) as raised:

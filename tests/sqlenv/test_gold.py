@@ -5,6 +5,7 @@ import apsw
 import pytest
 
 from sqlenv.config import ExecutorConfig
+from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 
@@ -48,7 +49,7 @@ def test_a_gold_query_runs_once(database: Path) -> None:
         ),
         ("SELECT * FROM city WHERE 0", None),
         ("SELECT nope", SqlError("no such column: nope", 7)),
-        ("DROP TABLE city", Denied("DELETE")),
+        ("DROP TABLE city", Denied("schema change")),
         (ENDLESS, TimedOut("steps")),
         ("SELECT n FROM number", TooLarge("rows")),
     ],
@@ -126,6 +127,17 @@ def test_a_damaged_file_is_written_again(database: Path, tmp_path: Path) -> None
         file.write_text(damage)
     with make_executor(cache) as executor:
         assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
+
+
+def test_a_folder_that_cannot_be_written_is_the_users_mistake(
+    database: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with (
+        make_executor(tmp_path / "cache") as executor,
+        pytest.raises(UserError, match="cannot keep gold results here"),
+    ):
+        executor.gold(database, "SELECT 1")
 
 
 def test_many_gold_queries_in_order(database: Path, tmp_path: Path) -> None:
