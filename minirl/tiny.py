@@ -29,6 +29,7 @@ from tokenizers.trainers import BpeTrainer
 
 from minirl import weights
 from minirl.config import TinyConfig
+from minirl.errors import UserError
 from minirl.model import parse_config
 
 _CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -67,7 +68,11 @@ def make_tiny(folder: Path, texts: Iterable[str], shape: TinyConfig, seed: int) 
         texts: What the model will read and write: prompts, questions, SQL.
         shape: Sizes of the model.
         seed: Seed of the weights.
+
+    Raises:
+        UserError: A shape that no model has, or other files in `folder`.
     """
+    _check(shape)
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size)
     config = _model_config(shape, tokenizer)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
@@ -79,6 +84,23 @@ def make_tiny(folder: Path, texts: Iterable[str], shape: TinyConfig, seed: int) 
         _write_json(source / "tokenizer_config.json", _tokenizer_config())
         _write_json(source / "generation_config.json", {"eos_token_id": stop_ids})
         weights.save(model, folder, source=source)
+
+
+def _check(shape: TinyConfig) -> None:
+    least = len(pre.ByteLevel.alphabet()) + len(_CONTROL_TOKENS) + len(_MARKS)
+    if shape.vocab_size < least:
+        raise UserError(
+            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
+        )
+    if shape.heads % shape.kv_heads:
+        raise UserError(
+            f"model.tiny.kv_heads: {shape.kv_heads} does not divide heads = {shape.heads}"
+        )
+    if shape.hidden_size % (2 * shape.heads):
+        raise UserError(
+            f"model.tiny.hidden_size: {shape.hidden_size} is not a multiple of "
+            f"2 x heads = {2 * shape.heads}; rotary embedding needs heads of an even size"
+        )
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:

@@ -9,6 +9,7 @@ import sqlite3
 import pytest
 
 from minirl.config import TinyConfig
+from minirl.errors import UserError
 from minirl.tiny import make_tiny, train_tokenizer
 from minirl.tokenizer import ChatTokenizer
 
@@ -98,3 +99,21 @@ def test_the_folder_is_a_chat_model(tmp_path):
     assert chat.decode([chat.pad_id]) == "<|endoftext|>"
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert chat.vocab_size <= config["vocab_size"] == 512
+
+
+def test_the_smallest_vocabulary_is_bytes_and_marks():
+    assert train_tokenizer(TEXTS, vocab_size=263).get_vocab_size() == 263
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 262}, "model.tiny.vocab_size: 262 is too small; write 263 or more"),
+        ({"heads": 4, "kv_heads": 3}, "model.tiny.kv_heads: 3 does not divide heads = 4"),
+        ({"hidden_size": 18}, "model.tiny.hidden_size: 18 is not a multiple of 2 x heads = 4"),
+    ],
+)
+def test_a_shape_that_no_model_has_is_refused(tmp_path, changes, message):
+    with pytest.raises(UserError, match=message):
+        make_tiny(tmp_path / "model", TEXTS, SHAPE.model_copy(update=changes), 0)
+    assert not (tmp_path / "model").exists()
