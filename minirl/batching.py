@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 Aggregation = Literal["sequence_mean", "token_mean"]
 
@@ -48,14 +50,14 @@ class Batch(NamedTuple):
             micro-batches (0 in padding).
     """
 
-    prefix_NP: np.ndarray
-    prefix_length_N: np.ndarray
-    input_BC: np.ndarray
-    target_BC: np.ndarray
-    is_action_BC: np.ndarray
-    old_logp_BC: np.ndarray
-    advantage_BC: np.ndarray
-    weight_BC: np.ndarray
+    prefix_NP: Array
+    prefix_length_N: Array
+    input_BC: Array
+    target_BC: Array
+    is_action_BC: Array
+    old_logp_BC: Array
+    advantage_BC: Array
+    weight_BC: Array
 
 
 def token_weights(actions: Sequence[int], *, aggregation: Aggregation) -> list[float]:
@@ -148,13 +150,5 @@ def _pack(
             old_logp_BC[b, :length] = row.logprobs[start + 1 :]
             advantage_BC[b] = row.advantage
             weight_BC[b] = weights[n][g] * is_action_BC[b]
-    return Batch(
-        prefix_NP,
-        prefix_length_N,
-        input_BC,
-        target_BC,
-        is_action_BC,
-        old_logp_BC,
-        advantage_BC,
-        weight_BC,
-    )
+    tokens = (prefix_NP, prefix_length_N, input_BC, target_BC)
+    return Batch(*map(jnp.asarray, (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)))

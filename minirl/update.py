@@ -1,4 +1,4 @@
-"""One update of the weights: log-probabilities, the loss, its gradient over micro-batches, Optax."""
+"""One update: log-probabilities, the objective, its gradient over micro-batches, Optax."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 from minirl import attention, losses
 from minirl.batching import Batch
 from minirl.config import AlgorithmConfig, OptimizerConfig
+from minirl.model import Decoder
 
 # Largest array of logits that is held at once, in bytes; longer ones are computed in chunks.
 LOGITS_BYTES = 2**29
@@ -58,7 +59,7 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
 
 
 def token_logprobs(
-    model: nnx.Module, batch: Batch, *, temperature: float
+    model: Decoder, batch: Batch, *, temperature: float
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return the log-probability of every target, BC, and the entropy of its distribution, BC.
 
@@ -77,7 +78,7 @@ def token_logprobs(
 
 
 def _project(
-    model: nnx.Module, hidden_BCD: Array, target_BC: Array, *, temperature: float
+    model: Decoder, hidden_BCD: Array, target_BC: Array, *, temperature: float
 ) -> tuple[Array, Array]:
     """Compute log-probability and entropy without ever holding the logits of all positions."""
 

@@ -73,7 +73,7 @@ class TooLarge:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """The query asks for something that a question's answer never needs: a write, a pragma, two statements."""
+    """The query asks for what an answer never needs: a write, a pragma, a second statement."""
 
     what: str
 
