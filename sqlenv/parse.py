@@ -16,6 +16,7 @@ from typing import Literal
 
 import sqlglot
 from sqlglot import exp
+from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.config import Wrapping
@@ -56,6 +57,11 @@ _PREFIX = frozenset(
 )
 _RETRIED = frozenset(
     {"union", "except", "intersect", "limit", "struct", "table", "lateral", "map", "array"}
+)
+_TYPES = frozenset(
+    word.lower().split()[-1]  # of `double precision` the one before the bracket
+    for word, token in SQLite.Tokenizer.KEYWORDS.items()
+    if token in SQLite.Parser.TYPE_TOKENS
 )
 _START = frozenset({"select", "with", "("})
 # What sqlglot cannot parse it logs too; a policy that writes nonsense would fill the run's log.
@@ -146,10 +152,11 @@ def _nests_little(words: tuple[str, ...]) -> bool:
     levels: list[bool] = []  # of each open bracket: does sqlglot parse it twice?
     retried_here = False
     prefixes = 0
+    before = ""
     for word in words:
         prefixes = prefixes + 1 if word in _PREFIX else 0
         if word in _OPENING:
-            levels.append(retried_here)
+            levels.append(retried_here or before in _TYPES)
             retried_here = False
             if len(levels) > MAX_BRACKETS or sum(levels) > MAX_RETRIED:
                 return False
@@ -159,6 +166,7 @@ def _nests_little(words: tuple[str, ...]) -> bool:
             retried_here = True
         if prefixes > MAX_PREFIXES:
             return False
+        before = word
     return True
 
 

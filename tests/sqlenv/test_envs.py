@@ -123,7 +123,7 @@ def test_the_databases_message_is_told_on_demand(executor, example):
     env = diagnosed(executor, silent)
     env.step(env.reset(example)[0], BROKEN)
     env = diagnosed(executor, telling, feedback_exec_error=True)
-    episode, observation = env.step(env.reset(example)[0], BROKEN)
+    _, observation = env.step(env.reset(example)[0], BROKEN)
     assert silent.calls == [("SELECT missing FROM singer", "")]
     assert telling.calls == [("SELECT missing FROM singer", "no such column: missing")]
     assert observation is not None

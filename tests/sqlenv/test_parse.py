@@ -183,6 +183,8 @@ HOSTILE = [
     ("SELECT ", "STRUCT (", ""),
     ("SELECT ", "UNION (", ""),
     ("SELECT ", "DATE (", ""),
+    ("SELECT CAST(1 AS ", "BIGINT (", ")"),
+    ("SELECT ", "CHAR VARYING (", ")"),
     ("SELECT ", "/* ", ""),
     ("SELECT ", "'", ""),
     ("SELECT ", '"', ""),

@@ -1,0 +1,140 @@
+"""Seconds to score 512 trajectories of 4 turns: execution, diagnostic tree, lexical alignment.
+
+    python benchmarks/score_trajectories.py
+    python benchmarks/score_trajectories.py --data-root spider_data --data dev.json \
+        --predictions one.jsonl two.jsonl three.jsonl four.jsonl
+
+Prints one JSON object. Gold results and gold trees are there already, as after a run's first epoch;
+everything else is cold. With `--groups` 8 trajectories share each question, as in training, so that
+queries repeat; without, the trajectories are as different as the predictions allow. Without data
+the demo data is made, and the predictions are its gold queries with a word lost or exchanged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from launch.score import read_predictions
+from rewards.config import ProgressiveConfig
+from rewards.diagnosis import diagnose
+from rewards.lexical import lexical_similarity
+from rewards.progressive import ProgressiveReward
+from sqlenv.compare import matches
+from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
+from sqlenv.datasets import load
+from sqlenv.demo import generate
+from sqlenv.executor import Executor
+from sqlenv.schema import read_schema
+from sqlenv.types import Attempt, Episode, Example
+
+TRAJECTORIES, TURNS, GROUP = 512, 4, 8
+Plan = list[tuple[Example, tuple[str, ...]]]
+
+
+def main() -> None:
+    options = parse_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        root, file = options.data_root, options.data
+        if root is None:
+            root, file = Path(folder) / "demo", Path("train_spider.json")
+            generate(root, DemoConfig())
+        plan = plan_trajectories(root, file, options)
+        with Executor(ExecutorConfig(isolation=options.isolation)) as executor:
+            print(json.dumps(measure(plan, executor), indent=1))
+
+
+def measure(plan: Plan, executor: Executor) -> dict[str, float | int]:
+    columns = {e.database: read_schema(e.database).column_names() for e, _ in plan}
+    golds = executor.gold_many([(e.database, e.gold_sql) for e, _ in plan])
+    for example, _ in plan:
+        diagnose(example.gold_sql, example.gold_sql, columns[example.database])
+        lexical_similarity(example.gold_sql, example.gold_sql)
+    executor.execute_many([(plan[0][0].database, "SELECT 1")] * 8)  # the workers have started
+    attempts = [(example, sql) for example, queries in plan for sql in queries]
+    seconds: dict[str, float] = {}
+    with timed(seconds, "execution"):
+        results = executor.execute_many([(e.database, sql) for e, sql in attempts])
+        correct = [
+            matches(result, golds[at // TURNS], mode="set") for at, result in enumerate(results)
+        ]
+    with timed(seconds, "tree"):
+        for example, sql in attempts:
+            diagnose(sql, example.gold_sql, columns[example.database])
+    with timed(seconds, "lexical"):
+        for example, sql in attempts:
+            lexical_similarity(sql, example.gold_sql)
+    reward = ProgressiveReward(ProgressiveConfig(), lambda example: columns[example.database])
+    with timed(seconds, "reward"):
+        made = [Attempt("", sql, results[i], correct[i]) for i, (_, sql) in enumerate(attempts)]
+        for at, (example, _) in enumerate(plan):
+            reward(Episode(example, tuple(made[at * TURNS : (at + 1) * TURNS])))
+    return {
+        **{f"{name}_s": round(value, 3) for name, value in seconds.items()},
+        "total_s": round(sum(seconds.values()), 3),
+        "trajectories": len(plan),
+        "attempts": len(attempts),
+        "distinct_queries": len({(e.db_id, sql) for e, sql in attempts}),
+        "correct": sum(correct),
+        "cpu_count": os.cpu_count() or 0,
+    }
+
+
+def plan_trajectories(root: Path, file: Path, options: argparse.Namespace) -> Plan:
+    source = SourceConfig(layout="spider", path=root, file=str(file))
+    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
+    examples = load(config).examples
+    if options.predictions:
+        files = [read_predictions(path) for path in options.predictions]
+    else:
+        files = [
+            [damage(e.gold_sql, random.Random(f"{e.id}/{turn}")) for e in examples]
+            for turn in range(TURNS + 1)
+        ]
+    asked = TRAJECTORIES // GROUP if options.groups else TRAJECTORIES
+    return [trajectory(examples, files, at, asked) for at in range(TRAJECTORIES)]
+
+
+def trajectory(
+    examples: Sequence[Example], files: Sequence[Sequence[str]], at: int, asked: int
+) -> tuple[Example, tuple[str, ...]]:
+    """Take one question, and a prediction of another file for every turn."""
+    which = at % min(asked, len(examples))
+    shift = at // min(asked, len(examples))
+    queries = tuple(files[(turn + shift) % len(files)][which] for turn in range(TURNS))
+    return examples[which], queries
+
+
+def damage(sql: str, rng: random.Random) -> str:
+    words = sql.split()
+    at = rng.randrange(1, len(words))
+    words[at : at + 1] = [] if rng.random() < 0.3 else [rng.choice(words)]
+    return " ".join(words)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Generator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - start
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-root", type=Path, help="a folder in Spider's layout")
+    parser.add_argument("--data", type=Path, default=Path("dev.json"), help="in --data-root")
+    parser.add_argument("--predictions", nargs="*", type=Path, default=[])
+    parser.add_argument("--groups", action="store_true")
+    parser.add_argument("--isolation", choices=("thread", "process"), default="process")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

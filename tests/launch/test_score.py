@@ -1,0 +1,124 @@
+"""The command that scores files of predictions, on demo data made here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch.score import CATEGORIES, main, read_predictions, score_file
+from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
+from sqlenv.datasets import load
+from sqlenv.demo import generate
+from sqlenv.envs.tags import TAG_SENTENCES
+from sqlenv.executor import Executor
+from sqlenv.types import Example
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "demo"
+    config = DemoConfig(
+        train_databases=2, validation_databases=1, test_databases=1, questions_per_database=10
+    )
+    generate(folder, config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def examples(root) -> tuple[Example, ...]:
+    source = SourceConfig(layout="spider", path=root, file="train_spider.json")
+    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
+    return load(config).examples
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        yield executor
+
+
+def write(path: Path, queries: list[str]) -> Path:
+    if path.suffix == ".jsonl":
+        queries = [json.dumps({"pred": query}) for query in queries]
+    path.write_text("".join(query + "\n" for query in queries), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["gold.sql", "gold.jsonl"])
+def test_gold_queries_score_everything(tmp_path, examples, executor, name):
+    path = write(tmp_path / name, [example.gold_sql for example in examples])
+    score = score_file(path, examples, executor)
+    assert (score.name, score.count) == ("gold", len(examples))
+    assert (score.accuracy, score.struct, score.lexical, score.unparsed) == (100, 1, 1, 0)
+    assert set(score.tags) == set(TAG_SENTENCES)
+    assert not any(score.tags.values())
+    assert not any(score.categories.values())
+
+
+def test_shares_are_of_all_predictions(tmp_path, examples, executor):
+    half = len(examples) // 2
+    queries = [example.gold_sql for example in examples]
+    queries[:half] = [""] + ["SELECT FROM"] * (half - 1)
+    score = score_file(write(tmp_path / "half.sql", queries), examples, executor)
+    assert score.accuracy == pytest.approx(50)
+    assert score.unparsed == pytest.approx(50)
+    assert score.struct == pytest.approx(0.5)
+    nowhere = score_file(
+        write(tmp_path / "n.sql", ["SELECT 1 FROM nowhere"] * len(examples)), examples, executor
+    )
+    assert nowhere.tags["FROM_OR_JOIN_TABLE_MISMATCH"] == nowhere.categories["JOIN"] == 100
+    average = sum(nowhere.categories[name] for name in CATEGORIES) / 4
+    assert nowhere.categories["average"] == pytest.approx(average)
+
+
+def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    path = write(tmp_path / "mine.sql", [example.gold_sql for example in examples])
+    files = ["--predictions", str(path), str(path)]
+    assert main([*files, "--data-root", str(root), "--data", "train_spider.json"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("mine") == 2
+    assert "GROUP_BY_MISSING" in printed
+    assert printed.count("100.0") == 2
+
+
+def test_mistakes_are_one_line_and_status_2(tmp_path, root, capsys):
+    short = write(tmp_path / "short.sql", ["SELECT 1"])
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"pred": "SELECT 1"}\n{"prediction": 1}\n')
+    for path, words in [
+        (short, "1 predictions for 20 questions"),
+        (broken, "broken.jsonl:2: not a JSON object with `pred`"),
+        (tmp_path / "none.sql", "cannot be read"),
+    ]:
+        arguments = ["--predictions", str(path), "--data-root", str(root)]
+        assert main([*arguments, "--data", "train_spider.json"]) == 2
+        printed = capsys.readouterr().err
+        assert words in printed
+        assert printed.count("\n") == 1
+
+
+def test_lines_are_kept_as_they_are(tmp_path):
+    path = tmp_path / "p.sql"
+    path.write_text("SELECT 'a\u2028b'\n\nSELECT 2\n", encoding="utf-8")
+    assert read_predictions(path) == ["SELECT 'a\u2028b'", "", "SELECT 2"]
+
+
+def test_five_models_on_spider(shared):
+    """Sensible to a person: better models have fewer errors, and values are no structure."""
+    data = shared / "data/spider_data"
+    source = SourceConfig(layout="spider", path=data, split="dev", file="dev_visible.json")
+    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
+    examples = load(config).examples
+    folder = shared / "data/predictions/spider_dev"
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        scores = {p.stem: score_file(p, examples, executor) for p in sorted(folder.glob("*.sql"))}
+    assert len(scores) == 5
+    graphix, few_shot = scores["graphix_t5"], scores["codex_few_shot"]
+    assert graphix.accuracy > few_shot.accuracy
+    assert graphix.categories["average"] < few_shot.categories["average"]
+    # Never predicts values, and values are no part of a structure.
+    assert scores["spider_repo_example"].struct == max(s.struct for s in scores.values())
+    assert scores["spider_repo_example"].accuracy == min(s.accuracy for s in scores.values())
