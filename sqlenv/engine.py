@@ -77,13 +77,13 @@ class Engine:
 
     def _attempt(self, database: Path, sql: str, *, alone: bool = False) -> tuple[Result, bool]:
         """Run once; also say whether nothing else held memory meanwhile."""
-        deadline = time.monotonic() + self._config.timeout_s
         identity = identify(database)
         with self._lock:
             while self._is_alone and not alone:
                 self._changed.wait()
             self._active += 1
             guard = self._borrow(identity)
+        deadline = time.monotonic() + self._config.timeout_s
         result: Result | None = None
         try:
             guard = guard or Guard(database, self._config)

@@ -16,14 +16,12 @@ from typing import Self
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import check_database
 from sqlenv.engine import Engine
-from sqlenv.gold import GoldCache
+from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
 from sqlenv.types import Result
 
 __all__ = ["Executor", "check_database"]
-
-Query = tuple[Path, str]
 
 
 class Executor:

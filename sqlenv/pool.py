@@ -87,6 +87,10 @@ class Worker:
             return TooLarge("memory")
         return TimedOut("wall") if overdue else CRASHED
 
+    def has_ended(self) -> bool:
+        """Say whether the process is gone."""
+        return self._process.poll() is not None
+
     def kill(self) -> int:
         """End the process at once; give its exit status, negative for a signal."""
         self.connection.close()
@@ -151,6 +155,9 @@ class WorkerPool:
         except queue.Empty:
             return None
         try:
+            if worker and worker.has_ended():  # while it had nothing to do: no query's fault
+                worker.kill()
+                worker = None
             return worker or Worker(self._config)
         except BaseException:
             self._idle.put(None)

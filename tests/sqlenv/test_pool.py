@@ -75,6 +75,13 @@ def test_a_crash_is_the_querys_result_and_the_next_runs(executor: Executor, data
     assert executor.execute(database, "SELECT 1") == ONE
 
 
+def test_a_worker_that_ends_while_idle_is_replaced(executor: Executor, database: Path) -> None:
+    [worker] = find_workers(os.getpid())
+    os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: not find_workers(os.getpid()))
+    assert executor.execute(database, "SELECT 1") == ONE
+
+
 def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Path) -> None:
     queries = [(database, "SELECT 1"), (database, ENDLESS), (database, "SELECT 1 -- again")]
     queries += [(database, f"SELECT {number}") for number in range(60)]
