@@ -1,0 +1,143 @@
+"""Checkpoints: weights, optimizer state and where the run stands, through Orbax.
+
+Orbax writes beside and renames, so a kill inside a save leaves the checkpoints before it whole.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from minirl.errors import UserError
+
+# Orbax reports every save at INFO, and absl prints it.
+logging.getLogger("absl").setLevel(logging.ERROR)
+
+Tree = Any
+
+
+class Checkpoints:
+    """The checkpoints of one phase of a run: the newest few, and the best by a score.
+
+    Args:
+        folder: Made if it is not there.
+        keep: How many of the newest are kept.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self._folder = folder.absolute()
+        policies = ocp.checkpoint_managers
+        self._manager = ocp.CheckpointManager(
+            self._folder,
+            item_handlers={
+                "tree": ocp.StandardCheckpointHandler(),
+                "facts": ocp.JsonCheckpointHandler(),
+            },
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(
+                    [
+                        policies.LatestN(keep),
+                        policies.BestN(get_metric_fn=_score, reverse=False, n=1),
+                    ]
+                ),
+                best_fn=_score,
+                enable_async_checkpointing=True,
+            ),
+        )
+
+    def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
+        """Write a checkpoint in the background.
+
+        Args:
+            step: Updates done.
+            tree: Arrays; they may be donated as soon as this returns.
+            facts: Anything else that a resume needs, as JSON.
+            score: What the best checkpoint is chosen by, the larger the better.
+        """
+        if jax.default_backend() == "cpu":
+            # A host copy of a CPU array is the array itself, and the next update overwrites it.
+            tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
+            ),
+            metrics={"score": score},
+            force=True,
+        )
+
+    def latest_step(self) -> int | None:
+        """Return the newest complete checkpoint's step."""
+        return self._manager.latest_step()
+
+    def best_step(self) -> int | None:
+        """Return the best checkpoint's step."""
+        return self._manager.best_step()
+
+    def restore(self, step: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
+        """Read a checkpoint.
+
+        Args:
+            step: Which one.
+            like: A tree of the same structure, for shapes, types and shardings.
+
+        Raises:
+            UserError: The checkpoint is damaged, or belongs to another model or optimizer.
+        """
+        where = self._folder / str(step)
+        self._check(where, step, like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(like))
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    tree=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
+                ),
+            )
+        # Orbax and TensorStore raise many types for a damaged file.
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        leaves = [restored["tree"][name] for name in _named(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), restored["facts"]
+
+    def _check(self, where: Path, step: int, like: Tree) -> None:
+        """Compare names and shapes before anything is read."""
+        try:
+            stored = self._manager.item_metadata(step)["tree"]
+            shapes = {name: tuple(leaf.shape) for name, leaf in dict(stored).items()}
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        for name, leaf in _named(like).items():
+            if shapes.get(name) != tuple(leaf.shape):
+                raise UserError(
+                    f"{where}: a checkpoint of another model: {name} is "
+                    f"{shapes.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
+                    "use the settings it was made with, or another run.dir"
+                )
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"]
+
+
+def _named(tree: Tree) -> dict[str, Any]:
+    """Flatten to names, so that structures of libraries may change."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _damaged(where: Path, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())[:120]
+    return UserError(
+        f"{where}: the checkpoint cannot be read ({type(error).__name__}: {reason}); "
+        "delete that folder to go on from the one before"
+    )
