@@ -127,7 +127,9 @@ class SftConfig(Settings):
     """Supervised training on gold replies: the warm start."""
 
     steps: PositiveInt = 500
-    examples_per_step: PositiveInt = 32
+    groups_per_step: PositiveInt = 32
+    group_size: PositiveInt = 1
+    """Demonstrations side by side that share the beginning of their prompts (one database)."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
     checkpoint_every: PositiveInt = 100

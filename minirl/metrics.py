@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -33,7 +32,7 @@ class JsonLines:
             kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
             scratch = path.with_suffix(".part")
             scratch.write_text("".join(kept))
-            os.replace(scratch, path)
+            scratch.replace(path)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
         """Append one record."""
@@ -83,7 +82,7 @@ class Stopwatch:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Generator[None]:
         """Add the time spent inside to a phase."""
         start = perf_counter()
         try:

@@ -44,6 +44,10 @@ class Tokenizer(Protocol):
         """Give the token to fill rows with."""
         ...
 
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as it is."""
+        ...
+
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Encode the first observation, up to where the reply begins."""
         ...

@@ -1,0 +1,174 @@
+"""Supervised training on gold replies, through the same batches and update as everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from flax import nnx
+
+from minirl.batching import TokenRow, micro_batches
+from minirl.checkpoint import Checkpoints
+from minirl.config import SftConfig
+from minirl.metrics import Metrics, Stopwatch
+from minirl.rollout import flatten
+from minirl.types import Message, Reply, Tokenizer, Trajectory, Turn
+from minirl.update import Learner, TrainState, likelihood_objective, make_optimizer
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation that ends in the reply to learn.
+
+    Attributes:
+        observations: What the policy is shown, one more than `replies`.
+        replies: Earlier replies, not trained on (a mistake to be mended).
+        target: The reply that is trained on.
+        key: Demonstrations of one key begin alike and are put side by side.
+    """
+
+    observations: tuple[Sequence[Message], ...]
+    replies: tuple[str, ...]
+    target: str
+    key: Hashable = None
+
+
+def encode(demonstration: Demonstration, tokenizer: Tokenizer) -> TokenRow:
+    """Encode a demonstration as an episode that the policy could have played."""
+    stop_id = tokenizer.stop_ids[0]
+    ids = tokenizer.encode_chat(demonstration.observations[0])
+    for reply, observation in zip(
+        demonstration.replies, demonstration.observations[1:], strict=True
+    ):
+        ids += [*tokenizer.encode(reply), stop_id]
+        ids += tokenizer.encode_next(observation, closed=True)
+    target = (*tokenizer.encode(demonstration.target), stop_id)
+    reply = Reply(target, (0.0,) * len(target), demonstration.target, "stop", 0)
+    flat = flatten(Trajectory((Turn(tuple(ids), reply),), None, "done"))
+    return TokenRow(flat.ids, flat.is_action, flat.logprobs, 1.0, flat.prompt_length)
+
+
+def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
+    """Let rows share the tokens with which all their prompts begin."""
+    shortest = min(row.prompt_length for row in rows)
+    first = rows[0].ids[:shortest]
+    common = min(_common(first, row.ids[:shortest]) for row in rows)
+    # One token stays in each row: the first input of a row is the last token of the prefix.
+    return [replace(row, prompt_length=max(common, 1)) for row in rows]
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    different = np.flatnonzero(a != b)
+    return int(different[0]) if different.size else len(a)
+
+
+@lru_cache(maxsize=2)
+def epoch_groups(
+    keys: tuple[Hashable, ...], *, group_size: int, seed: int, epoch: int
+) -> list[list[int]]:
+    """Shuffle demonstrations into groups of one key; a key's last group is filled from its first.
+
+    Returns:
+        Groups of numbers, in the order of training; the same for the same seed and epoch.
+    """
+    rng = Random(f"{seed} supervised {epoch}")
+    members: dict[Hashable, list[int]] = {}
+    for number, key in enumerate(keys):
+        members.setdefault(key, []).append(number)
+    groups = []
+    for numbers in members.values():
+        rng.shuffle(numbers)
+        missing = -len(numbers) % group_size
+        filled = numbers + [numbers[i % len(numbers)] for i in range(missing)]
+        groups += [filled[i : i + group_size] for i in range(0, len(filled), group_size)]
+    rng.shuffle(groups)
+    return groups
+
+
+def groups_of_step(
+    keys: tuple[Hashable, ...], step: int, *, config: SftConfig, seed: int
+) -> list[list[int]]:
+    """Return the groups of a step, counted from 0, from the step's number alone."""
+
+    def groups(epoch: int) -> list[list[int]]:
+        return epoch_groups(keys, group_size=config.group_size, seed=seed, epoch=epoch)
+
+    per_epoch = len(groups(0))
+    wanted = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
+    return [groups(place // per_epoch)[place % per_epoch] for place in wanted]
+
+
+def supervise(
+    model: nnx.Module,
+    demonstrations: Sequence[Demonstration],
+    tokenizer: Tokenizer,
+    config: SftConfig,
+    *,
+    seed: int,
+    folder: Path,
+    progress: Progress | None = None,
+) -> nnx.State:
+    """Train on demonstrations; a run that was killed goes on from its last checkpoint.
+
+    Args:
+        model: Where to start from.
+        demonstrations: What to learn.
+        tokenizer: Encodes them.
+        config: Its settings.
+        seed: Decides the order.
+        folder: For `metrics.jsonl` and checkpoints.
+        progress: Called with (steps done, steps in all, a line on how it goes).
+
+    Returns:
+        The trained weights.
+    """
+    graph, params = nnx.split(model)
+    optimizer = make_optimizer(config.optimizer, steps=config.steps)
+    learner = Learner(graph, likelihood_objective(), optimizer)
+    state = learner.init(params)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    done = checkpoints.latest_step() or 0
+    if done:
+        state, _ = checkpoints.restore(done, state)
+    if done < config.steps:
+        rows = [encode(demonstration, tokenizer) for demonstration in demonstrations]
+        keys = tuple(demonstration.key for demonstration in demonstrations)
+        metrics = Metrics(folder, resume_step=done)
+        for step in range(done, config.steps):
+            groups = groups_of_step(keys, step, config=config, seed=seed)
+            state, numbers = _step(learner, state, rows, groups, config, tokenizer.pad_id)
+            metrics.write(step + 1, numbers)
+            if progress is not None:
+                progress(step + 1, config.steps, f"loss {numbers['sft/loss']:.3f}")
+            if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+                checkpoints.save(step + 1, state, {}, score=-numbers["sft/loss"])
+        metrics.close()
+    checkpoints.close()
+    return state.params
+
+
+def _step(
+    learner: Learner,
+    state: TrainState,
+    rows: Sequence[TokenRow],
+    groups: Sequence[Sequence[int]],
+    config: SftConfig,
+    pad_id: int,
+) -> tuple[TrainState, dict[str, float]]:
+    watch = Stopwatch()
+    with watch.phase("update"):
+        batches = micro_batches(
+            [share_prefix([rows[number] for number in group]) for group in groups],
+            aggregation="token_mean",
+            groups_per_batch=config.batching.groups_per_batch,
+            pad_id=pad_id,
+            length_multiple=config.batching.length_multiple,
+        )
+        state, stats = learner.update(state, batches)
+    return state, {f"sft/{name}": value for name, value in stats.items()} | watch.numbers()
