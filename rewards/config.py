@@ -8,6 +8,8 @@ from pydantic import Field
 
 from sqlenv.config import Settings
 
+Qualify = Literal["resolve", "bare", "raw"]
+
 
 class TreeWeights(Settings):
     """Weights of the clauses of a SELECT (Progress-SQL, table 5); only their ratios matter."""
@@ -70,7 +72,7 @@ class TreeConfig(Settings):
     setop_match: Literal["ignored", "same"] = "ignored"
     """Whether UNION, INTERSECT and EXCEPT match one another, or only their like."""
 
-    qualify: Literal["resolve", "bare", "raw"] = "resolve"
+    qualify: Qualify = "resolve"
     """Columns as base table and name, as name only, or with the qualifier as written."""
 
     join_type: Literal["ignored", "included"] = "ignored"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from rewards.config import TreeConfig
-from rewards.tree import Features, Node, Profile, Schema, build_tree, schema_of
+from rewards.signatures import Features, Schema, schema_of
+from rewards.tree import Node, Profile, build_tree
+from sqlenv.parse import cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def diagnose(
 _PAPER = TreeConfig()
 
 
-@lru_cache(maxsize=16384)
+@cached(maxsize=16384)
 def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None, config: TreeConfig) -> Diagnosis:
     pred = build_tree(pred_sql, schema, config)
     gold = build_tree(gold_sql, schema, config)

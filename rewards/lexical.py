@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from itertools import pairwise
 
-from sqlenv.parse import tokens
+from sqlenv.parse import cached, tokens
 
 Pairs = frozenset[tuple[str, str]]
 
@@ -24,6 +23,6 @@ def lexical_similarity(pred_sql: str, gold_sql: str) -> float:
     return shared / (len(pred) + len(gold) - shared)
 
 
-@lru_cache(maxsize=4096)
+@cached(maxsize=2048)
 def _pairs(sql: str) -> Pairs:
     return frozenset(pairwise(tokens(sql)))

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from rewards.config import TreeConfig, TreeWeights
 from rewards.diagnosis import diagnose, jaccard, local_similarity, number_similarity
 from rewards.lexical import lexical_similarity
-from rewards.tree import Node, build_tree, schema_of
+from rewards.signatures import schema_of
+from rewards.tree import Node, build_tree
 from sqlenv.envs.tags import TAG_SENTENCES
 
 DATA = Path(__file__).parents[1] / "data"
@@ -248,6 +249,39 @@ def test_no_text_breaks_the_scores(text):
         assert there.pred_parsed == back.gold_parsed
     if there.pred_parsed:
         assert (there.struct, there.tags) == (1.0, ())
+
+
+NESTED = [
+    ("SELECT a FROM t WHERE a IN (", "SELECT a FROM t WHERE a IN (", "1)", ")"),
+    ("SELECT * FROM ", "(SELECT * FROM ", "t", ")"),
+    ("SELECT ", "f(", "1", ")"),
+    ("SELECT ", "(SELECT ", "1", ")"),
+    ("SELECT ", "CASE WHEN 1 THEN ", "1", " END"),
+    ("SELECT ", "NOT ", "1", ""),
+    ("SELECT 1", " + 1", "", ""),
+    ("SELECT 1", " UNION SELECT 1", "", ""),
+    ("SELECT 1", " AND (1 OR (1", "", "))"),
+]
+
+
+@pytest.mark.parametrize(("head", "piece", "body", "tail"), NESTED, ids=[n[1] for n in NESTED])
+def test_whatever_parses_can_be_compared(head, piece, body, tail):
+    parsed = []
+    for count in range(1, 200, 4):
+        sql = head + piece * count + body + tail * count
+        found = diagnose(sql, sql)
+        assert found.struct == float(found.pred_parsed)
+        parsed.append(found.pred_parsed)
+    assert parsed[4]
+    assert parsed == sorted(parsed, reverse=True)
+
+
+def test_long_text_is_not_remembered():
+    body = ", ".join(f"c{i}" for i in range(1000))
+    sql = f"SELECT {body} FROM t"
+    assert build_tree(sql, None, PAPER) is not build_tree(sql, None, PAPER)
+    assert build_tree("SELECT 1", None, PAPER) is build_tree("SELECT 1", None, PAPER)
+    assert diagnose(sql, sql).struct == 1.0
 
 
 @settings(max_examples=100, deadline=None)

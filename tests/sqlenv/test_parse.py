@@ -179,6 +179,8 @@ HOSTILE = [
     ("SELECT a", " IS NOT", ""),
     ("SELECT 1 FROM a", " JOIN b", ""),
     ("SELECT 1 FROM a", " LEFT JOIN b c", ""),
+    ("SELECT 1 FROM a", " STRAIGHT_JOIN b", ""),
+    ("SELECT ", "user-defined (", ")"),
     ("SELECT ", "LIMIT f(", ""),
     ("SELECT ", "STRUCT (", ""),
     ("SELECT ", "UNION (", ""),
