@@ -22,7 +22,7 @@ _HIDDEN = -1e30
 class KeyValues(NamedTuple):
     """What one layer keeps, by row of the store; prompts as N, slots as S."""
 
-    k: Array  # [rows, K, L, E]
+    k: Array  # [rows, K, E, L]: positions last, so that scores are read in order
     v: Array  # [rows, K, L, E]
 
 
@@ -35,17 +35,28 @@ class Look(NamedTuple):
 
 
 def empty_store(config: ModelConfig, *, rows: int, length: int, dtype: Any) -> list[KeyValues]:
-    """Allocate the store of every layer."""
-    shape = (rows, config.num_key_value_heads, length, config.head_dim)
+    """Allocate the store of every layer, in zeros."""
+    heads, size = config.num_key_value_heads, config.head_dim
+    k_shape, v_shape = (rows, heads, size, length), (rows, heads, length, size)
     return [
-        KeyValues(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype))
+        KeyValues(jnp.zeros(k_shape, dtype), jnp.zeros(v_shape, dtype))
         for _ in range(config.num_hidden_layers)
     ]
 
 
+def add_rows(store: list[KeyValues], rows: int) -> list[KeyValues]:
+    """Lengthen a store to so many rows."""
+    missing = rows - store[0].k.shape[0]
+
+    def pad(x: Array) -> Array:
+        return jnp.pad(x, ((0, missing), (0, 0), (0, 0), (0, 0)))
+
+    return [KeyValues(pad(kept.k), pad(kept.v)) for kept in store]
+
+
 def look(q_XKQE: Array, kept: KeyValues, mask_XQL: Bool[Array, "X Q L"]) -> Look:
     """Weigh the kept values by the queries, each query relative to its own highest score."""
-    scores = jnp.einsum("xkqe,xkle->xkql", q_XKQE, kept.k, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, kept.k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask_XQL[:, None], scores, _HIDDEN)
     peak_XKQ = scores.max(axis=-1)
     weights = jnp.exp(scores - peak_XKQ[..., None])
@@ -87,17 +98,18 @@ def _outputs(out_BKQE: Array, q_BTHE: Array) -> Array:
 def _write(kept: KeyValues, rows: Array, columns: Array, k: Array, v: Array) -> KeyValues:
     """Put keys and values at (row, column); columns past the end are dropped."""
     return KeyValues(
-        kept.k.at[rows, :, columns].set(k.astype(kept.k.dtype), mode="drop"),
+        kept.k.at[rows, :, :, columns].set(k.astype(kept.k.dtype), mode="drop"),
         kept.v.at[rows, :, columns].set(v.astype(kept.v.dtype), mode="drop"),
     )
 
 
-def _first(kept: KeyValues, length: int) -> KeyValues:
-    return KeyValues(kept.k[:, :, :length], kept.v[:, :, :length])
+def first_columns(kept: KeyValues, length: int) -> KeyValues:
+    """Cut every row of a store down to its first columns."""
+    return KeyValues(kept.k[..., :length], kept.v[:, :, :length])
 
 
 def _rows(kept: KeyValues, rows_B: Array, length: int) -> KeyValues:
-    return KeyValues(kept.k[rows_B, :, :length], kept.v[rows_B, :, :length])
+    return KeyValues(kept.k[rows_B, ..., :length], kept.v[rows_B, :, :length])
 
 
 def _up_to(columns_BT: Array, heads: int, length: int) -> Bool[Array, "B Q L"]:
@@ -171,17 +183,17 @@ def decode_slots(
     cell_S: Int[Array, "S"],
     prompt_lengths_N: Int[Array, "N"],
     *,
-    prompt_length: int,
     length: int,
 ) -> Attend:
     """Append one token to every slot; a layer's cache is (prompt store, slot store).
+
+    A prompt is read once for all its slots: their queries are brought together beside it.
 
     Args:
         columns_S: Where in its row the slot's token goes.
         slot_NG: The slots that sample from each prompt; any slot where the place is empty.
         cell_S: The inverse: where a slot is in the flattened `slot_NG`.
-        prompt_lengths_N: Length of each prompt in tokens.
-        prompt_length: No prompt looked at is longer than this.
+        prompt_lengths_N: Length of each prompt in tokens; all columns of its store are read.
         length: No column looked at is as large as this.
     """
 
@@ -193,11 +205,11 @@ def decode_slots(
         own = _write(own, jnp.arange(S), columns_S, k_S1KE[:, 0], v_S1KE[:, 0])
         q_SKQE = _queries(q_S1HE, K)
         own_mask_S1L = _shorter(columns_S + 1, length)
-        seen = look(q_SKQE, _first(own, length), own_mask_S1L)
+        seen = look(q_SKQE, first_columns(own, length), own_mask_S1L)
 
         by_prompt = q_SKQE[slot_NG].transpose(0, 2, 1, 3, 4).reshape(N, K, G * heads, E)
-        prompt_mask_N1P = _shorter(prompt_lengths_N, prompt_length)
-        prompt_look = look(by_prompt, _first(prompts, prompt_length), prompt_mask_N1P)
+        prompt_mask_N1P = _shorter(prompt_lengths_N, prompts.v.shape[2])
+        prompt_look = look(by_prompt, prompts, prompt_mask_N1P)
 
         def to_slots(part: Array) -> Array:
             part = part.reshape(N, K, G, heads, *part.shape[3:]).swapaxes(1, 2)
