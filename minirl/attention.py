@@ -6,7 +6,6 @@ together, so that attending to a prompt kept once a group equals attending to a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,24 +13,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from minirl.model import Attend
-
-
-def softmax_together(scores: Sequence[Array]) -> list[Array]:
-    """Normalise scores over the last axes of all the given arrays jointly, in fp32.
-
-    Args:
-        scores: Arrays equal in shape but for the last axis; -inf where masked.
-    """
-    scores = [part.astype(jnp.float32) for part in scores]
-    peaks = [jnp.max(part, axis=-1, keepdims=True) for part in scores]
-    peak = jax.lax.stop_gradient(jnp.stack(peaks).max(axis=0))
-    weights = [jnp.exp(part - peak) for part in scores]
-    total = sum(part.sum(axis=-1, keepdims=True) for part in weights)
-    return [part / total for part in weights]
-
-
-def _masked(scores: Array, mask: Bool[Array, "..."]) -> Array:
-    return jnp.where(mask, scores, -jnp.inf)
 
 
 def causal() -> Attend:
@@ -44,11 +25,11 @@ def causal() -> Attend:
         del cache
         B, T, H, E = q_BTHE.shape
         K = k_BTKE.shape[2]
-        q = (q_BTHE * E**-0.5).reshape(B, T, K, H // K, E)
-        scores = jnp.einsum("btkre,bske->bkrts", q, k_BTKE)
-        (weights,) = softmax_together([_masked(scores, _triangle(T)[None, None, None])])
-        out = jnp.einsum("bkrts,bske->btkre", weights.astype(v_BTKE.dtype), v_BTKE)
-        return out.reshape(B, T, H, E), (k_BTKE, v_BTKE)
+        q = (q_BTHE * E**-0.5).reshape(B, T, K, H // K, E).transpose(0, 2, 3, 1, 4)
+        scores = jnp.einsum("bkrte,bske->bkrts", q, k_BTKE).astype(jnp.float32)
+        weights = jax.nn.softmax(scores + _bias(_triangle(T))[None, None, None])
+        out = jnp.einsum("bkrts,bske->bkrte", weights.astype(v_BTKE.dtype), v_BTKE)
+        return out.transpose(0, 3, 1, 2, 4).reshape(B, T, H, E), (k_BTKE, v_BTKE)
 
     return attend
 
@@ -64,23 +45,31 @@ def shared_prefix(prefix_lengths_N: Int[Array, "N"]) -> Attend:
         k_NPKE, v_NPKE = cache
         B, T, H, E = q_BTHE.shape
         N, P, K, _ = k_NPKE.shape
-        q = (q_BTHE * E**-0.5).reshape(N, B // N, T, K, H // K, E)
-        own_shape = (N, B // N, T, K, E)
-        k, v = k_BTKE.reshape(own_shape), v_BTKE.reshape(own_shape)
-        prefix_mask = jnp.arange(P)[None, :] < prefix_lengths_N[:, None]
-        prefix_scores = _masked(
-            jnp.einsum("ngtkre,npke->nkgrtp", q, k_NPKE),
-            prefix_mask[:, None, None, None, None, :],
-        )
-        own_scores = _masked(
-            jnp.einsum("ngtkre,ngske->nkgrts", q, k), _triangle(T)[None, None, None, None]
-        )
-        to_prefix, to_own = softmax_together([prefix_scores, own_scores])
-        out = jnp.einsum("nkgrtp,npke->ngtkre", to_prefix.astype(v.dtype), v_NPKE)
-        out += jnp.einsum("nkgrts,ngske->ngtkre", to_own.astype(v.dtype), v)
-        return out.reshape(B, T, H, E), cache
+        G, R = B // N, H // K
+        # Heads go outside, so that each product is one matrix product a group and head (M = R x T).
+        q = (q_BTHE * E**-0.5).reshape(N, G, T, K, R, E).transpose(0, 3, 1, 4, 2, 5)
+        q_NKGME = q.reshape(N, K, G, R * T, E)
+        k_NKGTE = k_BTKE.reshape(N, G, T, K, E).transpose(0, 3, 1, 2, 4)
+        v_NKGTE = v_BTKE.reshape(N, G, T, K, E).transpose(0, 3, 1, 2, 4)
+        to_prefix = jnp.einsum("nkgme,npke->nkgmp", q_NKGME, k_NPKE).astype(jnp.float32)
+        to_prefix += _bias(jnp.arange(P) < prefix_lengths_N[:, None])[:, None, None, None]
+        to_own = jnp.einsum("nkgme,nkgte->nkgmt", q_NKGME, k_NKGTE).astype(jnp.float32)
+        to_own += jnp.tile(_bias(_triangle(T)), (R, 1))[None, None, None]
+        peak = jnp.maximum(to_prefix.max(-1, keepdims=True), to_own.max(-1, keepdims=True))
+        peak = jax.lax.stop_gradient(peak)
+        to_prefix, to_own = jnp.exp(to_prefix - peak), jnp.exp(to_own - peak)
+        total = to_prefix.sum(-1, keepdims=True) + to_own.sum(-1, keepdims=True)
+        out = jnp.einsum("nkgmp,npke->nkgme", to_prefix.astype(v_NPKE.dtype), v_NPKE)
+        out += jnp.einsum("nkgmt,nkgte->nkgme", to_own.astype(v_NKGTE.dtype), v_NKGTE)
+        out = (out / total).astype(q_BTHE.dtype).reshape(N, K, G, R, T, E)
+        return out.transpose(0, 2, 4, 1, 3, 5).reshape(B, T, H, E), cache
 
     return attend
+
+
+def _bias(mask: Bool[Array, "..."]) -> Array:
+    """Turn a mask into what is added to scores; finite, so that a row may be masked whole."""
+    return jnp.where(mask, 0.0, -1e30)
 
 
 def _triangle(T: int) -> Bool[Array, "T T"]:

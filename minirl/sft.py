@@ -70,34 +70,42 @@ def _common(a: np.ndarray, b: np.ndarray) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_groups(
-    keys: tuple[Hashable, ...], *, group_size: int, seed: int, epoch: int
+    kinds: tuple[tuple[Hashable, int], ...], *, group_size: int, seed: int, epoch: int
 ) -> list[list[int]]:
-    """Shuffle demonstrations into groups of one key; a key's last group is filled from its first.
+    """Shuffle demonstrations into groups of one key and of like length.
+
+    Args:
+        kinds: Key and length of every demonstration.
+        group_size: Members of a group; a key's last group is filled up with others of the key.
+        seed: With the epoch it decides the order.
+        epoch: From 0.
 
     Returns:
-        Groups of numbers, in the order of training; the same for the same seed and epoch.
+        Groups of numbers, in the order of training.
     """
     rng = Random(f"{seed} supervised {epoch}")
     members: dict[Hashable, list[int]] = {}
-    for number, key in enumerate(keys):
+    for number, (key, _) in enumerate(kinds):
         members.setdefault(key, []).append(number)
     groups = []
     for numbers in members.values():
         rng.shuffle(numbers)
         missing = -len(numbers) % group_size
         filled = numbers + [numbers[i % len(numbers)] for i in range(missing)]
+        # Rows are padded to the longest of their group.
+        filled.sort(key=lambda number: kinds[number][1])
         groups += [filled[i : i + group_size] for i in range(0, len(filled), group_size)]
     rng.shuffle(groups)
     return groups
 
 
 def groups_of_step(
-    keys: tuple[Hashable, ...], step: int, *, config: SftConfig, seed: int
+    kinds: tuple[tuple[Hashable, int], ...], step: int, *, config: SftConfig, seed: int
 ) -> list[list[int]]:
     """Return the groups of a step, counted from 0, from the step's number alone."""
 
     def groups(epoch: int) -> list[list[int]]:
-        return epoch_groups(keys, group_size=config.group_size, seed=seed, epoch=epoch)
+        return epoch_groups(kinds, group_size=config.group_size, seed=seed, epoch=epoch)
 
     per_epoch = len(groups(0))
     wanted = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
@@ -138,10 +146,13 @@ def supervise(
         state, _ = checkpoints.restore(done, state)
     if done < config.steps:
         rows = [encode(demonstration, tokenizer) for demonstration in demonstrations]
-        keys = tuple(demonstration.key for demonstration in demonstrations)
+        kinds = tuple(
+            (demonstration.key, len(row.ids))
+            for demonstration, row in zip(demonstrations, rows, strict=True)
+        )
         metrics = Metrics(folder, resume_step=done)
         for step in range(done, config.steps):
-            groups = groups_of_step(keys, step, config=config, seed=seed)
+            groups = groups_of_step(kinds, step, config=config, seed=seed)
             state, numbers = _step(learner, state, rows, groups, config, tokenizer.pad_id)
             metrics.write(step + 1, numbers)
             if progress is not None:

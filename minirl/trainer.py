@@ -1,7 +1,7 @@
 """Reinforcement learning: roll out, score, advantages, update, and everything written down.
 
 The path of a step: `Trainer._step` -> `rollout.rollout` -> the task's score ->
-`advantages.estimate` -> `batching.micro_batches` -> `update.Learner.update` -> `losses.policy_loss`.
+`advantages.estimate` -> `batching.micro_batches` -> `update.Learner.update` -> the loss.
 """
 
 from __future__ import annotations
@@ -25,13 +25,10 @@ from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
 from minirl.rollout import flatten, rollout
 from minirl.sampler import NativeSampler
-from minirl.types import Decoding, Environment, Score, Tokenizer, Trajectory
+from minirl.types import Environment, Score, Tokenizer, Trajectory
 from minirl.update import Learner, make_optimizer, policy_objective
 
 Progress = Callable[[int, int, str], None]
-GREEDY = Decoding(temperature=0.0)
-# Episode numbers name random streams: those of evaluations lie above all of training.
-_EVALUATION_EPISODES = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +37,20 @@ class Task:
 
     Attributes:
         environment: Where training episodes are played.
-        evaluation: Where accuracy is measured (one turn, in the papers).
         score: What a final episode earns.
         describe: Numbers of a final episode that are averaged into the metrics, and a record of it
             for `trajectories.jsonl`.
         train: Examples to learn from.
-        validation: Examples that the best checkpoint is chosen by.
+        validate: The accuracy of weights, given with their version, that the best checkpoint is
+            chosen by.
         max_turns: The most replies of a training episode.
     """
 
     environment: Environment
-    evaluation: Environment
     score: Callable[[Any], Score]
     describe: Callable[[Any], tuple[Mapping[str, float], Mapping[str, Any]]]
     train: Sequence[Any]
-    validation: Sequence[Any]
+    validate: Callable[[nnx.State, int], float]
     max_turns: int
 
 
@@ -128,11 +124,11 @@ class Trainer:
             numbers = self._step()
             is_last = self.step == self._config.steps
             if self.step % self._config.eval_every == 0 or is_last:
-                numbers["validation/accuracy"] = self._validate()
+                numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
             self._metrics.write(self.step, numbers)
             if self.step % self._config.checkpoint_every == 0 or is_last:
-                accuracy = numbers.get("validation/accuracy")
-                self._save(self._validate() if accuracy is None else accuracy)
+                # Checkpoints between evaluations are never the best.
+                self._save(numbers.get("validation/accuracy", -1.0))
             progress(self.step, self._config.steps, _status(numbers))
         self._checkpoints.close()
         self._metrics.close()
@@ -151,18 +147,6 @@ class Trainer:
 
     def _save(self, score: float) -> None:
         self._checkpoints.save(self.step, self._state, {"seed": self._seed}, score=score)
-
-    def _validate(self) -> float:
-        self._sampler.set_weights(self._state.params, version=self.step)
-        played = play(
-            self._sampler,
-            self._tokenizer,
-            self._task.evaluation,
-            self._task.validation,
-            config=self._sampler_config,
-            env_workers=self._config.env_workers,
-        )
-        return accuracy_of(played, self._task.score)
 
     def _step(self) -> dict[str, float]:
         config, watch = self._config, Stopwatch()
@@ -296,40 +280,3 @@ def _status(numbers: Mapping[str, float]) -> str:
         f"reward {numbers['reward/total']:.2f}, accuracy {numbers['rollout/accuracy']:.2f}, "
         f"turns {numbers['rollout/turns']:.1f}"
     )
-
-
-def play(
-    sampler: NativeSampler,
-    tokenizer: Tokenizer,
-    environment: Environment,
-    examples: Sequence[Any],
-    *,
-    config: SamplerConfig,
-    decoding: Decoding = GREEDY,
-    samples: int = 1,
-    env_workers: int = 8,
-    progress: Callable[[int, int], None] | None = None,
-) -> list[list[Trajectory]]:
-    """Play evaluation episodes: `samples` of every example, groups in the examples' order.
-
-    A group is empty where the prompt is too long; that counts as wrong.
-    """
-    return rollout(
-        sampler,
-        tokenizer,
-        environment,
-        examples,
-        config=config,
-        group_size=samples,
-        first_episode=_EVALUATION_EPISODES,
-        decoding=decoding,
-        max_turns=1,
-        env_workers=env_workers,
-        progress=progress,
-    )
-
-
-def accuracy_of(groups: Sequence[Sequence[Trajectory]], score: Callable[[Any], Score]) -> float:
-    """Return the share of groups whose first trajectory is correct; 0 for no group."""
-    correct = [bool(group) and score(group[0].episode).correct for group in groups]
-    return float(np.mean(correct)) if correct else 0.0

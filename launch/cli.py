@@ -1,0 +1,141 @@
+"""What all commands share: arguments, errors for people, the console, the accelerator."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+import minirl.errors
+import sqlenv.errors
+
+USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
+# Progress goes to standard error, results to standard output.
+console = Console(stderr=True)
+output = Console(highlight=False)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in a line, with the status of a user's mistake."""
+        fail(f"{self.prog}: {message}; see --help")
+
+
+def fail(message: str) -> NoReturn:
+    """End with a line on standard error and status 2."""
+    sys.stderr.write(f"error: {message}\n")
+    sys.exit(2)
+
+
+def make_parser(module: str, description: str) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that every job has."""
+    parser = _Parser(
+        prog=f"python -m {module}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--cfg",
+        required=True,
+        metavar="FILE",
+        help="a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)",
+    )
+    parser.add_argument(
+        "--accel", choices=("cpu", "gpu", "tpu"), default="cpu", help="what to compute on"
+    )
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="key.sub=value",
+        help="settings in place of the file's, for example train.steps=20",
+    )
+    return parser
+
+
+def run(main: Callable[[list[str]], None]) -> NoReturn:
+    """Run a command; a user's mistake ends it with one line and status 2."""
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[RichHandler(console=console, show_path=False, show_time=False)],
+    )
+    for noisy in ("absl", "jax", "orbax", "httpx"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    try:
+        main(sys.argv[1:])
+    except USER_ERRORS as error:
+        fail(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on where it was\n")
+        sys.exit(130)
+    sys.exit(0)
+
+
+def use_accelerator(name: str) -> None:
+    """Select JAX's backend, and keep compiled programs for the next start.
+
+    Raises:
+        UserError: The accelerator is not there.
+    """
+    platform = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}[name]
+    os.environ["JAX_PLATFORMS"] = platform if name == "cpu" else f"{platform},cpu"
+    import jax
+
+    base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    cache = Path(base).expanduser() / "minirl" / "jax"
+    jax.config.update("jax_compilation_cache_dir", str(cache))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:160]
+        raise minirl.errors.UserError(
+            f"--accel {name}: no such device here ({reason}); use --accel cpu, or install "
+            f"the {name} extra on a machine that has one"
+        ) from None
+    if found != name:
+        raise minirl.errors.UserError(
+            f"--accel {name}: JAX finds only {found} here; use --accel {found}"
+        )
+
+
+@contextmanager
+def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
+    """Show a bar with a line on how it goes; on no terminal, a line now and then."""
+    columns: list[Any] = [
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[status]}"),
+    ]
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None, status="")
+        shown = -1
+
+        def update(done: int, total: int, status: str) -> None:
+            nonlocal shown
+            bar.update(task, completed=done, total=total, status=status)
+            tenth = 10 * done // max(total, 1)
+            if not console.is_terminal and tenth != shown:
+                shown = tenth
+                console.print(f"{title}: {done}/{total} {status}", highlight=False)
+
+        yield update

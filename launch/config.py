@@ -1,0 +1,302 @@
+"""The settings of a whole job, composed of the packages' own; read from YAML and overrides."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, PositiveInt, ValidationError
+
+from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
+from rewards.config import ProgressiveConfig, RewardConfig
+from sqlenv.config import (
+    DataConfig,
+    DemoConfig,
+    DiagnosedConfig,
+    EnvConfig,
+    ExecutorConfig,
+    Settings,
+)
+from sqlenv.errors import UserError
+from sqlenv.prompts import PromptStyle
+from sqlenv.schema import Style
+
+
+class RunConfig(Settings):
+    """Where a run lives."""
+
+    name: str = "run"
+    """Name of the run, and of its folder."""
+    dir: Path | None = None
+    """Run folder; None for runs/<name>-seed<seed>."""
+
+
+class DataSection(Settings):
+    """Questions to learn from, to choose checkpoints by, and to test on."""
+
+    root: Path | None = None
+    """Folder that the paths of the sources are relative to; None for the run's own demo data."""
+    demo: DemoConfig | None = None
+    """Generate this demo data into the run folder in place of reading a root."""
+    train: DataConfig
+    validation: DataConfig
+    test: DataConfig
+
+
+class PromptConfig(Settings):
+    """How a question is put."""
+
+    style: PromptStyle = "progress"
+    """Whose wording."""
+    schema_style: Style = "omnisql"
+    """How tables are written."""
+    example_values: int = Field(default=2, ge=0)
+    """Example values of a column."""
+
+
+class WarmStartConfig(SftConfig):
+    """Supervised training before reinforcement learning."""
+
+    repair_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the demonstrations that mend a wrong first reply after its diagnosis; the wrong
+    reply is another question's query, and is not learnt."""
+    examples: PositiveInt | None = None
+    """How many training questions are demonstrated, sampled by seed; None for all."""
+
+
+class EvalConfig(Settings):
+    """How accuracy is measured."""
+
+    questions: PositiveInt | None = None
+    """Test questions, sampled by seed; None for all."""
+    validation_questions: PositiveInt = 200
+    """Validation questions, sampled by seed."""
+    vote_temperature: float = Field(default=0.8, gt=0)
+    """Sampling temperature of vote@n."""
+    resamples: PositiveInt = 10_000
+    """Bootstrap resamples of the confidence intervals."""
+
+
+class JobConfig(Settings):
+    """Everything that decides a run."""
+
+    seed: int = 0
+    """Seed of data, weights, order and sampling."""
+    run: RunConfig = RunConfig()
+    data: DataSection
+    prompt: PromptConfig = PromptConfig()
+    model: ModelSource
+    warm_start: WarmStartConfig | None = None
+    env: EnvConfig = DiagnosedConfig()
+    reward: RewardConfig = ProgressiveConfig()
+    executor: ExecutorConfig = ExecutorConfig()
+    sampler: SamplerConfig = SamplerConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvalConfig = EvalConfig()
+
+    @property
+    def folder(self) -> Path:
+        """Return the run folder."""
+        return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
+
+
+Accelerator = Literal["cpu", "gpu", "tpu"]
+_PACKAGED = resources.files("launch") / "configs"
+
+
+def packaged() -> list[str]:
+    """List the names of the configs that come with the project."""
+    return sorted(entry.name for entry in _PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
+    """Read a config by path or packaged name, apply `key.sub=value` overrides, and check it.
+
+    Raises:
+        UserError: The file is not there or not YAML; a key is unknown, of a wrong type, or
+            contradicts another one.
+    """
+    raw = _read(name)
+    for override in overrides:
+        _override(raw, override)
+    try:
+        config = JobConfig.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(f"{name}: {_explain(error)}") from None
+    check(config)
+    return config
+
+
+def check(config: JobConfig) -> None:
+    """Refuse settings that contradict one another."""
+    demo, root = config.data.demo, config.data.root
+    source = config.model
+    rules = [
+        (
+            (demo is None) == (root is None),
+            "data: give one of data.demo (generated) and data.root (a folder); "
+            "set the other to null",
+        ),
+        (
+            (source.path is None) == (source.tiny is None),
+            "model: give one of model.path (a folder) and model.tiny (made on the spot); "
+            "set the other to null",
+        ),
+        (
+            config.sampler.temperature == 0,
+            "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
+        ),
+        (
+            config.train.group_size < 2,
+            "train.group_size: a group of one has no advantage; use 2 or more",
+        ),
+        (
+            (config.sampler.max_reply_tokens or 0) > config.sampler.max_response_tokens,
+            "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
+        ),
+        (
+            config.reward.kind == "progressive" and config.env.wrapping != "sql_tag",
+            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
+        ),
+    ]
+    for is_wrong, message in rules:
+        if is_wrong:
+            raise UserError(message)
+
+
+def dump(config: JobConfig) -> str:
+    """Write a resolved config as YAML that `load_config` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+    elif name in packaged():
+        text = (_PACKAGED / name).read_text(encoding="utf-8")
+    else:
+        raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{name}: a config is a mapping of keys to values")
+    return raw
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    """Set `key.sub=value` in place; a value is read as YAML, a number in a key counts items."""
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise UserError(f"{override!r}: an override has the form key.sub=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{override!r}: the value is not YAML; quote it for the shell") from None
+    *parents, last = dotted.split(".")
+    node: Any = raw
+    for key in parents:
+        node = _child(node, key, override)
+    if isinstance(node, list):
+        node[_index(node, last, override)] = value
+    else:
+        node[last] = value
+
+
+def _child(node: Any, key: str, override: str) -> Any:
+    if isinstance(node, list):
+        return node[_index(node, key, override)]
+    if node.get(key) is None:
+        node[key] = {}
+    if not isinstance(node[key], dict | list):
+        raise UserError(f"{override!r}: {key} is a value, and has no keys below it")
+    return node[key]
+
+
+def _index(node: list[Any], key: str, override: str) -> int:
+    if not key.isdigit() or int(key) >= len(node):
+        raise UserError(f"{override!r}: {key} is not one of the {len(node)} items, from 0")
+    return int(key)
+
+
+def _explain(error: ValidationError) -> str:
+    """Say the first error in a line, with the key's path and what to write instead."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS)
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        known = _keys_beside(first["loc"])
+        hint = _closest(str(first["loc"][-1]), known)
+        return f"{where}: unknown key{hint}{more}"
+    got = f", not {first['input']!r:.60}" if first["type"] != "missing" else ""
+    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{more}"
+
+
+_UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot", "grpo", "gspo"}
+
+
+def _keys_beside(location: Sequence[str | int]) -> list[str]:
+    """List the keys that the settings class at a location has."""
+    schema: Mapping[str, Any] = JobConfig.model_json_schema()
+    definitions = schema["$defs"]
+    nodes: list[Mapping[str, Any]] = [schema]
+    for part in location[:-1]:
+        nodes = [
+            found
+            for node in nodes
+            for found in _resolve(node.get("properties", {}).get(part, node), definitions)
+        ]
+    return sorted({key for node in nodes for key in node.get("properties", {})})
+
+
+def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Follow references and alternatives to objects."""
+    if "$ref" in node:
+        return _resolve(definitions[node["$ref"].rsplit("/", 1)[1]], definitions)
+    found: list[Mapping[str, Any]] = []
+    for key in ("anyOf", "oneOf", "allOf"):
+        for alternative in node.get(key, []):
+            found += _resolve(alternative, definitions)
+    if "items" in node:
+        found += _resolve(node["items"], definitions)
+    return found or [node]
+
+
+def _closest(word: str, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1)
+    if match:
+        return f"; did you mean {match[0]}?"
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def check_inputs(config: JobConfig) -> None:
+    """Look for the data and the model before anything is made.
+
+    Raises:
+        UserError: A path is not there.
+    """
+    root, model = config.data.root, config.model.path
+    if root is not None and not root.is_dir():
+        raise UserError(
+            f"data.root: {root} is not a folder; download the data (README, 'Data') "
+            "and set data.root=FOLDER"
+        )
+    if root is not None:
+        for split in ("train", "validation", "test"):
+            for source in getattr(config.data, split).sources:
+                if not (root / source.path).exists():
+                    raise UserError(
+                        f"data.{split}: {root / source.path} is not there; "
+                        "download it there, or leave the source out"
+                    )
+    if model is not None and not (model / "config.json").is_file():
+        raise UserError(
+            f"model.path: {model} holds no config.json; download the weights there "
+            "(README, 'Weights') or set model.path=FOLDER"
+        )

@@ -1,0 +1,248 @@
+"""Execution accuracy: predictions of a model on questions, and how sure one can be of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table as RichTable
+
+from minirl.config import SamplerConfig
+from minirl.errors import UserError
+from minirl.model import Decoder
+from minirl.rollout import rollout
+from minirl.sampler import NativeSampler
+from minirl.tokenizer import ChatTokenizer
+from minirl.types import Decoding
+from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.parse import one_line
+from sqlenv.types import Attempt, Example, Table
+
+# Episode numbers name random streams: those of evaluations lie above all of training.
+_FIRST_EPISODE = 2**30
+# Questions between two writes of the predictions: what an interruption may cost.
+_CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How a question is answered: greedily, or by the majority of n samples' results."""
+
+    samples: int
+    temperature: float
+
+    @classmethod
+    def parse(cls, text: str, *, vote_temperature: float) -> Decode:
+        """Read `greedy` or `vote@n`."""
+        if text == "greedy":
+            return cls(1, 0.0)
+        kind, _, count = text.partition("@")
+        if kind == "vote" and count.isdigit() and int(count) >= 1:
+            return cls(int(count), vote_temperature)
+        raise UserError(f"--decode {text}: write greedy or vote@n, for example vote@8")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One question's prediction and whether its result matches the gold result."""
+
+    id: str
+    db_id: str
+    difficulty: str
+    question: str
+    gold: str
+    sql: str
+    correct: bool
+
+
+class Evaluator:
+    """Measures accuracy with one sampler, so that it compiles once.
+
+    Args:
+        model: Gives the structure and the first weights.
+        tokenizer: Its tokenizer.
+        environment: One turn; judges replies.
+        config: Slots and token limits.
+        decode: How questions are answered.
+        seed: Seed of samples.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: ChatTokenizer,
+        environment: SingleTurn,
+        config: SamplerConfig,
+        decode: Decode,
+        *,
+        seed: int,
+    ) -> None:
+        self._tokenizer, self._environment = tokenizer, environment
+        self._config, self._decode = config, decode
+        self._sampler = NativeSampler(
+            model, config, tokenizer, group_size=decode.samples, seed=seed
+        )
+
+    def set_weights(self, params: Any, *, version: int) -> None:
+        """Measure these weights from now on."""
+        self._sampler.set_weights(params, version=version)
+
+    def accuracy(self, examples: Sequence[Example]) -> float:
+        """Return the share of correct answers; 0 for no question."""
+        verdicts = self._answer(examples, first=0)
+        return sum(verdict.correct for verdict in verdicts) / max(len(verdicts), 1)
+
+    def predict(
+        self,
+        examples: Sequence[Example],
+        path: Path,
+        *,
+        progress: Callable[[int, int, str], None],
+    ) -> list[Verdict]:
+        """Answer questions, writing each verdict to a file of JSON lines.
+
+        Questions that the file already answers are not asked again.
+
+        Raises:
+            UserError: The file answers other questions.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done = read_verdicts(path) if path.exists() else []
+        for verdict, example in zip(done, examples, strict=False):
+            if (verdict.id, verdict.gold) != (example.id, example.gold_sql):
+                raise UserError(f"{path}: holds predictions for other questions; move it away")
+        for start in range(len(done), len(examples), _CHUNK):
+            new = self._answer(examples[start : start + _CHUNK], first=start)
+            with path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in new)
+            done += new
+            share = sum(verdict.correct for verdict in done) / len(done)
+            progress(len(done), len(examples), f"accuracy {100 * share:.1f} %")
+        return done
+
+    def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
+        samples = self._decode.samples
+        groups = rollout(
+            self._sampler,
+            self._tokenizer,
+            self._environment,
+            examples,
+            config=self._config,
+            group_size=samples,
+            first_episode=_FIRST_EPISODE + first * samples,
+            decoding=Decoding(self._decode.temperature),
+            max_turns=1,
+        )
+        verdicts = []
+        for example, group in zip(examples, groups, strict=True):
+            attempts = [trajectory.episode.attempts[-1] for trajectory in group]
+            chosen = vote(attempts)
+            verdicts.append(
+                Verdict(
+                    example.id,
+                    example.db_id,
+                    example.difficulty,
+                    example.question,
+                    example.gold_sql,
+                    chosen.sql if chosen else "",
+                    bool(chosen and chosen.correct),
+                )
+            )
+        return verdicts
+
+
+def vote(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Choose the first attempt of the commonest result (OmniSQL's majority vote).
+
+    Results are sets of rows; ties go to the result seen first; an empty result counts. Without a
+    query that runs, the first attempt is chosen; without any attempt (a prompt too long), none.
+    """
+    ran = [attempt for attempt in attempts if isinstance(attempt.result, Table)]
+    if not ran:
+        return attempts[0] if attempts else None
+    counts = Counter(_rows(attempt) for attempt in ran)  # keeps the order of first sight
+    winner = max(counts, key=lambda rows: counts[rows])
+    return next(attempt for attempt in ran if _rows(attempt) == winner)
+
+
+def _rows(attempt: Attempt) -> frozenset[Any]:
+    assert isinstance(attempt.result, Table)
+    return frozenset(attempt.result.rows)
+
+
+def read_verdicts(path: Path) -> list[Verdict]:
+    """Read the whole lines of a file of verdicts; a last line cut short is taken away."""
+    text = path.read_text(encoding="utf-8")
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole, encoding="utf-8")
+    try:
+        return [Verdict(**json.loads(line)) for line in whole.splitlines()]
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: not a file of predictions ({error}); move it away") from None
+
+
+def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
+    """Write predictions in the official evaluators' forms.
+
+    `predictions.sql` is Spider's (one query a line), `predictions_bird.json` is BIRD's.
+    """
+    # A blank line would shift every later line against its gold query.
+    lines = [one_line(verdict.sql) or "SELECT" for verdict in verdicts]
+    (folder / "predictions.sql").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    bird = {
+        str(number): f"{line}\t----- bird -----\t{verdict.db_id}"
+        for number, (line, verdict) in enumerate(zip(lines, verdicts, strict=True))
+    }
+    text = json.dumps(bird, indent=1, ensure_ascii=False)
+    (folder / "predictions_bird.json").write_text(text + "\n", encoding="utf-8")
+
+
+def accuracy(verdicts: Sequence[Verdict]) -> float:
+    """Return the share of correct verdicts; 0 for none."""
+    return sum(verdict.correct for verdict in verdicts) / max(len(verdicts), 1)
+
+
+def bootstrap_interval(
+    values: Sequence[float], *, resamples: int, seed: int
+) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of a mean over questions.
+
+    For a paired comparison give the differences, question by question.
+    """
+    data = np.asarray(values, np.float64)
+    rng = np.random.default_rng(seed)
+    means = [data[rng.integers(0, len(data), len(data))].mean() for _ in range(resamples)]
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[int, float]]]:
+    """Return (questions, accuracy) overall, by difficulty and by database."""
+
+    def by(key: Callable[[Verdict], str]) -> dict[str, tuple[int, float]]:
+        parts: defaultdict[str, list[Verdict]] = defaultdict(list)
+        for verdict in verdicts:
+            parts[key(verdict)].append(verdict)
+        return {name: (len(part), accuracy(part)) for name, part in sorted(parts.items())}
+
+    return {
+        "overall": by(lambda _: "all"),
+        "difficulty": by(lambda verdict: verdict.difficulty or "unknown"),
+        "database": by(lambda verdict: verdict.db_id),
+    }
+
+
+def accuracy_table(verdicts: Sequence[Verdict]) -> RichTable:
+    """Lay a breakdown out for the terminal."""
+    table = RichTable("", "questions", "execution accuracy")
+    for heading, parts in breakdown(verdicts).items():
+        table.add_section()
+        for name, (count, share) in parts.items():
+            table.add_row(f"{heading}: {name}", str(count), f"{100 * share:.1f} %")
+    return table

@@ -1,0 +1,251 @@
+"""From settings to the parts of a run: databases, prompts, environments, rewards, model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jax.numpy as jnp
+
+from launch.config import JobConfig
+from launch.demonstrations import gold_reply
+from minirl import weights
+from minirl.model import Decoder
+from minirl.tiny import make_tiny
+from minirl.tokenizer import ChatTokenizer
+from minirl.trainer import Task
+from rewards.compose import build_reward
+from rewards.config import ProgressiveConfig, TreeConfig
+from rewards.diagnosis import diagnose
+from rewards.progressive import ProgressiveReward
+from sqlenv.config import DataConfig, DiagnosedConfig, SingleTurnConfig
+from sqlenv.datasets import load
+from sqlenv.demo import generate
+from sqlenv.envs.diagnosed import Diagnosed
+from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.envs.tags import sentences
+from sqlenv.executor import Executor
+from sqlenv.prompts import feedback_text, first_observation
+from sqlenv.schema import (
+    DatabaseSchema,
+    Descriptions,
+    read_schema,
+    render_schema,
+    sample_columns,
+)
+from sqlenv.types import Episode, Example, Observation, Table
+
+_log = logging.getLogger(__name__)
+
+
+class SqlSide:
+    """Data, environments and reward of a job. A context manager: it owns the executor.
+
+    Args:
+        config: The job.
+        folder: The run folder; demo data is made in it.
+    """
+
+    def __init__(self, config: JobConfig, folder: Path) -> None:
+        self._config = config
+        self._root = config.data.root or folder / "data"
+        if config.data.demo is not None:
+            generate(self._root, config.data.demo)
+        self.executor = Executor(config.executor)
+        self._descriptions: dict[Path, Descriptions] = {}
+        self._schema = cache(self._read_schema)
+        self._schema_text = cache(
+            lambda path: render_schema(self._schema(path), style=config.prompt.schema_style)
+        )
+        self._columns = cache(lambda path: read_schema(path, examples=0).column_names())
+        self.reward = build_reward(config.reward, columns_of=self._columns_of)
+        # Without a progressive reward the diagnosis of episodes is that of the paper.
+        progressive = isinstance(config.reward, ProgressiveConfig)
+        self._tree = config.reward.tree if progressive else TreeConfig()
+        self._judge = (
+            self.reward
+            if isinstance(self.reward, ProgressiveReward)
+            else ProgressiveReward(ProgressiveConfig(), self._columns_of)
+        )
+
+    def __enter__(self) -> SqlSide:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.executor.close()
+
+    def examples(self, split: DataConfig, *, limit: int | None = None) -> tuple[Example, ...]:
+        """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
+        root = self._root
+        sources = [
+            source.model_copy(update={"path": root / source.path}) for source in split.sources
+        ]
+        loaded = load(split.model_copy(update={"sources": tuple(sources)}), executor=self.executor)
+        for line in loaded.report.lines():
+            _log.info(line)
+        self._descriptions |= loaded.descriptions
+        chosen = loaded.examples
+        if limit is not None and len(chosen) > limit:
+            numbers = Random(f"{self._config.seed} limit").sample(range(len(chosen)), limit)
+            chosen = tuple(chosen[number] for number in sorted(numbers))
+        return chosen
+
+    def environment(self, tokenizer: ChatTokenizer | None = None) -> Diagnosed | SingleTurn:
+        """Build the environment that training episodes are played in.
+
+        Args:
+            tokenizer: Where given, schemas that make a prompt too long lose columns that the gold
+                query does not need.
+        """
+        env = self._config.env
+
+        def first_prompt(example: Example) -> Observation:
+            return self.training_prompt(example, tokenizer)
+
+        if isinstance(env, DiagnosedConfig):
+            return Diagnosed(
+                env, executor=self.executor, first_prompt=first_prompt, feedback=self._feedback
+            )
+        return SingleTurn(env, executor=self.executor, first_prompt=first_prompt)
+
+    def evaluation_environment(self) -> SingleTurn:
+        """Build the environment that accuracy is measured in: one turn, no feedback."""
+        env = self._config.env
+        return SingleTurn(
+            SingleTurnConfig(match=env.match, wrapping=env.wrapping),
+            executor=self.executor,
+            first_prompt=self.first_prompt,
+        )
+
+    @property
+    def max_turns(self) -> int:
+        """Return the most replies of a training episode."""
+        env = self._config.env
+        return env.turns if isinstance(env, DiagnosedConfig) else 1
+
+    def task(
+        self,
+        train: Sequence[Example],
+        tokenizer: ChatTokenizer,
+        *,
+        validate: Callable[[Any, int], float],
+    ) -> Task:
+        """Give the learner what it sees of the job."""
+        return Task(
+            environment=self.environment(tokenizer),
+            score=self.reward,
+            describe=self.describe,
+            train=train,
+            validate=validate,
+            max_turns=self.max_turns,
+        )
+
+    def first_prompt(self, example: Example) -> Observation:
+        """Put a question."""
+        text = self._schema_text(example.database)
+        return first_observation(example, text, style=self._config.prompt.style)
+
+    def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
+        """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.
+
+        Columns of the gold query and keys stay, others are dropped at random by seed. Only training
+        does this; evaluation never looks at the gold query.
+        """
+        whole = self.first_prompt(example)
+        style, limit = self._config.prompt, self._config.sampler.max_prompt_tokens
+
+        def fits(schema_text: str) -> bool:
+            prompt = first_observation(example, schema_text, style=style.style)
+            return tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
+
+        # A token is at least a byte, so most prompts need no count.
+        if sum(len(m.content.encode()) for m in whole) < limit or fits(
+            self._schema_text(example.database)
+        ):
+            return whole
+        schema = sample_columns(
+            self._schema(example.database),
+            example.gold_sql,
+            seed=self._config.seed,
+            fits=fits,
+            style=style.schema_style,
+        )
+        text = render_schema(schema, style=style.schema_style)
+        return first_observation(example, text, style=style.style)
+
+    def describe(self, episode: Episode) -> tuple[Mapping[str, float], Mapping[str, Any]]:
+        """Say what a final episode adds to the metrics, and how `trajectories.jsonl` shows it."""
+        attempts = episode.attempts
+        invalid = [not isinstance(attempt.result, Table) for attempt in attempts]
+        found = self._judge.diagnostics(episode)
+        numbers = {
+            "rollout/accuracy_first": float(attempts[0].correct),
+            "rollout/invalid_share": sum(invalid) / len(invalid),
+        }
+        numbers |= {name: value for name, value in found.items() if name != "turns"}
+        record = {
+            "id": episode.example.id,
+            "question": episode.example.question,
+            "gold": episode.example.gold_sql,
+            "turns": [
+                {
+                    "reply": attempt.text,
+                    "result": _brief(attempt.result),
+                    "correct": attempt.correct,
+                    "tags": list(attempt.tags),
+                }
+                for attempt in attempts
+            ],
+        }
+        return numbers, record
+
+    def _columns_of(self, example: Example) -> Mapping[str, Sequence[str]]:
+        return self._columns(example.database)
+
+    def _read_schema(self, database: Path) -> DatabaseSchema:
+        prompt = self._config.prompt
+        return read_schema(
+            database,
+            examples=prompt.example_values,
+            profile=prompt.schema_style == "profile",
+            descriptions=self._descriptions.get(database),
+        )
+
+    def _feedback(self, example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
+        found = diagnose(sql, example.gold_sql, self._columns_of(example), self._tree)
+        style = "demo" if self._config.prompt.style == "demo" else "progress"
+        text = feedback_text(
+            found.tags, sentences(found.tags), style=style, parsed=found.pred_parsed, error=error
+        )
+        return found.tags, text
+
+
+def _brief(result: Any) -> str:
+    if isinstance(result, Table):
+        return f"{len(result.rows)} rows"
+    return str(result)
+
+
+def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
+    """Return the Hugging Face folder of the policy; a tiny one is made in the run folder."""
+    if config.model.path is not None:
+        return config.model.path
+    made = folder / "model"
+    assert config.model.tiny is not None
+    if not (made / "model.safetensors").exists():
+        texts = (
+            f"{sql.first_prompt(example)[-1].content}\n{gold_reply(example.gold_sql)}"
+            for example in train
+        )
+        make_tiny(made, texts, config.model.tiny, config.seed)
+    return made
+
+
+def load_model(config: JobConfig, folder: Path) -> tuple[Decoder, ChatTokenizer]:
+    """Read the policy and its tokenizer."""
+    tokenizer = ChatTokenizer(folder)
+    return weights.load(folder, dtype=jnp.dtype(config.model.dtype)), tokenizer
