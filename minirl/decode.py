@@ -96,7 +96,7 @@ class Sizes:
         self.prompt = _ladder(config.max_prompt_tokens, parts=(4, 2, 1))
         self.own = _ladder(config.max_response_tokens, parts=(8, 4, 2, 1))
         longest = max(self.prompt[-1], self.own[-1])
-        self._pieces = [size for size in (32, 128) if size < longest] + [min(_PIECE, longest)]
+        self._pieces = [size for size in (32, 128) if 2 * size <= longest] + [min(_PIECE, longest)]
 
     def decode(self, draws: Draws, *, longest_prompt: int, max_steps: int) -> Any:
         """Return the sizes for a run of the decode loop, and how many steps they hold."""

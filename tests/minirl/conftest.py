@@ -1,7 +1,8 @@
-"""A toy decoder, a byte tokenizer and a small environment for the tests of the sampler."""
+"""A toy decoder, a tokenizer of one id a character and what the tests of sampling share."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -19,76 +20,93 @@ from minirl.model import Decoder, ModelConfig
 from minirl.sampler import NativeSampler
 
 VOCAB = 64
-STOP, PAD = 1, 0
+# Several, so that a random model stops now and then.
+STOP_IDS = (1, 60, 61, 62, 63)
+# Nothing that the model could draw.
+NEVER = (VOCAB,)
+CONFIG = ModelConfig(
+    vocab_size=VOCAB,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    rope_theta=10_000.0,
+    rms_norm_eps=1e-6,
+    tie_word_embeddings=False,
+    attention_bias=True,
+    qk_norm=True,
+)
 
 
 @dataclass(frozen=True)
 class Said:
+    """A chat message."""
+
     role: str
     content: str
 
 
-class ByteTokenizer:
-    """One id a character (63 of them), and chat glue: 2 opens a message, 1 ends a reply."""
+@dataclass(frozen=True)
+class ToyTokenizer:
+    """Ids 4 to 59 are characters; 2 and 3 stand around a message, 1 ends a reply."""
 
-    stop_ids = (STOP,)
-    pad_id = PAD
-
-    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
-        return [i for m in messages for i in [2, *self.encode(m.content), 3]]
-
-    def encode_next(self, messages: Sequence[Any], *, closed: bool) -> list[int]:
-        return ([] if closed else [STOP]) + self.encode_chat(messages)
+    stop_ids: tuple[int, ...] = STOP_IDS
+    pad_id: int = 0
 
     def encode(self, text: str) -> list[int]:
-        return [4 + ord(character) % (VOCAB - 4) for character in text]
+        return [4 + (ord(character) - 65) % 56 for character in text]
+
+    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+        return [i for message in messages for i in [2, *self.encode(message.content), 3]]
+
+    def encode_next(self, messages: Sequence[Any], *, closed: bool) -> list[int]:
+        return ([] if closed else [1]) + self.encode_chat(messages)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return "".join(chr(48 + i) for i in ids)
+        return "".join(chr(61 + i) for i in ids)
 
 
-def toy_model(*, vocab: int = VOCAB, scale: float = 1.0, seed: int = 0) -> Decoder:
-    """Make a two-layer decoder; a larger `scale` makes its choices surer."""
-    config = ModelConfig(
-        vocab_size=vocab,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        rope_theta=10_000.0,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-        attention_bias=True,
-        qk_norm=True,
-    )
-    model = Decoder(config, rngs=nnx.Rngs(seed))
-    model.unembed.set_value(model.unembed[...] * 20 * scale)
-    return model
+@functools.cache
+def toy_model(seed: int = 0) -> Decoder:
+    """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing."""
+    rng = np.random.default_rng(seed)
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0))))
+    draw = lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)  # noqa: E731
+    return nnx.merge(graphdef, jax.tree.map(draw, shapes))
 
 
-def make_sampler(model: Decoder, *, group_size: int = 2, seed: int = 0, **settings: Any) -> Any:
-    defaults: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
-    config = SamplerConfig(**{**defaults, **settings})
-    return NativeSampler(model, config, ByteTokenizer(), group_size=group_size, seed=seed)
+def make_sampler(
+    model: Decoder,
+    *,
+    group_size: int = 1,
+    seed: int = 0,
+    stop_ids: tuple[int, ...] = STOP_IDS,
+    **settings: Any,
+) -> NativeSampler:
+    sizes = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
+    config = SamplerConfig(**{**sizes, **settings})
+    tokenizer = ToyTokenizer(stop_ids)
+    return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
 
 
 @nnx.jit
-def _log_softmax(model: Decoder, tokens_BT: jax.Array, temperature: float) -> jax.Array:
+def _next_logprobs(model: Decoder, tokens_BT: jax.Array, temperature: float) -> jax.Array:
     positions_BT = jnp.arange(tokens_BT.shape[1])[None]
     hidden_BTD, _ = model(tokens_BT, positions_BT, attention.causal())
     return jax.nn.log_softmax(model.logits(hidden_BTD)[0] / temperature)
 
 
 def next_logprobs(model: Decoder, ids: Sequence[int], *, temperature: float = 1.0) -> np.ndarray:
-    """Return the log-probability of every next token after every prefix, by the learner's way."""
-    padded = jnp.zeros((1, 128), jnp.int32).at[0, : len(ids)].set(jnp.array(ids))
-    return np.asarray(_log_softmax(model, padded, temperature))[: len(ids)]
+    """Return log-probabilities of the next token after every prefix, by a full forward pass."""
+    tokens_BT = np.zeros((1, 128), np.int32)
+    tokens_BT[0, : len(ids)] = ids
+    return np.asarray(_next_logprobs(model, jnp.array(tokens_BT), temperature))[: len(ids)]
 
 
-def run(sampler: Any, requests: Sequence[Any]) -> dict[int, Any]:
-    """Sample single replies until all ended."""
+def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:
+    """Sample one reply an episode until all have ended."""
     replies: dict[int, Any] = {}
     for request in requests:
         sampler.submit(request)
@@ -104,10 +122,11 @@ def toy() -> Any:
     """Hand the helpers of this file to the tests."""
     return SimpleNamespace(
         Said=Said,
-        tokenizer=ByteTokenizer(),
+        Tokenizer=ToyTokenizer,
+        NEVER=NEVER,
+        STOP_IDS=STOP_IDS,
         model=toy_model,
         sampler=make_sampler,
         next_logprobs=next_logprobs,
         run=run,
-        STOP=STOP,
     )

@@ -1,44 +1,153 @@
-"""The sampler against the learner's forward pass, and its schedule."""
+"""The native sampler against the learner's forward pass, and its schedule."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from flax import nnx
 
 from minirl.types import Decoding, Request
 
+PLAIN = Decoding()
 GREEDY = Decoding(temperature=0.0)
 
 
-def prompt(length: int, *, seed: int = 0) -> tuple[int, ...]:
-    return tuple(np.random.default_rng(seed).integers(4, 64, length).tolist())
+def prompt(length, *, seed=0):
+    return tuple(np.random.default_rng(seed).integers(4, 60, length).tolist())
 
 
-def learner_logprobs(toy, model, ids, start, *, temperature=1.0):
+def expected_logprobs(toy, model, ids, *, start, temperature=1.0):
     table = toy.next_logprobs(model, ids, temperature=temperature)
     return [table[t - 1, ids[t]] for t in range(start, len(ids))]
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_equal_the_learners(toy, temperature):
+def test_log_probabilities_equal_the_learners(toy):
     model = toy.model()
-    sampler = toy.sampler(model)
-    decoding = Decoding(temperature=temperature)
-    # Two episodes of one prompt, and prompts of other lengths beside them.
+    # Two episodes of one prompt, and prompts of other lengths and temperatures beside them.
     prompts = [prompt(40), prompt(40), prompt(7, seed=1), prompt(1, seed=2), prompt(20, seed=3)]
-    replies = toy.run(sampler, [Request(e, ids, 20, decoding) for e, ids in enumerate(prompts)])
-    for episode, reply in replies.items():
-        ids = prompts[episode] + reply.ids
-        expected = learner_logprobs(toy, model, ids, len(prompts[episode]), temperature=temperature)
+    temperatures = [1.0, 1.0, 0.7, 1.0, 1.3]
+    requests = [
+        Request(e, ids, 20, Decoding(temperature))
+        for e, (ids, temperature) in enumerate(zip(prompts, temperatures, strict=True))
+    ]
+    replies = toy.run(toy.sampler(model), requests)
+    for request in requests:
+        reply = replies[request.episode]
+        expected = expected_logprobs(
+            toy,
+            model,
+            request.ids + reply.ids,
+            start=len(request.ids),
+            temperature=request.decoding.temperature,
+        )
         np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
-        assert reply.finish == ("stop" if reply.ids[-1] == toy.STOP else "length")
+    assert replies[0].ids != replies[1].ids
+
+
+def test_log_probabilities_equal_the_learners_with_top_p(toy):
+    model, ids = toy.model(), prompt(9)
+    reply = toy.run(toy.sampler(model), [Request(0, ids, 12, Decoding(top_p=0.6))])[0]
+    expected = expected_logprobs(toy, model, ids + reply.ids, start=len(ids))
+    np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 
 
 def test_greedy_takes_the_likeliest_token_of_a_full_forward_pass(toy):
-    model = toy.model()
-    ids = list(prompt(11))
+    model, ids = toy.model(), list(prompt(11))
     reply = toy.run(toy.sampler(model), [Request(0, tuple(ids), 12, GREEDY)])[0]
     for token in reply.ids:
         assert token == toy.next_logprobs(model, ids)[-1].argmax()
         ids.append(token)
-    assert len(reply.ids) == 12 or reply.ids[-1] == toy.STOP
+
+
+def test_a_reply_ends_with_its_stop_token_or_at_its_limit(toy):
+    sampler = toy.sampler(toy.model())
+    replies = toy.run(sampler, [Request(e, prompt(5), 10, PLAIN) for e in range(30)])
+    finishes = set()
+    for reply in replies.values():
+        finishes.add(reply.finish)
+        stops = [i in toy.STOP_IDS for i in reply.ids]
+        assert not any(stops[:-1])
+        assert stops[-1] == (reply.finish == "stop")
+        assert reply.finish == "stop" or len(reply.ids) == 10
+        shown = reply.ids[:-1] if reply.finish == "stop" else reply.ids
+        assert reply.text == toy.Tokenizer().decode(shown)
+        assert len(reply.logprobs) == len(reply.ids)
+    assert finishes == {"stop", "length"}
+
+
+def test_a_reply_does_not_depend_on_slots_and_neighbours(toy):
+    model = toy.model()
+    request = Request(7, prompt(30), 20, PLAIN)
+    others = [Request(e, prompt(12, seed=e), 15, PLAIN) for e in range(20, 29)]
+    alone = toy.run(toy.sampler(model), [request])[7]
+    among = toy.run(toy.sampler(model, slots=3), [*others, request])[7]
+    assert among.ids == alone.ids
+    np.testing.assert_allclose(among.logprobs, alone.logprobs, atol=1e-5)
+    other_seed = toy.run(toy.sampler(model, seed=1), [request])[7]
+    assert other_seed.ids != alone.ids
+
+
+def test_a_free_slot_is_taken_at_once(toy):
+    sampler = toy.sampler(toy.model(), slots=4, group_size=4, stop_ids=toy.NEVER)
+    # While one slot draws 24 tokens, three others draw 8 x 3 each.
+    lengths = [24] + [8] * 9
+    toy.run(sampler, [Request(e, prompt(9), n, PLAIN) for e, n in enumerate(lengths)])
+    assert sampler.work.sampled == 24 + 9 * 8
+    assert sampler.work.steps == 24
+
+
+def test_a_group_computes_its_prompt_once(toy):
+    sampler = toy.sampler(toy.model(), slots=4, group_size=4, stop_ids=toy.NEVER)
+    # Eight episodes of each prompt on four slots: the prompt stays for the second four. Its last
+    # token is fed by the loop that draws.
+    requests = [Request(e, prompt(10, seed=e // 8), 3, PLAIN) for e in range(16)]
+    toy.run(sampler, requests)
+    assert sampler.work.filled == 9 + 9
+
+
+def test_more_prompts_than_full_groups_need(toy):
+    model = toy.model()
+    # Groups of four make one prompt of four slots the rule; here every slot has its own.
+    sampler = toy.sampler(model, slots=4, group_size=4)
+    requests = [Request(e, prompt(6 + e, seed=e), 8, PLAIN) for e in range(5)]
+    replies = toy.run(sampler, requests)
+    for request in requests:
+        ids = request.ids + replies[request.episode].ids
+        expected = expected_logprobs(toy, model, ids, start=len(request.ids))
+        np.testing.assert_allclose(replies[request.episode].logprobs, expected, atol=1e-4)
+
+
+def test_new_weights_forget_the_prompts_of_the_old(toy):
+    old, new = toy.model(), toy.model(seed=5)
+    sampler = toy.sampler(old)
+    request = Request(0, prompt(12), 6, PLAIN)
+    assert toy.run(sampler, [request])[0].version == 0
+    sampler.set_weights(nnx.state(new), version=3)
+    reply = toy.run(sampler, [request])[0]
+    assert reply.version == 3
+    expected = expected_logprobs(toy, new, request.ids + reply.ids, start=12)
+    np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+
+
+def test_memory_given_back_comes_again(toy):
+    sampler = toy.sampler(toy.model())
+    request = Request(0, prompt(12), 6, PLAIN)
+    first = toy.run(sampler, [request])[0]
+    sampler.free_memory()
+    assert toy.run(sampler, [request])[0] == first
+
+
+def test_misuse_is_refused(toy):
+    sampler = toy.sampler(toy.model())
+    with pytest.raises(ValueError, match="max_prompt_tokens"):
+        sampler.submit(Request(0, prompt(49), 5, PLAIN))
+    with pytest.raises(ValueError, match="max_response_tokens"):
+        sampler.submit(Request(0, prompt(5), 49, PLAIN))
+    with pytest.raises(ValueError, match="empty"):
+        sampler.submit(Request(0, (), 5, PLAIN))
+    sampler.submit(Request(0, prompt(5), 2, PLAIN))
+    with pytest.raises(RuntimeError, match="weights"):
+        sampler.set_weights(nnx.state(toy.model()), version=1)
+    ((_, reply),) = sampler.advance(max_steps=8)
+    with pytest.raises(ValueError, match="history"):
+        sampler.submit(Request(0, (*prompt(5, seed=9), *reply.ids, 8), 2, PLAIN))

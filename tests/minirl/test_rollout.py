@@ -1,0 +1,232 @@
+"""Playing episodes: the mask, the budget, appended ids, and that a run can be repeated."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from minirl.config import SamplerConfig
+from minirl.rollout import flatten, rollout
+from minirl.types import Decoding, Reply, Trajectory, Turn
+
+
+class Script:
+    """A sampler that gives every episode the same replies, each cut to its limit."""
+
+    def __init__(self, replies, *, stop_ids):
+        self.replies, self.stop_ids = replies, stop_ids
+        self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
+
+    def submit(self, request):
+        self.requests.append(request)
+        self.waiting.append(request)
+
+    def advance(self, *, max_steps):
+        waiting, self.waiting = self.waiting, []
+        return [(request.episode, self._reply(request)) for request in waiting]
+
+    def release(self, episode):
+        self.released.append(episode)
+        self.given[episode] = 0
+
+    def _reply(self, request):
+        ids = self.replies[self.given[request.episode]][: request.max_tokens]
+        self.given[request.episode] += 1
+        finish = "stop" if ids[-1] in self.stop_ids else "length"
+        return Reply(tuple(ids), (-0.5,) * len(ids), "", finish, 4)
+
+
+class Turns:
+    """Gives the same observation for some turns; its state is the tuple of replies so far."""
+
+    def __init__(self, said, *, turns, delay_s=0.0):
+        self.said, self.turns, self.delay_s = said, turns, delay_s
+        self.lock, self.random = threading.Lock(), random.Random(0)
+
+    def reset(self, example):
+        return (), [self.said("user", example)]
+
+    def step(self, state, reply):
+        with self.lock:
+            wait_s = self.random.uniform(0, self.delay_s)
+        time.sleep(wait_s)
+        state = (*state, reply)
+        return state, None if len(state) == self.turns else [self.said("user", "GO")]
+
+
+def config(**settings):
+    sizes = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
+    return SamplerConfig(**{**sizes, **settings})
+
+
+def play(toy, sampler, environment, examples, *, group_size=1, **options):
+    settings = options.pop("config", config())
+    return rollout(
+        sampler,
+        toy.Tokenizer(),
+        environment,
+        examples,
+        config=settings,
+        group_size=group_size,
+        first_episode=0,
+        **options,
+    )
+
+
+def test_mask_is_true_exactly_on_sampled_ids():
+    first = Reply((7, 8, 1), (-0.1, -0.2, -0.3), "", "stop", 5)
+    second = Reply((9, 9), (-0.4, -0.5), "", "length", 6)
+    flat = flatten(Trajectory((Turn((2, 4, 3), first), Turn((2, 3), second)), None, "done"))
+    assert flat.ids.tolist() == [2, 4, 3, 7, 8, 1, 2, 3, 9, 9]
+    assert flat.is_action.tolist() == [False] * 3 + [True] * 3 + [False] * 2 + [True] * 2
+    expected = [0, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.4, -0.5]
+    np.testing.assert_allclose(flat.logprobs, expected, atol=1e-7)
+    assert flat.versions.tolist() == [-1] * 3 + [5] * 3 + [-1] * 2 + [6] * 2
+    assert flat.prompt_length == 3
+
+
+def test_history_is_only_appended_to_and_glue_follows_the_stop_token(toy):
+    sampler = Script([[7, 8, 1], [9, 9]], stop_ids=toy.STOP_IDS)
+    ((trajectory,),) = play(toy, sampler, Turns(toy.Said, turns=2), ["AB"])
+    # A is 4, B is 5, G is 10, O is 18; the reply's own stop token (1) is not repeated.
+    assert [r.ids for r in sampler.requests] == [
+        (2, 4, 5, 3),
+        (2, 4, 5, 3, 7, 8, 1, 2, 10, 18, 3),
+    ]
+    assert trajectory.ended == "done"
+    assert trajectory.turns[1].observation_ids == (2, 10, 18, 3)
+    assert flatten(trajectory).ids.tolist() == [2, 4, 5, 3, 7, 8, 1, 2, 10, 18, 3, 9, 9]
+    assert trajectory.episode == ("", "")
+    assert sampler.released == [0]
+
+
+def test_glue_closes_a_reply_that_did_not_stop(toy):
+    sampler = Script([[7, 7, 7, 7], [9, 1]], stop_ids=toy.STOP_IDS)
+    limits = config(max_reply_tokens=3)
+    ((trajectory,),) = play(toy, sampler, Turns(toy.Said, turns=2), ["AB"], config=limits)
+    assert trajectory.turns[0].reply.ids == (7, 7, 7)
+    assert trajectory.turns[1].observation_ids == (1, 2, 10, 18, 3)
+    flat = flatten(trajectory)
+    # The 1 that the template put there is not the policy's; the last one is.
+    assert flat.ids[flat.is_action].tolist() == [7, 7, 7, 9, 1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "turns", "ended"),
+    [
+        (12, 3, "done"),  # 2 + 4 + 1 + 4 + 1: all of it fits
+        (11, 2, "budget"),  # no token left for the third reply
+        (7, 2, "budget"),  # only the second reply still fits
+        (6, 1, "budget"),  # the second observation would fit, but no reply to it
+        (2, 1, "budget"),
+        (1, 1, "budget"),  # the first reply is cut
+    ],
+)
+def test_an_episode_ends_when_the_next_reply_has_no_room(toy, budget, turns, ended):
+    sampler = Script([[7, 1], [1], [1]], stop_ids=toy.STOP_IDS)
+    limits = config(max_response_tokens=budget)
+    ((trajectory,),) = play(toy, sampler, Turns(toy.Said, turns=3), ["AB"], config=limits)
+    assert (len(trajectory.turns), trajectory.ended) == (turns, ended)
+    # The environment has seen every reply, whatever the budget.
+    assert len(trajectory.episode) == turns
+    assert len(flatten(trajectory).ids) - 4 <= budget
+    assert sampler.released == [0]
+
+
+def test_the_last_turn_gives_its_place_back_before_it_is_judged(toy):
+    sampler = Script([[7, 1]], stop_ids=toy.STOP_IDS)
+    play(toy, sampler, Turns(toy.Said, turns=1), ["A"], max_turns=1)
+    assert sampler.released == [0]
+    with pytest.raises(RuntimeError, match="max_turns = 1"):
+        play(toy, sampler, Turns(toy.Said, turns=2), ["A"], max_turns=1)
+
+
+def test_a_prompt_that_is_too_long_leaves_its_group_empty(toy, caplog):
+    sampler = Script([[1]], stop_ids=toy.STOP_IDS)
+    limits = config(max_prompt_tokens=4)
+    with caplog.at_level(logging.WARNING):
+        groups = play(
+            toy, sampler, Turns(toy.Said, turns=1), ["AB", "ABC", "A"], group_size=2, config=limits
+        )
+    assert [len(group) for group in groups] == [2, 0, 2]
+    assert "'ABC'" in caplog.text
+    assert "max_prompt_tokens = 4" in caplog.text
+
+
+def test_an_environments_bug_is_raised_and_the_sampler_left_clean(toy):
+    class Broken(Turns):
+        def step(self, state, reply):
+            raise ZeroDivisionError
+
+    sampler = toy.sampler(toy.model())
+    with pytest.raises(ZeroDivisionError):
+        play(toy, sampler, Broken(toy.Said, turns=1), ["A", "B"], group_size=4)
+    groups = play(toy, sampler, Turns(toy.Said, turns=1), ["A", "B"], group_size=4)
+    assert [len(group) for group in groups] == [4, 4]
+
+
+def test_progress_counts_episodes(toy):
+    seen = []
+    sampler = Script([[1], [1]], stop_ids=toy.STOP_IDS)
+    environment = Turns(toy.Said, turns=2)
+    play(toy, sampler, environment, ["A"], group_size=3, progress=lambda *n: seen.append(n))
+    assert seen == [(0, 3), (3, 3)]
+
+
+def test_several_turns_on_the_native_sampler(toy):
+    """Log-probabilities, what is computed and what is compiled, over episodes of three turns."""
+    model = toy.model()
+    # Stop tokens of its own, so that no other test has compiled programs for it.
+    sampler = toy.sampler(model, group_size=3, stop_ids=(1, *range(40, 60)))
+    examples = ["ABCDEFGHIJ" * n for n in (1, 2, 3, 4)]
+    groups = play(
+        toy,
+        sampler,
+        Turns(toy.Said, turns=3),
+        examples,
+        group_size=3,
+        config=config(max_reply_tokens=9),
+        max_turns=3,
+    )
+    prompt_tokens = sum(len(group[0].turns[0].observation_ids) - 1 for group in groups)
+    later_tokens = 0
+    lengths = set()
+    for trajectory in (t for group in groups for t in group):
+        flat = flatten(trajectory)
+        later_tokens += sum(len(turn.observation_ids) for turn in trajectory.turns[1:])
+        lengths.add(len(trajectory.turns))
+        table = toy.next_logprobs(model, flat.ids)
+        positions = np.flatnonzero(flat.is_action)
+        expected = table[positions - 1, flat.ids[positions]]
+        np.testing.assert_allclose(flat.logprobs[positions], expected, atol=1e-4)
+    assert lengths == {3}
+    # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
+    # the reply's last, and the observation without its own last.
+    assert sampler.work.filled == prompt_tokens + later_tokens
+    assert sampler.compilations <= 6
+
+
+def test_two_runs_agree_bit_by_bit_whatever_the_environments_take(toy):
+    def once(delay_s):
+        sampler = toy.sampler(toy.model())
+        environment = Turns(toy.Said, turns=2, delay_s=delay_s)
+        limits = config(max_reply_tokens=9)
+        groups = play(toy, sampler, environment, ["AB", "CDE"], group_size=4, config=limits)
+        return groups, replace(sampler.work)
+
+    assert once(0.02) == once(0.0)
+
+
+def test_decoding_of_the_call_goes_before_the_settings(toy):
+    sampler = Script([[1]], stop_ids=toy.STOP_IDS)
+    environment = Turns(toy.Said, turns=1)
+    play(toy, sampler, environment, ["A"], config=config(temperature=0.8, top_p=0.9))
+    play(toy, sampler, environment, ["A"], decoding=Decoding(temperature=0.0))
+    assert [r.decoding for r in sampler.requests] == [Decoding(0.8, 0.9), Decoding(0.0, 1.0)]

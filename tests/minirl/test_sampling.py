@@ -1,0 +1,77 @@
+"""Drawing a token: shares, temperature, top-p, log-probabilities."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minirl.sampling import sample
+
+DRAWS = 20_000
+# Five tokens of shares 1/2, 1/4, 1/8, 1/16, 1/16; an odd number, so that a block is padded.
+SHARES = np.array([8, 4, 2, 1, 1]) / 16
+
+
+def draw(shares, *, temperature=1.0, top_p=1.0, draws=DRAWS):
+    logits_SV = jnp.broadcast_to(jnp.log(jnp.asarray(shares, jnp.float32)), (draws, len(shares)))
+    ids_S, logprobs_S = sample(
+        logits_SV,
+        jax.random.split(jax.random.key(0), draws),
+        jnp.full(draws, temperature),
+        jnp.full(draws, top_p),
+        any_greedy=temperature == 0,
+        any_top_p=top_p < 1,
+    )
+    return np.asarray(ids_S), np.asarray(logprobs_S)
+
+
+def chi_square(ids, shares):
+    counts = np.bincount(ids, minlength=len(shares))
+    expected = shares * len(ids)
+    return float(np.sum((counts - expected) ** 2 / np.maximum(expected, 1e-9)))
+
+
+def test_tokens_come_in_their_shares():
+    ids, logprobs = draw(SHARES)
+    # 99.9 % of the chi-square distribution with 4 degrees of freedom.
+    assert chi_square(ids, SHARES) < 18.47
+    np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
+
+
+def test_temperature_half_squares_the_shares():
+    squared = SHARES**2 / np.sum(SHARES**2)
+    ids, logprobs = draw(SHARES, temperature=0.5)
+    assert chi_square(ids, squared) < 18.47
+    np.testing.assert_allclose(logprobs, np.log(squared)[ids], atol=1e-6)
+
+
+def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one():
+    ids, logprobs = draw(SHARES[::-1], temperature=0.0, draws=4)
+    assert ids.tolist() == [4] * 4
+    np.testing.assert_allclose(logprobs, np.log(0.5), atol=1e-6)
+
+
+def test_top_p_cuts_the_tail_and_leaves_log_probabilities_alone():
+    # 1/2 + 1/4 reaches 0.7; the two kept tokens then have 2/3 and 1/3.
+    ids, logprobs = draw(SHARES, top_p=0.7)
+    assert chi_square(ids, np.array([2 / 3, 1 / 3, 0, 0, 0])) < 10.83
+    np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.51, 2), (0.75, 2), (0.8, 3)])
+def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
+    ids, _ = draw(SHARES, top_p=top_p, draws=2000)
+    assert sorted(set(ids.tolist())) == list(range(kept))
+
+
+def test_tokens_without_probability_are_never_drawn():
+    ids, _ = draw([0, 0, 0.5, 0, 0, 0, 0, 0.5, 0], draws=2000)
+    assert set(ids.tolist()) == {2, 7}
+
+
+def test_a_key_decides_the_token():
+    first, _ = draw(SHARES, draws=50)
+    again, _ = draw(SHARES, draws=50)
+    assert first.tolist() == again.tolist()
