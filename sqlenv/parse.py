@@ -51,14 +51,26 @@ _SPACE = re.compile(rf"({_QUOTED})|\s+")
 _TOKEN = re.compile(
     rf"{_QUOTED}|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|<=|>=|<>|!=|==|\|\||\S"
 )
-_OPENING = frozenset({"(", "[", "{", "case"})
-_CLOSING = frozenset({")", "]", "}", "end"})
+_CLOSED_BY = {"(": ")", "case": "end"}
+_REFUSED = frozenset({";", "?", "[", "{"})  # outside quotes no part of one SQLite query
 _PREFIX = frozenset(
     {"not", "-", "+", "~", "!", "@", ":", "*", "any", "all", "some", "array", "interval"}
     | {"exists", "distinct", "prior"}
 )
 _RETRIED = frozenset(
-    {"union", "except", "intersect", "limit", "struct", "table", "lateral", "map", "array"}
+    {
+        "union",
+        "except",
+        "intersect",
+        "limit",
+        "offset",
+        "fetch",
+        "struct",
+        "table",
+        "lateral",
+        "map",
+        "array",
+    }
 )
 _TYPES = frozenset(
     _TOKEN.findall(word.lower())[-1]  # of `double precision` the one before the bracket
@@ -168,7 +180,7 @@ def parse(sql: str) -> Query | None:
 
 def _is_safe(words: tuple[str, ...]) -> bool:
     """Tell whether sqlglot parses these tokens in bounded stack and time."""
-    if not words or words[0] not in _START or ";" in words:
+    if not words or words[0] not in _START or not _REFUSED.isdisjoint(words):
         return False
     if max(words.count(word) for word in _REPEATED) > MAX_REPEATS:
         return False
@@ -186,10 +198,10 @@ def _count_bare_joins(words: tuple[str, ...]) -> int:
             waiting += 1
         elif word in ("on", "using"):
             waiting = max(0, waiting - 1)
-        elif word in _OPENING:
+        elif word == "(":
             outside.append(waiting)
             waiting = 0
-        elif word in _CLOSING:
+        elif word == ")":
             bare += waiting
             waiting = outside.pop() if outside else 0
         elif word in _AFTER_FROM:
@@ -200,19 +212,21 @@ def _count_bare_joins(words: tuple[str, ...]) -> int:
 
 def _nests_little(words: tuple[str, ...]) -> bool:
     """Follow the brackets; see `MAX_BRACKETS`, `MAX_PREFIXES`, `MAX_RETRIED`."""
-    levels: list[bool] = []  # of each open bracket: does sqlglot parse it twice?
+    levels: list[tuple[str, bool, bool]] = []  # word that closes it, parsed twice, state around it
     retried_here = False
     prefixes = 0
     before = ""
     for word in words:
         prefixes = prefixes + 1 if word in _PREFIX else 0
-        if word in _OPENING:
-            levels.append(retried_here or before in _TYPES)
+        if word in _CLOSED_BY:
+            levels.append((_CLOSED_BY[word], retried_here or before in _TYPES, retried_here))
             retried_here = False
-            if len(levels) > MAX_BRACKETS or sum(levels) > MAX_RETRIED:
+            if len(levels) > MAX_BRACKETS or sum(level[1] for level in levels) > MAX_RETRIED:
                 return False
-        elif word in _CLOSING:
-            retried_here = levels.pop() if levels else False
+        elif levels and word == levels[-1][0]:
+            retried_here = levels.pop()[2]
+        elif word == ")" or (word == "from" and before == "("):  # the latter: time doubles
+            return False
         elif word in _RETRIED:
             retried_here = True
         if prefixes > MAX_PREFIXES:
