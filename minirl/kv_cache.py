@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int
 
 from minirl.model import Attend, ModelConfig
+from minirl.sharding import axes_sharding
 
 # Finite, so that a part with nothing to look at gets the weight exp(-1e30 - peak) = 0 and no NaN.
 _HIDDEN = -1e30
@@ -34,12 +36,29 @@ class Look(NamedTuple):
     total_XKQ: Array
 
 
-def empty_store(config: ModelConfig, *, rows: int, length: int, dtype: Any) -> list[KeyValues]:
-    """Allocate the store of every layer, in zeros."""
+# Logical axes of keys and of values.
+_AXES = (
+    ("batch", "kv_heads", "head_size", "position"),
+    ("batch", "kv_heads", "position", "head_size"),
+)
+
+
+def empty_store(
+    config: ModelConfig, *, rows: int, length: int, dtype: Any, mesh: Mesh | None
+) -> list[KeyValues]:
+    """Allocate the store of every layer, in zeros; rows and heads are split over the mesh."""
     heads, size = config.num_key_value_heads, config.head_dim
-    k_shape, v_shape = (rows, heads, size, length), (rows, heads, length, size)
+    shapes = ((rows, heads, size, length), (rows, heads, length, size))
+
+    places = [
+        None if mesh is None else axes_sharding(axes, shape, mesh, name="key/value store")
+        for axes, shape in zip(_AXES, shapes, strict=True)
+    ]
     return [
-        KeyValues(jnp.zeros(k_shape, dtype), jnp.zeros(v_shape, dtype))
+        KeyValues(
+            jnp.zeros(shapes[0], dtype, device=places[0]),
+            jnp.zeros(shapes[1], dtype, device=places[1]),
+        )
         for _ in range(config.num_hidden_layers)
     ]
 

@@ -202,10 +202,13 @@ class NativeSampler:
             self.work.filled += int(chunk.count_B.sum())
 
     def _make_room(self) -> None:
-        """Allocate what is missing of the stores."""
+        """Allocate what is missing of the stores, on the mesh of the weights."""
+        mesh = getattr(self._weights[0].sharding, "mesh", None)
 
         def allocate(rows: int, length: int) -> list[KeyValues]:
-            return empty_store(self._model_config, rows=rows, length=length, dtype=self._dtype)
+            return empty_store(
+                self._model_config, rows=rows, length=length, dtype=self._dtype, mesh=mesh
+            )
 
         rows = self._prompts.rows
         if not self._own_store:

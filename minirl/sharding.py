@@ -25,6 +25,7 @@ _SPLIT_BY: dict[str, str | tuple[str, ...] | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_size": None,
+    "position": None,
     "ff": "tensor",
     "norm": None,
 }

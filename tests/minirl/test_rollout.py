@@ -184,14 +184,14 @@ def test_several_turns_on_the_native_sampler(toy):
     """Log-probabilities, what is computed and what is compiled, over episodes of three turns."""
     model = toy.model()
     # Stop tokens of its own, so that no other test has compiled programs for it.
-    sampler = toy.sampler(model, group_size=3, stop_ids=(1, *range(40, 60)))
-    examples = ["ABCDEFGHIJ" * n for n in (1, 2, 3, 4)]
+    sampler = toy.sampler(model, group_size=4, stop_ids=(1, *range(40, 60)))
+    examples = ["ABCDEFGHIJ" * n for n in (1, 4)]
     groups = play(
         toy,
         sampler,
         Turns(toy.Said, turns=3),
         examples,
-        group_size=3,
+        group_size=4,
         config=config(max_reply_tokens=9),
         max_turns=3,
     )

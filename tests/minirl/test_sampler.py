@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 from flax import nnx
 
+from minirl.sharding import make_mesh, param_shardings
 from minirl.types import Decoding, Request
 
 PLAIN = Decoding()
@@ -151,3 +153,16 @@ def test_misuse_is_refused(toy):
     ((_, reply),) = sampler.advance(max_steps=8)
     with pytest.raises(ValueError, match="history"):
         sampler.submit(Request(0, (*prompt(5, seed=9), *reply.ids, 8), 2, PLAIN))
+
+
+def test_weights_on_a_mesh_sample_the_same(toy):
+    model, request = toy.model(), Request(0, prompt(12), 6, PLAIN)
+    graphdef, weights = nnx.split(model)
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    spread = nnx.merge(
+        graphdef, jax.tree.map(jax.device_put, weights, param_shardings(weights, mesh))
+    )
+    whole = toy.run(toy.sampler(model), [request])[0]
+    split = toy.run(toy.sampler(spread), [request])[0]
+    assert split.ids == whole.ids
+    np.testing.assert_allclose(split.logprobs, whole.logprobs, atol=1e-5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,13 +13,17 @@ DRAWS = 20_000
 SHARES = np.array([8, 4, 2, 1, 1]) / 16
 
 
-def draw(shares, *, temperature=1.0, top_p=1.0, draws=DRAWS):
-    logits_SV = jnp.broadcast_to(jnp.log(jnp.asarray(shares, jnp.float32)), (draws, len(shares)))
-    ids_S, logprobs_S = sample(
+compiled = jax.jit(sample, static_argnames=("any_greedy", "any_top_p"))
+
+
+def draw(shares, *, temperature=1.0, top_p=1.0):
+    with np.errstate(divide="ignore"):
+        logits_SV = np.broadcast_to(np.log(np.float32(shares)), (DRAWS, len(shares)))
+    ids_S, logprobs_S = compiled(
         logits_SV,
-        jax.random.split(jax.random.key(0), draws),
-        jnp.full(draws, temperature),
-        jnp.full(draws, top_p),
+        jax.random.split(jax.random.key(0), DRAWS),
+        np.full(DRAWS, temperature, np.float32),
+        np.full(DRAWS, top_p, np.float32),
         any_greedy=temperature == 0,
         any_top_p=top_p < 1,
     )
@@ -48,8 +51,8 @@ def test_temperature_half_squares_the_shares():
 
 
 def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one():
-    ids, logprobs = draw(SHARES[::-1], temperature=0.0, draws=4)
-    assert ids.tolist() == [4] * 4
+    ids, logprobs = draw(SHARES[::-1], temperature=0.0)
+    assert set(ids.tolist()) == {4}
     np.testing.assert_allclose(logprobs, np.log(0.5), atol=1e-6)
 
 
@@ -62,16 +65,16 @@ def test_top_p_cuts_the_tail_and_leaves_log_probabilities_alone():
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.51, 2), (0.75, 2), (0.8, 3)])
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
-    ids, _ = draw(SHARES, top_p=top_p, draws=2000)
+    ids, _ = draw(SHARES, top_p=top_p)
     assert sorted(set(ids.tolist())) == list(range(kept))
 
 
 def test_tokens_without_probability_are_never_drawn():
-    ids, _ = draw([0, 0, 0.5, 0, 0, 0, 0, 0.5, 0], draws=2000)
-    assert set(ids.tolist()) == {2, 7}
+    ids, _ = draw([0, 0.5, 0, 0.5, 0])
+    assert set(ids.tolist()) == {1, 3}
 
 
 def test_a_key_decides_the_token():
-    first, _ = draw(SHARES, draws=50)
-    again, _ = draw(SHARES, draws=50)
+    first, _ = draw(SHARES)
+    again, _ = draw(SHARES)
     assert first.tolist() == again.tolist()
