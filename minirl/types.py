@@ -6,6 +6,7 @@ Suffixes of array names, one letter an axis:
     S sampler slots       L cache positions             V vocabulary
     D width               F feed-forward width          E size of one head
     H query heads         K key/value heads
+    W steps of a decode run               X, Q any rows and their queries
 """
 
 from __future__ import annotations

@@ -89,6 +89,18 @@ def test_a_reply_does_not_depend_on_slots_and_neighbours(toy):
     assert other_seed.ids != alone.ids
 
 
+def test_every_token_of_every_episode_is_a_new_draw(toy):
+    sampler = toy.sampler(toy.model(), slots=4, group_size=4, stop_ids=toy.NEVER)
+    # Without weights all 64 tokens are equally likely.
+    nothing = jax.tree.map(np.zeros_like, nnx.state(toy.model()))
+    sampler.set_weights(jax.tree.map(jax.numpy.asarray, nothing), version=1)
+    replies = toy.run(sampler, [Request(e, prompt(5), 40, PLAIN) for e in range(16)])
+    counts = np.bincount([i for reply in replies.values() for i in reply.ids], minlength=64)
+    # 640 draws: 10 of each; 99.9 % of the chi-square distribution with 63 degrees of freedom.
+    assert np.sum((counts - 10) ** 2 / 10) < 103.4
+    np.testing.assert_allclose(replies[0].logprobs, -np.log(64), atol=1e-5)
+
+
 def test_a_free_slot_is_taken_at_once(toy):
     sampler = toy.sampler(toy.model(), slots=4, group_size=4, stop_ids=toy.NEVER)
     # While one slot draws 24 tokens, three others draw 8 x 3 each.
