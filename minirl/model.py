@@ -205,6 +205,8 @@ class Decoder(nnx.Module):
         positions_BT: Int[Array, "B T"],
         attend: Attend,
         caches: Sequence[Any] | None = None,
+        *,
+        scan: bool = False,
     ) -> tuple[Float[Array, "B T D"], list[Any]]:
         """Return the final hidden states, BTD, and the new cache of every layer.
 
@@ -213,6 +215,8 @@ class Decoder(nnx.Module):
             positions_BT: 0-based positions for the rotary embedding.
             attend: What each query may look at; see `minirl.attention`.
             caches: One entry a layer, handed to `attend`; None for no cache.
+            scan: Compile one layer and loop over it, in place of compiling each: quicker to
+                compile, at the cost of stacking the layers' weights at every call.
         """
         exponent_E = (
             jnp.arange(0, self.config.head_dim, 2, dtype=jnp.float32) / self.config.head_dim
@@ -220,11 +224,36 @@ class Decoder(nnx.Module):
         frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
         angles_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
         x_BTD = self.embed[...].astype(self.dtype)[tokens_BT]
-        new_caches = []
-        for i, layer in enumerate(self.layers):
-            x_BTD, cache = layer(x_BTD, angles_BTE, attend, None if caches is None else caches[i])
-            new_caches.append(cache)
+        caches = [None] * len(self.layers) if caches is None else caches
+        run = self._scan if scan else self._loop
+        x_BTD, new_caches = run(x_BTD, angles_BTE, attend, caches)
         return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps), new_caches
+
+    def _loop(
+        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Sequence[Any]
+    ) -> tuple[Array, list[Any]]:
+        new_caches = []
+        for layer, cache in zip(self.layers, caches, strict=True):
+            x_BTD, new_cache = layer(x_BTD, angles_BTE, attend, cache)
+            new_caches.append(new_cache)
+        return x_BTD, new_caches
+
+    def _scan(
+        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Sequence[Any]
+    ) -> tuple[Array, list[Any]]:
+        graph = nnx.graphdef(self.layers[0])
+        stacked = jax.tree.map(
+            lambda *leaves: jnp.stack(leaves),
+            *((nnx.state(layer), cache) for layer, cache in zip(self.layers, caches, strict=True)),
+        )
+
+        def body(x_BTD: Array, layer: Any) -> tuple[Array, Any]:
+            state, cache = layer
+            return nnx.merge(graph, state)(x_BTD, angles_BTE, attend, cache)
+
+        x_BTD, new_caches = jax.lax.scan(body, x_BTD, stacked)
+        layers = range(len(self.layers))
+        return x_BTD, [jax.tree.map(lambda leaf, i=i: leaf[i], new_caches) for i in layers]
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Project hidden states onto the vocabulary, in fp32."""

@@ -69,11 +69,11 @@ def token_logprobs(
     N, P = batch.prefix_NP.shape
     B, C = batch.input_BC.shape
     position_NP = jnp.broadcast_to(jnp.arange(P)[None], (N, P))
-    _, prefix = model(batch.prefix_NP, position_NP, attention.causal())
+    _, prefix = model(batch.prefix_NP, position_NP, attention.causal(), scan=True)
     start_B1 = jnp.repeat(batch.prefix_length_N, B // N)[:, None]
     position_BC = start_B1 + jnp.arange(C)[None]
     attend = attention.shared_prefix(batch.prefix_length_N)
-    hidden_BCD, _ = model(batch.input_BC, position_BC, attend, prefix)
+    hidden_BCD, _ = model(batch.input_BC, position_BC, attend, prefix, scan=True)
     return _project(model, hidden_BCD, batch.target_BC, temperature=temperature)
 
 
