@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from minirl.config import BatchingConfig
+
 Aggregation = Literal["sequence_mean", "token_mean"]
 
 
@@ -86,9 +88,8 @@ def micro_batches(
     groups: Sequence[Sequence[TokenRow]],
     *,
     aggregation: Aggregation,
-    groups_per_batch: int,
+    sizes: BatchingConfig,
     pad_id: int,
-    length_multiple: int,
 ) -> Iterator[Batch]:
     """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
 
@@ -98,22 +99,17 @@ def micro_batches(
     Args:
         groups: Trajectories, those of one prompt together; all groups of one size.
         aggregation: How tokens are averaged, over the whole batch.
-        groups_per_batch: N of every micro-batch.
+        sizes: Groups of a micro-batch, and the granularity of padded lengths.
         pad_id: What padding is written as.
-        length_multiple: Granularity of padded lengths.
     """
     counts = [int(row.is_action.sum()) for group in groups for row in group]
     weights = iter(token_weights(counts, aggregation=aggregation))
     weight_of = [[next(weights) for _ in group] for group in groups]
     order = sorted(range(len(groups)), key=lambda n: _answer_length(groups[n]))
-    for start in range(0, len(order), groups_per_batch):
-        chosen = order[start : start + groups_per_batch]
+    for start in range(0, len(order), sizes.groups_per_batch):
+        chosen = order[start : start + sizes.groups_per_batch]
         yield _pack(
-            [groups[n] for n in chosen],
-            [weight_of[n] for n in chosen],
-            groups_per_batch=groups_per_batch,
-            pad_id=pad_id,
-            length_multiple=length_multiple,
+            [groups[n] for n in chosen], [weight_of[n] for n in chosen], sizes=sizes, pad_id=pad_id
         )
 
 
@@ -125,14 +121,13 @@ def _pack(
     groups: Sequence[Sequence[TokenRow]],
     weights: Sequence[Sequence[float]],
     *,
-    groups_per_batch: int,
+    sizes: BatchingConfig,
     pad_id: int,
-    length_multiple: int,
 ) -> Batch:
-    N, G = groups_per_batch, len(groups[0])
+    N, G = sizes.groups_per_batch, len(groups[0])
     longest_prefix = max(group[0].prompt_length - 1 for group in groups)
-    P = round_up(longest_prefix, multiple=length_multiple)
-    C = round_up(max(map(_answer_length, groups)), multiple=length_multiple)
+    P = round_up(longest_prefix, multiple=sizes.prompt_multiple)
+    C = round_up(max(map(_answer_length, groups)), multiple=sizes.answer_multiple)
     prefix_NP = np.full((N, P), pad_id, np.int32)
     prefix_length_N = np.zeros(N, np.int32)
     input_BC, target_BC = np.full((2, N * G, C), pad_id, np.int32)

@@ -119,8 +119,10 @@ class BatchingConfig(Settings):
 
     groups_per_batch: PositiveInt = 1
     """Groups (prompts) of one micro-batch."""
-    length_multiple: PositiveInt = 128
-    """Granularity of padded lengths: larger compiles fewer shapes and pads more."""
+    prompt_multiple: PositiveInt = 256
+    """Granularity of the padded lengths of prompts: larger compiles fewer shapes and pads more."""
+    answer_multiple: PositiveInt = 128
+    """The same of what comes after the prompt."""
 
 
 class SftConfig(Settings):

@@ -177,9 +177,8 @@ def _step(
         batches = micro_batches(
             [share_prefix([rows[number] for number in group]) for group in groups],
             aggregation="token_mean",
-            groups_per_batch=config.batching.groups_per_batch,
+            sizes=config.batching,
             pad_id=pad_id,
-            length_multiple=config.batching.length_multiple,
         )
         state, stats = learner.update(state, batches)
     return state, {f"sft/{name}": value for name, value in stats.items()} | watch.numbers()

@@ -210,9 +210,8 @@ class Trainer:
                 for pair in zip([groups[n] for n in kept], advantages_NG, strict=True)
             ],
             aggregation=algorithm.aggregation,
-            groups_per_batch=config.batching.groups_per_batch,
+            sizes=config.batching,
             pad_id=self._tokenizer.pad_id,
-            length_multiple=config.batching.length_multiple,
         )
         needs_reference = algorithm.kl_coef > 0 or self.step % config.kl_every == 0
         self._state, stats = self._learner.update(
