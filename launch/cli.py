@@ -94,9 +94,10 @@ def use_accelerator(name: str) -> None:
         UserError: The accelerator is not there.
     """
     platform = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}[name]
-    os.environ["JAX_PLATFORMS"] = platform if name == "cpu" else f"{platform},cpu"
+    # JAX takes seconds to import, and mistakes in the arguments need not wait for it.
     import jax
 
+    jax.config.update("jax_platforms", platform if name == "cpu" else f"{platform},cpu")
     base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = Path(base).expanduser() / "minirl" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))

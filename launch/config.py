@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from sqlenv.config import (
     Settings,
 )
 from sqlenv.errors import UserError
+from sqlenv.layouts import locate
 from sqlenv.prompts import PromptStyle
 from sqlenv.schema import Style
 
@@ -104,7 +106,26 @@ class JobConfig(Settings):
         return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
 
 
-Accelerator = Literal["cpu", "gpu", "tpu"]
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How a question is answered: greedily, or by the majority of n samples' results."""
+
+    samples: int
+    temperature: float
+
+    @classmethod
+    def parse(cls, text: str, *, vote_temperature: float) -> Decode:
+        """Read `greedy` or `vote@n`."""
+        if text == "greedy":
+            return cls(1, 0.0)
+        kind, _, count = text.partition("@")
+        if kind == "vote" and count.isdigit() and int(count) >= 1:
+            return cls(int(count), vote_temperature)
+        raise UserError(f"--decode {text}: write greedy or vote@n, for example vote@8")
+
+
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 _PACKAGED = resources.files("launch") / "configs"
 
 
@@ -279,24 +300,43 @@ def check_inputs(config: JobConfig) -> None:
     """Look for the data and the model before anything is made.
 
     Raises:
-        UserError: A path is not there.
+        UserError: A path is not there, or is not laid out as its source says.
     """
-    root, model = config.data.root, config.model.path
-    if root is not None and not root.is_dir():
+    for split in SPLITS:
+        check_data(config, split)
+    check_model(config)
+
+
+def check_data(config: JobConfig, split: Split) -> None:
+    """Look for the files of a split; demo data is made later.
+
+    Raises:
+        UserError: A path is not there, or is not laid out as its source says.
+    """
+    root = config.data.root
+    if root is None:
+        return
+    if not root.is_dir():
         raise UserError(
             f"data.root: {root} is not a folder; download the data (README, 'Data') "
             "and set data.root=FOLDER"
         )
-    if root is not None:
-        for split in ("train", "validation", "test"):
-            for source in getattr(config.data, split).sources:
-                if not (root / source.path).exists():
-                    raise UserError(
-                        f"data.{split}: {root / source.path} is not there; "
-                        "download it there, or leave the source out"
-                    )
-    if model is not None and not (model / "config.json").is_file():
+    for number, source in enumerate(getattr(config.data, split).sources):
+        try:
+            locate(source.model_copy(update={"path": root / source.path}))
+        except UserError as error:
+            raise UserError(f"data.{split}.sources.{number}: {error}") from None
+
+
+def check_model(config: JobConfig) -> None:
+    """Look for the model's folder; a tiny model is made later.
+
+    Raises:
+        UserError: It is not there.
+    """
+    path = config.model.path
+    if path is not None and not (path / "config.json").is_file():
         raise UserError(
-            f"model.path: {model} holds no config.json; download the weights there "
+            f"model.path: {path} holds no config.json; download the weights there "
             "(README, 'Weights') or set model.path=FOLDER"
         )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table as RichTable
 
+from launch.config import Decode
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model import Decoder
@@ -27,24 +28,6 @@ from sqlenv.types import Attempt, Example, Table
 _FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 _CHUNK = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """How a question is answered: greedily, or by the majority of n samples' results."""
-
-    samples: int
-    temperature: float
-
-    @classmethod
-    def parse(cls, text: str, *, vote_temperature: float) -> Decode:
-        """Read `greedy` or `vote@n`."""
-        if text == "greedy":
-            return cls(1, 0.0)
-        kind, _, count = text.partition("@")
-        if kind == "vote" and count.isdigit() and int(count) >= 1:
-            return cls(int(count), vote_temperature)
-        raise UserError(f"--decode {text}: write greedy or vote@n, for example vote@8")
 
 
 @dataclass(frozen=True, slots=True)

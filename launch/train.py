@@ -5,30 +5,9 @@ Every phase leaves its result in the run folder, so that the same command goes o
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from importlib import metadata
-from pathlib import Path
-from time import perf_counter
-from typing import Any
-
-from rich.table import Table as RichTable
-
 from launch import cli
-from launch.config import JobConfig, check_inputs, dump, load_config
-from launch.evaluation import (
-    Decode,
-    Evaluator,
-    Verdict,
-    accuracy,
-    bootstrap_interval,
-    write_official,
-)
-from launch.sft import start_model
-from launch.wiring import SqlSide, load_model
-from minirl.errors import UserError
-from minirl.trainer import Trainer
-from sqlenv.types import Example
+from launch.config import check_inputs, dump, load_config
+from launch.folders import RESULT, check_run
 
 
 def main(arguments: list[str]) -> None:
@@ -42,166 +21,22 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
     if options.dry_run:
-        cli.output.print(dump(config), end="", markup=False)
+        cli.output.out(dump(config), end="")
+    check_run(config)
+    result = config.folder / RESULT
+    if result.exists() and not options.dry_run:
+        cli.output.print(f"This run is complete: {result}", soft_wrap=True)
+        cli.output.print("For another one set seed=N or run.dir=FOLDER.")
+        return
     check_inputs(config)
     cli.use_accelerator(options.accel)
     if options.dry_run:
         cli.output.print(f"# data, model and {options.accel} are there")
-    else:
-        train(config, accelerator=options.accel)
-
-
-def train(config: JobConfig, *, accelerator: str) -> None:
-    """Run a job, or what is left of it."""
-    start = perf_counter()
-    folder = claim_folder(config)
-    result_path = folder / "result.json"
-    if result_path.exists():
-        cli.output.print(f"This run is complete: {result_path}")
-        cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
-    with SqlSide(config, folder) as sql:
-        examples = sql.examples(config.data.train)
-        limits = config.evaluation
-        validation = sql.examples(config.data.validation, limit=limits.validation_questions)
-        test = sql.examples(config.data.test, limit=limits.questions)
-        model, tokenizer = load_model(config, start_model(config, folder, sql, examples))
-        evaluator = Evaluator(
-            model,
-            tokenizer,
-            sql.evaluation_environment(),
-            config.sampler,
-            Decode(samples=1, temperature=0.0),
-            seed=config.seed,
-        )
-        before = _measure(evaluator, test, folder / "before")
+    # JAX takes seconds to import, and nothing above needs it.
+    from launch.job import train
 
-        def validate(params: Any, version: int) -> float:
-            evaluator.set_weights(params, version=version)
-            return evaluator.accuracy(validation)
-
-        task = sql.task(examples, tokenizer, validate=validate)
-        trainer = Trainer(
-            model, tokenizer, task, config.train, config.sampler, seed=config.seed, folder=folder
-        )
-        with cli.progress_bar("learning") as progress:
-            trainer.run(progress)
-        best = trainer.use_best()
-        evaluator.set_weights(trainer.params, version=best)
-        after = _measure(evaluator, test, folder / "after")
-    result = {
-        **_gain(before, after, config),
-        "best_step": best,
-        "seed": config.seed,
-        "accelerator": accelerator,
-        **_last_means(folder),
-        "seconds": round(perf_counter() - start, 1),
-    }
-    result_path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    cli.output.print(_table(result))
-    cli.output.print(f"Run folder: {folder}")
-
-
-def claim_folder(config: JobConfig) -> Path:
-    """Make the run folder, or find the same run's.
-
-    Raises:
-        UserError: It belongs to a run of other settings.
-    """
-    folder, text = config.folder, dump(config)
-    path = folder / "config.yaml"
-    if path.exists():
-        old = path.read_text(encoding="utf-8")
-        if old != text:
-            pairs = zip(old.splitlines(), text.splitlines(), strict=False)
-            difference = next(
-                (f"{a.strip()} there, {b.strip()} here" for a, b in pairs if a != b), ""
-            )
-            raise UserError(
-                f"{folder}: holds a run of other settings ({difference}); "
-                "set run.dir= to another folder, or repeat the settings of its config.yaml"
-            )
-    elif folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder}: holds files that are not a run; set run.dir= to another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    versions = {
-        name: metadata.version(name)
-        for name in ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
-    }
-    (folder / "versions.json").write_text(json.dumps(versions, indent=2) + "\n", encoding="utf-8")
-    return folder
-
-
-def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:
-    with cli.progress_bar(f"accuracy {folder.name}") as progress:
-        verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
-    write_official(verdicts, folder)
-    return verdicts
-
-
-def _gain(before: Sequence[Verdict], after: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
-    """Return accuracies before and after, in [0, 1], and the interval of their difference."""
-    gains = [float(b.correct) - float(a.correct) for a, b in zip(before, after, strict=True)]
-
-    def interval(values: Sequence[float]) -> list[float]:
-        low, high = bootstrap_interval(
-            values, resamples=config.evaluation.resamples, seed=config.seed
-        )
-        return [round(low, 6), round(high, 6)]
-
-    return {
-        "ex_before": round(accuracy(before), 6),
-        "ex_before_ci95": interval([float(verdict.correct) for verdict in before]),
-        "ex_after": round(accuracy(after), 6),
-        "ex_after_ci95": interval([float(verdict.correct) for verdict in after]),
-        "gain": round(sum(gains) / len(gains), 6),
-        "gain_ci95": interval(gains),
-        "questions": len(after),
-    }
-
-
-def _last_means(folder: Path, *, steps: int = 10) -> dict[str, Any]:
-    """Average turns, accuracies and reward parts of training over the first and last steps."""
-    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
-
-    def mean(name: str, part: Sequence[dict[str, float]]) -> float:
-        return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
-
-    names = sorted(name for name in lines[-1] if name.startswith("reward/"))
-    first, last = lines[:steps], lines[-steps:]
-    return {
-        "mean_turns": mean("rollout/turns", last),
-        "mean_turns_first": mean("rollout/turns", first),
-        "rewards": {name.removeprefix("reward/"): mean(name, last) for name in names},
-        "rewards_first": {name.removeprefix("reward/"): mean(name, first) for name in names},
-    }
-
-
-def _table(result: dict[str, Any]) -> RichTable:
-    """Show a result to a person."""
-    table = RichTable("", "before", "after", title="Held-out questions and training episodes")
-
-    def percent(value: float, interval: Sequence[float]) -> str:
-        low, high = interval
-        return f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-
-    table.add_row(
-        f"execution accuracy, {result['questions']} questions (95 % interval)",
-        percent(result["ex_before"], result["ex_before_ci95"]),
-        percent(result["ex_after"], result["ex_after_ci95"]),
-    )
-    table.add_row("gain (95 % paired bootstrap)", "", percent(result["gain"], result["gain_ci95"]))
-    table.add_section()
-    table.add_row(
-        "turns of a training episode (first and last 10 steps)",
-        f"{result['mean_turns_first']:.2f}",
-        f"{result['mean_turns']:.2f}",
-    )
-    for name, value in result["rewards"].items():
-        table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
-    return table
+    train(config, accelerator=options.accel)
 
 
 if __name__ == "__main__":

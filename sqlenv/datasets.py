@@ -139,7 +139,7 @@ def load(config: DataConfig, *, executor: GoldRunner | None = None) -> LoadedDat
     for pool in pools:
         used = {example.db_id: example.database for _, example in pool.kept}
         descriptions |= read_descriptions(pool.location, pool.source, used)
-    report = DataReport(reports, config.total, _fingerprint(chosen))
+    report = DataReport(reports, config.total, fingerprint(chosen))
     return LoadedData(tuple(chosen), report, descriptions)
 
 
@@ -334,7 +334,8 @@ def _no_database(location: Location, example: Example) -> str:
     )
 
 
-def _fingerprint(examples: Sequence[Example]) -> str:
+def fingerprint(examples: Sequence[Example]) -> str:
+    """Hash questions and gold queries: the same on every machine, whatever the paths."""
     digest = hashlib.sha256()
     for e in examples:
         digest.update(json.dumps([e.id, e.db_id, e.question, e.evidence, e.gold_sql]).encode())

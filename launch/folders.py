@@ -1,0 +1,154 @@
+"""Folders of results: each belongs to the settings that it was made with, and to no others."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import apsw
+import yaml
+
+from launch.config import JobConfig, dump
+from sqlenv.datasets import fingerprint
+from sqlenv.errors import UserError
+from sqlenv.types import Example
+
+CONFIG = "config.yaml"
+VERSIONS = "versions.json"
+DATA = "data.json"
+RESULT = "result.json"
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
+# A folder with no more than these holds no work yet, and other settings may have it.
+_BEFORE_WORK = frozenset({CONFIG, VERSIONS})
+
+
+def check_run(config: JobConfig) -> None:
+    """Refuse a run folder that is not this run's, before anything is made; see `check`."""
+    check(config.folder, dump(config), key="run.dir")
+
+
+def claim_run(config: JobConfig) -> Path:
+    """Make the run folder, or find the same run's; see `check`."""
+    return claim(config.folder, dump(config), key="run.dir")
+
+
+def check(folder: Path, settings: str, *, key: str) -> None:
+    """Refuse a folder that was made with other settings, or that holds something else.
+
+    Args:
+        folder: May be missing, empty, or made by `claim`.
+        settings: YAML of everything that decides what will be in the folder.
+        key: What a person sets to name another folder.
+
+    Raises:
+        UserError: It does not belong to these settings.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; set {key} to another folder")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if CONFIG not in names:
+        if names:
+            raise UserError(
+                f"{folder}: holds files that are not a run (such as {min(names)}); "
+                f"set {key} to another folder"
+            )
+        return
+    old = (folder / CONFIG).read_text(encoding="utf-8")
+    if old != settings and not _is_untouched(names):
+        raise UserError(
+            f"{folder}: holds results of other settings ({_difference(old, settings)}); "
+            f"set {key} to another folder, or repeat the settings of its {CONFIG}"
+        )
+
+
+def claim(folder: Path, settings: str, *, key: str) -> Path:
+    """Write settings and versions into a folder that `check` admits.
+
+    Raises:
+        UserError: The folder belongs to other settings, or cannot be written.
+    """
+    check(folder, settings, key=key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(settings, encoding="utf-8")
+        write_json(folder / VERSIONS, versions())
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written ({error.strerror}); set {key} to another folder"
+        ) from None
+    return folder
+
+
+def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
+    """Note which questions a folder's results are of; refuse others when it is resumed.
+
+    Returns:
+        Number and fingerprint of the questions of each split.
+
+    Raises:
+        UserError: The folder holds results of other questions.
+    """
+    facts = {
+        name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
+        for name, examples in splits.items()
+    }
+    path = folder / DATA
+    if path.exists():
+        old = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name in facts if old.get(name) != facts[name]]
+        if changed:
+            raise UserError(
+                f"data.{changed[0]}: the files hold other questions than when {folder} was begun; "
+                "bring them back, or start in another folder"
+            )
+    write_json(path, facts)
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """Name the versions that results may depend on; SQLite's decides which queries run."""
+    return {
+        "python": platform.python_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+        **{name: metadata.version(name) for name in _LIBRARIES},
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that is there whole or not at all."""
+    scratch = path.with_name(f".{path.name}.part")
+    scratch.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
+
+def _is_untouched(names: Collection[str]) -> bool:
+    return _BEFORE_WORK.issuperset(names)
+
+
+def _difference(old: str, new: str) -> str:
+    """Name the first key that differs, with both values."""
+    try:
+        there = dict(_flat(yaml.safe_load(old), ""))
+    except yaml.YAMLError:
+        return f"its {CONFIG} is damaged"
+    here = dict(_flat(yaml.safe_load(new), ""))
+    for key in [*here, *there]:
+        if there.get(key) != here.get(key):
+            return f"{key} is {_said(there, key)} there and {_said(here, key)} here"
+    return "written differently"
+
+
+def _said(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, dict | list):
+        yield path, value
+        return
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _flat(child, f"{path}.{key}" if path else str(key))

@@ -1,0 +1,138 @@
+"""The phases of a training job: warm start, accuracy before, learning, accuracy after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.table import Table as RichTable
+
+from launch import cli
+from launch.config import Decode, JobConfig
+from launch.evaluation import Evaluator, Verdict, accuracy, bootstrap_interval, write_official
+from launch.folders import RESULT, claim_data, claim_run, write_json
+from launch.warm_start import start_model
+from launch.wiring import SqlSide, load_model
+from minirl.trainer import Trainer
+from sqlenv.types import Example
+
+
+def train(config: JobConfig, *, accelerator: str) -> None:
+    """Run a job, or what is left of it."""
+    start = perf_counter()
+    folder = claim_run(config)
+    with SqlSide(config, folder) as sql:
+        examples = sql.examples(config.data.train)
+        limits = config.evaluation
+        validation = sql.examples(config.data.validation, limit=limits.validation_questions)
+        test = sql.examples(config.data.test, limit=limits.questions)
+        claim_data(folder, {"train": examples, "validation": validation, "test": test})
+        model, tokenizer = load_model(config, start_model(config, folder, sql, examples))
+        evaluator = Evaluator(
+            model,
+            tokenizer,
+            sql.evaluation_environment(),
+            config.sampler,
+            Decode(samples=1, temperature=0.0),
+            seed=config.seed,
+        )
+        before = _measure(evaluator, test, folder / "before")
+
+        def validate(params: Any, version: int) -> float:
+            evaluator.set_weights(params, version=version)
+            return evaluator.accuracy(validation)
+
+        task = sql.task(examples, tokenizer, validate=validate)
+        trainer = Trainer(
+            model, tokenizer, task, config.train, config.sampler, seed=config.seed, folder=folder
+        )
+        with cli.progress_bar("learning") as progress:
+            trainer.run(progress)
+        best = trainer.use_best()
+        evaluator.set_weights(trainer.params, version=best)
+        after = _measure(evaluator, test, folder / "after")
+    result = {
+        **_gain(before, after, config),
+        "best_step": best,
+        "seed": config.seed,
+        "accelerator": accelerator,
+        **_last_means(folder),
+        "seconds": round(perf_counter() - start, 1),
+    }
+    write_json(folder / RESULT, result)
+    cli.output.print(_table(result))
+    cli.output.print(f"Run folder: {folder}")
+
+
+def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:
+    with cli.progress_bar(f"accuracy {folder.name}") as progress:
+        verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
+    write_official(verdicts, folder)
+    return verdicts
+
+
+def _gain(before: Sequence[Verdict], after: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
+    """Return accuracies before and after, in [0, 1], and the interval of their difference."""
+    gains = [float(b.correct) - float(a.correct) for a, b in zip(before, after, strict=True)]
+
+    def interval(values: Sequence[float]) -> list[float]:
+        low, high = bootstrap_interval(
+            values, resamples=config.evaluation.resamples, seed=config.seed
+        )
+        return [round(low, 6), round(high, 6)]
+
+    return {
+        "ex_before": round(accuracy(before), 6),
+        "ex_before_ci95": interval([float(verdict.correct) for verdict in before]),
+        "ex_after": round(accuracy(after), 6),
+        "ex_after_ci95": interval([float(verdict.correct) for verdict in after]),
+        "gain": round(sum(gains) / len(gains), 6),
+        "gain_ci95": interval(gains),
+        "questions": len(after),
+    }
+
+
+def _last_means(folder: Path, *, steps: int = 10) -> dict[str, Any]:
+    """Average turns, accuracies and reward parts of training over the first and last steps."""
+    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
+
+    def mean(name: str, part: Sequence[dict[str, float]]) -> float:
+        return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
+
+    names = sorted(name for name in lines[-1] if name.startswith("reward/"))
+    first, last = lines[:steps], lines[-steps:]
+    return {
+        "mean_turns": mean("rollout/turns", last),
+        "mean_turns_first": mean("rollout/turns", first),
+        "rewards": {name.removeprefix("reward/"): mean(name, last) for name in names},
+        "rewards_first": {name.removeprefix("reward/"): mean(name, first) for name in names},
+    }
+
+
+def _table(result: dict[str, Any]) -> RichTable:
+    """Show a result to a person."""
+    table = RichTable("", "before", "after", title="Held-out questions and training episodes")
+
+    def percent(value: float, interval: Sequence[float]) -> str:
+        low, high = interval
+        return f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+    table.add_row(
+        f"execution accuracy, {result['questions']} questions (95 % interval)",
+        percent(result["ex_before"], result["ex_before_ci95"]),
+        percent(result["ex_after"], result["ex_after_ci95"]),
+    )
+    table.add_row("gain (95 % paired bootstrap)", "", percent(result["gain"], result["gain_ci95"]))
+    table.add_section()
+    table.add_row(
+        "turns of a training episode (first and last 10 steps)",
+        f"{result['mean_turns_first']:.2f}",
+        f"{result['mean_turns']:.2f}",
+    )
+    for name, value in result["rewards"].items():
+        table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
+    return table

@@ -1,0 +1,67 @@
+"""The warm start: supervised training on gold replies, before reinforcement learning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+from flax import nnx
+
+from launch import cli
+from launch.config import JobConfig, WarmStartConfig
+from launch.demonstrations import demonstrations
+from launch.folders import claim_run
+from launch.wiring import SqlSide, load_model, model_folder
+from minirl import weights
+from minirl.sft import supervise
+from sqlenv.types import Example
+
+FOLDER = Path("warm", "model")
+"""Where a run folder keeps the model that the warm start made."""
+
+
+def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
+    """Return the model folder that reinforcement learning starts from, after the warm start."""
+    source = model_folder(config, folder, sql, train)
+    warm = config.warm_start
+    target = folder / FOLDER
+    if warm is None or target.exists():
+        return source if warm is None else target
+    model, tokenizer = load_model(config, source)
+    chosen = _sample(train, warm, config.seed)
+    with cli.progress_bar("demonstrations") as progress:
+        taught = demonstrations(
+            chosen,
+            sql.environment(tokenizer),
+            repair_share=warm.repair_share,
+            seed=config.seed,
+            progress=progress,
+        )
+    with cli.progress_bar("warm start") as progress:
+        params = supervise(
+            model,
+            taught,
+            tokenizer,
+            warm,
+            seed=config.seed,
+            folder=folder / "warm",
+            progress=progress,
+        )
+    nnx.update(model, params)
+    weights.save(model, target, source=source)
+    return target
+
+
+def _sample(train: Sequence[Example], warm: WarmStartConfig, seed: int) -> Sequence[Example]:
+    if warm.examples is None or warm.examples >= len(train):
+        return train
+    numbers = Random(f"{seed} warm start").sample(range(len(train)), warm.examples)
+    return [train[number] for number in sorted(numbers)]
+
+
+def only_warm_start(config: JobConfig) -> Path:
+    """Run the warm start of a job, or what is left of it; return the model's folder."""
+    folder = claim_run(config)
+    with SqlSide(config, folder) as sql:
+        return start_model(config, folder, sql, sql.examples(config.data.train))
