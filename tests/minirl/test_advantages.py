@@ -1,0 +1,77 @@
+"""Advantages of groups, and which groups take part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minirl.advantages import estimate, groups_to_train
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "objective.json").read_text())
+
+
+@pytest.mark.parametrize("case", CASES["advantages"], ids=lambda case: case["id"])
+def test_group_normalised(case):
+    advantages = estimate([case["rewards"]], estimator="group_normalised", ddof=case["ddof"])
+    # The epsilon beside the standard deviation takes a millionth away.
+    np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
+
+
+def test_groups_do_not_see_each_other():
+    rewards = np.array([[3.0, 1, 1, 1], [10.0, 20, 30, 40], [5.0, 5, 5, 5]])
+    together = estimate(rewards, estimator="group_normalised")
+    apart = [estimate(row[None], estimator="group_normalised")[0] for row in rewards]
+    np.testing.assert_array_equal(together, apart)
+    np.testing.assert_array_equal(together[2], 0)
+
+
+def test_group_centred():
+    advantages = estimate([[3, 1, 1, 1], [2, 2, 2, 2]], estimator="group_centred")
+    np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5], [0, 0, 0, 0]])
+
+
+# Rewards and correctness of five groups of two, by what the rules look at.
+REWARDS = {
+    "mixed": (2.0, 0.5),
+    "all right": (2.75, 2.5),
+    "all wrong, shaped apart": (0.75, 0.25),
+    "mixed, equal rewards": (1.0, 1.0),
+    "all wrong, equal rewards": (0.0, 0.0),
+}
+CORRECT = {
+    "mixed": (True, False),
+    "all right": (True, True),
+    "all wrong, shaped apart": (False, False),
+    "mixed, equal rewards": (True, False),
+    "all wrong, equal rewards": (False, False),
+}
+
+
+@pytest.mark.parametrize(
+    ("equal_groups", "correctness_filter", "kept"),
+    [
+        ("keep", "none", list(REWARDS)),
+        ("drop", "none", ["mixed", "all right", "all wrong, shaped apart"]),
+        # Shaping alone moves the rewards of the second and third group: the filter asks execution.
+        ("keep", "mixed", ["mixed", "mixed, equal rewards"]),
+        ("drop", "mixed", ["mixed"]),
+    ],
+)
+def test_groups_to_train(equal_groups, correctness_filter, kept):
+    numbers = groups_to_train(
+        np.array(list(REWARDS.values())),
+        np.array(list(CORRECT.values())),
+        equal_groups=equal_groups,
+        correctness_filter=correctness_filter,
+    )
+    assert [list(REWARDS)[number] for number in numbers] == kept
+
+
+def test_no_group_may_be_left():
+    rewards, correct = np.zeros((3, 4)), np.zeros((3, 4), bool)
+    for rules in (("drop", "none"), ("keep", "mixed")):
+        kept = groups_to_train(rewards, correct, equal_groups=rules[0], correctness_filter=rules[1])
+        assert list(kept) == []

@@ -1,0 +1,119 @@
+"""From rows to padded arrays: nothing is lost, nothing but samples is trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from minirl.batching import TokenRow, micro_batches, round_up, token_weights
+from minirl.config import BatchingConfig
+
+PAD = 99
+
+
+def row(ids, actions, *, prompt_length, advantage=1.0):
+    """Make a row; the log-probability of an action at place t is -t."""
+    is_action = np.isin(np.arange(len(ids)), actions)
+    logprobs = np.where(is_action, -np.arange(len(ids)), 0).astype(np.float32)
+    return TokenRow(np.array(ids, np.int32), is_action, logprobs, advantage, prompt_length)
+
+
+def random_groups(lengths, *, group_size=2, seed=0):
+    """Make groups with prompts and longest answers of these lengths, two turns a row."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for prompt_length, answer in lengths:
+        prompt = rng.integers(10, 90, prompt_length).tolist()
+        group = []
+        for g in range(group_size):
+            own = max(3, answer - g)
+            ids = prompt + rng.integers(10, 90, own).tolist()
+            # The second token of the answer is an observation.
+            actions = [t for t in range(prompt_length, len(ids)) if t != prompt_length + 1]
+            advantage = float(rng.normal())
+            group.append(row(ids, actions, prompt_length=prompt_length, advantage=advantage))
+        groups.append(group)
+    return groups
+
+
+def batches_of(groups, *, aggregation="sequence_mean", pad_id=PAD, **sizes):
+    sizes = BatchingConfig(**{"prompt_multiple": 4, "answer_multiple": 4, **sizes})
+    return list(micro_batches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id))
+
+
+def test_one_group_by_hand():
+    # Prompt 11 12 13; the first row says 21 22, is told 31, says 23; the second says 24.
+    group = [
+        row([11, 12, 13, 21, 22, 31, 23], [3, 4, 6], prompt_length=3, advantage=1.5),
+        row([11, 12, 13, 24], [3], prompt_length=3, advantage=-0.5),
+    ]
+    (batch,) = batches_of([group])
+    assert batch.prefix_NP.tolist() == [[11, 12, PAD, PAD]]
+    assert batch.prefix_length_N.tolist() == [2]
+    assert batch.input_BC.tolist() == [[13, 21, 22, 31], [13, PAD, PAD, PAD]]
+    assert batch.target_BC.tolist() == [[21, 22, 31, 23], [24, PAD, PAD, PAD]]
+    assert batch.is_action_BC.tolist() == [[True, True, False, True], [True, False, False, False]]
+    assert batch.old_logp_BC.tolist() == [[-3, -4, 0, -6], [-3, 0, 0, 0]]
+    assert batch.advantage_BC[:, 0].tolist() == [1.5, -0.5]
+    # 1 / (2 rows x 3 actions), and 1 / (2 rows x 1 action).
+    np.testing.assert_allclose(batch.weight_BC, [[1 / 6, 1 / 6, 0, 1 / 6], [0.5, 0, 0, 0]])
+
+
+def test_every_row_can_be_read_back():
+    groups = random_groups([(5, 9), (1, 3), (17, 4), (8, 30), (2, 5)])
+    seen = []
+    for batch in batches_of(groups, groups_per_batch=2):
+        for b, inputs in enumerate(np.asarray(batch.input_BC)):
+            n = b // 2
+            length = int((np.asarray(batch.target_BC[b]) != PAD).sum())
+            prefix = np.asarray(batch.prefix_NP[n])[: int(batch.prefix_length_N[n])]
+            if length:
+                answer = np.asarray(batch.target_BC[b])[:length]
+                assert inputs[1:length].tolist() == answer[:-1].tolist()
+                seen.append([*prefix, *inputs[:1], *answer])
+    assert sorted(map(str, seen)) == sorted(str(list(r.ids)) for g in groups for r in g)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
+@pytest.mark.parametrize("groups_per_batch", [1, 2, 5])
+def test_weights_are_shares_of_the_whole_batch(aggregation, groups_per_batch):
+    groups = random_groups([(5, 9), (1, 3), (17, 4), (8, 30), (2, 5)])
+    batches = batches_of(groups, aggregation=aggregation, groups_per_batch=groups_per_batch)
+    weights = np.concatenate([np.asarray(b.weight_BC).sum(axis=1) for b in batches])
+    is_action = np.concatenate([np.asarray(b.is_action_BC).any(axis=1) for b in batches])
+    assert weights.sum() == pytest.approx(1, abs=1e-6)
+    if aggregation == "sequence_mean":
+        np.testing.assert_allclose(weights[is_action], 1 / 10, rtol=1e-6)
+    for batch in batches:
+        weight_BC, mask_BC = np.asarray(batch.weight_BC), np.asarray(batch.is_action_BC)
+        assert (weight_BC[~mask_BC] == 0).all()
+        assert (weight_BC[mask_BC] > 0).all()
+
+
+def test_token_weights_of_rows_without_actions():
+    assert token_weights([0, 0], aggregation="token_mean") == [1.0, 1.0]
+    assert token_weights([2, 0], aggregation="sequence_mean") == [0.25, 0.5]
+    assert token_weights([], aggregation="token_mean") == []
+
+
+def test_groups_of_like_length_go_together_and_the_last_batch_is_filled_up():
+    groups = random_groups([(3, 40), (3, 5), (3, 38), (3, 6), (3, 4)])
+    batches = batches_of(groups, groups_per_batch=2)
+    assert [batch.input_BC.shape for batch in batches] == [(4, 8), (4, 40), (4, 40)]
+    empty = batches[-1]
+    assert empty.prefix_length_N.tolist() == [2, 0]
+    assert not np.asarray(empty.is_action_BC[2:]).any()
+    assert (np.asarray(empty.weight_BC[2:]) == 0).all()
+
+
+def test_round_up():
+    sizes = [round_up(length, multiple=16) for length in range(1, 3000)]
+    for length, size in enumerate(sizes, start=1):
+        assert size >= length
+        assert size % 16 == 0
+        # A quarter at most, but for the first multiple.
+        assert size <= max(16, length * 1.25 + 16)
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) <= 32
+    assert round_up(0, multiple=16) == 16
+    assert [round_up(n, multiple=1) for n in (7, 8, 9, 15, 17)] == [7, 8, 10, 16, 20]

@@ -1,0 +1,129 @@
+"""The objective per token: papers.md section 1, and what masks and bounds do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minirl import losses
+from minirl.batching import token_weights
+from minirl.config import AlgorithmConfig, Grpo, Gspo
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "objective.json").read_text())
+
+
+def loss_of(case, *, weight_BT=None, is_action_BT=None):
+    """Return loss and clip fraction of the one row of a case, and of more rows where they pad."""
+    logp_BT, old_logp_BT = jnp.log(jnp.array([case["new"]])), jnp.log(jnp.array([case["old"]]))
+    is_action_BT = jnp.ones_like(logp_BT, bool) if is_action_BT is None else is_action_BT
+    return losses.policy_loss(
+        logp_BT,
+        old_logp_BT,
+        jnp.full_like(logp_BT, case["advantage"]),
+        is_action_BT,
+        is_action_BT / 4 if weight_BT is None else weight_BT,
+        ratio_level=case["level"],
+        clip_low=case["clip"],
+        clip_high=case["clip"],
+    )
+
+
+@pytest.mark.parametrize("case", CASES["clipped"], ids=lambda case: case["id"])
+def test_clipped_objective(case):
+    logp_BT, old_logp_BT = jnp.log(jnp.array([case["new"]])), jnp.log(jnp.array([case["old"]]))
+    ratio_BT = losses.probability_ratio(
+        logp_BT, old_logp_BT, jnp.ones((1, 4), bool), level=case["level"]
+    )
+    terms_BT = losses.clipped_surrogate(
+        ratio_BT,
+        jnp.full((1, 4), case["advantage"]),
+        clip_low=case["clip"],
+        clip_high=case["clip"],
+    )
+    np.testing.assert_allclose(terms_BT[0], case["terms"], rtol=1e-6)
+    np.testing.assert_allclose(-loss_of(case)[0], case["mean"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
+def test_aggregation(aggregation):
+    terms = CASES["aggregation"]["terms"]
+    weights = token_weights([len(row) for row in terms], aggregation=aggregation)
+    mean = sum(weight * sum(row) for weight, row in zip(weights, terms, strict=True))
+    assert mean == pytest.approx(CASES["aggregation"][aggregation], abs=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_estimators(estimator):
+    case = CASES["kl"]
+    policy_BT, reference_BT = jnp.log(jnp.array([case["policy"], case["reference"]]))[:, None]
+    kl_BT = losses.kl_divergence(policy_BT, reference_BT, estimator=estimator)
+    np.testing.assert_allclose(kl_BT[0], case[estimator], atol=1e-6)
+
+
+def test_presets_differ_in_the_ratio_only():
+    grpo, gspo = Grpo().model_dump(exclude={"kind"}), Gspo().model_dump(exclude={"kind"})
+    assert grpo == AlgorithmConfig().model_dump()
+    assert {name for name in grpo if grpo[name] != gspo[name]} == {"ratio_level"}
+    assert (grpo["ratio_level"], gspo["ratio_level"]) == ("token", "sequence")
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_where_nothing_was_sampled_numbers_are_ignored(level):
+    case = {**CASES["clipped"][0], "level": level}
+    plain = loss_of(case)
+    padded = {name: [*case[name], 1e-30, 0.9] for name in ("old", "new")}
+    padded["old"][4] = 0.5
+    is_action_BT = jnp.array([[True] * 4 + [False] * 2])
+    np.testing.assert_allclose(loss_of(case | padded, is_action_BT=is_action_BT), plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_row_without_actions_costs_nothing(level):
+    nothing_BT = jnp.zeros((1, 4), bool)
+    case = {**CASES["clipped"][0], "level": level}
+    assert [float(x) for x in loss_of(case, is_action_BT=nothing_BT)] == [0.0, 0.0]
+    ratio = losses.probability_ratio(
+        jnp.full((1, 4), -1.0), jnp.full((1, 4), -2.0), nothing_BT, level=level
+    )
+    np.testing.assert_array_equal(ratio, 1.0)
+
+
+def test_the_clipped_share_is_where_no_gradient_flows():
+    ratio_BT = jnp.array([[0.5, 0.79, 0.81, 1.0, 1.27, 1.29, 2.0]])
+    bounds = {"clip_low": 0.2, "clip_high": 0.28}
+    for advantage, clipped in ((1.0, [0, 0, 0, 0, 0, 1, 1]), (-1.0, [1, 1, 0, 0, 0, 0, 0])):
+        advantage_BT = jnp.full_like(ratio_BT, advantage)
+        gradient_BT = jax.grad(
+            lambda r, a=advantage_BT: losses.clipped_surrogate(r, a, **bounds).sum()
+        )(ratio_BT)
+        is_clipped_BT = losses.is_clipped(ratio_BT, advantage_BT, **bounds)
+        np.testing.assert_array_equal(is_clipped_BT[0], np.array(clipped, bool))
+        np.testing.assert_array_equal(gradient_BT == 0, is_clipped_BT)
+
+
+def test_clip_fraction_is_weighted_as_the_loss_is():
+    # Of the weights .1, .2, .3, .4 only the third token is beyond 1.2.
+    weight_BT = jnp.array([[0.1, 0.2, 0.3, 0.4]])
+    loss, clip_fraction = loss_of(CASES["clipped"][0], weight_BT=weight_BT)
+    np.testing.assert_allclose(clip_fraction, 0.3, rtol=1e-6)
+    np.testing.assert_allclose(loss, -(0.18 + 0.24 + 0.54 + 0.6), rtol=1e-6)
+
+
+def test_a_sequence_ratio_pulls_every_token_of_the_row_alike():
+    # d/d logp_t of s * A * sum of weights = A * s / |y|, whatever the token's own ratio.
+    case = CASES["clipped"][2]
+    old_logp_BT = jnp.log(jnp.array([case["old"]]))
+
+    def objective(logp_BT):
+        ratio_BT = losses.probability_ratio(
+            logp_BT, old_logp_BT, jnp.ones((1, 4), bool), level="sequence"
+        )
+        return (ratio_BT * case["advantage"]).mean()
+
+    gradient_BT = jax.grad(objective)(jnp.log(jnp.array([case["new"]])))
+    np.testing.assert_allclose(gradient_BT[0], [1.643168 / 4] * 4, rtol=1e-5)
