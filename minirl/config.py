@@ -132,6 +132,9 @@ class SftConfig(Settings):
     groups_per_step: PositiveInt = 32
     group_size: PositiveInt = 1
     """Demonstrations side by side that share the beginning of their prompts (one database)."""
+    learn_prompt: bool = False
+    """Also learn to predict the part of the prompt that a group does not share (the question):
+    a model that is new to language learns from it to copy names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
     checkpoint_every: PositiveInt = 100

@@ -188,7 +188,9 @@ class Decoder(nnx.Module):
         self.config = config
         self.dtype = dtype
         shape = (config.vocab_size, config.hidden_size)
-        self.embed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * 0.02)
+        # At this scale a token's identity is as loud as what the layers add to it.
+        scale = config.hidden_size**-0.5
+        self.embed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
         self.layers = nnx.List(
             [
                 Block(config, rngs=rngs, param_dtype=param_dtype)
@@ -197,7 +199,7 @@ class Decoder(nnx.Module):
         )
         self.final_norm = nnx.Param(jnp.ones(config.hidden_size, param_dtype))
         if not config.tie_word_embeddings:
-            self.unembed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * 0.02)
+            self.unembed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
 
     def __call__(
         self,

@@ -39,8 +39,16 @@ class Demonstration:
     key: Hashable = None
 
 
-def encode(demonstration: Demonstration, tokenizer: Tokenizer) -> TokenRow:
-    """Encode a demonstration as an episode that the policy could have played."""
+def encode(
+    demonstration: Demonstration, tokenizer: Tokenizer, *, learn_prompt: bool = False
+) -> TokenRow:
+    """Encode a demonstration as an episode that the policy could have played.
+
+    Args:
+        demonstration: Its texts.
+        tokenizer: Encodes them.
+        learn_prompt: Train on every token, not on the target alone.
+    """
     stop_id = tokenizer.stop_ids[0]
     ids = tokenizer.encode_chat(demonstration.observations[0])
     for reply, observation in zip(
@@ -51,7 +59,8 @@ def encode(demonstration: Demonstration, tokenizer: Tokenizer) -> TokenRow:
     target = (*tokenizer.encode(demonstration.target), stop_id)
     reply = Reply(target, (0.0,) * len(target), demonstration.target, "stop", 0)
     flat = flatten(Trajectory((Turn(tuple(ids), reply),), None, "done"))
-    return TokenRow(flat.ids, flat.is_action, flat.logprobs, 1.0, flat.prompt_length)
+    is_learnt = np.ones_like(flat.is_action) if learn_prompt else flat.is_action
+    return TokenRow(flat.ids, is_learnt, flat.logprobs, 1.0, flat.prompt_length)
 
 
 def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
@@ -145,7 +154,10 @@ def supervise(
     if done:
         state, _ = checkpoints.restore(done, state)
     if done < config.steps:
-        rows = [encode(demonstration, tokenizer) for demonstration in demonstrations]
+        rows = [
+            encode(demonstration, tokenizer, learn_prompt=config.learn_prompt)
+            for demonstration in demonstrations
+        ]
         kinds = tuple(
             (demonstration.key, len(row.ids))
             for demonstration, row in zip(demonstrations, rows, strict=True)
