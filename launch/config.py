@@ -113,6 +113,11 @@ class Decode:
     samples: int
     temperature: float
 
+    @property
+    def name(self) -> str:
+        """Write it as it is given on the command line."""
+        return f"vote@{self.samples}" if self.temperature else "greedy"
+
     @classmethod
     def parse(cls, text: str, *, vote_temperature: float) -> Decode:
         """Read `greedy` or `vote@n`."""

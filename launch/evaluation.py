@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table as RichTable
 
-from launch.config import Decode
+from launch.config import Decode, JobConfig
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model import Decoder
@@ -28,6 +29,12 @@ from sqlenv.types import Attempt, Example, Table
 _FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 _CHUNK = 128
+# Spider's, BIRD's and SynSQL's words for difficulty.
+_LEVELS = (
+    *("easy", "medium", "hard", "extra"),
+    *("simple", "moderate", "challenging", "complex", "highly complex"),
+)
+_SEPARATORS = re.compile(r"[\t-\r\x1c-\x1e\x85\u2028\u2029]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +182,9 @@ def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
 
     `predictions.sql` is Spider's (one query a line), `predictions_bird.json` is BIRD's.
     """
-    # A blank line would shift every later line against its gold query.
-    lines = [one_line(verdict.sql) or "SELECT" for verdict in verdicts]
+    # The evaluators split at line ends and tabs, also of those in quotes; a blank line would shift
+    # every later line against its gold query.
+    lines = [_SEPARATORS.sub(" ", one_line(verdict.sql)) or "SELECT" for verdict in verdicts]
     (folder / "predictions.sql").write_text("\n".join(lines) + "\n", encoding="utf-8")
     bird = {
         str(number): f"{line}\t----- bird -----\t{verdict.db_id}"
@@ -205,6 +213,12 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def ci95(values: Sequence[float], config: JobConfig) -> list[float]:
+    """Return the interval of a mean as a job's settings ask for it, rounded for a report."""
+    low, high = bootstrap_interval(values, resamples=config.evaluation.resamples, seed=config.seed)
+    return [round(low, 6), round(high, 6)]
+
+
 def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[int, float]]]:
     """Return (questions, accuracy) overall, by difficulty and by database."""
 
@@ -212,7 +226,9 @@ def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[in
         parts: defaultdict[str, list[Verdict]] = defaultdict(list)
         for verdict in verdicts:
             parts[key(verdict)].append(verdict)
-        return {name: (len(part), accuracy(part)) for name, part in sorted(parts.items())}
+        return {
+            name: (len(part), accuracy(part)) for name, part in sorted(parts.items(), key=_rank)
+        }
 
     return {
         "overall": by(lambda _: "all"),
@@ -221,11 +237,22 @@ def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[in
     }
 
 
-def accuracy_table(verdicts: Sequence[Verdict]) -> RichTable:
-    """Lay a breakdown out for the terminal."""
+def _rank(part: tuple[str, Any]) -> tuple[int, str]:
+    """Order levels of difficulty from easy to hard, all other names by the alphabet."""
+    name = part[0]
+    return (_LEVELS.index(name.lower()) if name.lower() in _LEVELS else len(_LEVELS), name)
+
+
+def accuracy_table(verdicts: Sequence[Verdict], interval: Sequence[float]) -> RichTable:
+    """Lay a breakdown out for the terminal, with the interval of the whole."""
     table = RichTable("", "questions", "execution accuracy")
+    for column in table.columns[1:]:
+        column.justify = "right"
     for heading, parts in breakdown(verdicts).items():
         table.add_section()
         for name, (count, share) in parts.items():
-            table.add_row(f"{heading}: {name}", str(count), f"{100 * share:.1f} %")
+            table.add_row(f"{heading}: {name}", f"{count:,}", f"{100 * share:.1f} %")
+        if heading == "overall":
+            low, high = interval
+            table.add_row("95 % interval", "", f"{100 * low:.1f} to {100 * high:.1f} %")
     return table

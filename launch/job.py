@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import Decode, JobConfig
-from launch.evaluation import Evaluator, Verdict, accuracy, bootstrap_interval, write_official
+from launch.evaluation import Evaluator, Verdict, accuracy, ci95, write_official
 from launch.folders import RESULT, claim_data, claim_run, write_json
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model
@@ -78,19 +78,13 @@ def _gain(before: Sequence[Verdict], after: Sequence[Verdict], config: JobConfig
     """Return accuracies before and after, in [0, 1], and the interval of their difference."""
     gains = [float(b.correct) - float(a.correct) for a, b in zip(before, after, strict=True)]
 
-    def interval(values: Sequence[float]) -> list[float]:
-        low, high = bootstrap_interval(
-            values, resamples=config.evaluation.resamples, seed=config.seed
-        )
-        return [round(low, 6), round(high, 6)]
-
     return {
         "ex_before": round(accuracy(before), 6),
-        "ex_before_ci95": interval([float(verdict.correct) for verdict in before]),
+        "ex_before_ci95": ci95([float(verdict.correct) for verdict in before], config),
         "ex_after": round(accuracy(after), 6),
-        "ex_after_ci95": interval([float(verdict.correct) for verdict in after]),
+        "ex_after_ci95": ci95([float(verdict.correct) for verdict in after], config),
         "gain": round(sum(gains) / len(gains), 6),
-        "gain_ci95": interval(gains),
+        "gain_ci95": ci95(gains, config),
         "questions": len(after),
     }
 

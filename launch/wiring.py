@@ -27,7 +27,7 @@ from sqlenv.datasets import load
 from sqlenv.demo import generate
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.envs.tags import sentences
+from sqlenv.envs.tags import TAG_SENTENCES, sentences
 from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text, first_observation
 from sqlenv.schema import (
@@ -37,7 +37,7 @@ from sqlenv.schema import (
     render_schema,
     sample_columns,
 )
-from sqlenv.types import Episode, Example, Observation, Table
+from sqlenv.types import Episode, Example, Observation, SqlError, Table
 
 _log = logging.getLogger(__name__)
 
@@ -186,6 +186,8 @@ class SqlSide:
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
         }
+        # A tag that no episode of a step has is a zero in its metrics, not a gap.
+        numbers |= {f"tag/{tag}": 0.0 for tag in TAG_SENTENCES}
         numbers |= {name: value for name, value in found.items() if name != "turns"}
         record = {
             "id": episode.example.id,
@@ -227,7 +229,7 @@ class SqlSide:
 def _brief(result: Any) -> str:
     if isinstance(result, Table):
         return f"{len(result.rows)} rows"
-    return str(result)
+    return result.message if isinstance(result, SqlError) else str(result)
 
 
 def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:

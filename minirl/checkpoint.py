@@ -108,22 +108,69 @@ class Checkpoints:
     def _check(self, where: Path, step: int, like: Tree) -> None:
         """Compare names and shapes before anything is read."""
         try:
-            stored = self._manager.item_metadata(step)["tree"]
-            shapes = {name: tuple(leaf.shape) for name, leaf in dict(stored).items()}
+            stored = dict(self._manager.item_metadata(step)["tree"])
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
         except Exception as error:  # noqa: BLE001
             raise _damaged(where, error) from None
-        for name, leaf in _named(like).items():
-            if shapes.get(name) != tuple(leaf.shape):
-                raise UserError(
-                    f"{where}: a checkpoint of another model: {name} is "
-                    f"{shapes.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
-                    "use the settings it was made with, or another run.dir"
-                )
+        _compare(where, shapes, _named(like))
 
     def close(self) -> None:
         """Wait for what is being written."""
         self._manager.wait_until_finished()
         self._manager.close()
+
+
+def best_step(folder: Path) -> int | None:
+    """Return the step of the best checkpoint in a folder, which is left as it is."""
+    options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
+    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+        return manager.best_step()
+
+
+def read_params(where: Path, like: Tree) -> Tree:
+    """Read the weights of a checkpoint, without the optimizer's state.
+
+    Args:
+        where: Folder of one checkpoint.
+        like: Weights of the same structure, for shapes, types and shardings.
+
+    Raises:
+        UserError: The checkpoint is damaged, or belongs to another model.
+    """
+    prefix = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
+    wanted = {prefix + name: leaf for name, leaf in _named(like).items()}
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
+    path = where.absolute() / "tree"
+    try:
+        with ocp.PyTreeCheckpointer() as reader:
+            stored = dict(reader.metadata(path).item_metadata)
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+            _compare(where, shapes, wanted)
+            restored = reader.restore(
+                path,
+                args=ocp.args.PyTreeRestore(
+                    abstract,
+                    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+                    partial_restore=True,
+                ),
+            )
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise _damaged(where, error) from None
+    leaves = [restored[name] for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+def _compare(where: Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Any]) -> None:
+    """Raise a `UserError` unless all that is wanted is stored in the same shape."""
+    for name, leaf in wanted.items():
+        if stored.get(name) != tuple(leaf.shape):
+            raise UserError(
+                f"{where}: a checkpoint of another model: {name} is "
+                f"{stored.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
+                "use the settings it was made with, or another run.dir"
+            )
 
 
 def _score(metrics: Mapping[str, float]) -> float:

@@ -1,0 +1,98 @@
+"""Measure a policy on a split, write predictions in all forms, show accuracy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from launch import cli
+from launch.config import Decode, JobConfig, Split
+from launch.evaluation import (
+    Evaluator,
+    Verdict,
+    accuracy,
+    accuracy_table,
+    breakdown,
+    ci95,
+    read_verdicts,
+    write_official,
+)
+from launch.folders import RESULT, claim, claim_data, versions, write_json
+from launch.policy import PolicySource, load_policy
+from launch.wiring import SqlSide
+
+PREDICTIONS = "predictions.jsonl"
+
+
+def evaluate(
+    config: JobConfig,
+    source: PolicySource,
+    decode: Decode,
+    *,
+    split: Split,
+    out: Path,
+    settings: str,
+) -> None:
+    """Measure a policy on the questions of a split, or on what is left of them.
+
+    Args:
+        config: The job.
+        source: The policy.
+        decode: How questions are answered.
+        split: `validation` is cut as in training, the others to `evaluation.questions`.
+        out: Folder of the results.
+        settings: YAML of what decides them.
+    """
+    start = perf_counter()
+    claim(out, settings, key="--out")
+    limits = config.evaluation
+    limit = limits.validation_questions if split == "validation" else limits.questions
+    # Demo data is that of the run where there is one; the same settings make the same.
+    made = config.folder if (config.folder / "data").is_dir() else out
+    with SqlSide(config, made) as sql:
+        examples = sql.examples(getattr(config.data, split), limit=limit)
+        data = claim_data(out, {split: examples})
+        model, tokenizer = load_policy(source, dtype=config.model.dtype)
+        environment = sql.evaluation_environment()
+        evaluator = Evaluator(
+            model, tokenizer, environment, config.sampler, decode, seed=config.seed
+        )
+        with cli.progress_bar(f"accuracy {split}") as progress:
+            verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
+    write_official(verdicts, out)
+    result = {
+        **_accuracies(verdicts, config),
+        "decode": decode.name,
+        "seed": config.seed,
+        "data": data,
+        "model": str(source.model),
+        "checkpoint": str(source.checkpoint) if source.checkpoint else None,
+        "versions": versions(),
+        "seconds": round(perf_counter() - start, 1),
+    }
+    write_json(out / RESULT, result)
+    show(out)
+
+
+def show(out: Path) -> None:
+    """Print the results that a folder holds."""
+    interval = json.loads((out / RESULT).read_text(encoding="utf-8"))["ci95"]
+    cli.output.print(accuracy_table(read_verdicts(out / PREDICTIONS), interval))
+    cli.output.print(f"Predictions and result: {out}", soft_wrap=True)
+
+
+def _accuracies(verdicts: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
+    parts = {
+        name: {key: {"questions": count, "ex": round(ex, 6)} for key, (count, ex) in found.items()}
+        for name, found in breakdown(verdicts).items()
+    }
+    return {
+        "ex": round(accuracy(verdicts), 6),
+        "ci95": ci95([float(verdict.correct) for verdict in verdicts], config),
+        "questions": len(verdicts),
+        "difficulty": parts["difficulty"],
+        "database": parts["database"],
+    }
