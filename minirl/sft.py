@@ -59,7 +59,7 @@ def encode(
     target = (*tokenizer.encode(demonstration.target), stop_id)
     reply = Reply(target, (0.0,) * len(target), demonstration.target, "stop", 0)
     flat = flatten(Trajectory((Turn(tuple(ids), reply),), None, "done"))
-    is_learnt = np.ones_like(flat.is_action) if learn_prompt else flat.is_action
+    is_learnt = flat.is_action | learn_prompt
     return TokenRow(flat.ids, is_learnt, flat.logprobs, 1.0, flat.prompt_length)
 
 
@@ -68,8 +68,13 @@ def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
     shortest = min(row.prompt_length for row in rows)
     first = rows[0].ids[:shortest]
     common = min(_common(first, row.ids[:shortest]) for row in rows)
-    # One token stays in each row: the first input of a row is the last token of the prefix.
-    return [replace(row, prompt_length=max(common, 1)) for row in rows]
+    length = max(common, 1)
+    # What is shared is never a target: a row's first target is the token after it.
+    own = [np.arange(len(row.ids)) >= length for row in rows]
+    return [
+        replace(row, prompt_length=length, is_action=row.is_action & mask)
+        for row, mask in zip(rows, own, strict=True)
+    ]
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
