@@ -52,7 +52,7 @@ def shared_prefix(prefix_lengths_N: Int[Array, "N"]) -> Attend:
         k_NKGTE = k_BTKE.reshape(N, G, T, K, E).transpose(0, 3, 1, 2, 4)
         v_NKGTE = v_BTKE.reshape(N, G, T, K, E).transpose(0, 3, 1, 2, 4)
         to_prefix = jnp.einsum("nkgme,npke->nkgmp", q_NKGME, k_NPKE).astype(jnp.float32)
-        to_prefix += _bias(jnp.arange(P) < prefix_lengths_N[:, None])[:, None, None, None]
+        to_prefix += _bias(jnp.arange(P)[None] < prefix_lengths_N[:, None])[:, None, None, None]
         to_own = jnp.einsum("nkgme,nkgte->nkgmt", q_NKGME, k_NKGTE).astype(jnp.float32)
         to_own += jnp.tile(_bias(_triangle(T)), (R, 1))[None, None, None]
         peak = jnp.maximum(to_prefix.max(-1, keepdims=True), to_own.max(-1, keepdims=True))
