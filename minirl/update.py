@@ -224,7 +224,7 @@ class Learner:
 
     def _apply_gradient(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any, Any]:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, optax.global_norm(gradient)
+        return optax.apply_updates(params, updates), opt_state, optax.tree.norm(gradient)
 
 
 def _accumulate(total: Any, part: Any) -> Any:
