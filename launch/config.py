@@ -149,6 +149,7 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
     raw = _read(name)
     for override in overrides:
         _override(raw, override)
+    _name_kinds(raw)
     try:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
@@ -202,18 +203,43 @@ def dump(config: JobConfig) -> str:
 def _read(name: str) -> dict[str, Any]:
     path = Path(name)
     if path.is_file():
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{name}: cannot be read as text ({error})") from None
     elif name in packaged():
         text = (_PACKAGED / name).read_text(encoding="utf-8")
     else:
         raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
     try:
-        raw = yaml.safe_load(text)
+        raw = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{name}: a config is a mapping of keys to values")
     return raw
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice; PyYAML takes the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        keys = [key.value for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                mark = node.value[number][0].start_mark
+                raise yaml.YAMLError(f"line {mark.line + 1}: {key} is there twice")
+        return super().construct_mapping(node, deep)
+
+
+def _name_kinds(raw: dict[str, Any]) -> None:
+    """Let settings of a kind that is not named be those of the default kind."""
+    for path, kind in _DEFAULT_KINDS.items():
+        node: Any = raw
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault("kind", kind)
 
 
 def _override(raw: dict[str, Any], override: str) -> None:
@@ -257,13 +283,30 @@ def _explain(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS)
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        known = _keys_beside(first["loc"])
-        hint = _closest(str(first["loc"][-1]), known)
+        parent, _, word = where.rpartition(".")
+        hint = _closest(word, _keys_beside(first["loc"]), parent=parent)
         return f"{where}: unknown key{hint}{more}"
-    got = f", not {first['input']!r:.60}" if first["type"] != "missing" else ""
-    return f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}{got}{more}"
+    if first["type"] == "missing":
+        return f"{where}: has to be set{more}"
+    if first["type"] == "union_tag_invalid":
+        context = first.get("ctx", {})
+        return f"{where}.kind: should be {context['expected_tags']}, not {context['tag']!r}{more}"
+    words = first["msg"][:1].lower() + first["msg"][1:]
+    wanted = _PLAIN_WORDS.get(first["type"], words)
+    return f"{where}: {wanted}, not {first['input']!r:.60}{more}"
 
 
+_PLAIN_WORDS = {
+    "model_type": "should have keys below it",
+    "model_attributes_type": "should have keys below it",
+    "path_type": "should be a path",
+    "too_short": "should have at least one item",
+}
+_DEFAULT_KINDS = {
+    ("env",): DiagnosedConfig().kind,
+    ("reward",): ProgressiveConfig().kind,
+    ("train", "algorithm"): TrainConfig().algorithm.kind,
+}
 _UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot", "grpo", "gspo"}
 
 
@@ -278,6 +321,8 @@ def _keys_beside(location: Sequence[str | int]) -> list[str]:
             for node in nodes
             for found in _resolve(node.get("properties", {}).get(part, node), definitions)
         ]
+        if part in _UNION_TAGS:
+            nodes = [n for n in nodes if n["properties"]["kind"].get("const") == part]
     return sorted({key for node in nodes for key in node.get("properties", {})})
 
 
@@ -294,10 +339,10 @@ def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Ma
     return found or [node]
 
 
-def _closest(word: str, known: Sequence[str]) -> str:
+def _closest(word: str, known: Sequence[str], *, parent: str) -> str:
     match = difflib.get_close_matches(word, known, n=1)
     if match:
-        return f"; did you mean {match[0]}?"
+        return f"; did you mean {parent}{'.' if parent else ''}{match[0]}?"
     return f"; known here: {', '.join(known)}" if known else ""
 
 
@@ -323,8 +368,8 @@ def check_data(config: JobConfig, split: Split) -> None:
         return
     if not root.is_dir():
         raise UserError(
-            f"data.root: {root} is not a folder; download the data (README, 'Data') "
-            "and set data.root=FOLDER"
+            f"data.root: there is no folder {root.absolute()}; download the data there "
+            "(README, 'Data') or set data.root=FOLDER"
         )
     for number, source in enumerate(getattr(config.data, split).sources):
         try:
@@ -342,6 +387,6 @@ def check_model(config: JobConfig) -> None:
     path = config.model.path
     if path is not None and not (path / "config.json").is_file():
         raise UserError(
-            f"model.path: {path} holds no config.json; download the weights there "
+            f"model.path: no config.json in {path.absolute()}; download the weights there "
             "(README, 'Weights') or set model.path=FOLDER"
         )
