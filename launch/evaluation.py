@@ -103,9 +103,9 @@ class Evaluator:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         done = read_verdicts(path) if path.exists() else []
-        for verdict, example in zip(done, examples, strict=False):
-            if (verdict.id, verdict.gold) != (example.id, example.gold_sql):
-                raise UserError(f"{path}: holds predictions for other questions; move it away")
+        asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
+        if asked != [(verdict.id, verdict.gold) for verdict in done]:
+            raise UserError(f"{path}: holds predictions for other questions; move it away")
         for start in range(len(done), len(examples), _CHUNK):
             new = self._answer(examples[start : start + _CHUNK], first=start)
             with path.open("a", encoding="utf-8") as file:

@@ -1,0 +1,163 @@
+"""Reading configs: what is refused, in which words, and what comes out."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch.config import Decode, dump, load_config, packaged
+from sqlenv.errors import UserError
+
+DEMO = "progress-demo.yaml"
+
+
+def message(name: str | Path, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config(str(name), overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_every_packaged_config_loads_and_reads_back_equal(name, tmp_path):
+    config = load_config(name, [])
+    path = tmp_path / "config.yaml"
+    path.write_text(dump(config), encoding="utf-8")
+    assert load_config(str(path), []) == config
+
+
+def test_the_papers_run_has_the_papers_constants():
+    config = load_config("progress.yaml", [])
+    train, sampler = config.train, config.sampler
+    assert (train.prompts_per_step, train.group_size, config.env.turns) == (64, 8, 4)
+    assert train.optimizer.learning_rate == 1e-6
+    assert (train.algorithm.kind, train.algorithm.kl_coef) == ("grpo", 0)
+    assert (train.algorithm.clip_low, train.algorithm.clip_high) == (0.2, 0.2)
+    assert (sampler.max_prompt_tokens, sampler.max_response_tokens) == (6000, 8192)
+    assert sampler.temperature == 1
+    assert config.warm_start is None
+    data = config.data
+    assert data.train.total == 20_000
+    assert [source.layout for source in data.train.sources] == ["bird", "spider", "synsql"]
+    assert str(config.model.path) == "models/Qwen2.5-Coder-7B-Instruct"
+    # One pass over the data.
+    assert train.steps == 20_000 // 64
+
+
+def test_a_packaged_config_opens_with_its_paper_and_command():
+    for name in packaged():
+        head = (resources.files("launch") / "configs" / name).read_text().split("\nrun:")[0]
+        assert "arXiv:" in head
+        assert f"--cfg {name}" in head
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.stps=3", "train.stps: unknown key; did you mean train.steps?"),
+        ("trian.steps=3", "trian: unknown key; did you mean train?"),
+        ("data.test.sources.0.splt=dev", "did you mean data.test.sources.0.split?"),
+        ("train.algorithm.clip_hgh=1", "did you mean train.algorithm.clip_high?"),
+        ("reward.tree.empty_chld=one", "did you mean reward.tree.empty_child?"),
+        # The keys of the chosen kind, not of its siblings.
+        ("env.kind=single_turn", "env.turns: unknown key; known here: kind, match, wrapping"),
+        ("train.algorithm.kind=ppo", "train.algorithm.kind: should be 'grpo', 'gspo', not 'ppo'"),
+        ("train.steps=many", "train.steps: input should be a valid integer"),
+        ("train.steps=0", "train.steps: input should be greater than 0, not 0"),
+        ("train=3", "train: should have keys below it, not 3"),
+        ("model.dtype=float16", "model.dtype: input should be 'float32' or 'bfloat16'"),
+        ("data.test.sources=[]", "data.test.sources: should have at least one item"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_path(override, words):
+    assert words in message(DEMO, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.path=x", "model: give one of model.path"),
+        ("data.root=x", "data: give one of data.demo"),
+        ("sampler.temperature=0", "sampler.temperature: 0 is greedy"),
+        ("train.group_size=1", "train.group_size: a group of one"),
+        ("sampler.max_reply_tokens=9999", "larger than sampler.max_response_tokens"),
+        ("env.wrapping=fence", "env.wrapping: the progressive reward judges the <sql> tag"),
+    ],
+)
+def test_contradictions_are_refused(override, words):
+    assert words in message(DEMO, override)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.steps", "has the form key.sub=value"),
+        ("=3", "has the form key.sub=value"),
+        ("train.steps=[", "the value is not YAML"),
+        ("train.steps.x=1", "steps is a value, and has no keys below it"),
+        ("data.test.sources.3.split=dev", "3 is not one of the 1 items, from 0"),
+    ],
+)
+def test_an_override_that_cannot_be_is_quoted(override, words):
+    text = message(DEMO, override)
+    assert words in text
+    assert repr(override) in text
+
+
+def test_overrides_reach_items_optional_groups_and_null():
+    config = load_config(
+        DEMO,
+        [
+            "data.test.sources.0.file=a b.json",
+            "train.algorithm.kl_coef=1e-3",
+            "evaluation.questions=null",
+            "warm_start.optimizer={learning_rate: 0.5}",
+            "run.name=a=b",
+        ],
+    )
+    assert config.data.test.sources[0].file == "a b.json"
+    assert (config.train.algorithm.kind, config.train.algorithm.kl_coef) == ("grpo", 1e-3)
+    assert config.evaluation.questions is None
+    assert config.warm_start.optimizer.learning_rate == 0.5
+    # What was not named is the default again: the value replaced the whole group.
+    assert config.warm_start.optimizer.warmup_steps == 0
+    assert config.run.name == "a=b"
+
+
+def test_of_two_overrides_the_last_counts():
+    assert load_config(DEMO, ["seed=1", "seed=2"]).seed == 2
+
+
+def test_files_that_are_no_configs(tmp_path):
+    def written(content: bytes) -> Path:
+        path = tmp_path / "c.yaml"
+        path.write_bytes(content)
+        return path
+
+    assert "not YAML" in message(written(b"train: [1"))
+    assert "is a mapping" in message(written(b"- 1"))
+    assert "is a mapping" in message(written(b""))
+    assert "cannot be read as text" in message(written(b"\xff\xfe\x00"))
+    assert "line 3: train is there twice" in message(written(b"train: {}\nseed: 1\ntrain: {}\n"))
+    assert "data: has to be set (and 1 more)" in message(written(b"seed: 1"))
+    assert DEMO in message(tmp_path / "none.yaml")
+
+
+def test_a_file_goes_before_a_packaged_config(tmp_path, monkeypatch):
+    raw = yaml.safe_load(dump(load_config(DEMO, [])))
+    (tmp_path / DEMO).write_text(yaml.safe_dump(raw | {"seed": 77}), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert load_config(DEMO, []).seed == 77
+
+
+def test_decoding_is_greedy_or_a_vote():
+    assert Decode.parse("greedy", vote_temperature=0.8) == Decode(1, 0.0)
+    assert Decode.parse("vote@8", vote_temperature=0.8) == Decode(8, 0.8)
+    assert Decode.parse("vote@8", vote_temperature=0.8).name == "vote@8"
+    for text in ("vote", "vote@", "vote@0", "vote@-1", "vote@x", "Greedy", "beam@4", ""):
+        with pytest.raises(UserError, match="write greedy or vote@n"):
+            Decode.parse(text, vote_temperature=0.8)

@@ -1,0 +1,187 @@
+"""Votes, intervals, breakdowns and files of predictions, by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from launch.evaluation import (
+    Evaluator,
+    Verdict,
+    accuracy,
+    bootstrap_interval,
+    breakdown,
+    read_verdicts,
+    vote,
+    write_official,
+)
+from minirl.errors import UserError
+from sqlenv.types import Attempt, Example, SqlError, Table, TimedOut
+
+
+def ran(sql: str, *rows: tuple[int, ...]) -> Attempt:
+    return Attempt(f"<sql>{sql}</sql>", sql, Table(("a",), rows), correct=False)
+
+
+def failed(sql: str) -> Attempt:
+    return Attempt(sql, sql, SqlError("no such table"), correct=False)
+
+
+def verdict(number: int, *, sql: str = "SELECT 1", correct: bool = False, **more: str) -> Verdict:
+    fields = {"db_id": "d", "difficulty": "", "question": "?", "gold": f"SELECT {number}"} | more
+    return Verdict(id=str(number), sql=sql, correct=correct, **fields)
+
+
+def example(number: int) -> Example:
+    return Example(str(number), "?", "d", Path("d"), f"SELECT {number}")
+
+
+# Votes.
+
+
+def test_the_commonest_result_wins_and_its_first_query_answers():
+    chosen = vote([ran("a", (1,)), ran("b", (2,)), ran("c", (2,)), failed("d"), failed("e")])
+    assert chosen is not None
+    assert chosen.sql == "b"
+
+
+def test_results_are_sets_of_rows():
+    """Order and repetition of rows make no other result."""
+    chosen = vote([ran("a", (9,)), ran("b", (1,), (2,)), ran("c", (2,), (1,), (1,))])
+    assert chosen is not None
+    assert chosen.sql == "b"
+
+
+def test_ties_go_to_the_result_seen_first():
+    chosen = vote([failed("x"), ran("a", (2,)), ran("b", (1,)), ran("c", (1,)), ran("d", (2,))])
+    assert chosen is not None
+    assert chosen.sql == "a"
+
+
+def test_an_empty_result_is_a_vote():
+    chosen = vote([ran("a", (1,)), ran("b"), ran("c")])
+    assert chosen is not None
+    assert chosen.sql == "b"
+
+
+def test_without_a_result_the_first_attempt_answers_and_without_any_none():
+    late = Attempt("t", "t", TimedOut("steps"), correct=False)
+    chosen = vote([late, failed("b"), failed("b")])
+    assert chosen is late
+    assert vote([]) is None
+
+
+# Numbers.
+
+
+def test_interval_of_values_that_agree_is_a_point():
+    assert bootstrap_interval([1.0] * 5, resamples=50, seed=0) == (1, 1)
+    assert bootstrap_interval([-1.0], resamples=50, seed=0) == (-1, -1)
+
+
+def test_interval_of_eight_tosses():
+    """Means of resamples are Binomial(8, 1/2) / 8: P(0) = 0.4 %, P(at most 1) = 3.5 %."""
+    low, high = bootstrap_interval([1.0, 0.0] * 4, resamples=4000, seed=3)
+    assert (low, high) == (1 / 8, 7 / 8)
+    assert bootstrap_interval([1.0, 0.0] * 4, resamples=4000, seed=3) == (low, high)
+
+
+def test_interval_of_differences_is_paired():
+    """Two models that differ on no question have no doubtful gain, whatever their accuracy."""
+    before = after = [1.0, 0.0] * 50
+    gains = [b - a for a, b in zip(before, after, strict=True)]
+    assert bootstrap_interval(gains, resamples=50, seed=0) == (0, 0)
+
+
+def test_breakdown_counts_each_question_once_in_each_part():
+    verdicts = [
+        verdict(0, difficulty="extra", db_id="b", correct=True),
+        verdict(1, difficulty="easy", db_id="b"),
+        verdict(2, difficulty="easy", db_id="a", correct=True),
+        verdict(3, db_id="a", correct=True),
+    ]
+    found = breakdown(verdicts)
+    assert accuracy(verdicts) == 0.75
+    assert found["overall"] == {"all": (4, 0.75)}
+    assert found["difficulty"] == {"easy": (2, 0.5), "extra": (1, 1), "unknown": (1, 1)}
+    assert list(found["difficulty"]) == ["easy", "extra", "unknown"]  # from easy to hard
+    assert found["database"] == {"a": (2, 1), "b": (2, 0.5)}
+    assert accuracy([]) == 0
+
+
+# Files.
+
+
+def test_official_forms_are_a_line_a_question(tmp_path):
+    sqls = {
+        "SELECT a -- first\nFROM t\t/* all\nof it */ WHERE b = 1": "SELECT a FROM t WHERE b = 1",
+        # The evaluators split inside quotes too.
+        "SELECT 'a\tb\r\nc'": "SELECT 'a b c'",
+        "SELECT '-- kept', \"x\u2028y\"": "SELECT '-- kept', \"x y\"",
+        # A blank line would shift all later ones.
+        "": "SELECT",
+        "-- nothing\n": "SELECT",
+    }
+    verdicts = [verdict(n, sql=sql, db_id=f"d{n}") for n, sql in enumerate(sqls)]
+    write_official(verdicts, tmp_path)
+    text = (tmp_path / "predictions.sql").read_text(encoding="utf-8")
+    assert text.split("\n") == [*sqls.values(), ""]
+    assert len(text.splitlines()) == len(sqls)
+    bird = json.loads((tmp_path / "predictions_bird.json").read_text(encoding="utf-8"))
+    expected = {str(n): f"{sql}\t----- bird -----\td{n}" for n, sql in enumerate(sqls.values())}
+    assert bird == expected
+
+
+@pytest.fixture
+def evaluator(monkeypatch) -> Evaluator:
+    """An evaluator whose model answers the number of the question, and notes what it is asked."""
+    made = object.__new__(Evaluator)
+    made.asked = []
+
+    def answer(examples, *, first):
+        made.asked.append((first, len(examples)))
+        return [verdict(int(e.id), correct=int(e.id) % 2 == 0) for e in examples]
+
+    monkeypatch.setattr(made, "_answer", answer, raising=False)
+    return made
+
+
+def silent(*_: object) -> None:
+    """Show no progress."""
+
+
+def test_predictions_go_on_where_they_ended(evaluator, tmp_path):
+    path = tmp_path / "new" / "predictions.jsonl"
+    examples = [example(number) for number in range(300)]
+    whole = evaluator.predict(examples, path, progress=silent)
+    assert evaluator.asked == [(0, 128), (128, 128), (256, 44)]
+    assert [v.id for v in whole] == [e.id for e in examples]
+    content = path.read_text(encoding="utf-8")
+    # A kill in the middle of a line: that question is asked again, no other one is.
+    lines = content.splitlines(keepends=True)
+    path.write_text("".join(lines[:200]) + lines[200][:20], encoding="utf-8")
+    evaluator.asked.clear()
+    assert evaluator.predict(examples, path, progress=silent) == whole
+    assert evaluator.asked == [(200, 100)]
+    assert path.read_text(encoding="utf-8") == content
+    evaluator.asked.clear()
+    assert evaluator.predict(examples, path, progress=silent) == whole
+    assert evaluator.asked == []
+
+
+def test_predictions_of_other_questions_are_refused_and_kept(evaluator, tmp_path):
+    path = tmp_path / "predictions.jsonl"
+    path.write_text(
+        "".join(json.dumps(asdict(verdict(n))) + "\n" for n in (0, 1, 2)), encoding="utf-8"
+    )
+    before = path.read_bytes()
+    for others in ([example(0), example(7), example(2)], [example(0), example(1)]):
+        with pytest.raises(UserError, match="predictions for other questions"):
+            evaluator.predict(others, path, progress=silent)
+    assert path.read_bytes() == before
+    path.write_text('{"pred": "SELECT 1"}\n', encoding="utf-8")
+    with pytest.raises(UserError, match="not a file of predictions"):
+        read_verdicts(path)
