@@ -15,7 +15,9 @@ CASES = json.loads((Path(__file__).parents[1] / "data" / "objective.json").read_
 
 @pytest.mark.parametrize("case", CASES["advantages"], ids=lambda case: case["id"])
 def test_group_normalised(case):
-    advantages = estimate([case["rewards"]], estimator="group_normalised", ddof=case["ddof"])
+    advantages = estimate(
+        np.array([case["rewards"]]), estimator="group_normalised", ddof=case["ddof"]
+    )
     # The epsilon beside the standard deviation takes a millionth away.
     np.testing.assert_allclose(advantages, [case["advantages"]], rtol=2e-6, atol=1e-6)
 
@@ -29,7 +31,7 @@ def test_groups_do_not_see_each_other():
 
 
 def test_group_centred():
-    advantages = estimate([[3, 1, 1, 1], [2, 2, 2, 2]], estimator="group_centred")
+    advantages = estimate(np.array([[3, 1, 1, 1], [2, 2, 2, 2]]), estimator="group_centred")
     np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5], [0, 0, 0, 0]])
 
 

@@ -1,0 +1,381 @@
+"""The update's gradient, against finite differences and an objective written out plainly."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from minirl import attention, update
+from minirl.batching import TokenRow, micro_batches
+from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
+from minirl.update import Learner, make_optimizer, policy_objective
+
+VOCAB = 64
+TEMPERATURE = 0.8
+RATE = 1024.0
+G = 3
+ALGORITHMS = {"grpo": Grpo(kl_coef=0.3), "gspo": Gspo(kl_coef=0.3)}
+# Log-ratios around the bounds log(.8) = -.22 and log(1.2) = .18, none near one.
+LOG_RATIOS = (-0.5, -0.1, 0.0, 0.1, 0.4)
+# Prompt lengths, and lengths of the turns of each row: sampled, observed, sampled, ...
+GROUPS = (
+    (6, ((4,), (9,), (3, 4, 5))),
+    (1, ((5, 3, 2), (1,), (6,))),
+    (11, ((2, 2, 3, 1, 4), (7, 1, 1), (13,))),
+)
+SIZES = BatchingConfig(groups_per_batch=3, prompt_multiple=12, answer_multiple=20)
+
+
+def plain_attention(q_BTHE, k_BTKE, v_BTKE, cache):
+    """Attend causally, heads repeated and the mask an infinity: nothing clever."""
+    repeats = q_BTHE.shape[2] // k_BTKE.shape[2]
+    k_BTHE, v_BTHE = jnp.repeat(k_BTKE, repeats, axis=2), jnp.repeat(v_BTKE, repeats, axis=2)
+    scores = jnp.einsum("bthe,bshe->bhts", q_BTHE, k_BTHE) / math.sqrt(q_BTHE.shape[-1])
+    past = jnp.tril(jnp.ones(scores.shape[-2:], bool))[None, None]
+    weights = jax.nn.softmax(jnp.where(past, scores, -jnp.inf))
+    return jnp.einsum("bhts,bshe->bthe", weights, v_BTHE), cache
+
+
+def plain_logprobs(model, ids_BT):
+    """Return log-probabilities of ids 1, 2, ... of rows that hold prompt and answer."""
+    positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1])[None], ids_BT.shape)
+    hidden_BTD, _ = model(ids_BT, positions_BT, plain_attention)
+    logp_BTV = jax.nn.log_softmax(model.logits(hidden_BTD[:, :-1]) / TEMPERATURE)
+    return jnp.take_along_axis(logp_BTV, ids_BT[:, 1:, None], axis=-1)[..., 0]
+
+
+def plain_loss(algorithm, logp, reference_logp, rows):
+    """Write the objective out, row by row: the mean over rows of means over tokens."""
+    total = 0.0
+    for b, row in enumerate(rows):
+        actions = np.flatnonzero(row.is_action)
+        new, old = logp[b, actions - 1], jnp.asarray(row.logprobs[actions])
+        ratio = jnp.exp(new - old)
+        if algorithm.ratio_level == "sequence":
+            ratio = jnp.exp(jnp.mean(new - old)) * jnp.ones_like(new)
+        clipped = jnp.clip(ratio, 0.8, 1.2)
+        objective = jnp.minimum(ratio * row.advantage, clipped * row.advantage)
+        gap = reference_logp[b, actions - 1] - new
+        objective -= algorithm.kl_coef * (jnp.exp(gap) - gap - 1)
+        total -= jnp.mean(objective)
+    return total / len(rows)
+
+
+def row_ids(rng, prompt, turns):
+    """Return ids and mask of a row whose turns have these lengths."""
+    ids, is_action = list(prompt), [False] * len(prompt)
+    for number, length in enumerate(turns):
+        ids += rng.integers(4, 60, length).tolist()
+        is_action += [number % 2 == 0] * length
+    return ids, is_action
+
+
+class Scene:
+    """A policy, a reference, and the compiled functions of this file."""
+
+    def __init__(self, toy):
+        self.graph, self.params = nnx.split(toy.model())
+        self.reference = nnx.split(toy.model(seed=5))[1]
+        self.plain_logprobs = jax.jit(
+            lambda params, ids_BT: plain_logprobs(nnx.merge(self.graph, params), ids_BT)
+        )
+        self.plain_pull_back = jax.jit(self._plain_pull_back)
+        losses = {name: self._loss(name) for name in ALGORITHMS}
+        self.losses = {name: jax.jit(loss) for name, loss in losses.items()}
+        self.gradients = {
+            name: jax.jit(jax.value_and_grad(loss, has_aux=True)) for name, loss in losses.items()
+        }
+
+    def _plain_pull_back(self, params, ids_BT, slope_BT):
+        def total(params):
+            return jnp.sum(plain_logprobs(nnx.merge(self.graph, params), ids_BT) * slope_BT)
+
+        return jax.grad(total)(params)
+
+    def _loss(self, name):
+        objective = policy_objective(ALGORITHMS[name], temperature=TEMPERATURE)
+
+        def loss(params, batch):
+            reference = nnx.merge(self.graph, self.reference)
+            logp_BC, _ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
+            return objective(nnx.merge(self.graph, params), batch, logp_BC)
+
+        return loss
+
+    def loss_and_gradient(self, name, batch):
+        (loss, stats), gradient = self.gradients[name](self.params, batch)
+        return float(loss), {key: float(value) for key, value in stats.items()}, gradient
+
+    def step(self, learner, batches):
+        """Return how far a learner moves the weights at rate 1, and the statistics."""
+        state = learner.init(jax.tree.map(jnp.copy, self.params))
+        state, stats = learner.update(state, batches, reference=self.reference)
+        moves = jax.tree.map(lambda old, new: (old - new) / RATE, self.params, state.params)
+        return moves, stats
+
+
+@pytest.fixture(scope="module")
+def scene(toy):
+    return Scene(toy)
+
+
+def stack(rows):
+    ids_BT = np.zeros((len(rows), max(len(row.ids) for row in rows)), np.int32)
+    for b, row in enumerate(rows):
+        ids_BT[b, : len(row.ids)] = row.ids
+    return ids_BT
+
+
+@pytest.fixture(scope="module")
+def groups(scene):
+    """Groups of single- and multi-turn rows, sampled by a policy at known log-ratios."""
+    rng = np.random.default_rng(3)
+    groups = []
+    for prompt_length, turns_of_rows in GROUPS:
+        prompt = rng.integers(4, 60, prompt_length).tolist()
+        group = []
+        for turns in turns_of_rows:
+            ids, is_action = row_ids(rng, prompt, turns)
+            advantage = float(rng.choice([-1.2, 0.7, 1.6]))
+            empty = np.zeros(len(ids), np.float32)
+            row = TokenRow(np.array(ids), np.array(is_action), empty, advantage, prompt_length)
+            group.append(row)
+        groups.append(group)
+    rows = [row for group in groups for row in group]
+    logp_BT = np.asarray(scene.plain_logprobs(scene.params, stack(rows)))
+    for b, row in enumerate(rows):
+        actions = np.flatnonzero(row.is_action)
+        # One ratio a row for GSPO's mean, spread a little for GRPO's tokens.
+        log_ratios = LOG_RATIOS[b % 5] + 0.03 * rng.choice([-1, 1], len(actions))
+        row.logprobs[actions] = logp_BT[b, actions - 1] - log_ratios
+    return groups
+
+
+def batches_of(groups, *, sizes=SIZES, aggregation="sequence_mean", pad_id=0):
+    return list(micro_batches(groups, aggregation=aggregation, sizes=sizes, pad_id=pad_id))
+
+
+def assert_close(tree, other, *, rtol=2e-5):
+    """Compare trees, with a tolerance relative to each leaf's largest number."""
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        twin = dict(jax.tree.leaves_with_path(other))[path]
+        scale = float(jnp.abs(twin).max())
+        np.testing.assert_allclose(
+            leaf, twin, rtol=0, atol=rtol * scale + 1e-9, err_msg=jax.tree_util.keystr(path)
+        )
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_gradient_equals_finite_differences(scene, groups, name):
+    (batch,) = batches_of(groups)
+    _, stats, gradient = scene.loss_and_gradient(name, batch)
+    assert 0.1 < stats["clip_fraction"] < 0.9
+    flat, tree = jax.tree.flatten(scene.params)
+
+    def loss_at(leaves):
+        return float(scene.gradients[name](tree.unflatten(leaves), batch)[0][0])
+
+    for number, slope in enumerate(jax.tree.leaves(gradient)):
+        # Along the gradient of one parameter alone, the slope is that gradient's norm.
+        norm = float(jnp.linalg.norm(slope))
+        assert norm > 1e-4, jax.tree.leaves_with_path(gradient)[number][0]
+        direction = slope / norm
+        step = 4e-3
+        ahead, behind = (
+            [*flat[:number], flat[number] + s * direction, *flat[number + 1 :]]
+            for s in (step, -step)
+        )
+        measured = (loss_at(ahead) - loss_at(behind)) / (2 * step)
+        assert measured == pytest.approx(norm, rel=5e-3, abs=2e-4), number
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
+    rows = [row for group in groups for row in group]
+    algorithm = ALGORITHMS[name]
+    ids_BT = stack(rows)
+    logp_BT = scene.plain_logprobs(scene.params, ids_BT)
+    reference_logp_BT = scene.plain_logprobs(scene.reference, ids_BT)
+    expected, slope_BT = jax.value_and_grad(
+        lambda logp_BT: plain_loss(algorithm, logp_BT, reference_logp_BT, rows)
+    )(logp_BT)
+    (batch,) = batches_of(groups)
+    loss, _, gradient = scene.loss_and_gradient(name, batch)
+    assert loss == pytest.approx(float(expected), rel=1e-5)
+    assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
+
+
+def test_observations_are_not_trained_on(scene, groups):
+    # Other observed ids change the context, but none of them is a target with a weight.
+    (batch,) = batches_of(groups)
+    assert (np.asarray(batch.weight_BC)[~np.asarray(batch.is_action_BC)] == 0).all()
+    loss, stats, gradient = scene.loss_and_gradient("grpo", batch)
+    poison = jnp.where(batch.is_action_BC, batch.old_logp_BC, -1e9)
+    same = scene.loss_and_gradient("grpo", batch._replace(old_logp_BC=poison))
+    assert (loss, stats) == same[:2]
+    assert_close(gradient, same[2], rtol=0)
+
+
+@pytest.fixture(scope="module")
+def learner(scene):
+    """A learner whose step is the gradient itself, times a rate that drowns rounding."""
+    graph = scene.graph
+    objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
+    return Learner(graph, objective, optax.sgd(RATE), temperature=TEMPERATURE)
+
+
+@pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])
+def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups, learner, aggregation):
+    (batch,) = batches_of(groups, aggregation=aggregation)
+    _, stats, whole = scene.loss_and_gradient("grpo", batch)
+    # Two a batch: the second micro-batch is half empty.
+    pairs = SIZES.model_copy(update={"groups_per_batch": 2})
+    batches = batches_of(groups, sizes=pairs, aggregation=aggregation)
+    assert len(batches) == 2
+    parts, stats_of_parts = scene.step(learner, batches)
+    assert_close(parts, whole)
+    assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
+    assert stats_of_parts == pytest.approx(stats, rel=1e-4)
+    assert stats["logp_gap_max"] == pytest.approx(0.53, abs=1e-3)
+
+
+def test_padded_sizes_do_not_matter(scene, groups):
+    (batch,) = batches_of(groups)
+    sizes = BatchingConfig(groups_per_batch=5, prompt_multiple=17, answer_multiple=32)
+    (padded,) = batches_of(groups, sizes=sizes)
+    assert (padded.prefix_NP.shape, padded.input_BC.shape) == ((5, 17), (15, 32))
+    loss, stats, _ = scene.loss_and_gradient("grpo", batch)
+    padded_loss, padded_stats = scene.losses["grpo"](scene.params, padded)
+    assert float(padded_loss) == pytest.approx(loss, rel=1e-5)
+    assert {k: float(v) for k, v in padded_stats.items()} == pytest.approx(stats, rel=1e-5)
+
+
+def test_what_padding_holds_does_not_matter(scene, groups):
+    (batch,), (other,) = batches_of(groups), batches_of(groups, pad_id=37)
+    assert (batch.input_BC != other.input_BC).any()
+    loss, stats, gradient = scene.loss_and_gradient("grpo", batch)
+    other_loss, other_stats, other_gradient = scene.loss_and_gradient("grpo", other)
+    assert (other_loss, other_stats) == (loss, stats)
+    assert_close(other_gradient, gradient, rtol=0)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_nothing_but_padding_costs_nothing(scene, groups, name):
+    (batch,) = batches_of(groups)
+    loss, stats, gradient = scene.loss_and_gradient(name, jax.tree.map(jnp.zeros_like, batch))
+    assert loss == 0
+    assert set(stats.values()) == {0.0}
+    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_an_update_without_batches_is_a_mistake_of_ours(scene, learner):
+    with pytest.raises(ValueError, match="at least one"):
+        scene.step(learner, [])
+
+
+def projection(scene):
+    """Return a function of hidden states whose value and gradient use the vocabulary projection."""
+    graph, params = scene.graph, scene.params
+    targets_BC = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (4, 24)))
+
+    def project(params, hidden_BCD):
+        model = nnx.merge(graph, params)
+        logp, entropy = update._project(model, hidden_BCD, targets_BC, temperature=TEMPERATURE)
+        weight = jnp.cos(jnp.arange(96.0)).reshape(4, 24)
+        return jnp.sum(logp * weight), (logp, entropy)
+
+    return jax.value_and_grad(project, argnums=(0, 1), has_aux=True), params
+
+
+def test_vocabulary_projection_in_chunks(scene, monkeypatch):
+    hidden_BCD = jnp.asarray(np.random.default_rng(1).normal(0, 1, (4, 24, 16)), jnp.float32)
+    function, params = projection(scene)
+    whole = jax.jit(function)(params, hidden_BCD)
+    assert widest(function, params, hidden_BCD) == 4 * 24 * VOCAB
+    monkeypatch.setattr(update, "LOGITS_BYTES", 4 * VOCAB * 24)
+    function, params = projection(scene)
+    chunked = jax.jit(function)(params, hidden_BCD)
+    assert widest(function, params, hidden_BCD) < 4 * 24 * VOCAB
+    (total, outputs), gradient = whole
+    (chunked_total, chunked_outputs), chunked_gradient = chunked
+    assert float(total) == pytest.approx(float(chunked_total), rel=1e-5)
+    assert_close(chunked_outputs, outputs, rtol=1e-6)
+    assert_close(chunked_gradient, gradient)
+
+
+def widest(function, *args):
+    """Return the elements of the largest array between input and output."""
+
+    def arrays(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (math.prod(v.aval.shape) for v in equation.outvars)
+            for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    yield from arrays(inner)
+
+    return max(arrays(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def test_scanning_over_layers_equals_the_loop(scene):
+    model = nnx.merge(scene.graph, scene.params)
+    ids_BT = jnp.asarray(np.random.default_rng(2).integers(4, 60, (2, 9)))
+    positions_BT = jnp.broadcast_to(jnp.arange(9)[None], (2, 9))
+
+    @functools.partial(nnx.jit, static_argnames="scan")
+    def forward(model, *, scan):
+        return model(ids_BT, positions_BT, attention.causal(), scan=scan)
+
+    loop, scan = forward(model, scan=False), forward(model, scan=True)
+    assert len(scan[1]) == 2
+    assert_close(scan, loop, rtol=1e-6)
+
+
+def test_entropy_of_a_model_without_preferences(scene, groups):
+    blank = jax.tree.map(jnp.zeros_like, scene.params)
+    (batch,) = batches_of(groups)
+    _, stats = scene.gradients["grpo"](blank, batch)[0]
+    assert float(stats["entropy"]) == pytest.approx(math.log(VOCAB), rel=1e-6)
+
+
+def learning_rates(config, *, steps):
+    """Measure the rate of every step: Adam moves a weight by it when gradients stay the same."""
+    optimizer = make_optimizer(config, steps=steps)
+    params, rates = jnp.zeros(()), []
+    state = optimizer.init(params)
+    for _ in range(steps):
+        updates, state = optimizer.update(jnp.ones(()), state, params)
+        rates.append(-float(updates))
+    return rates
+
+
+def test_warm_up_and_cosine():
+    settings = {"learning_rate": 0.1, "warmup_steps": 4, "weight_decay": 0.0}
+    constant = learning_rates(OptimizerConfig(**settings), steps=6)
+    # 1/4 of the rate, then even steps up to all of it.
+    np.testing.assert_allclose(constant, [0.025, 0.04375, 0.0625, 0.08125, 0.1, 0.1], rtol=1e-4)
+    cosine = learning_rates(OptimizerConfig(**settings, schedule="cosine"), steps=9)
+    np.testing.assert_allclose(cosine[:4], constant[:4], rtol=1e-4)
+    # Down to a tenth over 5 steps: .1 (.1 + .9 (1 + cos(pi t / 5)) / 2).
+    expected = [0.01 + 0.045 * (1 + math.cos(math.pi * t / 5)) for t in range(5)]
+    np.testing.assert_allclose(cosine[4:], expected, rtol=1e-4)
+
+
+def test_gradients_are_clipped_by_their_global_norm_and_weights_decay():
+    config = OptimizerConfig(learning_rate=0.5, beta1=0.0, beta2=0.0, weight_decay=0.1)
+    optimizer = make_optimizer(config, steps=1)
+    clip = optax.clip_by_global_norm(config.max_grad_norm)
+    gradient = {"a": jnp.array(3.0), "b": jnp.array(-4.0)}
+    clipped, _ = clip.update(gradient, clip.init(gradient))
+    np.testing.assert_allclose([clipped["a"], clipped["b"]], [0.6, -0.8], rtol=1e-6)
+    params = {"a": jnp.array(2.0), "b": jnp.array(0.0)}
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    # Sign of the gradient, and a tenth of the weight, times the rate.
+    np.testing.assert_allclose([updates["a"], updates["b"]], [-0.6, 0.5], rtol=1e-5)
