@@ -15,7 +15,14 @@ if importlib.util.find_spec("jax") is not None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
     os.environ["XLA_FLAGS"] = " ".join(
-        [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+        [
+            os.environ.get("XLA_FLAGS", ""),
+            "--xla_force_host_platform_device_count=8",
+            # Tests compile far longer than they compute: these make it five to ten times quicker.
+            "--xla_backend_optimization_level=0",
+            "--xla_llvm_disable_expensive_passes=true",
+            "--xla_cpu_use_fusion_emitters=false",
+        ]
     ).strip()
 
 
