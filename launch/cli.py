@@ -48,6 +48,7 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=f"python -m {module}",
         description=description,
+        epilog=f"example:\n  python -m {module} --cfg progress-demo.yaml seed=1 run.dir=second",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(

@@ -34,7 +34,7 @@ _LEVELS = (
     *("easy", "medium", "hard", "extra"),
     *("simple", "moderate", "challenging", "complex", "highly complex"),
 )
-_SEPARATORS = re.compile(r"[\t-\r\x1c-\x1e\x85\u2028\u2029]+")
+_SEPARATORS = re.compile(r"[\t\n\r]+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,191 @@
+"""Mistakes of users: one line, status 2, nothing made and nothing lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import folders
+from launch.config import load_config
+from sqlenv.config import DemoConfig
+from sqlenv.demo import generate
+from sqlenv.errors import UserError
+
+# Runs many command lines in one process, and says what each one printed and whether JAX came in.
+MANY = """
+import contextlib, importlib, io, json, logging, sys
+from launch import cli
+told = []
+for module, *arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    cli.output.file, sys.argv = out, [module, *arguments]
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+        try:
+            cli.run(importlib.import_module(module).main)
+        except SystemExit as end:
+            told.append([end.code, out.getvalue(), err.getvalue()])
+print(json.dumps([told, "jax" in sys.modules]))
+"""
+ROOT = "data.demo=null", "data.root=data"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with data, a model without weights, and run folders of others."""
+    place = tmp_path_factory.mktemp("place")
+    sizes = DemoConfig(
+        train_databases=1, validation_databases=1, test_databases=1, questions_per_database=5
+    )
+    generate(place / "data", sizes)
+    (place / "broken.yaml").write_text("train: [1\n")
+    (place / "alien").mkdir()
+    (place / "alien" / "thesis.txt").write_text("years of work")
+    (place / "file").write_text("")
+    return place
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny):
+    train = ["launch.train", "--cfg", str(tiny)]
+    evaluate = ["launch.eval", "--cfg", str(tiny)]
+    away = str(place / "nowhere")
+    cases = [
+        (["launch.train"], "the following arguments are required: --cfg"),
+        ([*train, "--sped"], "unrecognized arguments: --sped"),
+        ([*train, "--accel", "abacus"], "invalid choice: 'abacus'"),
+        (["launch.train", "--cfg", "none.yaml"], "--cfg none.yaml: no such file"),
+        (["launch.train", "--cfg", "broken.yaml"], "broken.yaml: not YAML"),
+        ([*train, "train.stps=1"], "train.stps: unknown key; did you mean train.steps?"),
+        ([*train, "train.steps=few"], "train.steps: input should be a valid integer"),
+        ([*train, "data.root=data"], "data: give one of data.demo"),
+        (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], f"no folder {away}"),
+        (["launch.train", "--cfg", "progress.yaml", "data.root=data"], "data.train.sources.0: "),
+        ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0: "),
+        ([*train, *ROOT, "data.test.sources.0.file=no.json"], "no no.json in it"),
+        ([*train, "model.tiny=null", f"model.path={away}"], f"no config.json in {away}"),
+        ([*train, "run.dir=alien"], "alien: holds files that are not a run (such as thesis.txt)"),
+        ([*train, "run.dir=file"], "file: is a file; set run.dir"),
+        (["launch.sft", "--cfg", str(tiny), "warm_start=null"], "warm_start is null"),
+        (["launch.sft", "--cfg", str(tiny), "run.dir=alien"], "not a run (such as thesis.txt)"),
+        ([*evaluate, "--decode", "beam"], "--decode beam: write greedy or vote@n"),
+        ([*evaluate, "--checkpoint", away], f"--checkpoint {away}: no such folder"),
+        ([*evaluate, "--data", "dev"], "invalid choice: 'dev'"),
+    ]
+    before = snapshot(place)
+    done = command(json.dumps([case for case, _ in cases]), cwd=place, code=MANY)
+    assert done.returncode == 0, done.stderr
+    told, jax_came_in = json.loads(done.stdout)
+    for (arguments, words), (status, out, err) in zip(cases, told, strict=True):
+        assert status == 2, arguments
+        assert err.startswith("error: "), arguments
+        assert err.count("\n") == 1, err
+        assert words in err
+        assert out == ""
+    assert not jax_came_in
+    assert snapshot(place) == before
+
+
+def test_help_names_every_argument_and_gives_examples(command, place):
+    modules = ("launch.train", "launch.sft", "launch.eval")
+    done = command(json.dumps([[m, "--help"] for m in modules]), cwd=place, code=MANY)
+    told, jax_came_in = json.loads(done.stdout)
+    for module, (status, out, _) in zip(modules, told, strict=True):
+        assert status == 0
+        for words in (f"python -m {module}", "--cfg", "--accel", "progress-demo.yaml", "key.sub="):
+            assert words in out
+    assert "--dry-run" in told[0][1]
+    assert all(word in told[2][1] for word in ("--checkpoint", "vote@8", "--data", "--out"))
+    assert not jax_came_in
+
+
+@pytest.mark.parametrize("accelerator", ["gpu", "tpu"])
+def test_an_accelerator_that_is_not_there(command, place, tiny, accelerator):
+    before = snapshot(place)
+    done = command("launch.train", "--cfg", tiny, "--accel", accelerator, cwd=place)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: --accel {accelerator}: ")
+    assert "use --accel cpu" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert snapshot(place) == before
+
+
+def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny):
+    before = snapshot(place)
+    line = ["--cfg", tiny, *ROOT, "seed=5", "--dry-run"]
+    done = command("launch.train", *line, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert snapshot(place) == before
+    printed, verdict = done.stdout.rsplit("# ", 1)
+    assert verdict == "data, model and cpu are there\n"
+    copy = place.parent / "printed.yaml"
+    copy.write_text(printed)
+    assert load_config(str(copy), []) == load_config(str(tiny), [*ROOT, "seed=5"])
+
+
+def test_a_database_that_is_not_sqlite(command, place, tiny, tmp_path):
+    shutil.copytree(place / "data", tmp_path / "data")
+    broken = min((tmp_path / "data" / "database").rglob("*.sqlite"))
+    broken.write_text("not a database")
+    done = command("launch.train", "--cfg", tiny, *ROOT, cwd=tmp_path)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert f"{broken.name}: not a SQLite database" in last
+    assert "Traceback" not in done.stderr
+    assert broken.read_text() == "not a database"
+
+
+# Folders.
+
+
+def test_a_folder_of_other_settings_is_refused_and_kept(tiny, tmp_path):
+    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
+    folder = folders.claim_run(ours)
+    assert folders.claim_run(ours) == folder
+    (folder / "metrics.jsonl").write_text("work\n")
+    before = snapshot(folder)
+    assert folders.claim_run(ours) == folder
+    others = ours.model_copy(update={"seed": 9})
+    for refuse in (folders.check_run, folders.claim_run):
+        with pytest.raises(UserError, match="seed is 0 there and 9 here") as caught:
+            refuse(others)
+        assert "run.dir" in str(caught.value)
+    assert snapshot(folder) == before
+
+
+def test_a_folder_without_work_may_have_other_settings(tiny, tmp_path):
+    """A first start that failed must not stand in the way of the corrected one."""
+    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
+    folder = folders.claim_run(ours)
+    folders.claim_run(ours.model_copy(update={"seed": 9}))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
+
+
+def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
+    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
+    folder = folders.claim_run(ours)
+    (folder / "metrics.jsonl").write_text("work\n")
+    (folder / "config.yaml").write_text("seed: [")
+    with pytest.raises(UserError, match=r"its config.yaml is damaged"):
+        folders.claim_run(ours)
+
+
+def test_questions_that_changed_under_a_run_are_refused(tmp_path):
+    from sqlenv.types import Example
+
+    first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
+    facts = folders.claim_data(tmp_path, {"train": [first, second]})
+    assert facts["train"]["questions"] == 2
+    assert folders.claim_data(tmp_path, {"train": [first, second]}) == facts
+    with pytest.raises(UserError, match=r"data.train: the files hold other questions"):
+        folders.claim_data(tmp_path, {"train": [second, first]})

@@ -1,0 +1,274 @@
+"""Whole runs of the smallest job, as processes of their own: results, kills, evaluation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flax import nnx
+
+from minirl import weights
+from minirl.checkpoint import read_params
+from minirl.errors import UserError
+
+# Runs launch.train, and kills the process in the moment that the text in the middle describes.
+KILLED = """
+import os, signal, sys
+from minirl import checkpoint, metrics
+die = lambda: os.kill(os.getpid(), signal.SIGKILL)
+{moment}
+from launch.train import main
+main(sys.argv[1:])
+"""
+# The second step's numbers are written, and its checkpoint is not.
+IN_WARM_START = """
+write = metrics.Metrics.write
+def written(self, step, numbers):
+    write(self, step, numbers)
+    if step == 2:
+        die()
+metrics.Metrics.write = written
+"""
+# The second checkpoint is being written in the background.
+INSIDE_A_CHECKPOINT = """
+save = checkpoint.Checkpoints.save
+def saved(self, step, *tree, **score):
+    save(self, step, *tree, **score)
+    if step == 2 and self._folder.parent.name == "killed":
+        die()
+checkpoint.Checkpoints.save = saved
+"""
+# The accuracy after training has been measured on no question yet.
+BEFORE_THE_END = """
+from launch import evaluation
+predict = evaluation.Evaluator.predict
+evaluation.Evaluator.predict = lambda self, examples, path, **more: (
+    die() if path.parent.name == "after" else predict(self, examples, path, **more)
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def place(command, tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder where the smallest job ran to its end, as `finished`."""
+    place = tmp_path_factory.mktemp("place")
+    done = command("launch.train", "--cfg", tiny, "run.dir=finished", cwd=place)
+    assert done.returncode == 0, done.stderr
+    (place / "stdout.txt").write_text(done.stdout)
+    (place / "stderr.txt").write_text(done.stderr)
+    return place
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def timeless(path: Path) -> list[dict[str, Any]]:
+    """Read metrics without what depends on the clock; the order of keys counts."""
+    return [
+        {key: value for key, value in line.items() if not key.startswith("time/")}
+        for line in lines(path)
+    ]
+
+
+def test_result_has_what_was_promised(place):
+    result = json.loads((place / "finished" / "result.json").read_text())
+    for name in ("ex_before", "ex_after"):
+        assert 0 <= result[name] <= 1
+    low, high = result["gain_ci95"]
+    assert low <= result["gain"] <= high
+    assert result["gain"] == pytest.approx(result["ex_after"] - result["ex_before"])
+    assert result["questions"] == 6
+    assert 1 <= result["mean_turns"] <= 2
+    assert result["seconds"] > 0
+    parts = result["rewards"]
+    assert parts["total"] == pytest.approx(sum(parts.values()) - parts["total"], abs=1e-5)
+
+
+def test_metrics_have_what_was_promised(place):
+    metrics = lines(place / "finished" / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3]
+    promised = {
+        *("reward/total", "reward/format", "reward/execution", "reward/latency"),
+        *("reward/alignment", "rollout/accuracy_first", "rollout/accuracy", "rollout/turns"),
+        *("rollout/reply_tokens", "rollout/response_tokens", "rollout/invalid_share"),
+        *("tag/JOIN_MISSING", "tag/WHERE_ERROR", "tag/EXTRA_SUBQUERY_OR_CTE"),
+        *("update/entropy", "update/kl", "update/clip_fraction", "update/logp_gap_max"),
+        *("time/rollout_tokens_per_s", "time/update_tokens_per_s"),
+        *("time/rollout_s", "time/score_s", "time/update_s"),
+    }
+    for line in metrics:
+        assert promised <= line.keys()
+        # fp32 without dropout: sampler and learner see the same probabilities.
+        assert 0 <= line["update/logp_gap_max"] < 1e-4
+        assert line["update/entropy"] > 0
+    # At the first step the policy is the start; weight decay and the KL term then move it.
+    assert metrics[0]["update/kl"] == 0
+    assert metrics[2]["update/kl"] > metrics[1]["update/kl"] > 0
+    assert ["validation/accuracy" in line for line in metrics] == [False, True, True]
+
+
+def test_run_folder_has_what_was_promised(place):
+    folder = place / "finished"
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.yaml", "versions.json", "data.json", "checkpoints", "tensorboard"} <= names
+    assert {path.name for path in (folder / "checkpoints").iterdir()} >= {"2", "3"}
+    samples = lines(folder / "trajectories.jsonl")
+    assert {sample["step"] for sample in samples} == {1, 2, 3}
+    for sample in samples:
+        assert 1 <= len(sample["turns"]) <= 2
+        assert {"question", "gold", "reward", "parts", "correct"} <= sample.keys()
+        assert {"reply", "result", "correct", "tags"} <= sample["turns"][0].keys()
+    for phase in ("before", "after"):
+        assert len(lines(folder / phase / "predictions.jsonl")) == 6
+        assert len((folder / phase / "predictions.sql").read_text().splitlines()) == 6
+    data = json.loads((folder / "data.json").read_text())
+    assert [data[split]["questions"] for split in ("train", "validation", "test")] == [24, 4, 6]
+    assert "sqlite" in json.loads((folder / "versions.json").read_text())
+
+
+def test_output_is_for_people(place):
+    printed, log = (place / "stdout.txt").read_text(), (place / "stderr.txt").read_text()
+    assert "execution accuracy, 6 questions" in printed
+    assert printed.splitlines()[-1] == "Run folder: finished"
+    for phase in ("warm start: 3/3", "accuracy before: 6/6", "learning: 3/3", "accuracy after"):
+        assert phase in log
+    assert "Warning" not in log
+
+
+def test_the_same_command_again_says_that_the_run_is_complete(command, place, tiny):
+    before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
+    done = command("launch.train", "--cfg", tiny, "run.dir=finished", cwd=place)
+    assert done.returncode == 0
+    assert done.stdout.startswith("This run is complete: finished/result.json\n")
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
+    other = command("launch.train", "--cfg", tiny, "run.dir=finished", "seed=4", cwd=place)
+    assert other.returncode == 2
+    assert "finished: holds results of other settings (seed is 0 there and 4 here)" in other.stderr
+
+
+@pytest.mark.timeout(240)
+def test_a_run_killed_three_times_equals_one_that_was_not(command, place, tiny):
+    folder, line = place / "killed", ["--cfg", tiny, "run.dir=killed"]
+
+    def killed(moment: str) -> None:
+        done = command(*line, cwd=place, code=KILLED.format(moment=moment))
+        assert done.returncode == -9, done.stderr
+
+    killed(IN_WARM_START)
+    assert len(lines(folder / "warm" / "metrics.jsonl")) == 2
+    assert not (folder / "warm" / "model").exists()
+    killed(INSIDE_A_CHECKPOINT)
+    assert len(lines(folder / "metrics.jsonl")) == 2
+    killed(BEFORE_THE_END)
+    assert not (folder / "result.json").exists()
+    done = command("launch.train", *line, cwd=place)
+    assert done.returncode == 0, done.stderr
+    finished = place / "finished"
+    for name in ("metrics.jsonl", "warm/metrics.jsonl"):
+        ours, theirs = timeless(folder / name), timeless(finished / name)
+        assert [json.dumps(line) for line in ours] == [json.dumps(line) for line in theirs]
+    for name in ("trajectories.jsonl", "before/predictions.jsonl", "after/predictions.jsonl"):
+        assert (folder / name).read_bytes() == (finished / name).read_bytes()
+    ours, theirs = (json.loads((run / "result.json").read_text()) for run in (folder, finished))
+    assert ours | {"seconds": 0} == theirs | {"seconds": 0}
+
+
+# Evaluation.
+
+
+def test_evaluation_of_a_run(command, place, tiny):
+    line = ["--cfg", tiny, "run.dir=finished", "--decode", "vote@2", "--data", "validation"]
+    done = command("launch.eval", *line, "--checkpoint", "finished", "--out", "out", cwd=place)
+    assert done.returncode == 0, done.stderr
+    for row in ("overall: all", "95 % interval", "difficulty: easy", "database: "):
+        assert row in done.stdout
+    result = json.loads((place / "out" / "result.json").read_text())
+    assert (result["questions"], result["decode"], result["seed"]) == (4, "vote@2", 0)
+    assert result["ci95"][0] <= result["ex"] <= result["ci95"][1]
+    assert result["data"]["validation"]["questions"] == 4
+    assert result["versions"]["sqlite"]
+    best = json.loads((place / "finished" / "result.json").read_text())["best_step"]
+    assert result["checkpoint"] == f"finished/checkpoints/{best}"
+    assert sum(part["questions"] for part in result["difficulty"].values()) == 4
+    assert len((place / "out" / "predictions.sql").read_text().splitlines()) == 4
+    assert len(json.loads((place / "out" / "predictions_bird.json").read_text())) == 4
+    # Another decoding does not go into the same folder.
+    line[line.index("vote@2")] = "greedy"
+    done = command("launch.eval", *line, "--checkpoint", "finished", "--out", "out", cwd=place)
+    assert done.returncode == 2
+    assert "decode is 'vote@2' there and 'greedy' here" in done.stderr
+    assert json.loads((place / "out" / "result.json").read_text()) == result
+
+
+def test_evaluation_agrees_with_training(command, place, tiny):
+    """The best checkpoint, measured as training measures it, gives the same replies."""
+    line = ["--cfg", tiny, "run.dir=finished", "--checkpoint", "finished", "--out", "after"]
+    done = command("launch.eval", *line, cwd=place)
+    assert done.returncode == 0, done.stderr
+    ours = place / "after" / "predictions.jsonl"
+    theirs = place / "finished" / "after" / "predictions.jsonl"
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+@pytest.fixture
+def policy(place) -> Callable[[Path | None], Any]:
+    from launch.config import load_config
+    from launch.policy import find_policy
+
+    config = load_config(str(place / "finished" / "config.yaml"), [f"run.dir={place}/finished"])
+    return lambda where: find_policy(config, where)
+
+
+def test_policies_are_found_by_any_of_their_folders(place, policy):
+    run = place / "finished"
+    start = policy(None)
+    assert (start.name, start.model, start.checkpoint) == ("tiny-start", run / "warm/model", None)
+    step = policy(run / "checkpoints" / "3")
+    assert (step.name, step.checkpoint) == ("finished-step3", run / "checkpoints" / "3")
+    assert policy(run).checkpoint.parent == run / "checkpoints"
+    hugging_face = policy(run / "model")
+    assert (hugging_face.model, hugging_face.checkpoint) == (run / "model", None)
+    for wrong in (run / "before", run / "checkpoints", place):
+        with pytest.raises(UserError, match="give a run folder"):
+            policy(wrong)
+
+
+def test_a_checkpoint_that_is_truncated_or_of_another_model(place, tmp_path):
+    model = weights.load(place / "finished" / "model")
+    params = nnx.state(model)
+    copy = tmp_path / "checkpoints" / "3"
+    shutil.copytree(place / "finished" / "checkpoints" / "3", copy)
+    read_params(copy, params)
+    wider = {"another": params}
+    with pytest.raises(UserError, match="a checkpoint of another model"):
+        read_params(copy, wider)
+    for path in (copy / "tree").rglob("*"):
+        if path.is_file() and path.stat().st_size > 2_000:
+            path.write_bytes(path.read_bytes()[:1_000])
+    with pytest.raises(UserError, match=r"checkpoints/3: the checkpoint cannot be read"):
+        read_params(copy, params)
+
+
+def test_training_on_from_a_truncated_checkpoint(command, place, tiny):
+    folder = place / "truncated"
+    shutil.copytree(place / "finished", folder)
+    (folder / "result.json").unlink()
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text().replace("dir: finished", "dir: truncated")
+    )
+    for path in (folder / "checkpoints" / "3" / "tree").rglob("*"):
+        if path.is_file() and path.stat().st_size > 2_000:
+            path.write_bytes(path.read_bytes()[:1_000])
+    metrics = (folder / "metrics.jsonl").read_bytes()
+    done = command("launch.train", "--cfg", tiny, "run.dir=truncated", cwd=place)
+    assert done.returncode == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "checkpoints/3: the checkpoint cannot be read" in last
+    assert "Traceback" not in done.stderr
+    assert (folder / "metrics.jsonl").read_bytes() == metrics
