@@ -5,6 +5,7 @@ Orbax writes beside and renames, so a kill inside a save leaves the checkpoints 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +28,15 @@ class Checkpoints:
     Args:
         folder: Made if it is not there.
         keep: How many of the newest are kept.
+
+    Raises:
+        UserError: The score of a checkpoint there cannot be read.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder.absolute()
         policies = ocp.checkpoint_managers
-        self._manager = ocp.CheckpointManager(
+        self._manager = _open(
             self._folder,
             item_handlers={
                 "tree": ocp.StandardCheckpointHandler(),
@@ -123,7 +127,7 @@ class Checkpoints:
 def best_step(folder: Path) -> int | None:
     """Return the step of the best checkpoint in a folder, which is left as it is."""
     options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
-    with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
+    with _open(folder.absolute(), options=options) as manager:
         return manager.best_step()
 
 
@@ -171,6 +175,25 @@ def _compare(where: Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping
                 f"{stored.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
                 "use the settings it was made with, or another run.dir"
             )
+
+
+def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
+    """Open a folder of checkpoints; Orbax reads the score of each at once."""
+    try:
+        return ocp.CheckpointManager(folder, **settings)
+    except ValueError as error:
+        for scores in sorted(folder.glob("*/metrics/metrics")):
+            if not _is_json(scores):
+                raise _damaged(scores.parents[1], error) from None
+        raise
+
+
+def _is_json(path: Path) -> bool:
+    try:
+        json.loads(path.read_bytes())
+    except ValueError:
+        return False
+    return True
 
 
 def _score(metrics: Mapping[str, float]) -> float:

@@ -31,7 +31,7 @@ class JsonLines:
         if path.exists():
             kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= resume_step]
             scratch = path.with_suffix(".part")
-            scratch.write_text("".join(kept))
+            scratch.write_text("".join(kept), encoding="utf-8")
             scratch.replace(path)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
@@ -49,12 +49,13 @@ def _whole_lines(path: Path) -> Iterator[str]:
                 yield line
 
 
-def _finite(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Write what JSON has no number for as null."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in record.items()
-    }
+def _finite(value: Any) -> Any:
+    """Write what JSON has no number for as null, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _finite(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Metrics:

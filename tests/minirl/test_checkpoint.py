@@ -1,0 +1,165 @@
+"""What is kept, that it comes back as it was, and what a user is told of a damaged one."""
+
+from __future__ import annotations
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from minirl.checkpoint import Checkpoints
+from minirl.errors import UserError
+from minirl.update import TrainState
+
+# Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
+# behind, and they find their event loop closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def make_tree(seed=0, *, width=24):
+    """Make weights of two kinds with their optimizer state."""
+    rng = np.random.default_rng(seed)
+    params = {
+        "embed": jnp.asarray(rng.normal(size=(32, width)), jnp.float32),
+        "layers": [jnp.asarray(rng.normal(size=width), jnp.bfloat16) for _ in range(2)],
+    }
+    state = optax.adamw(1e-3).init(params)
+    return TrainState(params, jax.tree.map(lambda leaf: leaf + 1, state))
+
+
+def assert_equal(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for leaf, twin in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        assert leaf.dtype == twin.dtype
+        np.testing.assert_array_equal(leaf, twin)
+
+
+def save_all(folder, scores, *, keep=2):
+    checkpoints = Checkpoints(folder, keep=keep)
+    for step, score in scores.items():
+        checkpoints.save(step, make_tree(step), {"step": step}, score=score)
+    checkpoints.close()
+
+
+def steps_in(folder):
+    return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def restore(folder, like, *, step=1):
+    checkpoints = Checkpoints(folder)
+    try:
+        return checkpoints.restore(step, like)
+    finally:
+        checkpoints.close()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: -1.0, 5: 0.4})
+    assert steps_in(tmp_path) == [2, 4, 5]
+    checkpoints = Checkpoints(tmp_path)
+    assert (checkpoints.latest_step(), checkpoints.best_step()) == (5, 2)
+    # A run that goes on remembers the scores, and a better one takes the place of the best.
+    checkpoints.save(6, make_tree(6), {}, score=0.95)
+    checkpoints.close()
+    assert steps_in(tmp_path) == [5, 6]
+
+
+def test_an_empty_folder_has_none(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "new")
+    assert (checkpoints.latest_step(), checkpoints.best_step()) == (None, None)
+    checkpoints.close()
+
+
+def test_what_is_restored_equals_what_was_saved(tmp_path):
+    save_all(tmp_path, {1: 0.5, 7: 0.25})
+    # The tree handed in gives shapes and types only.
+    tree, facts = restore(tmp_path, make_tree(seed=99), step=7)
+    assert_equal(tree, make_tree(7))
+    assert facts == {"step": 7}
+    assert isinstance(tree, TrainState)
+
+
+def test_an_update_right_after_a_save_does_not_reach_the_file(tmp_path):
+    # Large enough that writing is still under way when the arrays are given to the update.
+    overwrite = jax.jit(lambda leaf: leaf * 0 - 1, donate_argnums=0)
+    leaf = jnp.arange(2**20, dtype=jnp.float32)
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"w": leaf}, {}, score=0.0)
+        leaf = overwrite(leaf)
+        leaf.block_until_ready()
+    checkpoints.close()
+    like = {"w": jnp.zeros_like(leaf)}
+    np.testing.assert_array_equal(restore(tmp_path, like)[0]["w"], np.arange(2**20))
+    np.testing.assert_array_equal(restore(tmp_path, like, step=2)[0]["w"], -1)
+
+
+@pytest.mark.parametrize(
+    ("like", "named"),
+    [
+        (make_tree(width=32), "embed"),
+        (TrainState({"other": jnp.zeros(3)}, {}), "other"),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, like, named):
+    save_all(tmp_path, {1: 0.0})
+    with pytest.raises(UserError, match="another model") as info:
+        restore(tmp_path, like)
+    message = str(info.value)
+    assert "\n" not in message
+    assert named in message
+    assert str(tmp_path / "1") in message
+    assert "run.dir" in message
+
+
+def test_a_step_that_is_not_there_is_refused(tmp_path):
+    save_all(tmp_path, {1: 0.0})
+    with pytest.raises(UserError) as info:
+        restore(tmp_path, make_tree(), step=2)
+    assert "\n" not in str(info.value)
+
+
+def outcome(folder, like):
+    """Return the restored tree, or the one line that the user is told."""
+    try:
+        return restore(folder, like)[0]
+    except UserError as error:
+        message = str(error)
+        assert "\n" not in message
+        assert str(folder / "1") in message
+        assert "delete" in message
+        return message
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5])
+def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path, kept):
+    whole, tree = tmp_path / "whole", make_tree(1)
+    save_all(whole, {1: 0.0})
+    harmful = []
+    names = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    for number, name in enumerate(names):
+        folder = tmp_path / str(number)
+        shutil.copytree(whole, folder)
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * kept)])
+        result = outcome(folder, tree)
+        if isinstance(result, str):
+            harmful.append(name)
+        else:
+            assert_equal(result, tree)
+    # The arrays themselves lie in the largest file.
+    assert max(names, key=lambda name: (whole / name).stat().st_size) in harmful
+    assert len(harmful) >= 4
+
+
+def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
+    save_all(tmp_path, {1: 0.0})
+    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp-1")
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.latest_step() == 1
+    checkpoints.save(2, make_tree(2), {}, score=0.0)
+    checkpoints.close()
+    assert_equal(restore(tmp_path, make_tree(), step=2)[0], make_tree(2))
