@@ -102,7 +102,7 @@ def use_accelerator(name: str) -> None:
     base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = Path(base).expanduser() / "minirl" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     try:
         found = jax.default_backend()
     except RuntimeError as error:
