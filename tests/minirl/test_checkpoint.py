@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +20,10 @@ from minirl.update import TrainState
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-def make_tree(seed=0, *, width=24):
+def make_tree(seed=0, *, width=24) -> Any:
     """Make weights of two kinds with their optimizer state."""
     rng = np.random.default_rng(seed)
-    params = {
+    params: Any = {
         "embed": jnp.asarray(rng.normal(size=(32, width)), jnp.float32),
         "layers": [jnp.asarray(rng.normal(size=width), jnp.bfloat16) for _ in range(2)],
     }
@@ -101,7 +102,7 @@ def test_an_update_right_after_a_save_does_not_reach_the_file(tmp_path):
     ("like", "named"),
     [
         (make_tree(width=32), "embed"),
-        (TrainState({"other": jnp.zeros(3)}, {}), "other"),
+        ({"other": jnp.zeros(3)}, "other"),
     ],
 )
 def test_a_checkpoint_of_another_model_is_refused(tmp_path, like, named):
@@ -163,3 +164,16 @@ def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
     checkpoints.save(2, make_tree(2), {}, score=0.0)
     checkpoints.close()
     assert_equal(restore(tmp_path, make_tree(), step=2)[0], make_tree(2))
+
+
+def test_what_is_written_shares_no_memory_with_what_may_be_overwritten(tmp_path, monkeypatch):
+    checkpoints, written = Checkpoints(tmp_path), []
+    monkeypatch.setattr(
+        checkpoints._manager, "save", lambda step, args, **_: written.append(args["tree"].item)
+    )
+    leaf = jnp.arange(1024.0)
+    checkpoints.save(1, {"w": leaf}, {}, score=0.0)
+    ((copy,),) = (tree.values() for tree in written)
+    assert copy.unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(copy, leaf)
+    checkpoints.close()

@@ -1,0 +1,194 @@
+"""Supervised training: what is a target, the order of demonstrations, and going on after a stop."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from itertools import chain
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from minirl.config import BatchingConfig, OptimizerConfig, SftConfig
+from minirl.sft import Demonstration, encode, epoch_groups, groups_of_step, share_prefix, supervise
+
+BATCHING = BatchingConfig(groups_per_batch=2, prompt_multiple=16, answer_multiple=16)
+CONFIG = SftConfig(
+    steps=4,
+    groups_per_step=2,
+    group_size=2,
+    optimizer=OptimizerConfig(learning_rate=1e-2),
+    batching=BATCHING,
+    checkpoint_every=2,
+)
+
+
+def shown(toy, *texts):
+    return tuple((toy.Said("user", text),) for text in texts)
+
+
+def test_only_the_target_is_trained_on(toy):
+    # AB asks, C is a mistake, D tells so, EF mends it. 2 and 3 stand around a message, 1 ends.
+    repair = Demonstration(shown(toy, "AB", "D"), ("C",), "EF")
+    row = encode(repair, toy.Tokenizer())
+    assert row.ids.tolist() == [2, 4, 5, 3, 6, 1, 2, 7, 3, 8, 9, 1]
+    assert row.is_action.tolist() == [False] * 9 + [True] * 3
+    assert (row.prompt_length, row.advantage) == (9, 1.0)
+    assert not row.logprobs.any()
+    assert encode(repair, toy.Tokenizer(), learn_prompt=True).is_action.all()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "shared"),
+    [
+        (["ABCD", "ABXY", "ABCX"], 3),
+        (["AB", "AB"], 4),
+        # 2 A B 3 against 2 A B C 3.
+        (["AB", "ABC"], 3),
+        (["AB"], 4),
+    ],
+)
+def test_rows_share_what_all_prompts_begin_with(toy, prompts, shared):
+    demonstrations = [Demonstration(shown(toy, text), (), "Z") for text in prompts]
+    rows = [encode(demonstration, toy.Tokenizer()) for demonstration in demonstrations]
+    after = share_prefix(rows)
+    assert [row.prompt_length for row in after] == [shared] * len(rows)
+    assert len({tuple(row.ids[:shared]) for row in after}) == 1
+    for row, new in zip(rows, after, strict=True):
+        np.testing.assert_array_equal(new.ids, row.ids)
+        np.testing.assert_array_equal(new.is_action, row.is_action)
+
+
+def test_rows_that_share_nothing_keep_one_token_each(toy):
+    rows = [encode(Demonstration(shown(toy, "A"), (), "Z"), toy.Tokenizer()) for _ in range(2)]
+    rows[1].ids[0] = 50
+    assert [row.prompt_length for row in share_prefix(rows)] == [1, 1]
+
+
+def test_of_a_learnt_prompt_what_a_group_shares_is_no_target(toy):
+    demonstrations = [Demonstration(shown(toy, text), (), "Z") for text in ("ABC", "ABD")]
+    rows = [encode(d, toy.Tokenizer(), learn_prompt=True) for d in demonstrations]
+    for row in share_prefix(rows):
+        assert row.is_action.tolist() == [False] * 3 + [True] * 4
+
+
+# Three keys of 5, 3 and 1 demonstrations.
+KINDS = tuple((key, 10 + number) for number, key in enumerate("aababaabc"))
+
+
+def test_an_epoch_covers_every_demonstration():
+    groups = epoch_groups(KINDS, group_size=2, seed=1, epoch=0)
+    assert all(len(group) == 2 for group in groups)
+    assert all(len({KINDS[number][0] for number in group}) == 1 for group in groups)
+    counts = Counter(number for group in groups for number in group)
+    assert set(counts) == set(range(len(KINDS)))
+    # Each key fills its last group up with one of its own.
+    assert len(groups) == 3 + 2 + 1
+    assert max(counts.values()) == 2
+    assert sum(counts.values()) - len(KINDS) == 3
+
+
+def test_an_epoch_has_an_order_of_its_own_and_the_same_in_every_run():
+    kinds = tuple(("a", n) for n in range(20))
+    epochs = [epoch_groups(kinds, group_size=1, seed=1, epoch=epoch) for epoch in (0, 1)]
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != epoch_groups(kinds, group_size=1, seed=2, epoch=0)
+    epoch_groups.cache_clear()
+    assert epochs[0] == epoch_groups(kinds, group_size=1, seed=1, epoch=0)
+
+
+def test_steps_go_through_epoch_after_epoch():
+    config = SftConfig(groups_per_step=4, group_size=2)
+    steps = [groups_of_step(KINDS, step, config=config, seed=1) for step in range(3)]
+    epochs = [epoch_groups(KINDS, group_size=2, seed=1, epoch=epoch) for epoch in range(2)]
+    assert list(chain(*steps)) == list(chain(*epochs))
+
+
+def demonstrations(toy):
+    """Four questions of one beginning, a repair among them."""
+    return [
+        Demonstration(shown(toy, "SCHEMAQA"), (), "AA", "db"),
+        Demonstration(shown(toy, "SCHEMAQB"), (), "BBBB", "db"),
+        Demonstration(shown(toy, "SCHEMAQC", "NO"), ("XY",), "C", "db"),
+        Demonstration(shown(toy, "SCHEMAD"), (), "DD", "db"),
+    ]
+
+
+def train(toy, folder, *, progress=None, **changes):
+    graph, params = nnx.split(toy.model())
+    # The update takes the arrays over.
+    model = nnx.merge(graph, jax.tree.map(jnp.copy, params))
+    config = CONFIG.model_copy(update=changes)
+    return supervise(
+        model,
+        demonstrations(toy),
+        toy.Tokenizer(),
+        config,
+        seed=0,
+        folder=folder,
+        progress=progress,
+    )
+
+
+def metrics_of(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    return [
+        {key: value for key, value in record.items() if not key.startswith("time/")}
+        for record in records
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(toy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    return train(toy, folder), metrics_of(folder)
+
+
+def test_the_loss_is_the_mean_over_target_tokens_and_falls(toy, finished):
+    losses = [record["sft/loss"] for record in finished[1]]
+    model, costs = toy.model(), []
+    for demonstration in demonstrations(toy):
+        row = encode(demonstration, toy.Tokenizer())
+        table = toy.next_logprobs(model, row.ids.tolist())
+        costs += [-table[t - 1, row.ids[t]] for t in np.flatnonzero(row.is_action)]
+    assert len(costs) == 3 + 5 + 2 + 3
+    # A step takes all four demonstrations.
+    assert losses[0] == pytest.approx(np.mean(costs), rel=1e-5)
+    assert losses[3] < losses[0] - 0.2
+
+
+def test_sharing_a_prefix_changes_no_number(toy, finished, tmp_path):
+    train(toy, tmp_path, steps=1, groups_per_step=4, group_size=1)
+    (first,) = metrics_of(tmp_path)
+    assert first == pytest.approx(finished[1][0], rel=1e-4)
+
+
+class StopError(Exception):
+    """What a test stops a run with."""
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_never_had_been(toy, finished, tmp_path):
+    def stop(done, steps, line):
+        if done == 3:
+            # The checkpoint of step 2 is written in the background.
+            while not (tmp_path / "checkpoints" / "2").exists():
+                time.sleep(0.01)
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(toy, tmp_path, progress=stop)
+    seen = []
+    params = train(toy, tmp_path, progress=lambda done, steps, line: seen.append((done, steps)))
+    assert seen == [(3, 4), (4, 4)]
+    assert metrics_of(tmp_path) == finished[1]
+    for leaf, twin in zip(jax.tree.leaves(params), jax.tree.leaves(finished[0]), strict=True):
+        np.testing.assert_array_equal(leaf, twin)
+    # A third start finds it finished.
+    again = train(toy, tmp_path, progress=lambda *_: seen.append("again"))
+    assert "again" not in seen
+    np.testing.assert_array_equal(again["embed"], params["embed"])
