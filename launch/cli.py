@@ -27,7 +27,7 @@ import sqlenv.errors
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
-console = Console(stderr=True)
+console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
 
 
@@ -71,11 +71,7 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
 
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Run a command; a user's mistake ends it with one line and status 2."""
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[RichHandler(console=console, show_path=False, show_time=False)],
-    )
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_log_handler()])
     for noisy in ("absl", "jax", "orbax", "httpx"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     try:
@@ -86,6 +82,13 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         sys.stderr.write("interrupted; the same command goes on where it was\n")
         sys.exit(130)
     sys.exit(0)
+
+
+def _log_handler() -> logging.Handler:
+    """Make the handler of log lines; in a file they are not broken at the width of a terminal."""
+    if console.is_terminal:
+        return RichHandler(console=console, show_path=False, show_time=False)
+    return logging.StreamHandler()
 
 
 def use_accelerator(name: str) -> None:
@@ -138,6 +141,6 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
             tenth = 10 * done // max(total, 1)
             if not console.is_terminal and tenth != shown:
                 shown = tenth
-                console.print(f"{title}: {done}/{total} {status}", highlight=False)
+                console.print(f"{title}: {done}/{total} {status}".rstrip(), soft_wrap=True)
 
         yield update

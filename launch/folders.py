@@ -103,7 +103,7 @@ def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[st
         if changed:
             raise UserError(
                 f"data.{changed[0]}: the files hold other questions than when {folder} was begun; "
-                "bring them back, or start in another folder"
+                f"bring them back, or start in another folder ({path} may be deleted to go on)"
             )
     write_json(path, facts)
     return facts

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from launch.config import Decode, dump, load_config, packaged
+from sqlenv.config import DiagnosedConfig
 from sqlenv.errors import UserError
 
 DEMO = "progress-demo.yaml"
@@ -33,7 +34,8 @@ def test_every_packaged_config_loads_and_reads_back_equal(name, tmp_path):
 def test_the_papers_run_has_the_papers_constants():
     config = load_config("progress.yaml", [])
     train, sampler = config.train, config.sampler
-    assert (train.prompts_per_step, train.group_size, config.env.turns) == (64, 8, 4)
+    assert (train.prompts_per_step, train.group_size) == (64, 8)
+    assert config.env == DiagnosedConfig(turns=4)
     assert train.optimizer.learning_rate == 1e-6
     assert (train.algorithm.kind, train.algorithm.kl_coef) == ("grpo", 0)
     assert (train.algorithm.clip_low, train.algorithm.clip_high) == (0.2, 0.2)
@@ -122,6 +124,7 @@ def test_overrides_reach_items_optional_groups_and_null():
     assert config.data.test.sources[0].file == "a b.json"
     assert (config.train.algorithm.kind, config.train.algorithm.kl_coef) == ("grpo", 1e-3)
     assert config.evaluation.questions is None
+    assert config.warm_start is not None
     assert config.warm_start.optimizer.learning_rate == 0.5
     # What was not named is the default again: the value replaced the whole group.
     assert config.warm_start.optimizer.warmup_steps == 0

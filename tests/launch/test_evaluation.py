@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -134,18 +135,20 @@ def test_official_forms_are_a_line_a_question(tmp_path):
     assert bird == expected
 
 
-@pytest.fixture
-def evaluator(monkeypatch) -> Evaluator:
-    """An evaluator whose model answers the number of the question, and notes what it is asked."""
-    made = object.__new__(Evaluator)
-    made.asked = []
+class Parrot(Evaluator):
+    """Answers every question without a model, and notes what it is asked."""
 
-    def answer(examples, *, first):
-        made.asked.append((first, len(examples)))
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int]] = []
+
+    def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
+        self.asked.append((first, len(examples)))
         return [verdict(int(e.id), correct=int(e.id) % 2 == 0) for e in examples]
 
-    monkeypatch.setattr(made, "_answer", answer, raising=False)
-    return made
+
+@pytest.fixture
+def evaluator() -> Parrot:
+    return Parrot()
 
 
 def silent(*_: object) -> None:
