@@ -250,4 +250,6 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
 def load_model(config: JobConfig, folder: Path) -> tuple[Decoder, ChatTokenizer]:
     """Read the policy and its tokenizer."""
     tokenizer = ChatTokenizer(folder)
-    return weights.load(folder, dtype=jnp.dtype(config.model.dtype)), tokenizer
+    model = weights.load(folder, dtype=jnp.dtype(config.model.dtype))
+    model.remat = config.model.remat
+    return model, tokenizer

@@ -184,9 +184,11 @@ class Decoder(nnx.Module):
         rngs: nnx.Rngs,
         param_dtype: Any = jnp.float32,
         dtype: Any = jnp.float32,
+        remat: bool = False,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.remat = remat
         shape = (config.vocab_size, config.hidden_size)
         # At this scale a token's identity is as loud as what the layers add to it.
         scale = config.hidden_size**-0.5
@@ -253,7 +255,8 @@ class Decoder(nnx.Module):
             state, cache = layer
             return nnx.merge(graph, state)(x_BTD, angles_BTE, attend, cache)
 
-        x_BTD, new_caches = jax.lax.scan(body, x_BTD, stacked)
+        step = jax.checkpoint(body, prevent_cse=False) if self.remat else body
+        x_BTD, new_caches = jax.lax.scan(step, x_BTD, stacked)
         layers = range(len(self.layers))
         return x_BTD, [jax.tree.map(lambda leaf, i=i: leaf[i], new_caches) for i in layers]
 
