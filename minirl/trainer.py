@@ -275,6 +275,8 @@ def _speeds(groups: Sequence[Sequence[Trajectory]], watch: Stopwatch) -> dict[st
 
 
 def _status(numbers: Mapping[str, float]) -> str:
+    if "reward/total" not in numbers:
+        return "no episode: every prompt is over sampler.max_prompt_tokens"
     return (
         f"reward {numbers['reward/total']:.2f}, accuracy {numbers['rollout/accuracy']:.2f}, "
         f"turns {numbers['rollout/turns']:.1f}"
