@@ -120,6 +120,10 @@ def use_accelerator(name: str) -> None:
         )
 
 
+COMPILING = "compiling"
+"""Status of a phase before its first step, which takes longest."""
+
+
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
     """Show a bar with a line on how it goes; on no terminal, a line now and then."""
@@ -133,12 +137,13 @@ def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
     ]
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None, status="")
-        shown = -1
+        shown: tuple[bool, int] | None = None
 
         def update(done: int, total: int, status: str) -> None:
             nonlocal shown
             bar.update(task, completed=done, total=total, status=status)
-            tenth = 10 * done // max(total, 1)
+            # The start, the first step, then every tenth.
+            tenth = (done > 0, 10 * done // max(total, 1))
             if not console.is_terminal and tenth != shown:
                 shown = tenth
                 console.print(f"{title}: {done}/{total} {status}".rstrip(), soft_wrap=True)

@@ -34,9 +34,7 @@ def main(arguments: list[str]) -> None:
     from launch.policy import find_policy
 
     source = find_policy(config, options.checkpoint)
-    out = options.out or Path("evals") / "-".join(
-        (source.name, options.data, options.decode, f"seed{config.seed}")
-    )
+    out = options.out or _default_folder(config, options, source.name)
     settings = _settings(config, options, model=source.model, checkpoint=source.checkpoint)
     check(out, settings, key="--out")
     if (out / RESULT).exists():
@@ -69,9 +67,16 @@ def _arguments(arguments: list[str]) -> Namespace:
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder of the results (default: evals/, named after model, data, decoding and seed)",
+        help="folder of the results (default: evals/, named after policy, data, decoding, seed)",
     )
     return parser.parse_intermixed_args(arguments)
+
+
+def _default_folder(config: JobConfig, options: Namespace, name: str) -> Path:
+    sources = getattr(config.data, options.data).sources
+    data = dict.fromkeys(source.layout for source in sources)
+    parts = (name, *data, options.data, options.decode, f"seed{config.seed}")
+    return Path("evals") / "-".join(parts)
 
 
 def _settings(

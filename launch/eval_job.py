@@ -61,6 +61,7 @@ def evaluate(
             model, tokenizer, environment, config.sampler, decode, seed=config.seed
         )
         with cli.progress_bar(f"accuracy {split}") as progress:
+            progress(0, len(examples), cli.COMPILING)
             verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
     write_official(verdicts, out)
     result = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -16,6 +17,8 @@ from launch.config import JobConfig, dump
 from sqlenv.datasets import fingerprint
 from sqlenv.errors import UserError
 from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
 
 CONFIG = "config.yaml"
 VERSIONS = "versions.json"
@@ -75,7 +78,7 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(settings, encoding="utf-8")
-        write_json(folder / VERSIONS, versions())
+        _note_versions(folder / VERSIONS)
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be written ({error.strerror}); set {key} to another folder"
@@ -116,6 +119,19 @@ def versions() -> dict[str, str]:
         "sqlite": apsw.sqlite_lib_version(),
         **{name: metadata.version(name) for name in _LIBRARIES},
     }
+
+
+def _note_versions(path: Path) -> None:
+    """Write the versions down, and warn of those that changed since the work began."""
+    now = versions()
+    then = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
+    if changed := [name for name in now if then.get(name) != now[name]]:
+        name = changed[0]
+        _log.warning(
+            "%s %s began %s, and goes on with %s: numbers may differ from one run's",
+            name, then.get(name, "of no version"), path.parent, now[name],
+        )  # fmt: skip
+    write_json(path, now)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -50,6 +50,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             model, tokenizer, task, config.train, config.sampler, seed=config.seed, folder=folder
         )
         with cli.progress_bar("learning") as progress:
+            progress(trainer.step, config.train.steps, cli.COMPILING)
             trainer.run(progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
@@ -69,6 +70,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
 
 def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:
     with cli.progress_bar(f"accuracy {folder.name}") as progress:
+        progress(0, len(test), cli.COMPILING)
         verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
     write_official(verdicts, folder)
     return verdicts

@@ -39,6 +39,7 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
             progress=progress,
         )
     with cli.progress_bar("warm start") as progress:
+        progress(0, warm.steps, cli.COMPILING)
         params = supervise(
             model,
             taught,

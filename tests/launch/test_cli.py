@@ -14,6 +14,7 @@ from launch.config import load_config
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
+from sqlenv.types import Example
 
 # Runs many command lines in one process, and says what each one printed and whether JAX came in.
 MANY = """
@@ -171,6 +172,18 @@ def test_a_folder_without_work_may_have_other_settings(tiny, tmp_path):
     assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
 
 
+def test_versions_that_changed_since_are_named(tiny, tmp_path, caplog):
+    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
+    path = folders.claim_run(ours) / "versions.json"
+    folders.claim_run(ours)
+    assert not caplog.records
+    noted = json.loads(path.read_text())
+    path.write_text(json.dumps(noted | {"sqlite": "3.40.1"}))
+    folders.claim_run(ours)
+    assert "sqlite 3.40.1 began" in caplog.text
+    assert json.loads(path.read_text()) == noted
+
+
 def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
     folder = folders.claim_run(ours)
@@ -181,8 +194,6 @@ def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
 
 
 def test_questions_that_changed_under_a_run_are_refused(tmp_path):
-    from sqlenv.types import Example
-
     first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
     facts = folders.claim_data(tmp_path, {"train": [first, second]})
     assert facts["train"]["questions"] == 2

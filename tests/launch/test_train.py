@@ -15,13 +15,13 @@ from minirl import weights
 from minirl.checkpoint import read_params
 from minirl.errors import UserError
 
-# Runs launch.train, and kills the process in the moment that the text in the middle describes.
+# Runs a command, and kills the process in the moment that the text in the middle describes.
 KILLED = """
 import os, signal, sys
 from minirl import checkpoint, metrics
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {moment}
-from launch.train import main
+from {module} import main
 main(sys.argv[1:])
 """
 # The second step's numbers are written, and its checkpoint is not.
@@ -127,7 +127,13 @@ def test_output_is_for_people(place):
     printed, log = (place / "stdout.txt").read_text(), (place / "stderr.txt").read_text()
     assert "execution accuracy, 6 questions" in printed
     assert printed.splitlines()[-1] == "Run folder: finished"
-    for phase in ("warm start: 3/3", "accuracy before: 6/6", "learning: 3/3", "accuracy after"):
+    for phase in (
+        "warm start: 0/3 compiling",
+        "warm start: 3/3",
+        "accuracy before: 6/6",
+        "learning: 3/3",
+        "accuracy after",
+    ):
         assert phase in log
     assert "Warning" not in log
 
@@ -147,14 +153,15 @@ def test_the_same_command_again_says_that_the_run_is_complete(command, place, ti
 def test_a_run_killed_twice_equals_one_that_was_not(command, place, tiny):
     folder, line = place / "killed", ["--cfg", tiny, "run.dir=killed"]
 
-    def killed(moment: str) -> None:
-        done = command(*line, cwd=place, code=KILLED.format(moment=moment))
+    def killed(module: str, moment: str) -> None:
+        done = command(*line, cwd=place, code=KILLED.format(module=module, moment=moment))
         assert done.returncode == -9, done.stderr
 
-    killed(IN_WARM_START)
+    # Training goes on from where the warm start alone was.
+    killed("launch.sft", IN_WARM_START)
     assert len(lines(folder / "warm" / "metrics.jsonl")) == 2
     assert not (folder / "warm" / "model").exists()
-    killed(INSIDE_A_CHECKPOINT)
+    killed("launch.train", INSIDE_A_CHECKPOINT)
     assert len(lines(folder / "metrics.jsonl")) == 2
     done = command("launch.train", *line, cwd=place)
     assert done.returncode == 0, done.stderr
