@@ -1,0 +1,167 @@
+"""A toy run of reinforcement learning: test_trainer.py runs it whole, and as a script to be killed.
+
+python toy_run.py FOLDER [MOMENT STEP]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from minirl.config import BatchingConfig, Grpo, OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.metrics import JsonLines
+from minirl.trainer import Task, Trainer
+
+STEPS = 8
+CONFIG = TrainConfig(
+    steps=STEPS,
+    prompts_per_step=4,
+    group_size=8,
+    algorithm=Grpo(),
+    optimizer=OptimizerConfig(learning_rate=0.1, weight_decay=0.0),
+    # Two micro-batches a step, all of one shape.
+    batching=BatchingConfig(groups_per_batch=2, prompt_multiple=8, answer_multiple=24),
+    eval_every=2,
+    checkpoint_every=2,
+    kl_every=4,
+    sample_every=3,
+    env_workers=2,
+)
+SAMPLER = SamplerConfig(slots=16, max_prompt_tokens=8, max_response_tokens=20, max_reply_tokens=6)
+EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
+# What is said of the weights after so many updates; step 4 is the best and not among the newest.
+ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
+
+
+@dataclass(frozen=True)
+class Said:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Episode:
+    example: str
+    replies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Score:
+    total: float
+    correct: bool
+
+    @property
+    def parts(self):
+        return {"letters": self.total}
+
+
+class Capitals:
+    """Wants replies of capital letters alone, and gives a second chance."""
+
+    def reset(self, example):
+        return Episode(example), [Said("user", example)]
+
+    def step(self, episode, reply):
+        episode = replace(episode, replies=(*episode.replies, reply))
+        is_over = score(episode).correct or len(episode.replies) == 2
+        return episode, None if is_over else [Said("user", "NO")]
+
+
+def score(episode):
+    """Pay the share of capitals in the last reply."""
+    reply = episode.replies[-1]
+    share = sum("A" <= letter < "a" for letter in reply) / max(len(reply), 1)
+    return Score(share, share == 1)
+
+
+def describe(episode):
+    return {"toy/letters": float(len(episode.replies[-1]))}, {"replies": list(episode.replies)}
+
+
+def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, **changes):
+    """Make a trainer on a copy of the toy model: the update takes the arrays over."""
+    graph, params = nnx.split(toy.model())
+    task = Task(
+        environment=Capitals(),
+        score=judge,
+        describe=describe,
+        train=examples,
+        validate=validate or (lambda params, version: ACCURACY[version]),
+        max_turns=2,
+    )
+    return Trainer(
+        nnx.merge(graph, jax.tree.map(jnp.copy, params)),
+        toy.Tokenizer(),
+        task,
+        CONFIG.model_copy(update=changes),
+        SAMPLER,
+        seed=seed,
+        folder=folder,
+    )
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(trainer, moment, at):
+    """Let the process be killed at a moment of a step."""
+
+    def deadly(function, *, is_time=lambda *_: trainer.step == at, before=lambda *_: None):
+        def call(*args, **kwargs):
+            if is_time(*args):
+                before(*args)
+                die()
+            return function(*args, **kwargs)
+
+        return call
+
+    if moment == "rollout":
+        Capitals.step = deadly(Capitals.step, is_time=lambda *_: trainer.step == at)
+    elif moment == "update":
+        # Between its micro-batches.
+        trainer._learner._accumulate = deadly(trainer._learner._accumulate)
+    elif moment == "metrics":
+
+        def half_a_line(lines, *_):
+            with lines._path.open("a") as file:
+                file.write('{"step": ')
+
+        JsonLines.write = deadly(
+            JsonLines.write, is_time=lambda lines, step, _: step == at, before=half_a_line
+        )
+    elif moment == "checkpoint":
+        # All is written, but the folder does not yet have its name.
+        def is_commit(source, *_):
+            name = Path(os.fsdecode(source)).name
+            return name.startswith(f"{at}.") and "tmp" in name
+
+        os.rename = deadly(os.rename, is_time=is_commit)
+        os.replace = deadly(os.replace, is_time=is_commit)
+
+
+def main(folder, moment="", at="0"):
+    import conftest
+
+    toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
+    trainer = make_trainer(toy, Path(folder))
+    arm(trainer, moment, int(at))
+
+    def progress(done, steps, line):
+        # While the checkpoint of this step is being written, or just after.
+        if moment == "progress" and done == int(at):
+            die()
+
+    trainer.run(progress)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
