@@ -130,7 +130,8 @@ def locate(source: SourceConfig) -> Location:
         what = "is a file, not the data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
     form = FORMS[source.layout]
-    for root in (source.path, source.path / form.omnisql):
+    # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
+    for root in (source.path / form.omnisql, source.path):
         if files := _question_files(root, source):
             return Location(root, files, _database_folders(root, files[0].parent, form))
     raise UserError(_nothing_found(source))

@@ -10,10 +10,11 @@ import pytest
 import yaml
 
 from launch import folders
-from launch.config import load_config
+from launch.config import SPLITS, check_data, check_inputs, load_config
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
+from sqlenv.layouts import locate
 from sqlenv.types import Example
 
 # Runs many command lines in one process, and says what each one printed and whether JAX came in.
@@ -144,6 +145,32 @@ def test_a_database_that_is_not_sqlite(command, place, tiny, tmp_path):
     assert f"{broken.name}: not a SQLite database" in last
     assert "Traceback" not in done.stderr
     assert broken.read_text() == "not a database"
+
+
+def test_the_papers_run_reads_omnisqls_download(tmp_path):
+    """The folder as it comes out of data.zip, with its files of finished prompts."""
+    for name in ("train_spider.json", "train_bird.json", "dev_spider.json", "dev_bird.json"):
+        (tmp_path / name).write_text('[{"input_seq": "...", "output_seq": "..."}]')
+    for name, databases in (
+        ("bird/train/train.json", "bird/train/train_databases"),
+        ("bird/dev_20240627/dev.json", "bird/dev_20240627/dev_databases"),
+        ("spider/train_spider.json", "spider/database"),
+        ("spider/test.json", "spider/test_database"),
+        ("spider/dev.json", "spider/database"),
+        ("SynSQL-2.5M/data.json", "SynSQL-2.5M/databases"),
+    ):
+        (tmp_path / databases).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("[]")
+    config = load_config("progress.yaml", [f"data.root={tmp_path}", "model.path=nowhere"])
+    for split in SPLITS:
+        check_data(config, split)
+    with pytest.raises(UserError, match=r"model.path: no config.json in /.*nowhere"):
+        check_inputs(config)
+    source = config.data.train.sources[1].model_copy(update={"path": tmp_path})
+    assert locate(source).files == (tmp_path / "spider" / "train_spider.json",)
+    (tmp_path / "SynSQL-2.5M" / "data.json").unlink()
+    with pytest.raises(UserError, match=r"data.train.sources.2: .*no data.json in it"):
+        check_inputs(config)
 
 
 # Folders.
