@@ -24,6 +24,7 @@ CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 DATA = "data.json"
 RESULT = "result.json"
+_PART = ".part"
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
@@ -52,7 +53,9 @@ def check(folder: Path, settings: str, *, key: str) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; set {key} to another folder")
-    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    # What a kill left of a file being written is nobody's work.
+    paths = folder.iterdir() if folder.exists() else ()
+    names = {path.name for path in paths if not path.match(f".*{_PART}")}
     if CONFIG not in names:
         if names:
             raise UserError(
@@ -60,7 +63,7 @@ def check(folder: Path, settings: str, *, key: str) -> None:
                 f"set {key} to another folder"
             )
         return
-    old = (folder / CONFIG).read_text(encoding="utf-8")
+    old = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
     if old != settings and not _is_untouched(names):
         raise UserError(
             f"{folder}: holds results of other settings ({_difference(old, settings)}); "
@@ -77,7 +80,7 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
     check(folder, settings, key=key)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(settings, encoding="utf-8")
+        _write(folder / CONFIG, settings)
         _note_versions(folder / VERSIONS)
     except OSError as error:
         raise UserError(
@@ -136,8 +139,12 @@ def _note_versions(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a file that is there whole or not at all."""
-    scratch = path.with_name(f".{path.name}.part")
-    scratch.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    _write(path, json.dumps(value, indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    scratch = path.with_name(f".{path.name}{_PART}")
+    scratch.write_text(text, encoding="utf-8")
     scratch.replace(path)
 
 

@@ -6,6 +6,8 @@ and the question into SQL. Copying is easy only if a word is the same token at b
 - A space belongs to the word after it (` name`), and a space is put before a word at the start
   of a text or line and after `.` and `(`. So `name`, `t1.name` and `avg(name)` share the token
   ` name`. SQL means the same with these spaces, except inside a string literal such as `'a.b'`.
+- So is the first word of a string literal: ` 'Bob'` becomes ` ' Bob'`, and decoding drops the space
+  after every quote (`'Bob' AND` comes back as `'Bob'AND`, which SQL reads the same).
 - A word may contain underscores: a frequent `band_id` is one token.
 - Digits are split one by one, as Qwen does, so that no number is a word of its own.
 - Other characters are tokens of their own, but for the comparison operators, so that a closing
@@ -119,13 +121,15 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
                 norm.Replace(Regex(rf"{re.escape(mark)}(?={_LETTER})"), f"{mark} ")
                 for mark in (".", "(", "\n")
             ],
+            # A quote after a blank opens a string; decoding takes the space away again.
+            norm.Replace(Regex(rf"(?<=[ (=])'(?={_LETTER})"), "' "),
         ]
     )
     split = pre.Split(Regex(_WORDS), "isolated")
     tokenizer.pre_tokenizer = pre.Sequence(
         [split, pre.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("' ", "'")])
     trainer = BpeTrainer(
         vocab_size=vocab_size - len(_MARKS),
         special_tokens=list(_CONTROL_TOKENS),

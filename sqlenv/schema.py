@@ -17,7 +17,7 @@ import apsw
 from sqlenv.errors import UserError
 from sqlenv.types import Row, Value
 
-Style = Literal["omnisql", "profile", "compact"]
+Style = Literal["omnisql", "profile", "compact", "bare"]
 ColumnKey = tuple[str, str]
 Descriptions = Mapping[ColumnKey, str]
 """(table, column), both in lower case -> what the column holds."""
@@ -141,12 +141,18 @@ def render_schema(
     Args:
         schema: What to write.
         style: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
-            PaVeRL's (paper 003, appendix B); `compact`: one line a table, for tiny models.
+            PaVeRL's (paper 003, appendix B); `compact`: one line a table; `bare`: the same with
+            names and references alone, the fewest tokens that SQLite still takes.
         keep: The only (table, column) pairs to show; None for all.
     """
     if keep is not None:
         schema = schema.only(keep)
-    render = {"omnisql": _omnisql_table, "profile": _profile_table, "compact": _compact_table}
+    render = {
+        "omnisql": _omnisql_table,
+        "profile": _profile_table,
+        "compact": _compact_table,
+        "bare": _bare_table,
+    }
     between = "\n\n" if style == "omnisql" else "\n"
     return between.join(render[style](schema, table) for table in schema.tables)
 
@@ -422,6 +428,18 @@ def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
         target = f"{_quoted(key.ref_table)}({quoted(key.ref_columns)})"
         lines.append((f"FOREIGN KEY({quoted(key.columns)}) REFERENCES {target}", ""))
     return _block(f"{table.name}\nCREATE TABLE {_identifier(table.name)} (", lines)
+
+
+def _bare_table(schema: DatabaseSchema, table: TableSchema) -> str:
+    target = {key.columns: key.ref_table for key in schema.keys_of(table)}
+    parts = [_identifier(column.name) for column in table.columns]
+    for number, column in enumerate(table.columns):
+        if (column.name,) in target:
+            parts[number] += f" REFERENCES {_identifier(target[column.name,])}"
+    for columns, name in target.items():
+        if len(columns) > 1:
+            parts.append(f"FOREIGN KEY ({_names(columns)}) REFERENCES {_identifier(name)}")
+    return f"CREATE TABLE {_identifier(table.name)} ({', '.join(parts)});"
 
 
 def _compact_table(schema: DatabaseSchema, table: TableSchema) -> str:

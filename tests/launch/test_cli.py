@@ -211,6 +211,15 @@ def test_versions_that_changed_since_are_named(tiny, tmp_path, caplog):
     assert json.loads(path.read_text()) == noted
 
 
+def test_a_kill_while_the_folder_was_claimed_is_no_obstacle(tiny, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".config.yaml.part").write_text("seed")
+    ours = load_config(str(tiny), [f"run.dir={folder}"])
+    assert folders.claim_run(ours) == folder
+    assert {path.name for path in folder.iterdir()} == {"config.yaml", "versions.json"}
+
+
 def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
     folder = folders.claim_run(ours)

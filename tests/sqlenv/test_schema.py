@@ -113,7 +113,7 @@ lines');
     assert [c.examples for c in read_schema(path).tables[0].columns] == shown
     profiled = read_schema(path, profile=True)
     assert [c.examples for c in profiled.tables[0].columns] == shown
-    for style in ("omnisql", "profile", "compact"):
+    for style in ("omnisql", "profile", "compact", "bare"):
         assert "two\nlines" not in render_schema(profiled, style=style)
 
 
@@ -173,6 +173,13 @@ def test_compact_style(bands):
     )
     line = render_schema(read_schema(bands, examples=1), style="compact").splitlines()[0]
     assert line == "CREATE TABLE band (id INTEGER PRIMARY KEY /*1*/, name TEXT /*Low*/);"
+
+
+def test_bare_style(bands):
+    assert render_schema(read_schema(bands), style="bare") == (
+        "CREATE TABLE band (id, name);\n"
+        "CREATE TABLE singer (id, name, age, band_id REFERENCES band);"
+    )
 
 
 def test_keep_drops_columns_tables_and_broken_keys(bands):
