@@ -93,8 +93,8 @@ def test_what_is_measured_when(finished):
         if "validation/accuracy" in record
     } == toy_run.ACCURACY
     kl = {record["step"]: record["update/kl"] for record in records if "update/kl" in record}
-    assert set(kl) == {4, 8}
-    assert 0 < kl[4] < kl[8]
+    assert set(kl) == {8}
+    assert kl[8] > 0.01
     assert all(1 <= record["rollout/turns"] <= 2 for record in records)
     assert max(record["rollout/reply_tokens"] for record in records) <= 6
 
@@ -229,9 +229,8 @@ def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished
     code, errors = live(folder, cache)
     assert code == 0, errors
     assert without_times(folder) == without_times(finished.folder)
-    names = ("trajectories.jsonl",)
-    for name in names:
-        assert (folder / name).read_bytes() == (finished.folder / name).read_bytes()
+    name = "trajectories.jsonl"
+    assert (folder / name).read_bytes() == (finished.folder / name).read_bytes()
     trainer = toy_run.make_trainer(toy, folder)
     assert trainer.step == toy_run.STEPS
     assert_same_weights(trainer.params, finished.weights[toy_run.STEPS])
