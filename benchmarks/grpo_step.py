@@ -1,8 +1,10 @@
-"""Time the generation of one GRPO step: 8 prompts x 8 samples, 256 + 128 tokens, 7M parameters.
+"""Time one GRPO step: 8 prompts x 8 samples, 256 + 128 tokens, 7M parameters, one update.
 
     python benchmarks/grpo_step.py
 
-Prints one line of JSON: gen_s (the fastest of the runs), gen_tok_s (sampled tokens a second).
+Prints one line of JSON, of the fastest runs: gen_s and gen_tok_s (sampled tokens a second),
+update_s and update_tok_s (prompt and answer tokens of all 64 sequences a second, each counted whole
+as the peers compute it; here a prompt is computed once a group).
 """
 
 from __future__ import annotations
@@ -14,14 +16,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
-from minirl.config import SamplerConfig
+from minirl.advantages import estimate
+from minirl.batching import TokenRow, micro_batches
+from minirl.config import BatchingConfig, Grpo, OptimizerConfig, SamplerConfig
 from minirl.model import Decoder, ModelConfig
-from minirl.rollout import rollout
+from minirl.rollout import flatten, rollout
 from minirl.sampler import NativeSampler
 from minirl.types import Trajectory
+from minirl.update import Learner, make_optimizer, policy_objective
 
 MODEL = ModelConfig(
     vocab_size=4096,
@@ -96,6 +102,36 @@ def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Traj
     return min(seconds[1:]), groups
 
 
+def time_update(model: Decoder, groups: list[list[Trajectory]], *, runs: int) -> float:
+    """Return the seconds of the fastest update on all trajectories, with random rewards."""
+    rewards_NG = np.random.default_rng(0).random((PROMPTS, SAMPLES))
+    advantages_NG = estimate(rewards_NG, estimator="group_normalised")
+    rows = [
+        [
+            TokenRow(flat.ids, flat.is_action, flat.logprobs, float(advantage), flat.prompt_length)
+            for flat, advantage in zip(map(flatten, group), advantages, strict=True)
+        ]
+        for group, advantages in zip(groups, advantages_NG, strict=True)
+    ]
+    graph, params = nnx.split(model)
+    learner = Learner(
+        graph,
+        policy_objective(Grpo(), temperature=SAMPLER.temperature),
+        make_optimizer(OptimizerConfig(), steps=runs),
+    )
+    state = learner.init(jax.tree.map(lambda leaf: leaf.copy(), params))
+    seconds = []
+    for _ in range(runs + 1):
+        started = time.perf_counter()
+        batches = micro_batches(
+            rows, aggregation="sequence_mean", sizes=BatchingConfig(groups_per_batch=1), pad_id=0
+        )
+        state, _ = learner.update(state, batches)
+        jax.block_until_ready(state.params)
+        seconds.append(time.perf_counter() - started)
+    return min(seconds[1:])
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,8 +139,15 @@ def main() -> None:
     runs = parser.parse_args().runs
     model = Decoder(MODEL, rngs=nnx.Rngs(0))
     gen_s, groups = time_generation(model, runs=runs)
-    sampled = sum(len(turn.reply.ids) for group in groups for t in group for turn in t.turns)
-    print(json.dumps({"gen_s": round(gen_s, 3), "gen_tok_s": round(sampled / gen_s)}))
+    update_s = time_update(model, groups, runs=runs)
+    sampled = PROMPTS * SAMPLES * ANSWER_TOKENS
+    figures = {
+        "gen_s": round(gen_s, 3),
+        "gen_tok_s": round(sampled / gen_s),
+        "update_s": round(update_s, 3),
+        "update_tok_s": round(PROMPTS * SAMPLES * (PROMPT_TOKENS + ANSWER_TOKENS) / update_s),
+    }
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":
