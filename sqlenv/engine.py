@@ -23,6 +23,8 @@ _OUT_OF_HEAP = TooLarge("memory")
 _SPOILING = (TimedOut, TooLarge, type(None))
 # Of the engines that are open. SQLite knows one limit for the process: the largest is in force.
 _heap_limits: list[int] = []
+# What the process's other connections held when the first of these engines was opened.
+_heap_before = [0]
 
 
 class Engine:
@@ -43,8 +45,10 @@ class Engine:
         self._is_alone = False
         stop = threading.Event()
         self._stop = weakref.finalize(self, _stop, stop, config.heap_bytes)
+        if not _heap_limits:
+            _heap_before[0] = apsw.memory_used()
         _heap_limits.append(config.heap_bytes)
-        apsw.hard_heap_limit(max(_heap_limits))
+        _limit_heap()
         threading.Thread(
             target=_watch,
             args=(self._lock, self._running, stop, config.timeout_s),
@@ -134,7 +138,13 @@ class Engine:
 def _stop(stop: threading.Event, heap_bytes: int) -> None:
     stop.set()
     _heap_limits.remove(heap_bytes)
-    apsw.hard_heap_limit(max(_heap_limits, default=0))
+    _limit_heap()
+
+
+def _limit_heap() -> None:
+    """Let queries use the largest open engine's share on top of what others held before."""
+    limit = _heap_before[0] + max(_heap_limits) if _heap_limits else 0  # 0: no limit
+    apsw.hard_heap_limit(limit)
 
 
 def _watch(

@@ -243,12 +243,21 @@ def count_open(folder: Path) -> int:
 
 
 def test_the_heap_limit_ends_with_its_executor() -> None:
-    before = apsw.hard_heap_limit(-1)
+    before, used = apsw.hard_heap_limit(-1), apsw.memory_used()
     with Executor(ExecutorConfig(isolation="thread", heap_bytes=300_000_000)):
         with Executor(ExecutorConfig(isolation="thread", heap_bytes=200_000_000)):
-            assert apsw.hard_heap_limit(-1) == 300_000_000
-        assert apsw.hard_heap_limit(-1) == 300_000_000
+            assert apsw.hard_heap_limit(-1) == used + 300_000_000
+        assert apsw.hard_heap_limit(-1) == used + 300_000_000
     assert apsw.hard_heap_limit(-1) == before
+
+
+def test_memory_of_other_connections_does_not_count(database: Path) -> None:
+    other = apsw.Connection(":memory:")
+    other.execute("CREATE TABLE t (b)")
+    other.execute("INSERT INTO t VALUES (zeroblob(30000000))")
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        assert isinstance(executor.execute(database, "SELECT count(*) FROM city"), Table)
+    other.close()
 
 
 def test_a_file_that_was_replaced_is_read_anew(database: Path) -> None:

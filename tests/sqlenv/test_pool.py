@@ -182,9 +182,15 @@ def test_a_worker_imports_no_learner() -> None:
 
 
 def test_a_worker_that_cannot_start_is_not_the_querys_fault(
-    database: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    database: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pool, "_environment", lambda: {"PYTHONPATH": ""})
+    # Also where the project is installed: this package comes before the installed one.
+    (tmp_path / "broken" / "sqlenv").mkdir(parents=True)
+    (tmp_path / "broken" / "sqlenv" / "__init__.py").write_text("raise ImportError('sqlenv')")
+    monkeypatch.setattr(pool, "_environment", lambda: {"PYTHONPATH": str(tmp_path / "broken")})
     with (
         Executor(ExecutorConfig(workers=1)) as executor,
         pytest.raises(RuntimeError, match="worker failed"),
