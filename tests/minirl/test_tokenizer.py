@@ -134,7 +134,8 @@ def test_stop_ids(tmp_path, eos, expected):
 
 @given(ids=st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300)))
 def test_any_ids_decode_to_text(plain, ids):
-    plain.decode(ids).encode("utf-8")
+    text = plain.decode(ids)
+    assert text.encode("utf-8").decode("utf-8") == text  # no half characters, no lone surrogates
 
 
 def test_bytes_that_are_not_utf8_are_replaced(plain):

@@ -229,7 +229,7 @@ def test_every_gold_runs_and_says_something(connections, questions):
 
 def test_every_gold_parses(questions):
     for query in {record["query"] for record in questions}:
-        sqlglot.parse_one(query, dialect="sqlite")
+        assert isinstance(sqlglot.parse_one(query, dialect="sqlite"), sqlglot.exp.Query), query
 
 
 def test_all_kinds_are_there_in_the_promised_mix(records, questions):

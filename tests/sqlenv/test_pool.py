@@ -161,6 +161,7 @@ def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path:
         wait_until(lambda: len(find_workers(parent.pid)) == 2)
         time.sleep(0.5)
         workers = find_workers(parent.pid)
+        assert len(workers) == 2
         parent.kill()
         parent.wait()
         wait_until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in workers))
