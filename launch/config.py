@@ -63,9 +63,11 @@ class PromptConfig(Settings):
 class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
+    mistake_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the answers that have a mistake, as a weak annotator makes them (sqlenv.mistakes)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the demonstrations that mend a wrong first reply after its diagnosis; the wrong
-    reply is another question's query, and is not learnt."""
+    """Share of the demonstrations that mend such a mistake after its diagnosis, in a second turn;
+    the mistake itself is not learnt."""
     examples: PositiveInt | None = None
     """How many training questions are demonstrated, sampled by seed; None for all."""
 

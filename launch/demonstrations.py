@@ -1,4 +1,4 @@
-"""Gold replies to learn from before reinforcement learning: the warm start's demonstrations."""
+"""Replies to learn from before reinforcement learning: the warm start's demonstrations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from random import Random
 from typing import Protocol
 
 from minirl.sft import Demonstration
+from sqlenv.mistakes import mistake
 from sqlenv.parse import tables_of
 from sqlenv.types import Episode, Example, Observation
 
@@ -23,7 +24,7 @@ class Teacher(Protocol):
         ...
 
 
-def gold_reply(sql: str) -> str:
+def reply(sql: str) -> str:
     """Write a query as a reply in the required form; the thought names the tables it reads."""
     return f"<think> {', '.join(tables_of(sql))} </think> <sql> {sql} </sql>"
 
@@ -32,6 +33,7 @@ def demonstrations(
     examples: Sequence[Example],
     environment: Teacher,
     *,
+    mistake_share: float,
     repair_share: float,
     seed: int,
     progress: Callable[[int, int, str], None] | None = None,
@@ -41,31 +43,38 @@ def demonstrations(
     Args:
         examples: Questions with gold queries.
         environment: Asks them, and diagnoses wrong replies.
-        repair_share: Share that first give another question's query of the same database, then
-            mend it after the environment's feedback.
+        mistake_share: Share whose answer has a mistake (`sqlenv.mistakes`).
+        repair_share: Share that first make that mistake, then mend it after the environment's
+            feedback. The first reply is not learnt.
         seed: Decides which ones.
         progress: Called with (done, in all, "").
     """
     rng = Random(f"{seed} demonstrations")
-    of_database: dict[str, list[Example]] = {}
-    for example in examples:
-        of_database.setdefault(example.db_id, []).append(example)
     made = []
     for number, example in enumerate(examples, start=1):
-        is_repair = rng.random() < repair_share
-        wrong = rng.choice(of_database[example.db_id]) if is_repair else None
-        made.append(_demonstrate(example, wrong, environment))
+        kind = rng.random()
+        if kind < repair_share:
+            made.append(_repair(example, environment))
+        else:
+            has_mistake = kind < repair_share + (1 - repair_share) * mistake_share
+            made.append(_answer(example, environment, has_mistake=has_mistake))
         if progress is not None and number % 100 == 0:
             progress(number, len(examples), "")
     return made
 
 
-def _demonstrate(example: Example, wrong: Example | None, environment: Teacher) -> Demonstration:
+def _answer(example: Example, environment: Teacher, *, has_mistake: bool) -> Demonstration:
+    _, question = environment.reset(example)
+    wrong = mistake(example.gold_sql) if has_mistake else None
+    return Demonstration((question,), (), reply(wrong or example.gold_sql), key=example.db_id)
+
+
+def _repair(example: Example, environment: Teacher) -> Demonstration:
     episode, question = environment.reset(example)
-    target = gold_reply(example.gold_sql)
-    if wrong is not None and wrong.gold_sql != example.gold_sql:
-        mistake = gold_reply(wrong.gold_sql)
-        _, feedback = environment.step(episode, mistake)
-        if feedback is not None:  # None: another query with the same result is no mistake
-            return Demonstration((question, feedback), (mistake,), target, key=example.db_id)
-    return Demonstration((question,), (), target, key=example.db_id)
+    wrong = mistake(example.gold_sql)
+    _, feedback = environment.step(episode, reply(wrong)) if wrong else (None, None)
+    if wrong is None or feedback is None:  # no feedback: that mistake does not change the result
+        return _answer(example, environment, has_mistake=False)
+    dialogue = ((question, feedback), (reply(wrong),))
+    # A key of its own: a group is as long as its longest member.
+    return Demonstration(*dialogue, reply(example.gold_sql), key=(example.db_id, "repair"))

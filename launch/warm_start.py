@@ -34,6 +34,7 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
         taught = demonstrations(
             chosen,
             sql.environment(tokenizer),
+            mistake_share=warm.mistake_share,
             repair_share=warm.repair_share,
             seed=config.seed,
             progress=progress,

@@ -80,10 +80,10 @@ class DemoConfig(Settings):
     """Databases of the training split."""
 
     validation_databases: int = Field(default=15, ge=1)
-    """Databases of the validation split, in the domains of the training split."""
+    """Databases of the validation split."""
 
     test_databases: int = Field(default=30, ge=1)
-    """Databases of the test split; one in three is of a domain that training never shows."""
+    """Databases of the test split."""
 
     questions_per_database: int = Field(default=40, ge=1, le=200)
     """Questions for each database; the smallest databases afford a few hundred."""

@@ -7,21 +7,20 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from sqlenv.config import DemoConfig
 from sqlenv.demo.databases import Database, TableSchema, build, draw_schema, fill, sql_type
-from sqlenv.demo.domains import DOMAINS, UNSEEN
+from sqlenv.demo.domains import DOMAINS
 from sqlenv.demo.questions import Question, ask
 from sqlenv.errors import UserError
 
 STAMP = "demo.json"
 SPLIT_FILES = {"train": "train_spider.json", "validation": "dev.json", "test": "test.json"}
 _OUR_FILES = {STAMP, "tables.json", "database", *SPLIT_FILES.values()}
-# One test database in this many is of a domain that training never shows.
-_UNSEEN_EVERY = 3
 
 
 def generate(root: Path, config: DemoConfig) -> None:
@@ -99,7 +98,6 @@ def _record(database: Database, question: Question) -> dict[str, Any]:
         "difficulty": question.difficulty,
         "tags": [question.kind],
         "domain": database.domain,
-        "unseen_domain": database.domain in UNSEEN,
     }
 
 
@@ -130,17 +128,14 @@ def _signature(tables: tuple[TableSchema, ...]) -> tuple:
 
 def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
     """Give every database a split and a domain, taking the domains in turn."""
-    seen = [domain for domain in DOMAINS if domain not in UNSEEN]
-    for number in range(config.train_databases):
-        yield "train", seen[number % len(seen)]
-    for number in range(config.validation_databases):
-        yield "validation", seen[number % len(seen)]
-    for number in range(config.test_databases):
-        turn, place = divmod(number, _UNSEEN_EVERY)
-        if place == _UNSEEN_EVERY - 1:
-            yield "test", UNSEEN[turn % len(UNSEEN)]
-        else:
-            yield "test", seen[-1 - (number - turn) % len(seen)]
+    sizes = {
+        "train": config.train_databases,
+        "validation": config.validation_databases,
+        "test": config.test_databases,
+    }
+    domains = cycle(DOMAINS)
+    for split, size in sizes.items():
+        yield from ((split, next(domains)) for _ in range(size))
 
 
 def _spider_schema(database: Database) -> dict[str, Any]:

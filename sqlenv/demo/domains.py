@@ -11,9 +11,6 @@ from sqlenv.demo.kinds import blocks
 # Columns that tell the rows of a table apart.
 LABELS = ("name", "title")
 
-# Never in the training split, so that the test split measures domains that the model has not met.
-UNSEEN = ("airline", "museum", "farm")
-
 _LINE = re.compile(r"(?P<names>[\w|]+)(?: < (?P<parents>[\w: ]+?))? : (?P<columns>.+)")
 
 

@@ -15,7 +15,7 @@ import sqlglot
 from sqlenv.config import DemoConfig
 from sqlenv.demo import SPLIT_FILES, generate
 from sqlenv.demo.databases import draw_schema, fill
-from sqlenv.demo.domains import DOMAINS, LABELS, UNSEEN
+from sqlenv.demo.domains import DOMAINS, LABELS
 from sqlenv.demo.kinds import KINDS
 from sqlenv.demo.questions import SHARES, tells_apart
 from sqlenv.demo.vocabulary import CATEGORIES, NUMBERS, POOLS, SPARSE
@@ -145,18 +145,14 @@ def test_no_two_databases_have_the_same_tables_and_columns(root):
     assert len(set(schemas)) == len(schemas)
 
 
-def test_one_test_database_in_three_is_of_a_domain_that_the_others_never_show(records):
+def test_domains_take_turns_and_the_test_split_has_none_that_training_lacks(records):
     domains = {
         split: {record["db_id"]: record["domain"] for record in found}
         for split, found in records.items()
     }
-    assert len(set(domains["train"].values())) >= 12
-    assert not {*domains["train"].values(), *domains["validation"].values()} & set(UNSEEN)
-    unseen = [domain for domain in domains["test"].values() if domain in UNSEEN]
-    assert len(unseen) == 12 / 3
-    assert set(unseen) == set(UNSEEN)
-    for record in records["test"]:
-        assert record["unseen_domain"] == (record["domain"] in UNSEEN)
+    counts = Counter(domain for found in domains.values() for domain in found.values())
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert set(domains["train"].values()) == set(DOMAINS)
 
 
 # Databases

@@ -1,0 +1,101 @@
+"""The mistakes of a weak annotator: a query that forgets or confuses one part of the right one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlglot import exp
+
+from sqlenv.parse import Query, clause, is_distinct, parse
+
+# Each changes a copy of a query in place, or says that it has nothing to change.
+Habit = Callable[[exp.Select], bool]
+
+_CONFUSED = {exp.Max: exp.Min, exp.Min: exp.Max, exp.Avg: exp.Sum, exp.Sum: exp.Avg}
+
+
+def mistake(sql: str) -> str | None:
+    """Write a query as an annotator with fixed habits would get it wrong.
+
+    The habit is the first of `HABITS` that applies, so queries of one form have one mistake; of a
+    set operation only the first query is left. A few mistakes do not change the result.
+
+    Returns:
+        The query with its mistake; None where it does not parse.
+    """
+    tree = parse(sql)
+    if tree is None:
+        return None
+    return _spoil(tree.copy()).sql(dialect="sqlite", normalize_functions=False)
+
+
+def _spoil(tree: Query) -> exp.Expression:
+    if isinstance(tree, exp.SetOperation):
+        return tree.left
+    select = tree.unnest() if isinstance(tree, exp.Subquery) else tree
+    if isinstance(select, exp.Select):
+        next(habit for habit in HABITS if habit(select))
+    return select
+
+
+def _forget_having(select: exp.Select) -> bool:
+    return select.args.pop("having", None) is not None
+
+
+def _forget_condition(select: exp.Select) -> bool:
+    """Forget the last condition of WHERE."""
+    if not clause(select, "where"):
+        return False
+    condition = select.args["where"].this
+    if isinstance(condition, exp.And | exp.Or):
+        condition.replace(condition.this)
+    else:
+        select.set("where", None)
+    return True
+
+
+def _forget_distinct(select: exp.Select) -> bool:
+    if is_distinct(select):
+        select.set("distinct", None)
+        return True
+    inside = select.selects[0].find(exp.Distinct)
+    if inside is not None:
+        inside.replace(inside.expressions[0])
+    return inside is not None
+
+
+def _turn_order(select: exp.Select) -> bool:
+    keys = clause(select, "order")
+    for key in keys:
+        # SQLite's own place of NULLs, so that none is written out.
+        key.set("nulls_first", bool(key.args.get("desc")))
+        key.set("desc", not key.args.get("desc"))
+    return bool(keys)
+
+
+def _forget_group(select: exp.Select) -> bool:
+    return select.args.pop("group", None) is not None
+
+
+def _confuse_aggregate(select: exp.Select) -> bool:
+    for wrong in select.selects:
+        if type(wrong) in _CONFUSED:
+            wrong.replace(_CONFUSED[type(wrong)](this=wrong.this))
+            return True
+    return False
+
+
+def _take_all(select: exp.Select) -> bool:
+    select.set("expressions", [exp.Star()])
+    return True
+
+
+HABITS: tuple[Habit, ...] = (
+    _forget_having,
+    _forget_condition,
+    _forget_distinct,
+    _turn_order,
+    _forget_group,
+    _confuse_aggregate,
+    _take_all,
+)
