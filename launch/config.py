@@ -64,7 +64,7 @@ class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
     mistake_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the answers that have a mistake, as a weak annotator makes them (sqlenv.mistakes)."""
+    """Share of the answers that have a mistake, as of a weak annotator (`sqlenv.mistakes`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the demonstrations that mend such a mistake after its diagnosis, in a second turn;
     the mistake itself is not learnt."""

@@ -102,8 +102,8 @@ class OptimizerConfig(Settings):
     """The optimizer and the course of its learning rate."""
 
     kind: Literal["adamw", "muon"] = "adamw"
-    """AdamW; or Muon (arXiv:2502.16982) for the layers' matrices and AdamW for the rest, at one
-    learning rate: a model that starts from nothing learns in half the steps."""
+    """AdamW; or Muon (arXiv:2502.16982) for the layers' matrices and Nesterov's AdamW for the rest,
+    at one learning rate: a model that starts from nothing learns in half the steps."""
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear rise to the learning rate."""

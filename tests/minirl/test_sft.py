@@ -21,7 +21,7 @@ CONFIG = SftConfig(
     steps=4,
     groups_per_step=2,
     group_size=2,
-    optimizer=OptimizerConfig(learning_rate=1e-2),
+    optimizer=OptimizerConfig(kind="muon", learning_rate=1e-2),
     batching=BATCHING,
     checkpoint_every=2,
 )

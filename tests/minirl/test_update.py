@@ -16,6 +16,7 @@ from flax import nnx
 from minirl import attention, update
 from minirl.batching import TokenRow, micro_batches
 from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
+from minirl.sharding import param_path
 from minirl.update import Learner, make_optimizer, policy_objective
 
 VOCAB = 64
@@ -381,3 +382,25 @@ def test_weights_decay_apart_from_the_gradient():
     config = OptimizerConfig(learning_rate=0.5, weight_decay=0.1)
     # The rate, and a tenth of the weight 2 times the rate.
     np.testing.assert_allclose(moves_of(config, [3.0], start=2.0), [0.5 + 0.1], rtol=1e-5)
+
+
+def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
+    config = OptimizerConfig(kind="muon", learning_rate=0.5, weight_decay=0.0, max_grad_norm=1e9)
+    params = nnx.split(toy.model())[1]
+    rng = np.random.default_rng(0)
+    gradient = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
+    optimizer = make_optimizer(config, steps=1)
+    updates, _ = jax.jit(optimizer.update)(gradient, jax.jit(optimizer.init)(params), params)
+    # Input and output of each matrix; the steps are .2 x rate in root mean square.
+    flat = {"q": (16, -1), "k": (16, -1), "v": (16, -1), "o": (-1, 16), "down": (24, 16)}
+    flat |= {"gate": (16, 24), "up": (16, 24)}
+    for path, update_leaf in jax.tree.leaves_with_path(updates):
+        name = param_path(path).rpartition(".")[2]
+        moved = np.asarray(update_leaf)
+        if name in flat:
+            matrix = moved.reshape(flat[name])
+            values = np.linalg.svd(matrix / (0.5 * 0.2 * max(matrix.shape) ** 0.5))[1]
+            # A random gradient has values near 0 and near 2.
+            assert 0.3 < values.min() <= values.max() < 1.3, name
+        else:  # Adam's first step has one size, whatever the gradient.
+            np.testing.assert_allclose(np.abs(moved), np.abs(moved).max(), rtol=1e-3)

@@ -1,0 +1,55 @@
+"""The mistakes of a weak annotator: one part forgotten or confused, the rest left alone."""
+
+import sqlite3
+
+import pytest
+
+from sqlenv.mistakes import mistake
+from sqlenv.parse import parse
+
+CASES = {
+    "SELECT a FROM t GROUP BY a HAVING COUNT(*) > 2": "SELECT a FROM t GROUP BY a",
+    "SELECT a FROM t WHERE b = 1": "SELECT a FROM t",
+    "SELECT a FROM t WHERE b = 1 AND c < 2 AND d": "SELECT a FROM t WHERE b = 1 AND c < 2",
+    "SELECT a FROM t WHERE b = 1 OR c < 2": "SELECT a FROM t WHERE b = 1",
+    "SELECT DISTINCT a FROM t": "SELECT a FROM t",
+    "SELECT COUNT(DISTINCT a) FROM t": "SELECT COUNT(a) FROM t",
+    "SELECT a FROM t ORDER BY b DESC LIMIT 1": "SELECT a FROM t ORDER BY b LIMIT 1",
+    "SELECT a FROM t ORDER BY b ASC, c DESC": "SELECT a FROM t ORDER BY b DESC, c",
+    "SELECT a, COUNT(*) FROM t GROUP BY a": "SELECT a, COUNT(*) FROM t",
+    "SELECT MAX(a) FROM t": "SELECT MIN(a) FROM t",
+    "SELECT b, AVG(a) FROM t": "SELECT b, SUM(a) FROM t",
+    "SELECT COUNT(*) FROM t": "SELECT * FROM t",
+    "SELECT a, b FROM t AS x JOIN u AS y ON x.c": "SELECT * FROM t AS x JOIN u AS y ON x.c",
+    "SELECT a FROM t UNION SELECT b FROM u": "SELECT a FROM t",
+    "SELECT a FROM t EXCEPT SELECT a FROM t WHERE b": "SELECT a FROM t",
+    "(SELECT a FROM t WHERE b)": "SELECT a FROM t",
+}
+
+
+@pytest.mark.parametrize(("sql", "wrong"), CASES.items())
+def test_one_part_is_wrong(sql, wrong):
+    found = mistake(sql)
+    assert found is not None
+    assert found.replace(" ASC", "") == wrong
+
+
+@pytest.mark.parametrize("sql", CASES)
+def test_the_right_query_is_left_as_it_was(sql):
+    before = repr(parse(sql))
+    mistake(sql)
+    assert repr(parse(sql)) == before
+
+
+@pytest.mark.parametrize("sql", ["", "DROP TABLE t", "SELECT FROM", "(" * 5000])
+def test_what_does_not_parse_has_no_mistake(sql):
+    assert mistake(sql) is None
+
+
+def test_a_mistake_runs():
+    with sqlite3.connect(":memory:") as db:
+        db.executescript("CREATE TABLE t (a, b, c, d); CREATE TABLE u (b, d);")
+        for sql in CASES:
+            if "b, AVG" not in sql and not sql.startswith("("):
+                db.execute(sql.replace("SELECT a, b", "SELECT x.a, y.b"))
+                db.execute(mistake(sql))
