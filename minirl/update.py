@@ -179,9 +179,9 @@ def likelihood_objective() -> Objective:
         model: Any, batch: Batch, reference_logp_BC: Array | None
     ) -> tuple[Array, dict[str, Array]]:
         del reference_logp_BC
-        logp_BC, entropy_BC = token_logprobs(model, batch, temperature=1.0)
+        logp_BC, _ = token_logprobs(model, batch, temperature=1.0)
         loss = -jnp.sum(logp_BC * batch.weight_BC, where=batch.is_action_BC)
-        return loss, {"loss": loss, "entropy": jnp.sum(entropy_BC * batch.weight_BC)}
+        return loss, {"loss": loss}
 
     return objective
 
