@@ -25,7 +25,7 @@ from sqlenv.config import (
 from sqlenv.errors import UserError
 from sqlenv.layouts import locate
 from sqlenv.prompts import PromptStyle
-from sqlenv.schema import Style
+from sqlenv.schema_text import Style
 
 
 class RunConfig(Settings):
@@ -156,6 +156,7 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
         raise UserError(f"{name}: {_explain(error)}") from None
+    _refuse_booleans(raw, config.model_dump(), name)
     check(config)
     return config
 
@@ -261,6 +262,16 @@ def _override(raw: dict[str, Any], override: str) -> None:
         node[_index(node, last, override)] = value
     else:
         node[last] = value
+
+
+def _refuse_booleans(raw: Any, read: Any, name: str, path: tuple[Any, ...] = ()) -> None:
+    """Refuse true and false where a number is meant; pydantic takes them for 1 and 0."""
+    if isinstance(raw, bool) and not isinstance(read, bool):
+        where = ".".join(map(str, path))
+        raise UserError(f"{name}: {where}: should be a number, not {str(raw).lower()}")
+    if isinstance(raw, dict | list):
+        for key, value in raw.items() if isinstance(raw, dict) else enumerate(raw):
+            _refuse_booleans(value, read[key], name, (*path, key))
 
 
 def _child(node: Any, key: str, override: str) -> Any:

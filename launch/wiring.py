@@ -30,13 +30,8 @@ from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES, sentences
 from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text, first_observation
-from sqlenv.schema import (
-    DatabaseSchema,
-    Descriptions,
-    read_schema,
-    render_schema,
-    sample_columns,
-)
+from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
+from sqlenv.schema_text import render_schema, sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
 
 _log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -154,30 +155,21 @@ def supervise(
     optimizer = make_optimizer(config.optimizer, steps=config.steps)
     learner = Learner(graph, likelihood_objective(), optimizer)
     state = learner.init(params)
-    checkpoints = Checkpoints(folder / "checkpoints")
-    done = checkpoints.latest_step() or 0
-    if done:
-        state, _ = checkpoints.restore(done, state)
-    if done < config.steps:
-        rows = [
-            encode(demonstration, tokenizer, learn_prompt=config.learn_prompt)
-            for demonstration in demonstrations
-        ]
-        kinds = tuple(
-            (demonstration.key, len(row.ids))
-            for demonstration, row in zip(demonstrations, rows, strict=True)
-        )
-        metrics = Metrics(folder, resume_step=done)
-        for step in range(done, config.steps):
-            groups = groups_of_step(kinds, step, config=config, seed=seed)
-            state, numbers = _step(learner, state, rows, groups, config, tokenizer.pad_id)
-            metrics.write(step + 1, numbers)
-            if progress is not None:
-                progress(step + 1, config.steps, f"loss {numbers['sft/loss']:.3f}")
-            if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-                checkpoints.save(step + 1, state, {}, score=-numbers["sft/loss"])
-        metrics.close()
-    checkpoints.close()
+    rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
+    kinds = tuple((one.key, len(row.ids)) for one, row in zip(demonstrations, rows, strict=True))
+    with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        done = checkpoints.latest_step() or 0
+        if done:
+            state, _ = checkpoints.restore(done, state)
+        with closing(Metrics(folder, resume_step=done)) as metrics:
+            for step in range(done, config.steps):
+                groups = groups_of_step(kinds, step, config=config, seed=seed)
+                state, numbers = _step(learner, state, rows, groups, config, tokenizer.pad_id)
+                metrics.write(step + 1, numbers)
+                if progress is not None:
+                    progress(step + 1, config.steps, f"loss {numbers['sft/loss']:.3f}")
+                if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
+                    checkpoints.save(step + 1, state, {}, score=-numbers["sft/loss"])
     return state.params
 
 

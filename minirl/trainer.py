@@ -119,19 +119,26 @@ class Trainer:
         Args:
             progress: Called with (steps done, steps in all, a line on how it goes).
         """
-        while self.step < self._config.steps:
-            self.step += 1
-            numbers = self._step()
-            is_last = self.step == self._config.steps
-            if self.step % self._config.eval_every == 0 or is_last:
-                numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
-            self._metrics.write(self.step, numbers)
-            if self.step % self._config.checkpoint_every == 0 or is_last:
-                # Checkpoints between evaluations are never the best.
-                self._save(numbers.get("validation/accuracy", -1.0))
-            progress(self.step, self._config.steps, _status(numbers))
-        self._checkpoints.close()
-        self._metrics.close()
+        try:
+            while self.step < self._config.steps:
+                progress(*self._advance())
+        finally:
+            # After an error too: what is being written is whole, and threads end.
+            self._checkpoints.close()
+            self._metrics.close()
+
+    def _advance(self) -> tuple[int, int, str]:
+        """Take a step, write it down, and say how it went."""
+        self.step += 1
+        numbers = self._step()
+        is_last = self.step == self._config.steps
+        if self.step % self._config.eval_every == 0 or is_last:
+            numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
+        self._metrics.write(self.step, numbers)
+        if self.step % self._config.checkpoint_every == 0 or is_last:
+            # Checkpoints between evaluations are never the best.
+            self._save(numbers.get("validation/accuracy", -1.0))
+        return self.step, self._config.steps, _status(numbers)
 
     def use_best(self) -> int:
         """Take the weights of the best checkpoint; return its step."""

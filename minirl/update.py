@@ -61,9 +61,9 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
         config.warmup_steps,
     )
     rate = optax.join_schedules([warmup, after], [config.warmup_steps])
-    decay, betas = config.weight_decay, {"b1": config.beta1, "b2": config.beta2}
+    decay = config.weight_decay
     if config.kind == "adamw":
-        rule = optax.adamw(rate, weight_decay=decay, **betas)
+        rule = optax.adamw(rate, b1=config.beta1, b2=config.beta2, weight_decay=decay)
     else:
         rule = muon(
             rate,
@@ -237,8 +237,8 @@ class Learner:
             reference: Weights of the reference policy, where a KL is wanted.
 
         Returns:
-            The new state and the batch's statistics: `loss`, `entropy`, `grad_norm`, and what the
-            objective adds (`clip_fraction`, `kl`, `logp_gap_max`).
+            The new state and the batch's statistics: `loss`, `grad_norm`, and what the objective
+            adds (`entropy`, `clip_fraction`, `kl`, `logp_gap_max`).
         """
         total = None
         for batch in batches:

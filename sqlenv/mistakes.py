@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from sqlenv.parse import Query, clause, is_distinct, parse
+from sqlenv.parse import clause, is_distinct, parse
 
 # Each changes a copy of a query in place, or says that it has nothing to change.
 Habit = Callable[[exp.Select], bool]
 
-_CONFUSED = {exp.Max: exp.Min, exp.Min: exp.Max, exp.Avg: exp.Sum, exp.Sum: exp.Avg}
+_CONFUSED = ((exp.Max, exp.Min), (exp.Min, exp.Max), (exp.Avg, exp.Sum), (exp.Sum, exp.Avg))
 
 
 def mistake(sql: str) -> str | None:
@@ -29,10 +29,10 @@ def mistake(sql: str) -> str | None:
     return _spoil(tree.copy()).sql(dialect="sqlite", normalize_functions=False)
 
 
-def _spoil(tree: Query) -> exp.Expression:
-    if isinstance(tree, exp.SetOperation):
-        return tree.left
+def _spoil(tree: exp.Expr) -> exp.Expr:
     select = tree.unnest() if isinstance(tree, exp.Subquery) else tree
+    if isinstance(select, exp.SetOperation):
+        return select.left
     if isinstance(select, exp.Select):
         next(habit for habit in HABITS if habit(select))
     return select
@@ -78,10 +78,11 @@ def _forget_group(select: exp.Select) -> bool:
 
 
 def _confuse_aggregate(select: exp.Select) -> bool:
-    for wrong in select.selects:
-        if type(wrong) in _CONFUSED:
-            wrong.replace(_CONFUSED[type(wrong)](this=wrong.this))
-            return True
+    for column in select.selects:
+        for right, wrong in _CONFUSED:
+            if isinstance(column, right):
+                column.replace(wrong(this=column.this))
+                return True
     return False
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from launch.demonstrations import demonstrations, reply
 from sqlenv.mistakes import mistake
-from sqlenv.types import Episode, Example, Message
+from sqlenv.types import Episode, Example, Message, Observation
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"
 WRONG = "SELECT name FROM singer"
@@ -16,17 +16,26 @@ EXAMPLES = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for
 
 
 class Teacher:
-    """Asks, and says of every reply but the right one that it is wrong."""
+    """Asks, and says of every reply but the right ones that it is wrong."""
 
-    def reset(self, example):
+    def __init__(self, *right: str) -> None:
+        self.right = right
+
+    def reset(self, example: Example) -> tuple[Episode, Observation]:
         return Episode(example, ()), (Message("user", example.question),)
 
-    def step(self, episode, text):
-        return episode, None if text == reply(RIGHT) else (Message("user", "Wrong."),)
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
+        return episode, None if reply in self.right else (Message("user", "Wrong."),)
 
 
-def shown(**shares):
-    return demonstrations(EXAMPLES, Teacher(), seed=0, **shares)
+def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: str = ""):
+    return demonstrations(
+        EXAMPLES,
+        Teacher(reply(RIGHT), right),
+        mistake_share=mistake_share,
+        repair_share=repair_share,
+        seed=seed,
+    )
 
 
 def test_a_reply_names_the_tables_before_the_query():
@@ -52,14 +61,11 @@ def test_shares_are_those_asked_for_and_every_repair_ends_right():
 
 
 def test_the_seed_decides():
-    shares = {"mistake_share": 0.5, "repair_share": 0.25}
-    assert shown(**shares) == shown(**shares)
-    other = demonstrations(EXAMPLES, Teacher(), seed=1, **shares)
-    assert other != shown(**shares)
+    found = shown(mistake_share=0.5, repair_share=0.25)
+    assert shown(mistake_share=0.5, repair_share=0.25) == found
+    assert shown(mistake_share=0.5, repair_share=0.25, seed=1) != found
 
 
 def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
-    lenient = Teacher()
-    lenient.step = lambda episode, text: (episode, None)
-    found = demonstrations(EXAMPLES, lenient, mistake_share=0.0, repair_share=1.0, seed=0)
+    found = shown(mistake_share=0.0, repair_share=1.0, right=reply(WRONG))
     assert {(one.replies, one.target) for one in found} == {((), reply(RIGHT))}

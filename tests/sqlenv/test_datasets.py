@@ -11,7 +11,8 @@ import pytest
 from sqlenv.config import DataConfig
 from sqlenv.datasets import load
 from sqlenv.errors import UserError
-from sqlenv.schema import read_schema, render_schema
+from sqlenv.schema import read_schema
+from sqlenv.schema_text import render_schema
 from sqlenv.types import SqlError, Table
 
 

@@ -10,9 +10,8 @@ from sqlenv.schema import (
     ForeignKey,
     TableSchema,
     read_schema,
-    render_schema,
-    sample_columns,
 )
+from sqlenv.schema_text import render_schema, sample_columns
 
 BAND_DDL = """
     CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);
