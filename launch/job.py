@@ -60,11 +60,12 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "best_step": best,
         "seed": config.seed,
         "accelerator": accelerator,
-        **_last_means(folder),
+        **_course(folder),
         "seconds": round(perf_counter() - start, 1),
     }
     write_json(folder / RESULT, result)
     cli.output.print(_table(result))
+    cli.output.print(_curve(result["validation_curve"]))
     cli.output.print(f"Run folder: {folder}")
 
 
@@ -91,8 +92,8 @@ def _gain(before: Sequence[Verdict], after: Sequence[Verdict], config: JobConfig
     }
 
 
-def _last_means(folder: Path, *, steps: int = 10) -> dict[str, Any]:
-    """Average turns, accuracies and reward parts of training over the first and last steps."""
+def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
+    """Average turns and reward parts over the first and last steps; list validation accuracies."""
     with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
         lines = [json.loads(line) for line in file]
 
@@ -106,6 +107,11 @@ def _last_means(folder: Path, *, steps: int = 10) -> dict[str, Any]:
         "mean_turns_first": mean("rollout/turns", first),
         "rewards": {name.removeprefix("reward/"): mean(name, last) for name in names},
         "rewards_first": {name.removeprefix("reward/"): mean(name, first) for name in names},
+        "validation_curve": [
+            [line["step"], round(line["validation/accuracy"], 6)]
+            for line in lines
+            if "validation/accuracy" in line
+        ],
     }
 
 
@@ -131,4 +137,12 @@ def _table(result: dict[str, Any]) -> RichTable:
     )
     for name, value in result["rewards"].items():
         table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
+    return table
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> RichTable:
+    """Draw accuracy over steps."""
+    table = RichTable("step", "accuracy", "", title="Validation questions", box=None)
+    for step, value in points:
+        table.add_row(str(step), f"{100 * value:.1f} %", "█" * round(50 * value))
     return table

@@ -75,6 +75,7 @@ def test_result_has_what_was_promised(place):
     assert low <= result["gain"] <= high
     assert result["gain"] == pytest.approx(result["ex_after"] - result["ex_before"])
     assert result["questions"] == 6
+    assert [step for step, _ in result["validation_curve"]] == [2, 3]
     assert 1 <= result["mean_turns"] <= 2
     assert result["seconds"] > 0
     parts = result["rewards"]
