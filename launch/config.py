@@ -64,10 +64,11 @@ class WarmStartConfig(SftConfig):
     """Supervised training before reinforcement learning."""
 
     mistake_share: float = Field(default=0.0, ge=0, le=1)
-    """Share of the answers that have a mistake, as of a weak annotator (`sqlenv.mistakes`)."""
+    """Share of the answers, repairs apart, that have a mistake, as of a weak annotator
+    (`sqlenv.mistakes`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the demonstrations that mend such a mistake after its diagnosis, in a second turn;
-    the mistake itself is not learnt."""
+    the mistake itself is learnt only with `learn_prompt`."""
     examples: PositiveInt | None = None
     """How many training questions are demonstrated, sampled by seed; None for all."""
 

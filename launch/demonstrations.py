@@ -24,7 +24,7 @@ class Teacher(Protocol):
         ...
 
 
-def reply(sql: str) -> str:
+def write_reply(sql: str) -> str:
     """Write a query as a reply in the required form; the thought names the tables it reads."""
     return f"<think> {', '.join(tables_of(sql))} </think> <sql> {sql} </sql>"
 
@@ -43,20 +43,21 @@ def demonstrations(
     Args:
         examples: Questions with gold queries.
         environment: Asks them, and diagnoses wrong replies.
-        mistake_share: Share whose answer has a mistake (`sqlenv.mistakes`).
+        mistake_share: Of those that are no repairs, the share whose answer has a mistake
+            (`sqlenv.mistakes`).
         repair_share: Share that first make that mistake, then mend it after the environment's
-            feedback. The first reply is not learnt.
+            feedback. Where the mistake does not change the result, the right answer alone is shown.
         seed: Decides which ones.
         progress: Called with (done, in all, "").
     """
     rng = Random(f"{seed} demonstrations")
     made = []
     for number, example in enumerate(examples, start=1):
-        kind = rng.random()
-        if kind < repair_share:
+        draw = rng.random()
+        if draw < repair_share:
             made.append(_repair(example, environment))
         else:
-            has_mistake = kind < repair_share + (1 - repair_share) * mistake_share
+            has_mistake = draw < repair_share + (1 - repair_share) * mistake_share
             made.append(_answer(example, environment, has_mistake=has_mistake))
         if progress is not None and number % 100 == 0:
             progress(number, len(examples), "")
@@ -66,15 +67,15 @@ def demonstrations(
 def _answer(example: Example, environment: Teacher, *, has_mistake: bool) -> Demonstration:
     _, question = environment.reset(example)
     wrong = mistake(example.gold_sql) if has_mistake else None
-    return Demonstration((question,), (), reply(wrong or example.gold_sql), key=example.db_id)
+    return Demonstration((question,), (), write_reply(wrong or example.gold_sql), key=example.db_id)
 
 
 def _repair(example: Example, environment: Teacher) -> Demonstration:
     episode, question = environment.reset(example)
     wrong = mistake(example.gold_sql)
-    _, feedback = environment.step(episode, reply(wrong)) if wrong else (None, None)
+    _, feedback = environment.step(episode, write_reply(wrong)) if wrong else (None, None)
     if wrong is None or feedback is None:  # no feedback: that mistake does not change the result
         return _answer(example, environment, has_mistake=False)
-    dialogue = ((question, feedback), (reply(wrong),))
+    dialogue = ((question, feedback), (write_reply(wrong),))
     # A key of its own: a group is as long as its longest member.
-    return Demonstration(*dialogue, reply(example.gold_sql), key=(example.db_id, "repair"))
+    return Demonstration(*dialogue, write_reply(example.gold_sql), key=(example.db_id, "repair"))

@@ -64,8 +64,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "seconds": round(perf_counter() - start, 1),
     }
     write_json(folder / RESULT, result)
-    cli.output.print(_table(result))
-    cli.output.print(_curve(result["validation_curve"]))
+    cli.output.print(_table(result), _curve(result))
     cli.output.print(f"Run folder: {folder}")
 
 
@@ -140,9 +139,9 @@ def _table(result: dict[str, Any]) -> RichTable:
     return table
 
 
-def _curve(points: Sequence[tuple[int, float]]) -> RichTable:
-    """Draw accuracy over steps."""
+def _curve(result: dict[str, Any]) -> RichTable:
+    """Draw validation accuracy over steps."""
     table = RichTable("step", "accuracy", "", title="Validation questions", box=None)
-    for step, value in points:
+    for step, value in result["validation_curve"]:
         table.add_row(str(step), f"{100 * value:.1f} %", "█" * round(50 * value))
     return table

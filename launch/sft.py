@@ -1,4 +1,4 @@
-"""The warm start alone: supervised training on gold replies.
+"""The warm start alone: supervised training on demonstrations.
 
 `launch.train` with the same settings goes on from the model it leaves in the run folder.
 """

@@ -1,4 +1,4 @@
-"""The warm start: supervised training on gold replies, before reinforcement learning."""
+"""The warm start: supervised training on demonstrations, before reinforcement learning."""
 
 from __future__ import annotations
 

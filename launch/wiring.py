@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from launch.config import JobConfig
-from launch.demonstrations import reply
+from launch.demonstrations import write_reply
 from minirl import weights
 from minirl.model import Decoder
 from minirl.tiny import make_tiny
@@ -235,7 +235,7 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
     assert config.model.tiny is not None
     if not (made / "model.safetensors").exists():
         texts = (
-            f"{sql.first_prompt(example)[-1].content}\n{reply(example.gold_sql)}"
+            f"{sql.first_prompt(example)[-1].content}\n{write_reply(example.gold_sql)}"
             for example in train
         )
         make_tiny(made, texts, config.model.tiny, config.seed)

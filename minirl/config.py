@@ -111,6 +111,7 @@ class OptimizerConfig(Settings):
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the learning rate that a cosine ends at."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: PositiveFloat = 1.0
@@ -129,15 +130,15 @@ class BatchingConfig(Settings):
 
 
 class SftConfig(Settings):
-    """Supervised training on gold replies: the warm start."""
+    """Supervised training on demonstrations: the warm start."""
 
     steps: PositiveInt = 500
     groups_per_step: PositiveInt = 32
     group_size: PositiveInt = 1
     """Demonstrations side by side that share the beginning of their prompts (one database)."""
     learn_prompt: bool = False
-    """Also learn to predict the part of the prompt that a group does not share (the question):
-    a model that is new to language learns from it to copy names."""
+    """Also learn to predict what stands before the last reply and is not shared by the group (the
+    question, earlier replies, feedback): a model that is new to language learns to copy names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
     checkpoint_every: PositiveInt = 100

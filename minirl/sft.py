@@ -1,4 +1,4 @@
-"""Supervised training on gold replies, through the same batches and update as everything else."""
+"""Supervised training on demonstrations, through the same batches and update as everything else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Demonstration:
 
     Attributes:
         observations: What the policy is shown, one more than `replies`.
-        replies: Earlier replies, not trained on (a mistake to be mended).
+        replies: Earlier replies, such as a mistake to be mended; not trained on, unless the prompt
+            is learnt too.
         target: The reply that is trained on.
         key: Demonstrations of one key begin alike and are put side by side.
     """

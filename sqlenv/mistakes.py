@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from sqlglot import exp
 
-from sqlenv.parse import clause, is_distinct, parse
+from sqlenv.parse import clause, from_table, is_distinct, parse
 
 # Each changes a copy of a query in place, or says that it has nothing to change.
 Habit = Callable[[exp.Select], bool]
@@ -18,24 +18,29 @@ def mistake(sql: str) -> str | None:
     """Write a query as an annotator with fixed habits would get it wrong.
 
     The habit is the first of `HABITS` that applies, so queries of one form have one mistake; of a
-    set operation only the first query is left. A few mistakes do not change the result.
+    set operation the last query is forgotten. A few mistakes do not change the result.
 
     Returns:
-        The query with its mistake; None where it does not parse.
+        The query with its mistake; None where it does not parse or has nothing to get wrong.
     """
     tree = parse(sql)
     if tree is None:
         return None
-    return _spoil(tree.copy()).sql(dialect="sqlite", normalize_functions=False)
+    wrong = _spoil(tree.copy())
+    if wrong == tree or (isinstance(wrong, exp.Select) and from_table(wrong) is None):
+        return None
+    return wrong.sql(dialect="sqlite", normalize_functions=False)
 
 
 def _spoil(tree: exp.Expr) -> exp.Expr:
-    select = tree.unnest() if isinstance(tree, exp.Subquery) else tree
-    if isinstance(select, exp.SetOperation):
-        return select.left
-    if isinstance(select, exp.Select):
-        next(habit for habit in HABITS if habit(select))
-    return select
+    query = tree.unnest() if isinstance(tree, exp.Subquery) else tree
+    if isinstance(query, exp.SetOperation):
+        first = query.left
+        first.set("with_", query.args.get("with_"))
+        return first
+    if isinstance(query, exp.Select):
+        next(habit for habit in HABITS if habit(query))
+    return query
 
 
 def _forget_having(select: exp.Select) -> bool:
@@ -58,10 +63,13 @@ def _forget_distinct(select: exp.Select) -> bool:
     if is_distinct(select):
         select.set("distinct", None)
         return True
-    inside = select.selects[0].find(exp.Distinct)
-    if inside is not None:
+    counted = select.selects[0].unalias()
+    inside = counted.this
+    if not isinstance(counted, exp.Count) or not isinstance(inside, exp.Distinct):
+        return False
+    if inside.expressions:
         inside.replace(inside.expressions[0])
-    return inside is not None
+    return bool(inside.expressions)
 
 
 def _turn_order(select: exp.Select) -> bool:
@@ -78,9 +86,10 @@ def _forget_group(select: exp.Select) -> bool:
 
 
 def _confuse_aggregate(select: exp.Select) -> bool:
-    for column in select.selects:
+    for column in [selected.unalias() for selected in select.selects]:
         for right, wrong in _CONFUSED:
-            if isinstance(column, right):
+            # With several arguments MAX and MIN are no aggregates.
+            if isinstance(column, right) and not column.expressions:
                 column.replace(wrong(this=column.this))
                 return True
     return False

@@ -2,8 +2,8 @@
 
 Predictions are hostile input here too: sqlglot's compiled parser overflows the C stack on deep
 nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests),
-so a scan over the tokens refuses such text before sqlglot sees it. This is also the one place
-that names sqlglot's arguments (`from_` and `with_` are the spelling of release 30).
+so a scan over the tokens refuses such text before sqlglot sees it. Arguments of sqlglot's nodes are
+named here and in `sqlenv/mistakes.py` (`from_` and `with_` are the spelling of release 30).
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_a_packaged_config_opens_with_its_paper_and_command():
         ("train.algorithm.kind=ppo", "train.algorithm.kind: should be 'grpo', 'gspo', not 'ppo'"),
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("train.steps=true", "train.steps: should be a number, not true"),
-        ("warm_start.optimizer.learning_rate=false", "learning_rate: input should be greater"),
+        ("warm_start.optimizer.beta1=false", "optimizer.beta1: should be a number, not false"),
         ("sampler.temperature=false", "sampler.temperature: should be a number, not false"),
         ("train.steps=0", "train.steps: input should be greater than 0, not 0"),
         ("train=3", "train: should have keys below it, not 3"),

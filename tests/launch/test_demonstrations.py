@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.demonstrations import demonstrations, reply
+from launch.demonstrations import demonstrations, write_reply
 from sqlenv.mistakes import mistake
 from sqlenv.types import Episode, Example, Message, Observation
 
@@ -31,7 +31,7 @@ class Teacher:
 def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: str = ""):
     return demonstrations(
         EXAMPLES,
-        Teacher(reply(RIGHT), right),
+        Teacher(write_reply(RIGHT), right),
         mistake_share=mistake_share,
         repair_share=repair_share,
         seed=seed,
@@ -39,13 +39,13 @@ def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: st
 
 
 def test_a_reply_names_the_tables_before_the_query():
-    assert reply(RIGHT) == f"<think> singer </think> <sql> {RIGHT} </sql>"
+    assert write_reply(RIGHT) == f"<think> singer </think> <sql> {RIGHT} </sql>"
     assert mistake(RIGHT) == WRONG
 
 
 def test_all_answers_are_right_unless_a_share_is_asked_for():
     found = shown(mistake_share=0.0, repair_share=0.0)
-    assert {one.target for one in found} == {reply(RIGHT)}
+    assert {one.target for one in found} == {write_reply(RIGHT)}
     assert {len(one.observations) for one in found} == {1}
 
 
@@ -54,9 +54,11 @@ def test_shares_are_those_asked_for_and_every_repair_ends_right():
     repairs = [one for one in found if one.replies]
     answers = [one for one in found if not one.replies]
     assert len(repairs) / len(found) == pytest.approx(0.25, abs=0.05)
-    wrong = sum(one.target == reply(WRONG) for one in answers)
+    wrong = sum(one.target == write_reply(WRONG) for one in answers)
     assert wrong / len(answers) == pytest.approx(0.5, abs=0.07)
-    assert {(one.replies, one.target) for one in repairs} == {((reply(WRONG),), reply(RIGHT))}
+    assert {(one.replies, one.target) for one in repairs} == {
+        ((write_reply(WRONG),), write_reply(RIGHT))
+    }
     assert {one.key for one in repairs}.isdisjoint({one.key for one in answers})
 
 
@@ -67,5 +69,5 @@ def test_the_seed_decides():
 
 
 def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
-    found = shown(mistake_share=0.0, repair_share=1.0, right=reply(WRONG))
-    assert {(one.replies, one.target) for one in found} == {((), reply(RIGHT))}
+    found = shown(mistake_share=0.0, repair_share=1.0, right=write_reply(WRONG))
+    assert {(one.replies, one.target) for one in found} == {((), write_reply(RIGHT))}
