@@ -1,8 +1,9 @@
-"""The mistakes of a weak annotator: a query that forgets or confuses one part of the right one."""
+"""The mistakes of a weak annotator: a query that confuses or forgets one part of the right one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from sqlglot import exp
 
@@ -11,14 +12,23 @@ from sqlenv.parse import clause, from_table, is_distinct, parse
 # Each changes a copy of a query in place, or says that it has nothing to change.
 Habit = Callable[[exp.Select], bool]
 
+_SWAPPED = (
+    (exp.Union, exp.Intersect),
+    (exp.Intersect, exp.Union),
+    (exp.Except, exp.Intersect),
+)
+_TURNED = (
+    *((exp.EQ, exp.NEQ), (exp.NEQ, exp.EQ)),
+    *((exp.LT, exp.GT), (exp.GT, exp.LT), (exp.LTE, exp.GTE), (exp.GTE, exp.LTE)),
+)
 _CONFUSED = ((exp.Max, exp.Min), (exp.Min, exp.Max), (exp.Avg, exp.Sum), (exp.Sum, exp.Avg))
 
 
 def mistake(sql: str) -> str | None:
     """Write a query as an annotator with fixed habits would get it wrong.
 
-    The habit is the first of `HABITS` that applies, so queries of one form have one mistake; of a
-    set operation the last query is forgotten. A few mistakes do not change the result.
+    The habit is the first of `HABITS` that applies, so queries of one form have one mistake; a set
+    operation is taken for another one. A few mistakes do not change the result.
 
     Returns:
         The query with its mistake; None where it does not parse or has nothing to get wrong.
@@ -34,29 +44,38 @@ def mistake(sql: str) -> str | None:
 
 def _spoil(tree: exp.Expr) -> exp.Expr:
     query = tree.unnest() if isinstance(tree, exp.Subquery) else tree
-    if isinstance(query, exp.SetOperation):
-        first = query.left
-        first.set("with_", query.args.get("with_"))
-        return first
+    for right, wrong in _SWAPPED:
+        if isinstance(query, right):
+            return wrong(**query.args)
     if isinstance(query, exp.Select):
         next(habit for habit in HABITS if habit(query))
     return query
 
 
-def _forget_having(select: exp.Select) -> bool:
-    return select.args.pop("having", None) is not None
+def _confuse_having(select: exp.Select) -> bool:
+    return _confuse_last(select, "having")
 
 
-def _forget_condition(select: exp.Select) -> bool:
-    """Forget the last condition of WHERE."""
-    if not clause(select, "where"):
-        return False
-    condition = select.args["where"].this
-    if isinstance(condition, exp.And | exp.Or):
-        condition.replace(condition.this)
-    else:
-        select.set("where", None)
-    return True
+def _confuse_where(select: exp.Select) -> bool:
+    return _confuse_last(select, "where")
+
+
+def _confuse_last(select: exp.Select, name: Literal["where", "having"]) -> bool:
+    """Turn the last condition of a clause into its contrary."""
+    for condition in clause(select, name):
+        last = condition.expression if isinstance(condition, exp.And | exp.Or) else condition
+        last.replace(_contrary(last))
+        return True
+    return False
+
+
+def _contrary(condition: exp.Expr) -> exp.Expr:
+    if isinstance(condition, exp.Not):
+        return condition.this
+    for right, wrong in _TURNED:
+        if isinstance(condition, right):
+            return wrong(this=condition.this, expression=condition.expression)
+    return exp.Not(this=condition.copy())
 
 
 def _forget_distinct(select: exp.Select) -> bool:
@@ -101,8 +120,8 @@ def _take_all(select: exp.Select) -> bool:
 
 
 HABITS: tuple[Habit, ...] = (
-    _forget_having,
-    _forget_condition,
+    _confuse_having,
+    _confuse_where,
     _forget_distinct,
     _turn_order,
     _forget_group,
