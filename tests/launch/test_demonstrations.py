@@ -11,7 +11,7 @@ from sqlenv.mistakes import mistake
 from sqlenv.types import Episode, Example, Message, Observation
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"
-WRONG = "SELECT name FROM singer"
+WRONG = "SELECT name FROM singer WHERE age < 20"
 EXAMPLES = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
 
 

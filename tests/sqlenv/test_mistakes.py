@@ -1,4 +1,4 @@
-"""The mistakes of a weak annotator: one part forgotten or confused, the rest left alone."""
+"""The mistakes of a weak annotator: one part confused or forgotten, the rest left alone."""
 
 import json
 import sqlite3
@@ -12,10 +12,18 @@ from sqlenv.parse import parse
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = {
-    "SELECT a FROM t GROUP BY a HAVING COUNT(*) > 2": "SELECT a FROM t GROUP BY a",
-    "SELECT a FROM t WHERE b = 1": "SELECT a FROM t",
-    "SELECT a FROM t WHERE b = 1 AND c < 2 AND d": "SELECT a FROM t WHERE b = 1 AND c < 2",
-    "SELECT a FROM t WHERE b = 1 OR c < 2": "SELECT a FROM t WHERE b = 1",
+    "SELECT a FROM t GROUP BY a HAVING COUNT(*) > 2": (
+        "SELECT a FROM t GROUP BY a HAVING COUNT(*) < 2"
+    ),
+    "SELECT a FROM t WHERE b = 1": "SELECT a FROM t WHERE b <> 1",
+    "SELECT a FROM t WHERE b <> 1": "SELECT a FROM t WHERE b = 1",
+    "SELECT a FROM t WHERE b = 1 AND c AND d": "SELECT a FROM t WHERE b = 1 AND c AND NOT d",
+    "SELECT a FROM t WHERE b = 1 OR c <= 2": "SELECT a FROM t WHERE b = 1 OR c >= 2",
+    "SELECT a FROM t WHERE b = 1 AND (c OR d)": "SELECT a FROM t WHERE b = 1 AND NOT (c OR d)",
+    "SELECT a FROM t WHERE b NOT IN (SELECT d FROM u)": (
+        "SELECT a FROM t WHERE b IN (SELECT d FROM u)"
+    ),
+    "SELECT a FROM t WHERE b BETWEEN 1 AND 2": "SELECT a FROM t WHERE NOT b BETWEEN 1 AND 2",
     "SELECT DISTINCT a FROM t": "SELECT a FROM t",
     "SELECT COUNT(DISTINCT a) FROM t": "SELECT COUNT(a) FROM t",
     "SELECT a FROM t ORDER BY b DESC LIMIT 1": "SELECT a FROM t ORDER BY b LIMIT 1",
@@ -25,17 +33,20 @@ CASES = {
     "SELECT b, AVG(a) FROM t": "SELECT b, SUM(a) FROM t",
     "SELECT COUNT(*) FROM t": "SELECT * FROM t",
     "SELECT a, b FROM t AS x JOIN u AS y ON x.c": "SELECT * FROM t AS x JOIN u AS y ON x.c",
-    "SELECT a FROM t UNION SELECT b FROM u": "SELECT a FROM t",
-    "SELECT a FROM t EXCEPT SELECT a FROM t WHERE b": "SELECT a FROM t",
-    "(SELECT a FROM t WHERE b)": "SELECT a FROM t",
+    "SELECT a FROM t UNION SELECT b FROM u": "SELECT a FROM t INTERSECT SELECT b FROM u",
+    "SELECT a FROM t EXCEPT SELECT a FROM t WHERE b": (
+        "SELECT a FROM t INTERSECT SELECT a FROM t WHERE b"
+    ),
+    "SELECT a FROM t INTERSECT SELECT b FROM u": "SELECT a FROM t UNION SELECT b FROM u",
+    "(SELECT a FROM t WHERE b)": "SELECT a FROM t WHERE NOT b",
     "SELECT a FROM t UNION SELECT b FROM u UNION SELECT d FROM u": (
-        "SELECT a FROM t UNION SELECT b FROM u"
+        "SELECT a FROM t UNION SELECT b FROM u INTERSECT SELECT d FROM u"
     ),
     "WITH x AS (SELECT a FROM t) SELECT a FROM x UNION SELECT b FROM u": (
-        "WITH x AS (SELECT a FROM t) SELECT a FROM x"
+        "WITH x AS (SELECT a FROM t) SELECT a FROM x INTERSECT SELECT b FROM u"
     ),
     "WITH x AS (SELECT a FROM t WHERE b) SELECT a FROM x WHERE a": (
-        "WITH x AS (SELECT a FROM t WHERE b) SELECT a FROM x"
+        "WITH x AS (SELECT a FROM t WHERE b) SELECT a FROM x WHERE NOT a"
     ),
     "SELECT MAX(a) AS m FROM t": "SELECT MIN(a) AS m FROM t",
     "SELECT MAX(a, b) FROM t": "SELECT * FROM t",
@@ -66,7 +77,7 @@ NO_MISTAKE = ("", "DROP TABLE t", "SELECT FROM", "(" * 5000, "SELECT * FROM t", 
 
 
 @pytest.mark.parametrize("sql", NO_MISTAKE)
-def test_what_does_not_parse_or_has_nothing_to_forget_has_no_mistake(sql):
+def test_what_does_not_parse_or_has_nothing_to_get_wrong_has_no_mistake(sql):
     assert mistake(sql) is None
 
 
