@@ -244,7 +244,8 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups, learne
     parts, stats_of_parts = scene.step(learner, batches)
     assert_close(parts, whole)
     assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
-    assert stats_of_parts == pytest.approx(stats, rel=1e-4)
+    # The loss is a sum of terms near 1 that all but cancel, so that rounding is large beside it.
+    assert stats_of_parts == pytest.approx(stats, rel=1e-4, abs=1e-6)
     assert stats["logp_gap_max"] == pytest.approx(0.53, abs=1e-3)
 
 
