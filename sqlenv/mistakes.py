@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from sqlglot import exp
@@ -12,16 +13,13 @@ from sqlenv.parse import clause, from_table, is_distinct, parse
 # Each changes a copy of a query in place, or says that it has nothing to change.
 Habit = Callable[[exp.Select], bool]
 
-_SWAPPED = (
-    (exp.Union, exp.Intersect),
-    (exp.Intersect, exp.Union),
-    (exp.Except, exp.Intersect),
-)
-_TURNED = (
+# What is taken for what: set operations, comparisons, aggregates.
+_TAKEN_FOR = (
+    *((exp.Union, exp.Intersect), (exp.Intersect, exp.Union), (exp.Except, exp.Intersect)),
     *((exp.EQ, exp.NEQ), (exp.NEQ, exp.EQ)),
     *((exp.LT, exp.GT), (exp.GT, exp.LT), (exp.LTE, exp.GTE), (exp.GTE, exp.LTE)),
+    *((exp.Max, exp.Min), (exp.Min, exp.Max), (exp.Avg, exp.Sum), (exp.Sum, exp.Avg)),
 )
-_CONFUSED = ((exp.Max, exp.Min), (exp.Min, exp.Max), (exp.Avg, exp.Sum), (exp.Sum, exp.Avg))
 
 
 def mistake(sql: str) -> str | None:
@@ -44,38 +42,29 @@ def mistake(sql: str) -> str | None:
 
 def _spoil(tree: exp.Expr) -> exp.Expr:
     query = tree.unnest() if isinstance(tree, exp.Subquery) else tree
-    for right, wrong in _SWAPPED:
-        if isinstance(query, right):
-            return wrong(**query.args)
+    if isinstance(query, exp.SetOperation):
+        return _other(query) or query
     if isinstance(query, exp.Select):
         next(habit for habit in HABITS if habit(query))
     return query
 
 
-def _confuse_having(select: exp.Select) -> bool:
-    return _confuse_last(select, "having")
-
-
-def _confuse_where(select: exp.Select) -> bool:
-    return _confuse_last(select, "where")
+def _other(node: exp.Expr) -> exp.Expr | None:
+    """Return what a node is taken for, over the same arguments; None where it is never confused."""
+    for right, wrong in _TAKEN_FOR:
+        if isinstance(node, right):
+            return wrong(**node.args)
+    return None
 
 
 def _confuse_last(select: exp.Select, name: Literal["where", "having"]) -> bool:
     """Turn the last condition of a clause into its contrary."""
-    for condition in clause(select, name):
+    conditions = clause(select, name)
+    for condition in conditions:
         last = condition.expression if isinstance(condition, exp.And | exp.Or) else condition
-        last.replace(_contrary(last))
-        return True
-    return False
-
-
-def _contrary(condition: exp.Expr) -> exp.Expr:
-    if isinstance(condition, exp.Not):
-        return condition.this
-    for right, wrong in _TURNED:
-        if isinstance(condition, right):
-            return wrong(this=condition.this, expression=condition.expression)
-    return exp.Not(this=condition.copy())
+        is_negated = isinstance(last, exp.Not)
+        last.replace(last.this if is_negated else _other(last) or exp.Not(this=last.copy()))
+    return bool(conditions)
 
 
 def _forget_distinct(select: exp.Select) -> bool:
@@ -106,11 +95,11 @@ def _forget_group(select: exp.Select) -> bool:
 
 def _confuse_aggregate(select: exp.Select) -> bool:
     for column in [selected.unalias() for selected in select.selects]:
-        for right, wrong in _CONFUSED:
-            # With several arguments MAX and MIN are no aggregates.
-            if isinstance(column, right) and not column.expressions:
-                column.replace(wrong(this=column.this))
-                return True
+        # With several arguments MAX and MIN are no aggregates.
+        wrong = None if column.expressions else _other(column)
+        if wrong is not None:
+            column.replace(wrong)
+            return True
     return False
 
 
@@ -120,8 +109,8 @@ def _take_all(select: exp.Select) -> bool:
 
 
 HABITS: tuple[Habit, ...] = (
-    _confuse_having,
-    _confuse_where,
+    partial(_confuse_last, name="having"),
+    partial(_confuse_last, name="where"),
     _forget_distinct,
     _turn_order,
     _forget_group,

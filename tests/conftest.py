@@ -29,7 +29,10 @@ if importlib.util.find_spec("jax") is not None:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """Folder of real data (MINIRL_SHARED, else ../shared beside the checkout), or a skip."""
-    folder = Path(os.environ.get("MINIRL_SHARED") or ROOT.parent / "shared")
+    named = os.environ.get("MINIRL_SHARED")
+    folder = Path(named or ROOT.parent / "shared")
     if not folder.is_dir():
-        pytest.skip(f"no shared data at {folder}: set MINIRL_SHARED")
+        # A folder that was asked for and is not there is a mistake, not an absence.
+        stop = pytest.fail if named else pytest.skip
+        stop(f"no shared data at {folder}: set MINIRL_SHARED")
     return folder
