@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,6 +35,9 @@ from sqlenv.schema_text import render_schema, sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
 
 _log = logging.getLogger(__name__)
+
+# First prompts kept: those of a step.
+_PROMPTS = 1024
 
 
 class SqlSide:
@@ -98,6 +101,8 @@ class SqlSide:
         """
         env = self._config.env
 
+        # The episodes of a group ask the same question.
+        @lru_cache(maxsize=_PROMPTS)
         def first_prompt(example: Example) -> Observation:
             return self.training_prompt(example, tokenizer)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +25,8 @@ LOGITS_BYTES = 2**29
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
 _UNROLLED_LAYERS = 8
+# Micro-batches computed at a time where the device is a CPU.
+_CPU_MICRO_BATCHES = 2
 # Input and output axes of the layers' matrices, by the last part of their path.
 _MATRICES = {
     **dict.fromkeys(("q", "k", "v"), MuonDimensionNumbers(0, (1, 2))),
@@ -134,15 +138,15 @@ def _project(
     return logp.reshape(B, C), entropy.reshape(B, C)
 
 
-# (model, micro-batch, log-probabilities of the reference or None) -> (loss, statistics)
-Objective = Callable[[Any, Batch, Array | None], tuple[Array, dict[str, Array]]]
+# (model, micro-batch, log-probabilities of the reference, BC) -> (loss, statistics)
+Objective = Callable[[Any, Batch, Array], tuple[Array, dict[str, Array]]]
 
 
 def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objective:
     """Return the objective of reinforcement learning."""
 
     def objective(
-        model: Any, batch: Batch, reference_logp_BC: Array | None
+        model: Any, batch: Batch, reference_logp_BC: Array
     ) -> tuple[Array, dict[str, Array]]:
         logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
         loss, clip_fraction = losses.policy_loss(
@@ -156,17 +160,16 @@ def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objec
             clip_high=algorithm.clip_high,
         )
         gap_BC = jnp.abs(logp_BC - batch.old_logp_BC)
+        kl_BC = losses.kl_divergence(logp_BC, reference_logp_BC, estimator=algorithm.kl_estimator)
+        kl = jnp.sum(kl_BC * batch.weight_BC, where=batch.is_action_BC)
+        if algorithm.kl_coef:
+            loss += algorithm.kl_coef * kl
         stats = {
             "entropy": jnp.sum(entropy_BC * batch.weight_BC),
             "clip_fraction": clip_fraction,
             "logp_gap_max": jnp.max(gap_BC, where=batch.is_action_BC, initial=0.0),
+            "kl": kl,
         }
-        if reference_logp_BC is not None:
-            kl_BC = losses.kl_divergence(
-                logp_BC, reference_logp_BC, estimator=algorithm.kl_estimator
-            )
-            stats["kl"] = jnp.sum(kl_BC * batch.weight_BC, where=batch.is_action_BC)
-            loss += algorithm.kl_coef * stats["kl"]
         return loss, stats | {"loss": loss}
 
     return objective
@@ -176,7 +179,7 @@ def likelihood_objective() -> Objective:
     """Return the objective of supervised training: the mean negative log-likelihood."""
 
     def objective(
-        model: Any, batch: Batch, reference_logp_BC: Array | None
+        model: Any, batch: Batch, reference_logp_BC: Array
     ) -> tuple[Array, dict[str, Array]]:
         del reference_logp_BC
         logp_BC, _ = token_logprobs(model, batch, temperature=1.0)
@@ -206,7 +209,7 @@ class Learner:
     ) -> None:
         self._optimizer = optimizer
 
-        def loss(params: nnx.State, batch: Batch, reference_logp_BC: Array | None) -> Any:
+        def loss(params: nnx.State, batch: Batch, reference_logp_BC: Array) -> Any:
             return objective(nnx.merge(graph, params), batch, reference_logp_BC)
 
         def reference_logp(params: nnx.State, batch: Batch) -> Array:
@@ -238,23 +241,45 @@ class Learner:
 
         Returns:
             The new state and the batch's statistics: `loss`, `grad_norm`, and what the objective
-            adds (`entropy`, `clip_fraction`, `kl`, `logp_gap_max`).
+            adds (`entropy`, `clip_fraction`, `logp_gap_max`; `kl` where there is a reference).
         """
+
+        def part(batch: Batch) -> Any:
+            # Without a reference another array of its shape: one program serves both.
+            logp_BC = (
+                batch.old_logp_BC if reference is None else self._reference_logp(reference, batch)
+            )
+            return self._gradient(state.params, batch, logp_BC)
+
         total = None
-        for batch in batches:
-            logp_BC = None if reference is None else self._reference_logp(reference, batch)
-            part = self._gradient(state.params, batch, logp_BC)
-            total = part if total is None else self._accumulate(total, part)
+        for one in _side_by_side(part, batches):
+            total = one if total is None else self._accumulate(total, one)
         if total is None:
             raise ValueError("an update needs at least one micro-batch")
         gradient, stats = total
         params, opt_state, grad_norm = self._apply(state.params, state.opt_state, gradient)
         numbers = {name: float(value) for name, value in stats.items()}
+        if reference is None:
+            numbers.pop("kl", None)
         return TrainState(params, opt_state), numbers | {"grad_norm": float(grad_norm)}
 
     def _apply_gradient(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any, Any]:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, optax.tree.norm(gradient)
+
+
+def _side_by_side(function: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Any]:
+    """Yield the function of each micro-batch, in order; on a CPU, compute two at a time.
+
+    The operations of a small model are too small to keep more than one core busy.
+    """
+    if jax.default_backend() != "cpu":
+        yield from map(function, batches)
+        return
+    waiting = iter(batches)
+    with ThreadPoolExecutor(_CPU_MICRO_BATCHES) as pool:
+        while pair := list(islice(waiting, _CPU_MICRO_BATCHES)):
+            yield from pool.map(lambda batch: jax.block_until_ready(function(batch)), pair)
 
 
 def _accumulate(total: Any, part: Any) -> Any:
