@@ -100,10 +100,10 @@ def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:
     return any(Counter(ours) == Counter(theirs) for ours, theirs in pairs)
 
 
-def _rounded(rows: Sequence[Row]) -> Sequence[Row]:
+def _rounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     if not any(isinstance(value, float) for row in rows for value in row):
         return rows
-    return [tuple([_round(value) for value in row]) for row in rows]
+    return tuple([tuple([_round(value) for value in row]) for row in rows])
 
 
 def _round(value: Value) -> Value:

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -180,7 +181,7 @@ def find(case: dict, database: Path, executor: Executor, **changes) -> tuple[set
     gold, predicted = executor.gold(database, case["gold"]), executor.execute(database, sql)
     assert isinstance(gold, Table)
     assert isinstance(predicted, Table)
-    options = {"from_check": "fewer", "whole_result": True, "max_rows": 200} | changes
+    options: dict[str, Any] = {"from_check": "fewer", "whole_result": True, "max_rows": 200} | changes
     found = find_blamed(
         sql,
         clauses,
