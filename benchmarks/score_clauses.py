@@ -42,8 +42,10 @@ class CountingRunner:
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self.gold = executor.gold
         self.count = 0
+
+    def gold(self, database: Path, sql: str, /) -> Result:
+        return self._executor.gold(database, sql)
 
     def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
         self.count += 1

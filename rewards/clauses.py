@@ -37,6 +37,7 @@ _OPENERS: dict[str, ClauseKind] = {
 }
 _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
 _SET_OPERATORS = ("union", "intersect", "except")
+_KEYWORDS = frozenset({*_OPENERS, "with", "join"})
 _OUTER: tuple[ClauseKind, ...] = ("ORDER BY", "LIMIT")
 
 
@@ -74,14 +75,14 @@ def scan_clauses(sql: str) -> tuple[Clause, ...]:
         return ()
     flat = [token for token in tokenize(sql) if token.depth == 0]
     places: dict[int, tuple[ClauseKind, int]] = {}
-    operand = 0
+    operand, in_with = 0, False
     for at, token in enumerate(flat):
         if token.is_word(*_SET_OPERATORS) and not _is_qualified(flat, at):
             operand += 1
-        in_with = bool(places) and next(reversed(places.values()))[0] == "WITH"
         found = _opening(flat, at, in_with=in_with)
         if found:
             places[found[0]] = (found[1], operand)
+            in_with = found[1] == "WITH"
     starts = [0, *sorted(places)[1:], len(sql)]
     found = [places[start] for start in sorted(places)] or [("SELECT", 0)]
     at = [token.start for token in flat]
@@ -101,7 +102,9 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
     token = flat[at]
     if in_with and token.is_sign(",") and at + 1 < len(flat):
         return flat[at + 1].start, "WITH"
-    if token.kind != "word" or _is_qualified(flat, at) or is_distinct_from(flat, at):
+    if token.text not in _KEYWORDS or token.kind != "word" or _is_qualified(flat, at):
+        return None
+    if is_distinct_from(flat, at):
         return None
     if token.text == "with":
         return (token.start, "WITH") if at == 0 else None

@@ -179,7 +179,7 @@ class ExpoReward:
         mapped = _candidates(clauses, sought)
         blamed: frozenset[int] = frozenset()
         if config.incremental:
-            blamed = self._blame_steps(asked, clauses, gold, predicted)
+            blamed = self._blame_steps(asked, clauses, gold, predicted, sought)
         if config.type_map == "intersect":
             blamed &= mapped
         if not blamed and config.empty_cerr == "map" and config.type_map != "off":
@@ -189,7 +189,12 @@ class ExpoReward:
         return Verdict("incorrect", clauses, blamed, sought)
 
     def _blame_steps(
-        self, asked: _Question, clauses: Sequence[Clause], gold: Table, predicted: Table
+        self,
+        asked: _Question,
+        clauses: Sequence[Clause],
+        gold: Table,
+        predicted: Table,
+        sought: Differences,
     ) -> frozenset[int]:
         config = self._config
 
@@ -201,6 +206,7 @@ class ExpoReward:
             clauses,
             gold=gold,
             predicted=predicted,
+            sought=sought,
             run=run,
             from_check=config.from_check,
             whole_result=config.setop_dstar == "whole",

@@ -17,7 +17,7 @@ from rewards.differences import CANDIDATES, Difference, Differences, differences
 from rewards.lexer import replace_names, select_aliases
 from sqlenv.types import Result, SqlError, Table
 
-Effect = Literal["source", "filter", "project", "order", "compound"]
+Effect = Literal["source", "filter", "project", "collapse", "order", "compound"]
 Run = Callable[[str], Result]
 
 _EVERY: Differences = frozenset(CANDIDATES)
@@ -26,6 +26,7 @@ _POSSIBLE: dict[Effect, Differences] = {
     "source": _EVERY,
     "filter": frozenset({"row_subset", "row_emptied", "row_dedup"}),
     "project": _EVERY,
+    "collapse": _EVERY,  # a SELECT with a HAVING of its own
     "order": frozenset({"row_order"}),
     "compound": frozenset(),
 }
@@ -82,6 +83,7 @@ def find_blamed(
     *,
     gold: Table,
     predicted: Table,
+    sought: Differences,
     run: Run,
     from_check: FromCheck,
     whole_result: bool,
@@ -94,6 +96,7 @@ def find_blamed(
         clauses: Its clauses.
         gold: The right result.
         predicted: The query's result.
+        sought: What sets the two results apart (D*).
         run: Runs the query of a step.
         from_check: What the first step must not do, seen against the gold result.
         whole_result: Seek the differences of the whole result in every operand of a set operation,
@@ -106,9 +109,8 @@ def find_blamed(
     """
     chains = plan_steps(sql, clauses)
     steps = _Steps(run, max_rows)
-    if chains:
-        steps.know(chains[-1][-1] if len(chains) == 1 or _is_outer(chains[-1]) else None, predicted)
-    sought = differences(gold, predicted)
+    if len(chains) == 1 or (chains and _is_outer(chains[-1])):
+        steps.know(chains[-1], predicted)
     blamed: set[int] = set()
     for chain in chains:
         wanted = sought
@@ -162,13 +164,20 @@ class _Steps:
         self._run = run
         self._max_rows = max_rows
         self._known: dict[str, Table] = {}
+        self._empty: set[str] = set()
         self._fetch = cache(self._fetch_anew)
         self._count = cache(self._count_anew)
 
-    def know(self, step: Step | None, result: Table) -> None:
-        """Take the result of the last step, which is the query itself."""
-        if step:
-            self._known[step.sql] = result
+    def know(self, chain: Sequence[Step], result: Table) -> None:
+        """Take the result of the last step, which is the query itself.
+
+        An empty result was empty before SELECT and ORDER BY too: a slow query is not run again.
+        """
+        self._known[chain[-1].sql] = result
+        for step in reversed(chain) if not result.rows else ():
+            self._empty.add(step.sql)
+            if step.effect not in ("project", "order"):
+                return
 
     def probe(self, step: Step) -> Table | None:
         """Return the columns of a step and at most one row; None where it does not run."""
@@ -205,6 +214,8 @@ class _Steps:
         known = self._known.get(step.sql)
         if known:
             return _cut(known, limit)
+        if step.sql in self._empty:
+            limit = 0
         result = self._run(f"{step.sql}\nLIMIT {limit}")
         if step.plain and isinstance(result, SqlError):
             result = self._run(f"{step.plain}\nLIMIT {limit}")
@@ -245,15 +256,12 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
     select, windows = selects[:1], selects[1:]
     body = [*select, *tables, *where, *group]
     if having and group:
-        yield _project(head, text([*body, *windows]), [*select, *windows, *group])
-        yield Step(f"{head}{text([*body, *having, *windows])}", "filter", (*having,))
+        yield Step(head + text([*body, *windows]), "project", (*select, *windows, *group))
+        yield Step(head + text([*body, *having, *windows]), "filter", (*having,))
     else:
         numbers = [*select, *windows, *group, *having]
-        yield _project(head, text([*body, *having, *windows]), numbers)
-
-
-def _project(head: str, text: str, numbers: Sequence[int]) -> Step:
-    return Step(head + text, "project", tuple(sorted(numbers)))
+        effect: Effect = "collapse" if having else "project"
+        yield Step(head + text([*body, *having, *windows]), effect, tuple(numbers))
 
 
 def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> Iterator[Step]:

@@ -53,7 +53,7 @@ class Token(NamedTuple):
 
     def is_word(self, *words: str) -> bool:
         """Tell one of some keywords; quoted names are none."""
-        return self.kind == "word" and self.text in words
+        return self.text in words and self.kind == "word"
 
     def is_sign(self, sign: str) -> bool:
         """Tell a sign of one character."""

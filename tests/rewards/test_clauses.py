@@ -181,12 +181,17 @@ def find(case: dict, database: Path, executor: Executor, **changes) -> tuple[set
     gold, predicted = executor.gold(database, case["gold"]), executor.execute(database, sql)
     assert isinstance(gold, Table)
     assert isinstance(predicted, Table)
-    options: dict[str, Any] = {"from_check": "fewer", "whole_result": True, "max_rows": 200} | changes
+    options: dict[str, Any] = {
+        "from_check": "fewer",
+        "whole_result": True,
+        "max_rows": 200,
+    } | changes
     found = find_blamed(
         sql,
         clauses,
         gold=gold,
         predicted=predicted,
+        sought=differences(gold, predicted),
         run=lambda step: executor.execute(database, step),
         **options,
     )
@@ -228,6 +233,7 @@ def test_a_step_that_does_not_run_is_one_with_the_next(incorrect, executor):
         clauses,
         gold=Table(("m",), ((1,), (4,))),
         predicted=Table(("m",), ()),
+        sought=frozenset({"row_emptied"}),
         run=run,
         from_check="fewer",
         whole_result=True,
@@ -254,6 +260,7 @@ def test_steps_run_only_where_they_can_tell(incorrect, executor):
         clauses,
         gold=gold,
         predicted=predicted,
+        sought=differences(gold, predicted),
         run=run,
         from_check="fewer",
         whole_result=True,
