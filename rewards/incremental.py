@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 from rewards.clauses import WHOLE, Clause, ClauseKind
@@ -135,10 +134,13 @@ def _blame_chain(
         blamed.update(first.clauses)
     for at in range(1, len(chain)):
         sought = wanted & _POSSIBLE[chain[at].effect]
-        if not sought or steps.probe(chain[at]) is None:
+        # Filters keep the columns, so that one row tells only whether any is left.
+        several = chain[at].effect == "filter" and sought != {"row_emptied"}
+        look = steps.rows if several else steps.probe
+        if not sought or look(chain[at]) is None:
             continue
         # A step that cannot run alone is one with the next that can.
-        before = next((n for n in range(at - 1, -1, -1) if steps.probe(chain[n])), None)
+        before = next((n for n in range(at - 1, -1, -1) if look(chain[n])), None)
         if before is not None and steps.change(chain[before], chain[at], sought) & sought:
             blamed.update(n for step in chain[before + 1 : at + 1] for n in step.clauses)
     return blamed
@@ -165,8 +167,7 @@ class _Steps:
         self._max_rows = max_rows
         self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
-        self._fetch = cache(self._fetch_anew)
-        self._count = cache(self._count_anew)
+        self._seen: dict[str, tuple[int, Table | None]] = {}
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
         """Take the result of the last step, which is the query itself.
@@ -210,18 +211,24 @@ class _Steps:
             return _NOTHING
         return frozenset({"row_subset"})
 
-    def _fetch_anew(self, step: Step, limit: int) -> Table | None:
+    def _fetch(self, step: Step, limit: int) -> Table | None:
         known = self._known.get(step.sql)
         if known:
             return _cut(known, limit)
-        if step.sql in self._empty:
-            limit = 0
+        fetched, table = self._seen.get(step.sql, (-1, None))
+        if fetched < limit:
+            table = self._fetch_anew(step, 0 if step.sql in self._empty else limit)
+            # What does not run once does not run with another limit.
+            self._seen[step.sql] = (limit if table else self._max_rows + 1, table)
+        return table and _cut(table, limit)
+
+    def _fetch_anew(self, step: Step, limit: int) -> Table | None:
         result = self._run(f"{step.sql}\nLIMIT {limit}")
         if step.plain and isinstance(result, SqlError):
             result = self._run(f"{step.plain}\nLIMIT {limit}")
         return result if isinstance(result, Table) else None
 
-    def _count_anew(self, step: Step) -> int | None:
+    def _count(self, step: Step) -> int | None:
         known = self._known.get(step.sql)
         if known:
             return len(known.rows)
