@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -265,3 +266,22 @@ def test_gold_is_at_the_top(play, executor, sql):
         assert score.total == 1.5
         assert {span.value for span in score.spans} == {1.5}
         assert len(score.spans) == len(scan_clauses(sql.strip())) + 2
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        # Each runs, and has a step that never ends, or that returns all pairs of pairs.
+        "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT x FROM r WHERE x > 0 LIMIT 3",
+        "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT x AS name FROM r LIMIT 5",
+        "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r WHERE x < 300) "
+        "SELECT a.x FROM r a, r b, r c, r d WHERE a.x < 0 OR a.x > 299 LIMIT 4",
+    ],
+)
+def test_steps_without_end_are_cut_off(sql, play, executor):
+    reward = reward_of(executor, max_steps=100_000, max_step_rows=10)
+    start = time.monotonic()
+    score = reward(play(REPLY.format(sql), gold="SELECT 7"))
+    assert time.monotonic() - start < 5
+    assert score.parts["incorrect"] == score.total
+    assert min(span.value for span in score.spans) == -0.5
