@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from rewards.clauses import KINDS, scan_clauses
 from rewards.compose import build_reward
 from rewards.config import ExpoConfig, RewardConfig
 from rewards.expo import ExpoReward
+from rewards.lexer import tokenize
 from rewards.types import Score
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
@@ -89,6 +91,40 @@ def test_incorrect_results(case, play, executor):
     labels = tuple(case["blamed"])
     assert {texts[n] for n in verdict.blamed} == {t for t in texts if t.startswith(labels)}
     assert all(any(text.startswith(label) for text in texts) for label in labels)
+
+
+@pytest.mark.parametrize("change", [str.upper, str.swapcase], ids=["upper", "swapped"])
+@pytest.mark.parametrize("case", INCORRECT["cases"], ids=lambda case: case["id"])
+def test_case_and_blanks_change_nothing(case, change, play, executor):
+    sql = case["pred"]
+    words = [
+        change(sql[token.start : token.end])
+        if token.kind == "word"
+        else sql[token.start : token.end]
+        for token in tokenize(sql)
+    ]
+    reward = reward_of(executor, **case.get("settings", {}))
+    verdicts = []
+    for text in (sql, "\n  ".join(words)):
+        episode = play(REPLY.format(text), gold=case["gold"])
+        verdicts.append(reward.judge(episode.example, episode.attempts[0]))
+    assert verdicts[0].blamed == verdicts[1].blamed
+    assert verdicts[0].differences == verdicts[1].differences
+
+
+def test_aliases_of_tables_change_nothing(play, executor):
+    cases = [case for case in INCORRECT["cases"] if case["id"].startswith("figure")]
+    for case in cases:
+        renamed = re.sub(r"\b([cgtb])(?=\.| JOIN| ON| WHERE)", r"other_\1", case["pred"])
+        assert renamed != case["pred"]
+        reward = reward_of(executor, **case.get("settings", {}))
+        first, second = (
+            reward.judge(episode.example, episode.attempts[0])
+            for episode in (
+                play(REPLY.format(s), gold=case["gold"]) for s in (case["pred"], renamed)
+            )
+        )
+        assert (first.blamed, first.differences) == (second.blamed, second.differences)
 
 
 def test_each_case_has_its_rewards(play, executor):
