@@ -321,7 +321,7 @@ _DEFAULT_KINDS = {
     ("reward",): ProgressiveConfig().kind,
     ("train", "algorithm"): TrainConfig().algorithm.kind,
 }
-_UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot", "grpo", "gspo"}
+_UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot", "expo", "grpo", "gspo"}
 
 
 def _keys_beside(location: Sequence[str | int]) -> list[str]:

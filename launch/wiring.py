@@ -21,6 +21,7 @@ from minirl.trainer import Task
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, TreeConfig
 from rewards.diagnosis import diagnose
+from rewards.expo import ExpoReward
 from rewards.progressive import ProgressiveReward
 from sqlenv.config import DataConfig, DiagnosedConfig, SingleTurnConfig
 from sqlenv.datasets import load
@@ -60,7 +61,12 @@ class SqlSide:
             lambda path: render_schema(self._schema(path), style=config.prompt.schema_style)
         )
         self._columns = cache(lambda path: read_schema(path, examples=0).column_names())
-        self.reward = build_reward(config.reward, columns_of=self._columns_of)
+        self.reward = build_reward(
+            config.reward,
+            columns_of=self._columns_of,
+            executor=self.executor,
+            wrapping=config.env.wrapping,
+        )
         # Without a progressive reward the diagnosis of episodes is that of the paper.
         progressive = isinstance(config.reward, ProgressiveConfig)
         self._tree = config.reward.tree if progressive else TreeConfig()
@@ -189,6 +195,8 @@ class SqlSide:
         # A tag that no episode of a step has is a zero in its metrics, not a gap.
         numbers |= {f"tag/{tag}": 0.0 for tag in TAG_SENTENCES}
         numbers |= {name: value for name, value in found.items() if name != "turns"}
+        if isinstance(self.reward, ExpoReward):
+            numbers |= self.reward.diagnostics(episode)
         record = {
             "id": episode.example.id,
             "question": episode.example.question,

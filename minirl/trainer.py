@@ -233,6 +233,7 @@ class Trainer:
         sums: defaultdict[str, float] = defaultdict(float)
         trajectories = [trajectory for group in groups for trajectory in group]
         flat_scores = [score for group in scores for score in group]
+        counts: defaultdict[str, int] = defaultdict(int)
         for trajectory, score in zip(trajectories, flat_scores, strict=True):
             lengths = [len(turn.reply.ids) for turn in trajectory.turns]
             numbers = {
@@ -246,8 +247,10 @@ class Trainer:
             numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
             for name, value in (numbers | dict(self._task.describe(trajectory.episode)[0])).items():
                 sums[name] += value
+                counts[name] += 1
         equal = [np.ptp([score.total for score in group]) == 0 for group in scores]
-        means = {name: value / max(len(trajectories), 1) for name, value in sums.items()}
+        # A number that only some episodes have is averaged over these.
+        means = {name: value / counts[name] for name, value in sums.items()}
         return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
 
     def _sample(

@@ -148,4 +148,75 @@ class OneShotConfig(Settings):
     """Reward of the required format."""
 
 
-RewardConfig = Annotated[ProgressiveConfig | OneShotConfig, Field(discriminator="kind")]
+FromCheck = Literal["fewer", "differs", "full"]
+
+
+class ExpoConfig(Settings):
+    """EXPO-SQL's clause-level reward (sections 3.2 and 6, appendix A)."""
+
+    kind: Literal["expo"] = "expo"
+    """Tag of the union."""
+
+    correct: float = 1.5
+    """Reward of every clause of a query that matches (equation 1)."""
+
+    incorrect_blamed: float = -0.5
+    """Reward of a blamed clause where the result is wrong (equation 2)."""
+
+    incorrect_other: float = 0.5
+    """Reward of the other clauses where the result is wrong (equation 2)."""
+
+    error_blamed: float = -1.5
+    """Reward of a blamed clause where the query fails (equation 3; figures 7 and 8 show -1.0)."""
+
+    error_other: float = -0.5
+    """Reward of the other clauses where the query fails (equation 3)."""
+
+    gap_scale: float = Field(default=1.0, ge=0)
+    """Factor on the gap between blamed and other clauses, about its middle (table 11); 0 rewards
+    all clauses of a query alike."""
+
+    clause_level: Literal["both", "incorrect", "error"] = "both"
+    """Which failures are rewarded by the clause (table 4): wrong results, failing queries, or both.
+    The other gets the middle of its two rewards everywhere."""
+
+    format_fail: float = -1.5
+    """Reward of a whole reply without SQL."""
+
+    outside_tokens: Literal["zero", "mean", "query"] = "query"
+    """Credit of what is not SQL, such as the thinking: none as equation 4 has it, the mean of the
+    clauses, or the reward that a blamed clause has (of a match, any clause)."""
+
+    incremental: bool = True
+    """Find blamed clauses by clause-wise execution; without it by the types alone (table 5)."""
+
+    type_map: Literal["fallback", "intersect", "off"] = "fallback"
+    """Use of the clauses that can cause a type of difference (table 12): where clause-wise
+    execution blames none, also to narrow down what it blames, or not at all."""
+
+    empty_cerr: Literal["map", "all", "none"] = "map"
+    """Who is to blame for a wrong result when nothing is found: the clauses of `type_map`, then
+    all; all at once; or nobody, which rewards a wrong query everywhere."""
+
+    from_check: FromCheck = "fewer"
+    """When FROM and JOINs are blamed: they give fewer columns than the gold result, the only
+    reading that agrees with figure 5; another number; or any difference of the final result."""
+
+    setop_dstar: Literal["whole", "operand"] = "whole"
+    """Differences sought in the operands of a set operation: the whole result's, or their own."""
+
+    tracing: bool = True
+    """Follow an error back to the clauses that caused it; without, blame those that the message
+    points at (table 6)."""
+
+    max_step_rows: int = Field(default=200, ge=1)
+    """Rows of an intermediate result that are compared; of larger ones filters are judged by
+    counts, other steps by the first rows."""
+
+    max_steps: int = Field(default=20_000_000, gt=0, lt=2**31)
+    """Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
+
+
+RewardConfig = Annotated[
+    ProgressiveConfig | OneShotConfig | ExpoConfig, Field(discriminator="kind")
+]

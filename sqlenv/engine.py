@@ -56,9 +56,10 @@ class Engine:
             daemon=True,
         ).start()
 
-    def execute(self, database: Path, sql: str) -> Result:
+    def execute(self, database: Path, sql: str, max_steps: int | None = None) -> Result:
         """Run one query whose text passed `guard.refuse_text`."""
-        result, was_alone = self._attempt(database, sql)
+        max_steps = max_steps or self._config.max_steps
+        result, was_alone = self._attempt(database, sql, max_steps)
         if was_alone or result != _OUT_OF_HEAP:
             return result
         with self._lock:
@@ -67,7 +68,7 @@ class Engine:
             self._changed.wait_for(lambda: not self._active)
             self._evict(keep=0)
         try:
-            return self._attempt(database, sql, alone=True)[0]
+            return self._attempt(database, sql, max_steps, alone=True)[0]
         finally:
             with self._lock:
                 self._is_alone = False
@@ -79,7 +80,9 @@ class Engine:
         with self._lock:
             self._evict(keep=0)
 
-    def _attempt(self, database: Path, sql: str, *, alone: bool = False) -> tuple[Result, bool]:
+    def _attempt(
+        self, database: Path, sql: str, max_steps: int, *, alone: bool = False
+    ) -> tuple[Result, bool]:
         """Run once; also say whether nothing else held memory meanwhile."""
         identity = identify(database)
         with self._lock:
@@ -93,7 +96,7 @@ class Engine:
             guard = guard or Guard(database, self._config)
             with self._lock:
                 self._running[guard] = deadline
-            result = guard.run(sql)
+            result = guard.run(sql, max_steps)
         except (apsw.NoMemError, MemoryError):  # while the connection was opened
             result = _OUT_OF_HEAP
         finally:

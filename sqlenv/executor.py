@@ -39,8 +39,13 @@ class Executor:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def execute(self, database: Path, sql: str) -> Result:
+    def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
         """Run one query.
+
+        Args:
+            database: The SQLite file.
+            sql: Any text.
+            max_steps: Another step budget than the settings'.
 
         Returns:
             The table, or why there is none. No text whatever raises.
@@ -52,7 +57,7 @@ class Executor:
         if refused is not None:
             return refused
         self._check_process()
-        return self._backend.execute(database, sql)
+        return self._backend.execute(database, sql, max_steps)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in the queries' order.
@@ -111,12 +116,12 @@ class _Processes:
     def __init__(self, config: ExecutorConfig):
         self._pool = WorkerPool(config)
 
-    def execute(self, database: Path, sql: str) -> Result:
-        return self.execute_many([(database, sql)])[0]
+    def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
+        # Absolute: the workers keep the folder that they were started in.
+        return self._pool.run([(os.path.abspath(database), sql, max_steps)])[0]  # noqa: PTH100
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        # Absolute: the workers keep the folder that they were started in.
-        return self._pool.run([(os.path.abspath(path), sql) for path, sql in queries])  # noqa: PTH100
+        return self._pool.run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
 
     def close(self) -> None:
         self._pool.close()

@@ -124,11 +124,11 @@ class Guard:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self.connection.exec_trace = self._inspect
         self.connection.authorizer = self._authorize
-        self.connection.set_progress_handler(self._out_of_steps, config.max_steps)
         self._forget()
 
-    def run(self, sql: str) -> Result:
+    def run(self, sql: str, max_steps: int) -> Result:
         """Run one query whose text passed `refuse_text`."""
+        self.connection.set_progress_handler(self._out_of_steps, max_steps)
         self._forget()
         try:
             rows = self._read(sql)

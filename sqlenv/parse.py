@@ -117,15 +117,27 @@ def extract_sql(text: str, tag: Wrapping) -> str:
     Returns:
         The text inside, stripped; empty when no block is complete.
     """
+    start, end = locate_sql(text, tag)
+    return text[start:end]
+
+
+def locate_sql(text: str, tag: Wrapping) -> tuple[int, int]:
+    """Find where the SQL of a reply stands: the characters [start, end) that `extract_sql` gives.
+
+    Returns:
+        Two equal places when no block is complete or the last one is blank.
+    """
     opening, closing = _TAGS[tag]
-    found, at = "", 0
+    found, at = (0, 0), 0
     while (start := text.find(opening, at)) >= 0:
         end = text.find(closing, start + len(opening))
         if end < 0:
             break
         start = text.rfind(opening, start, end) + len(opening)
-        found, at = text[start:end], end + len(closing)
-    return found.strip()
+        found, at = (start, end), end + len(closing)
+    start, end = found
+    start = end - len(text[start:end].lstrip())
+    return start, start + len(text[start:end].rstrip())
 
 
 def strip_comments(sql: str) -> str:

@@ -24,7 +24,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 from sqlenv.wire import Wire, decode
-from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR
+from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR, Question
 
 CRASHED = SqlError("the query crashed SQLite")
 
@@ -33,8 +33,6 @@ _START_S = 60.0
 _GRACE_S = 0.1
 # Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
 _MESSAGE_QUESTIONS = 16
-
-Question = tuple[str, str]
 
 
 class Worker:

@@ -25,6 +25,9 @@ from sqlenv.wire import Wire, encode
 USER_ERROR = "UserError"
 OUT_OF_MEMORY = 77  # exit status
 
+Question = tuple[str, str, int | None]
+"""Database, query, and the step budget where it is not the settings'."""
+
 # Answers are sent together, since a message costs more than a tiny query; none waits longer.
 _GATHER_S = 0.02
 # Address space that is not SQLite's heap: Python, stacks, and a result in its forms on the way out.
@@ -49,12 +52,12 @@ def main() -> None:
             _answer(connection, engine, questions)
 
 
-def _answer(connection: Connection, engine: Engine, questions: list[tuple[str, str]]) -> None:
+def _answer(connection: Connection, engine: Engine, questions: list[Question]) -> None:
     answers: list[Wire] = []
     last_s = time.monotonic()
-    for position, (database, sql) in enumerate(questions, 1):
+    for position, (database, sql, max_steps) in enumerate(questions, 1):
         try:
-            answers.append(encode(engine.execute(Path(database), sql)))
+            answers.append(encode(engine.execute(Path(database), sql, max_steps)))
         except UserError as error:
             answers.append((USER_ERROR, str(error)))
         if position == len(questions) or time.monotonic() - last_s > _GATHER_S:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from minirl.config import Grpo
-from minirl.trainer import examples_of_step
+from minirl.trainer import Trainer, examples_of_step
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "toy_run.py"
@@ -236,3 +236,17 @@ def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished
     assert_same_weights(trainer.params, finished.weights[toy_run.STEPS])
     assert trainer.use_best() == 4
     assert_same_weights(trainer.params, finished.weights[4])
+
+
+def test_a_number_of_some_episodes_is_averaged_over_these():
+    reply = SimpleNamespace(ids=[1, 2], finish="stop")
+    episodes = [{"all": 1.0, "some": 1.0}, {"all": 0.0}, {"all": 0.0, "some": 0.0}, {"all": 1.0}]
+    groups = [
+        [SimpleNamespace(turns=[SimpleNamespace(reply=reply)], episode=episode)]
+        for episode in episodes
+    ]
+    scores = [[toy_run.Score(1.0, correct)] for correct in (True, False, False, False)]
+    trainer = SimpleNamespace(_task=SimpleNamespace(describe=lambda episode: (episode, {})))
+    means = Trainer._summarise(trainer, groups, scores)  # ty: ignore[invalid-argument-type]
+    assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
+    assert Trainer._summarise(trainer, [], []) == {"groups/equal_share": 0.0}  # ty: ignore[invalid-argument-type]

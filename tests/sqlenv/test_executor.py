@@ -321,3 +321,13 @@ def test_a_closed_executor_says_so(database: Path) -> None:
         executor.close()
         with pytest.raises(RuntimeError):
             executor.execute_many([(database, "SELECT 1"), (database, "SELECT 2")])
+
+
+def test_a_query_can_have_a_budget_of_its_own(executor, database):
+    counting = "SELECT count(*) FROM number AS a, number AS b WHERE a.n = b.n + 1"
+    assert executor.execute(database, counting, max_steps=1000) == TimedOut("steps")
+    # The next query on the same connection has the settings' budget again.
+    assert executor.execute(database, "SELECT count(*) FROM number") == Table(
+        ("count(*)",), ((1000,),)
+    )
+    assert executor.execute(database, ENDLESS, max_steps=1000) == TimedOut("steps")

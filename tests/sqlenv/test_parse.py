@@ -45,6 +45,25 @@ def test_last_complete_fence_counts(reply, expected):
     assert parse.extract_sql(reply, "fence") == expected
 
 
+@pytest.mark.parametrize(
+    ("reply", "tag", "place"),
+    [
+        ("é <sql> SELECT 1 \n</sql>", "sql_tag", (8, 16)),
+        ("<sql>a</sql> then <sql>b</sql>", "sql_tag", (23, 24)),
+        ("```sql\nSELECT 1\n```", "fence", (7, 15)),
+    ],
+)
+def test_place_of_the_sql(reply, tag, place):
+    assert parse.locate_sql(reply, tag) == place
+
+
+@given(st.text(), st.lists(st.sampled_from(["<sql>", "</sql>", " ", "a", "\n", "é"])).map("".join))
+def test_the_place_holds_what_is_extracted(before, after):
+    start, end = parse.locate_sql(before + after, "sql_tag")
+    assert 0 <= start <= end <= len(before + after)
+    assert (before + after)[start:end].strip() == parse.extract_sql(before + after, "sql_tag")
+
+
 @pytest.mark.parametrize("tag", ["sql_tag", "fence"])
 def test_extraction_takes_linear_time(tag):
     for piece in ("<sql>", "</sql>", "```sql", "```", "<sql></sql>"):

@@ -1,0 +1,268 @@
+"""EXPO-SQL's clause-level reward (paper 001, section 3.2): credit for every clause of a query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Literal, Protocol
+
+from rewards.clauses import KINDS, Clause, scan_clauses
+from rewards.config import ExpoConfig
+from rewards.differences import CANDIDATES, Differences, differences
+from rewards.errors import trace_error
+from rewards.execution import is_correct
+from rewards.incremental import find_blamed
+from rewards.progressive import ColumnsOf
+from rewards.types import CreditSpan, Score
+from sqlenv.config import Wrapping
+from sqlenv.parse import locate_sql
+from sqlenv.types import Attempt, Episode, Example, Result, Table
+
+Case = Literal["correct", "incorrect", "error", "format"]
+CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
+_REMEMBERED = 4096
+
+
+class Runner(Protocol):
+    """What the reward needs of the executor."""
+
+    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
+        """Run a query."""
+        ...
+
+    def gold(self, database: Path, sql: str, /) -> Result:
+        """Run a gold query, or return its cached result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong with a query.
+
+    Attributes:
+        case: How the query ended.
+        clauses: Its clauses; none where there is no SQL.
+        blamed: Numbers of the erroneous clauses (C_err).
+        differences: What sets the result apart from the gold result (D*); empty for other cases.
+    """
+
+    case: Case
+    clauses: tuple[Clause, ...]
+    blamed: frozenset[int] = frozenset()
+    differences: Differences = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A query and what it answers; the same query gives the same result, which is not compared."""
+
+    database: Path
+    gold_sql: str
+    sql: str
+    correct: bool
+    example: Example = field(compare=False)
+    result: Result = field(compare=False)
+
+
+class ExpoReward:
+    """Rewards each clause by execution: equations 1 to 3.
+
+    Args:
+        config: Values and readings of the paper.
+        columns_of: Column names by table of an example's database, None where unknown.
+        executor: Runs the steps of wrong queries; its gold results are cached.
+        wrapping: Where the SQL of a reply is.
+    """
+
+    def __init__(
+        self,
+        config: ExpoConfig,
+        *,
+        columns_of: ColumnsOf,
+        executor: Runner,
+        wrapping: Wrapping = "sql_tag",
+    ) -> None:
+        self._config = config
+        self._columns_of = columns_of
+        self._executor = executor
+        self._wrapping: Wrapping = wrapping
+        # The metrics ask again for what the reward has just found.
+        self._judged = lru_cache(_REMEMBERED)(self._judge)
+
+    def __call__(self, episode: Episode) -> Score:
+        """Score an episode.
+
+        Returns:
+            The mean reward of the last query's clauses, as the part named after its case, and
+            credit spans of every turn. Without any attempt the total is `format_fail`.
+        """
+        spans: list[CreditSpan] = []
+        case, total = "format", self._config.format_fail
+        for turn, attempt in enumerate(episode.attempts):
+            verdict = self.judge(episode.example, attempt)
+            rewards = self.clause_rewards(verdict)
+            case, total = verdict.case, fmean(rewards or [self._config.format_fail])
+            spans += self._spans(turn, attempt, verdict, rewards)
+        parts = {str(name): total if name == case else 0.0 for name in CASES}
+        return Score(total, is_correct(episode), parts, tuple(spans))
+
+    def judge(self, example: Example, attempt: Attempt) -> Verdict:
+        """Find the erroneous clauses of an attempt (section 3.2)."""
+        if not attempt.sql:
+            return Verdict("format", ())
+        return self._judged(
+            _Question(
+                example.database,
+                example.gold_sql,
+                attempt.sql,
+                attempt.correct,
+                example,
+                attempt.result,
+            )
+        )
+
+    def clause_rewards(self, verdict: Verdict) -> list[float]:
+        """Return the reward of each clause, in the order of the text."""
+        blamed, other = self._values(verdict.case)
+        return [
+            blamed if number in verdict.blamed else other for number in range(len(verdict.clauses))
+        ]
+
+    def diagnostics(self, episode: Episode) -> dict[str, float]:
+        """Name numbers for the metrics: how the last query ended, and who is to blame.
+
+        Returns:
+            1.0 or 0.0 for every case; for a wrong result and for a failing query also for every
+            type of clause. Averaged over the episodes that have them, `blamed/…` are the shares
+            of table 16.
+        """
+        if not episode.attempts:
+            return {}
+        verdict = self.judge(episode.example, episode.attempts[-1])
+        numbers = {f"case/{case}": float(case == verdict.case) for case in CASES}
+        if verdict.case in ("incorrect", "error"):
+            kinds = {verdict.clauses[number].kind for number in verdict.blamed}
+            numbers |= {f"blamed/{verdict.case}/{kind}": float(kind in kinds) for kind in KINDS}
+        return numbers
+
+    def _judge(self, asked: _Question) -> Verdict:
+        clauses = scan_clauses(asked.sql)
+        if asked.correct:
+            return Verdict("correct", clauses)
+        if isinstance(asked.result, Table):
+            return self._judge_result(asked, clauses, asked.result)
+        blamed = trace_error(
+            asked.sql,
+            clauses,
+            asked.result,
+            columns=self._columns_of(asked.example),
+            traced=self._config.tracing,
+        )
+        return Verdict("error", clauses, blamed)
+
+    def _judge_result(
+        self, asked: _Question, clauses: tuple[Clause, ...], predicted: Table
+    ) -> Verdict:
+        """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.
+
+        Without the fallback a query would be rewarded everywhere when no single step makes its
+        kind of error, as is the case for `row_partial`.
+        """
+        config, everyone = self._config, frozenset(range(len(clauses)))
+        gold = self._executor.gold(asked.database, asked.gold_sql)
+        if not isinstance(gold, Table):
+            return Verdict("incorrect", clauses, everyone)
+        sought = differences(gold, predicted)
+        mapped = _candidates(clauses, sought)
+        blamed: frozenset[int] = frozenset()
+        if config.incremental:
+            blamed = self._blame_steps(asked, clauses, gold, predicted, sought)
+        if config.type_map == "intersect":
+            blamed &= mapped
+        if not blamed and config.empty_cerr == "map" and config.type_map != "off":
+            blamed = mapped
+        if not blamed and config.empty_cerr != "none":
+            blamed = everyone
+        return Verdict("incorrect", clauses, blamed, sought)
+
+    def _blame_steps(
+        self,
+        asked: _Question,
+        clauses: Sequence[Clause],
+        gold: Table,
+        predicted: Table,
+        sought: Differences,
+    ) -> frozenset[int]:
+        config = self._config
+
+        def run(sql: str) -> Result:
+            return self._executor.execute(asked.database, sql, max_steps=config.max_steps)
+
+        return find_blamed(
+            asked.sql,
+            clauses,
+            gold=gold,
+            predicted=predicted,
+            sought=sought,
+            run=run,
+            from_check=config.from_check,
+            whole_result=config.setop_dstar == "whole",
+            max_rows=config.max_step_rows,
+        )
+
+    def _values(self, case: Case) -> tuple[float, float]:
+        """Return the rewards of a blamed clause and of another one, the gap scaled (table 11)."""
+        config = self._config
+        if case == "correct":
+            return config.correct, config.correct
+        if case == "format":
+            return config.format_fail, config.format_fail
+        blamed, other = {
+            "incorrect": (config.incorrect_blamed, config.incorrect_other),
+            "error": (config.error_blamed, config.error_other),
+        }[case]
+        scale = config.gap_scale if config.clause_level in ("both", case) else 0.0
+        middle = (blamed + other) / 2
+        return middle + scale * (blamed - middle), middle + scale * (other - middle)
+
+    def _spans(
+        self, turn: int, attempt: Attempt, verdict: Verdict, rewards: Sequence[float]
+    ) -> list[CreditSpan]:
+        """Lay the rewards over the characters of a reply, each character once."""
+        length = len(attempt.text)
+        if not rewards:
+            return [CreditSpan(turn, 0, length, self._config.format_fail)] if length else []
+        start, end = self._place(attempt)
+        outside = self._outside(verdict, rewards)
+        spans = [
+            CreditSpan(turn, start + clause.start, start + clause.end, value)
+            for clause, value in zip(verdict.clauses, rewards, strict=True)
+        ]
+        if outside is not None and start:
+            spans.insert(0, CreditSpan(turn, 0, start, outside))
+        if outside is not None and end < length:
+            spans.append(CreditSpan(turn, end, length, outside))
+        return spans
+
+    def _place(self, attempt: Attempt) -> tuple[int, int]:
+        start, end = locate_sql(attempt.text, self._wrapping)
+        if attempt.text[start:end] != attempt.sql:
+            raise ValueError(f"the reply does not hold its query as {self._wrapping} has it")
+        return start, end
+
+    def _outside(self, verdict: Verdict, rewards: Sequence[float]) -> float | None:
+        """Return the credit of what is not SQL (ambiguity E5); None for no credit."""
+        if self._config.outside_tokens == "zero":
+            return None
+        if self._config.outside_tokens == "mean":
+            return fmean(rewards)
+        return self._values(verdict.case)[0]
+
+
+def _candidates(clauses: Sequence[Clause], sought: Differences) -> frozenset[int]:
+    """Number the clauses that can cause one of the differences (table 12)."""
+    kinds = {kind for difference in sought for kind in CANDIDATES[difference]}
+    return frozenset(number for number, clause in enumerate(clauses) if clause.kind in kinds)

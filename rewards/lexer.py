@@ -1,0 +1,229 @@
+"""Tokens of SQL with their places: for text that no parser accepts, and for slices of the source.
+
+`sqlenv.parse.tokens` serves the comparison of words; here every token knows where it stands and how
+many brackets are open around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from sqlenv.parse import cached
+
+TokenKind = Literal["word", "name", "text", "number", "sign"]
+
+# Strings and quoted names may lack their end: then they run to the end of the text, as in SQLite.
+_TOKEN = re.compile(
+    r"""
+    (?P<skip> \s+ | --[^\n]* | /\*.*?(?:\*/|\Z) )
+  | (?P<text> '[^']*(?:''[^']*)*(?:'|\Z) )
+  | (?P<name> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\[\]]*\] )
+  | (?P<number> \d[\w.]* )
+  | (?P<word> \w[\w$]* )
+  | (?P<sign> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_NAMES = ("word", "name")
+# Words that end a list of tables, and words that cannot be the alias of a table.
+_ENDS = frozenset(
+    {"where", "group", "having", "order", "limit", "window", "select", "values"}
+    | {"union", "intersect", "except"}
+)
+_NO_ALIAS = _ENDS | {
+    *("on", "using", "join", "left", "right", "inner", "outer", "full", "cross", "natural"),
+    *("indexed", "not", "set"),
+}
+_QUERY_WORDS = frozenset({"select", "with", "values"})
+
+
+class Token(NamedTuple):
+    """One token: [start, end) in characters, and the brackets open around it.
+
+    `text` is in lower case and without quotes, except for strings.
+    """
+
+    kind: TokenKind
+    text: str
+    start: int
+    end: int
+    depth: int
+
+    def is_word(self, *words: str) -> bool:
+        """Tell one of some keywords; quoted names are none."""
+        return self.text in words and self.kind == "word"
+
+    def is_sign(self, sign: str) -> bool:
+        """Tell a sign of one character."""
+        return self.kind == "sign" and self.text == sign
+
+
+class Reference(NamedTuple):
+    """A name as it stands in the text, `qualifier.name` or alone; keywords are among them."""
+
+    qualifier: str
+    name: str
+    start: int
+    is_call: bool
+
+
+class Source(NamedTuple):
+    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias."""
+
+    table: str
+    alias: str
+    start: int
+
+
+@cached(maxsize=2048)
+def tokenize(sql: str) -> tuple[Token, ...]:
+    """Split any text into tokens; blanks and comments are left out.
+
+    Returns:
+        Tokens in order. A closing bracket without an opening one leaves the depth at 0.
+    """
+    found = []
+    depth = 0
+    for match in _TOKEN.finditer(sql):
+        kind, text = match.lastgroup, match[0]
+        if kind == "skip":
+            continue
+        depth -= text == ")" and depth > 0
+        if kind == "name":
+            text = unquote(text)
+        found.append(
+            Token(kind, text if kind == "text" else text.lower(), *match.span(), depth)  # ty: ignore[invalid-argument-type]
+        )
+        depth += text == "(" and kind == "sign"
+    return tuple(found)
+
+
+def unquote(name: str) -> str:
+    """Take the quotes off a name."""
+    quote = name[:1]
+    if quote == "[":
+        return name[1:].removesuffix("]")
+    if quote in ('"', "`"):
+        return name[1:].removesuffix(quote).replace(quote * 2, quote)
+    return name
+
+
+@cached(maxsize=512)
+def references(sql: str) -> tuple[Reference, ...]:
+    """List the names of a query, each with its qualifier; of `a.b.c` the last two parts."""
+    words = tokenize(sql)
+    found = []
+    for at, token in enumerate(words):
+        after = words[at + 1] if at + 1 < len(words) else None
+        if token.kind not in _NAMES or (after and after.is_sign(".")):
+            continue
+        qualified = at > 1 and words[at - 1].is_sign(".")
+        start = words[at - 2].start if qualified else token.start
+        qualifier = words[at - 2].text if qualified else ""
+        found.append(Reference(qualifier, token.text, start, bool(after and after.is_sign("("))))
+    return tuple(found)
+
+
+@cached(maxsize=512)
+def sources(sql: str) -> tuple[Source, ...]:
+    """List what the FROMs and JOINs of a query read, those of nested queries too."""
+    words = tokenize(sql)
+    closings = _closings(words)
+    read = (_read_source(words, at, closings) for at in _source_places(words))
+    return tuple(source for source in read if source)
+
+
+def select_aliases(sql: str, start: int, end: int) -> Mapping[str, str]:
+    """Map the aliases that a SELECT clause gives with AS to the text of their expressions."""
+    words = [token for token in tokenize(sql) if start <= token.start < end]
+    depth = words[0].depth if words else 0
+    aliases = {}
+    item = 1  # the first token after SELECT [DISTINCT | ALL]
+    if len(words) > 1 and words[1].is_word("distinct", "all"):
+        item = 2
+    for at, token in enumerate(words):
+        if token.depth == depth and token.is_sign(","):
+            item = at + 1
+        elif token.depth == depth and token.is_word("as") and item < at < len(words) - 1:
+            aliases[words[at + 1].text] = sql[words[item].start : words[at - 1].end]
+    return aliases
+
+
+def replace_names(sql: str, start: int, end: int, texts: Mapping[str, str]) -> str:
+    """Write [start, end) of a query with unqualified names replaced by bracketed texts."""
+    parts, at = [], start
+    ends = {token.start: token.end for token in tokenize(sql)}
+    for found in references(sql):
+        inside = start <= found.start < end
+        if inside and not found.qualifier and not found.is_call and found.name in texts:
+            parts += [sql[at : found.start], f"({texts[found.name]})"]
+            at = ends[found.start]
+    return "".join([*parts, sql[at:end]])
+
+
+def is_query_start(token: Token) -> bool:
+    """Tell the first word of a nested query."""
+    return token.is_word(*_QUERY_WORDS)
+
+
+def _source_places(words: Sequence[Token]) -> Iterator[int]:
+    """Yield the index after every FROM, JOIN, and comma between tables."""
+    listing: set[int] = set()  # depths at which a list of tables is open
+    for at, token in enumerate(words):
+        if token.is_word("from", "join") and not is_distinct_from(words, at):
+            listing.add(token.depth)
+            yield at + 1
+        elif token.is_word(*_ENDS):
+            listing.discard(token.depth)
+        elif token.is_sign(")"):
+            listing.discard(token.depth + 1)
+        elif token.is_sign(",") and token.depth in listing:
+            yield at + 1
+
+
+def is_distinct_from(words: Sequence[Token], at: int) -> bool:
+    """Tell the FROM of the comparison `a IS [NOT] DISTINCT FROM b`."""
+    return (
+        at > 1
+        and words[at].is_word("from")
+        and words[at - 1].is_word("distinct")
+        and words[at - 2].is_word("is", "not")
+    )
+
+
+def _closings(words: Sequence[Token]) -> Mapping[int, int]:
+    """Map the index of every opening bracket to that of the bracket which closes it."""
+    opened: list[int] = []
+    closings = {}
+    for at, token in enumerate(words):
+        if token.is_sign("("):
+            opened.append(at)
+        elif token.is_sign(")") and opened:
+            closings[opened.pop()] = at
+    return closings
+
+
+def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -> Source | None:
+    while at + 1 < len(words) and words[at].is_sign("(") and not is_query_start(words[at + 1]):
+        at += 1
+    if at >= len(words):
+        return None
+    first, table = words[at], ""
+    if first.is_sign("("):
+        at = closings.get(at, len(words))
+    elif first.kind in _NAMES:
+        if at + 2 < len(words) and words[at + 1].is_sign("."):
+            at += 2
+        table = words[at].text
+    else:
+        return None
+    return Source(table, _read_alias(words, at + 1) or table, first.start)
+
+
+def _read_alias(words: Sequence[Token], at: int) -> str:
+    at += at < len(words) and words[at].is_word("as")
+    if at >= len(words) or words[at].kind not in _NAMES or words[at].is_word(*_NO_ALIAS):
+        return ""
+    return words[at].text
