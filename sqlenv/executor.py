@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Self
 
 from sqlenv.config import ExecutorConfig
-from sqlenv.database import check_database
+from sqlenv.database import Identity, check_database, identify
 from sqlenv.engine import Engine
+from sqlenv.errors import UserError
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
@@ -31,6 +32,7 @@ class Executor:
         self._config = config
         self._process = os.getpid()
         self._gold = GoldCache(config)
+        self._seen: dict[Path, Identity] = {}
         self._backend = _Threads(config) if config.isolation == "thread" else _Processes(config)
 
     def __enter__(self) -> Self:
@@ -46,19 +48,21 @@ class Executor:
             The table, or why there is none. No text whatever raises.
 
         Raises:
-            UserError: The database cannot be used; see `check_database`.
+            UserError: The database cannot be used (see `check_database`), or is another one than
+                at the first query.
         """
         refused = refuse_text(sql, max_sql_chars=self._config.max_sql_chars)
         if refused is not None:
             return refused
         self._check_process()
+        self._check_unchanged(database)
         return self._backend.execute(database, sql)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in the queries' order.
 
         Raises:
-            UserError: One of the databases cannot be used.
+            UserError: One of the databases cannot be used, or has changed.
         """
         limit = self._config.max_sql_chars
         results: dict[Query, Result | None] = {
@@ -66,6 +70,8 @@ class Executor:
         }
         accepted = [query for query, refused in results.items() if refused is None]
         self._check_process()
+        for database in {database for database, _ in accepted}:
+            self._check_unchanged(database)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
         return [result for query in queries if (result := results[query]) is not None]
 
@@ -78,6 +84,8 @@ class Executor:
 
     def gold_many(self, queries: Sequence[Query]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
+        for database in {database for database, _ in queries}:
+            self._check_unchanged(database)
         return self._gold.get(queries, self.execute_many)
 
     def close(self) -> None:
@@ -87,6 +95,15 @@ class Executor:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
+
+    def _check_unchanged(self, database: Path) -> None:
+        """Refuse a file that was written to meanwhile: results would not compare with earlier."""
+        identity = identify(database)
+        if self._seen.setdefault(database, identity) != identity:
+            raise UserError(
+                f"{database}: the database changed while it was in use; put the old file back, or "
+                "begin a new run"
+            )
 
 
 class _Threads:
