@@ -7,6 +7,7 @@ give the same answers.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,14 @@ from typing import Self
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, check_database, identify
 from sqlenv.engine import Engine
-from sqlenv.errors import UserError
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
 from sqlenv.types import Result
 
 __all__ = ["Executor", "check_database"]
+
+_log = logging.getLogger(__name__)
 
 
 class Executor:
@@ -48,21 +50,20 @@ class Executor:
             The table, or why there is none. No text whatever raises.
 
         Raises:
-            UserError: The database cannot be used (see `check_database`), or is another one than
-                at the first query.
+            UserError: The database cannot be used; see `check_database`.
         """
         refused = refuse_text(sql, max_sql_chars=self._config.max_sql_chars)
         if refused is not None:
             return refused
         self._check_process()
-        self._check_unchanged(database)
+        self._look_at(database)
         return self._backend.execute(database, sql)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in the queries' order.
 
         Raises:
-            UserError: One of the databases cannot be used, or has changed.
+            UserError: One of the databases cannot be used.
         """
         limit = self._config.max_sql_chars
         results: dict[Query, Result | None] = {
@@ -71,7 +72,7 @@ class Executor:
         accepted = [query for query, refused in results.items() if refused is None]
         self._check_process()
         for database in {database for database, _ in accepted}:
-            self._check_unchanged(database)
+            self._look_at(database)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
         return [result for query in queries if (result := results[query]) is not None]
 
@@ -85,7 +86,7 @@ class Executor:
     def gold_many(self, queries: Sequence[Query]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
         for database in {database for database, _ in queries}:
-            self._check_unchanged(database)
+            self._look_at(database)
         return self._gold.get(queries, self.execute_many)
 
     def close(self) -> None:
@@ -96,14 +97,20 @@ class Executor:
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
 
-    def _check_unchanged(self, database: Path) -> None:
-        """Refuse a file that was written to meanwhile: results would not compare with earlier."""
+    def _look_at(self, database: Path) -> None:
+        """Name a file that was written to since it was last looked at; it is read anew.
+
+        Raises:
+            UserError: There is no such file any more.
+        """
         identity = identify(database)
-        if self._seen.setdefault(database, identity) != identity:
-            raise UserError(
-                f"{database}: the database changed while it was in use; put the old file back, or "
-                "begin a new run"
+        if self._seen.get(database, identity) != identity:
+            _log.warning(
+                "%s: the database changed while it was in use; results before and after cannot be "
+                "compared",
+                database,
             )
+        self._seen[database] = identity
 
 
 class _Threads:

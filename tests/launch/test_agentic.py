@@ -1,4 +1,4 @@
-"""Tool-calling episodes through the learner: the mask, what the settings build, whole small runs."""
+"""Tool-calling episodes through the learner: the mask, the settings, whole small runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REPLIES = (
     write_call(GOLD, CONFIG),
     f"```sql\n{GOLD}\n```",
 )
-SHAPE = TinyConfig(vocab_size=600, hidden_size=16, intermediate_size=16, layers=1, heads=1, kv_heads=1)  # fmt: skip
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "kv_heads": 1}
 
 
 class Script:
@@ -76,7 +76,13 @@ def example(tmp_path_factory) -> Example:
 def tokenizer(tmp_path_factory) -> ChatTokenizer:
     folder = tmp_path_factory.mktemp("model")
     marks = Form("fence", CONFIG, brief=True).marks
-    make_tiny(folder / "m", [*REPLIES, write_reply(GOLD)], SHAPE, 0, marks=marks)
+    make_tiny(
+        folder / "m",
+        [*REPLIES, write_reply(GOLD)],
+        TinyConfig(vocab_size=600, **SIZES),
+        0,
+        marks=marks,
+    )
     return ChatTokenizer(folder / "m")
 
 

@@ -212,7 +212,7 @@ def test_no_episode_earns_more_than_the_right_answer(real, replies):
 
 
 @pytest.mark.parametrize("config", [AstraConfig(), PaverlConfig()])
-def test_a_database_that_changes_or_vanishes_is_named(tmp_path, config):
+def test_a_database_that_changes_or_vanishes_is_named(tmp_path, config, caplog):
     path = tmp_path / "music.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE singer (name TEXT)")
@@ -228,8 +228,10 @@ def test_a_database_that_changes_or_vanishes_is_named(tmp_path, config):
         connection.execute("CREATE TABLE more (a)")
         connection.commit()
         connection.close()
-        with pytest.raises(UserError, match=r"music\.sqlite: the database changed"):
-            reward(episode)
+        assert caplog.messages == []
+        assert reward(episode).total == reward(episode).total > 0
+        (warning,) = caplog.messages
+        assert warning.startswith(f"{path}: the database changed")
         path.unlink()
         with pytest.raises(UserError, match=r"music\.sqlite: no such database file"):
             reward(episode)

@@ -49,9 +49,16 @@ def test_four_steps_never_reach_the_bound(steps, preset):
     assert aggregate(steps, wide) == pytest.approx(found, abs=1e-9)
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.sampled_from(list(PRESETS)))
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.sampled_from(["paper", "fig2"]))
 def test_no_course_beats_a_right_first_step(steps, preset):
     assert aggregate(steps, PRESETS[preset]) <= aggregate([1.0], PRESETS[preset])
+
+
+def test_states_by_threshold_let_a_detour_pay():
+    """Falls on one side of the threshold are free and the way back is paid: a known flaw of it."""
+    detour = [1, 0.75, 0.5, 1]
+    assert aggregate(detour, PRESETS["threshold"]) == pytest.approx(1.1247)
+    assert aggregate(detour, PRESETS["paper"]) == pytest.approx(0.7497)
 
 
 def test_a_circle_costs_nothing_only_when_symmetric():

@@ -194,7 +194,7 @@ def test_a_result_is_cut_to_its_size_at_the_end_of_a_row():
     text = tool_response(result, rows=9, chars=80)
     assert text.split("\n")[1:3] == [f"[['{'x' * 30}'], ['{'x' * 30}']]", "2 of 9 rows"]
     one = tool_response(Table(("a",), (("x" * 10**6,),)), rows=9, chars=80)
-    assert len(one.split("\n")[1]) == 80
+    assert len(one.split("\n")[1]) == 79
     assert one.split("\n")[1].endswith(" …]")
 
 
