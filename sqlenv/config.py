@@ -194,7 +194,7 @@ class AgenticConfig(Settings):
     response_rows: int = Field(default=30, ge=1)
     """Rows of a result that the model is shown, the first ones."""
 
-    response_chars: int = Field(default=2000, ge=80)
+    response_chars: int = Field(default=2000, ge=20)
     """Length of what it is shown of a result or of an error message."""
 
 

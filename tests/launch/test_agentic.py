@@ -18,6 +18,7 @@ from minirl.rollout import flatten, rollout
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Reply
+from rewards.config import AstraConfig, Fig2Atr
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.errors import UserError
@@ -155,7 +156,7 @@ def test_the_papers_constants():
     assert (astra.sampler.top_p, astra.sampler.temperature) == (0.95, 1.0)
     assert astra.train.optimizer.learning_rate == 1e-6
     assert (astra.env.kind, astra.evaluation.episode) == ("agentic", "agentic")
-    assert fig2.reward.atr.kind == "fig2"
+    assert fig2.reward == AstraConfig(atr=Fig2Atr())
     same = {"run", "reward"}
     assert astra.model_dump(exclude=same) == fig2.model_dump(exclude=same)
     paverl = load_config("paverl.yaml", [])

@@ -16,6 +16,7 @@ from sqlenv.types import Episode, Example, Message, Observation
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"
 WRONG = "SELECT name FROM singer WHERE age < 20"
+AGENT = AgenticConfig()
 EXAMPLES = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
 
 
@@ -89,18 +90,18 @@ def singers(tmp_path) -> list[Example]:
     return [Example(str(n), "Who is old?", "music", path, RIGHT) for n in range(200)]
 
 
-def transcripts(examples, *, form=None, **shares):
-    form = form or Form("fence", AgenticConfig())
+def transcripts(examples, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
     with Executor(ExecutorConfig(isolation="thread")) as executor:
         environment = Agentic(
-            form.agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
+            agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )
         return demonstrations(
             examples,
             environment,
-            **({"mistake_share": 0.0, "repair_share": 0.0} | shares),
+            mistake_share=mistake_share,
+            repair_share=repair_share,
             seed=0,
-            form=form,
+            form=Form("fence", agent, brief=brief),
         )
 
 
@@ -113,7 +114,7 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singers):
     (reply,) = first.replies
     assert reply.startswith("<think> singer </think> <tool_call>")
     assert '"db_id": "music"' in reply
-    assert read_call(reply, AgenticConfig()) == Call(RIGHT, is_final=False)
+    assert read_call(reply, AGENT) == Call(RIGHT, is_final=False)
     assert first.target == f"```sql\n{RIGHT}\n```"
     assert (first.learnt, first.learn_responses) == (2, False)
 
@@ -121,7 +122,7 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singers):
 def test_a_long_transcript_mends_its_first_call(singers):
     found = transcripts(singers, repair_share=1.0)
     for one in found:
-        queries = [read_call(reply, AgenticConfig()) for reply in one.replies]
+        queries = [read_call(reply, AGENT) for reply in one.replies]
         assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
         assert [m[0].content.split("\n")[1] for m in one.observations[1:]] == [
             "[['Ada']]",
@@ -144,7 +145,7 @@ def test_shares_of_transcripts(singers):
 
 def test_transcripts_follow_the_names_and_limits_of_the_environment(singers):
     config = AgenticConfig(calls=1, tool="execute_sql", finish_tool="finish")
-    found = transcripts(singers[:3], form=Form("fence", config, brief=True), repair_share=1.0)
+    found = transcripts(singers[:3], agent=config, brief=True, repair_share=1.0)
     for one in found:
         # One call alone leaves no room for a mistake.
         assert [read_call(reply, config) for reply in one.replies] == [Call(RIGHT, is_final=False)]
