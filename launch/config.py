@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, PositiveInt, ValidationError
 
 from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
-from rewards.config import ProgressiveConfig, RewardConfig
+from rewards.config import PaperAtr, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
     DemoConfig,
@@ -80,6 +80,8 @@ class EvalConfig(Settings):
     """Test questions, sampled by seed; None for all."""
     validation_questions: PositiveInt = 200
     """Validation questions, sampled by seed."""
+    episode: Literal["single_turn", "agentic"] = "single_turn"
+    """What answers a question: one reply, or the tool-calling episode of `env`."""
     vote_temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of vote@n."""
     resamples: PositiveInt = 10_000
@@ -192,6 +194,21 @@ def check(config: JobConfig) -> None:
         (
             config.reward.kind == "progressive" and config.env.wrapping != "sql_tag",
             "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
+        ),
+        (
+            config.reward.kind == "expo" and config.env.kind == "agentic",
+            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
+            "use astra",
+        ),
+        (
+            config.evaluation.episode == "agentic" and config.env.kind != "agentic",
+            "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, or "
+            "use single_turn",
+        ),
+        (
+            config.env.kind == "agentic" and config.prompt.style == "progress",
+            "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
+            "omnisql",
         ),
     ]
     for is_wrong, message in rules:
@@ -319,9 +336,14 @@ _PLAIN_WORDS = {
 _DEFAULT_KINDS = {
     ("env",): DiagnosedConfig().kind,
     ("reward",): ProgressiveConfig().kind,
+    ("reward", "atr"): PaperAtr().kind,
     ("train", "algorithm"): TrainConfig().algorithm.kind,
 }
-_UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot", "expo", "grpo", "gspo"}
+_UNION_TAGS = {
+    *("diagnosed", "single_turn", "agentic"),
+    *("progressive", "one_shot", "expo", "paverl", "astra", "paper", "fig2"),
+    *("grpo", "gspo"),
+}
 
 
 def _keys_beside(location: Sequence[str | int]) -> list[str]:

@@ -58,7 +58,13 @@ def evaluate(
         model, tokenizer = load_policy(source, dtype=config.model.dtype)
         environment = sql.evaluation_environment()
         evaluator = Evaluator(
-            model, tokenizer, environment, config.sampler, decode, seed=config.seed
+            model,
+            tokenizer,
+            environment,
+            config.sampler,
+            decode,
+            seed=config.seed,
+            max_turns=sql.evaluation_turns,
         )
         with cli.progress_bar(f"accuracy {split}") as progress:
             progress(0, len(examples), cli.COMPILING)

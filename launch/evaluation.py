@@ -21,6 +21,7 @@ from minirl.rollout import rollout
 from minirl.sampler import NativeSampler
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
+from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.parse import one_line
 from sqlenv.types import Attempt, Example, Table
@@ -56,24 +57,27 @@ class Evaluator:
     Args:
         model: Gives the structure and the first weights.
         tokenizer: Its tokenizer.
-        environment: One turn; judges replies.
+        environment: Judges replies.
         config: Slots and token limits.
         decode: How questions are answered.
         seed: Seed of samples.
+        max_turns: The most replies to a question.
     """
 
     def __init__(
         self,
         model: Decoder,
         tokenizer: ChatTokenizer,
-        environment: SingleTurn,
+        environment: SingleTurn | Agentic,
         config: SamplerConfig,
         decode: Decode,
         *,
         seed: int,
+        max_turns: int = 1,
     ) -> None:
         self._tokenizer, self._environment = tokenizer, environment
         self._config, self._decode = config, decode
+        self._max_turns = max_turns
         self._sampler = NativeSampler(
             model, config, tokenizer, group_size=decode.samples, seed=seed
         )
@@ -126,11 +130,12 @@ class Evaluator:
             group_size=samples,
             first_episode=_FIRST_EPISODE + first * samples,
             decoding=Decoding(self._decode.temperature),
-            max_turns=1,
+            max_turns=self._max_turns,
         )
         verdicts = []
         for example, group in zip(examples, groups, strict=True):
-            attempts = [trajectory.episode.attempts[-1] for trajectory in group]
+            answers = (trajectory.episode.answer for trajectory in group)
+            attempts = [answer for answer in answers if answer is not None]
             chosen = vote(attempts)
             verdicts.append(
                 Verdict(
@@ -150,7 +155,8 @@ def vote(attempts: Sequence[Attempt]) -> Attempt | None:
     """Choose the first attempt of the commonest result (OmniSQL's majority vote).
 
     Results are sets of rows; ties go to the result seen first; an empty result counts. Without a
-    query that runs, the first attempt is chosen; without any attempt (a prompt too long), none.
+    query that runs, the first attempt is chosen; without any attempt (a prompt too long, a
+    budget spent on calls), none.
     """
     ran = [attempt for attempt in attempts if isinstance(attempt.result, Table)]
     if not ran:

@@ -38,6 +38,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             config.sampler,
             Decode(samples=1, temperature=0.0),
             seed=config.seed,
+            max_turns=sql.evaluation_turns,
         )
         before = _measure(evaluator, test, folder / "before")
 

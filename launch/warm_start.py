@@ -10,7 +10,7 @@ from flax import nnx
 
 from launch import cli
 from launch.config import JobConfig, WarmStartConfig
-from launch.demonstrations import demonstrations
+from launch.demonstrations import Form, demonstrations
 from launch.folders import claim_run
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import weights
@@ -37,6 +37,7 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
             mistake_share=warm.mistake_share,
             repair_share=warm.repair_share,
             seed=config.seed,
+            form=Form.of(config),
             progress=progress,
         )
     with cli.progress_bar("warm start") as progress:

@@ -12,25 +12,27 @@ from typing import Any
 import jax.numpy as jnp
 
 from launch.config import JobConfig
-from launch.demonstrations import write_reply
+from launch.demonstrations import Form
 from minirl import weights
 from minirl.model import Decoder
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from minirl.trainer import Task
+from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, TreeConfig
 from rewards.diagnosis import diagnose
 from rewards.expo import ExpoReward
 from rewards.progressive import ProgressiveReward
-from sqlenv.config import DataConfig, DiagnosedConfig, SingleTurnConfig
+from sqlenv.config import AgenticConfig, DataConfig, DiagnosedConfig, SingleTurnConfig
 from sqlenv.datasets import load
 from sqlenv.demo import generate
+from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES, sentences
 from sqlenv.executor import Executor
-from sqlenv.prompts import feedback_text, first_observation
+from sqlenv.prompts import agent_observation, feedback_text, first_observation
 from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema_text import render_schema, sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
@@ -98,7 +100,9 @@ class SqlSide:
             chosen = tuple(chosen[number] for number in sorted(numbers))
         return chosen
 
-    def environment(self, tokenizer: ChatTokenizer | None = None) -> Diagnosed | SingleTurn:
+    def environment(
+        self, tokenizer: ChatTokenizer | None = None
+    ) -> Diagnosed | SingleTurn | Agentic:
         """Build the environment that training episodes are played in.
 
         Args:
@@ -116,22 +120,35 @@ class SqlSide:
             return Diagnosed(
                 env, executor=self.executor, first_prompt=first_prompt, feedback=self._feedback
             )
+        if isinstance(env, AgenticConfig):
+            return Agentic(env, executor=self.executor, first_prompt=first_prompt)
         return SingleTurn(env, executor=self.executor, first_prompt=first_prompt)
 
-    def evaluation_environment(self) -> SingleTurn:
-        """Build the environment that accuracy is measured in: one turn, no feedback."""
+    def evaluation_environment(self) -> SingleTurn | Agentic:
+        """Build the environment that accuracy is measured in, by `evaluation.episode`: one turn
+        without feedback, or the tool-calling episode.
+        """
         env = self._config.env
+        if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
+            return Agentic(env, executor=self.executor, first_prompt=self.first_prompt)
         return SingleTurn(
             SingleTurnConfig(match=env.match, wrapping=env.wrapping),
             executor=self.executor,
-            first_prompt=self.first_prompt,
+            first_prompt=self.single_turn_prompt,
         )
 
     @property
     def max_turns(self) -> int:
         """Return the most replies of a training episode."""
         env = self._config.env
+        if isinstance(env, AgenticConfig):
+            return env.calls + 1
         return env.turns if isinstance(env, DiagnosedConfig) else 1
+
+    @property
+    def evaluation_turns(self) -> int:
+        """Return the most replies of an episode that accuracy is measured in."""
+        return self.max_turns if self._config.evaluation.episode == "agentic" else 1
 
     def task(
         self,
@@ -151,7 +168,11 @@ class SqlSide:
         )
 
     def first_prompt(self, example: Example) -> Observation:
-        """Put a question."""
+        """Put a question as training episodes do."""
+        return self._ask(example, self._schema_text(example.database))
+
+    def single_turn_prompt(self, example: Example) -> Observation:
+        """Put a question that one reply answers."""
         text = self._schema_text(example.database)
         return first_observation(example, text, style=self._config.prompt.style)
 
@@ -162,10 +183,11 @@ class SqlSide:
         does this; evaluation never looks at the gold query.
         """
         whole = self.first_prompt(example)
-        style, limit = self._config.prompt, self._config.sampler.max_prompt_tokens
+        style = self._config.prompt.schema_style
+        limit = self._config.sampler.max_prompt_tokens
 
         def fits(schema_text: str) -> bool:
-            prompt = first_observation(example, schema_text, style=style.style)
+            prompt = self._ask(example, schema_text)
             return tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
 
         # A token is at least a byte, so most prompts need no count.
@@ -178,10 +200,15 @@ class SqlSide:
             example.gold_sql,
             seed=self._config.seed,
             fits=fits,
-            style=style.schema_style,
+            style=style,
         )
-        text = render_schema(schema, style=style.schema_style)
-        return first_observation(example, text, style=style.style)
+        return self._ask(example, render_schema(schema, style=style))
+
+    def _ask(self, example: Example, schema_text: str) -> Observation:
+        env, style = self._config.env, self._config.prompt.style
+        if isinstance(env, AgenticConfig):
+            return agent_observation(example, schema_text, env, style=style)
+        return first_observation(example, schema_text, style=style)
 
     def describe(self, episode: Episode) -> tuple[Mapping[str, float], Mapping[str, Any]]:
         """Say what a final episode adds to the metrics, and how `trajectories.jsonl` shows it."""
@@ -197,6 +224,7 @@ class SqlSide:
         numbers |= {name: value for name, value in found.items() if name != "turns"}
         if isinstance(self.reward, ExpoReward):
             numbers |= self.reward.diagnostics(episode)
+        numbers |= self._column_numbers(episode)
         record = {
             "id": episode.example.id,
             "question": episode.example.question,
@@ -207,11 +235,28 @@ class SqlSide:
                     "result": _brief(attempt.result),
                     "correct": attempt.correct,
                     "tags": list(attempt.tags),
+                    "kind": attempt.kind,
                 }
                 for attempt in attempts
             ],
         }
         return numbers, record
+
+    def _column_numbers(self, episode: Episode) -> Mapping[str, float]:
+        """Compare the answer's result with the gold's by columns; 0 without an answer."""
+        example, answer = episode.example, episode.answer
+        gold = self.executor.gold(example.database, example.gold_sql)
+        pair = (answer.result if answer else SqlError("no answer"), gold)
+        calls = [attempt for attempt in episode.attempts if attempt.kind != "answer"]
+        numbers = {
+            "columns/ex_f": fractional_accuracy(*pair),
+            "columns/ex_b": binary_accuracy(*pair),
+            "columns/csmr": csmr(*pair),
+        }
+        if isinstance(self._config.env, AgenticConfig):
+            numbers["rollout/calls"] = float(len(calls))
+            numbers["rollout/bad_calls"] = float(sum(call.kind == "bad_call" for call in calls))
+        return numbers
 
     def _columns_of(self, example: Example) -> Mapping[str, Sequence[str]]:
         return self._columns(example.database)
@@ -247,11 +292,12 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
     made = folder / "model"
     assert config.model.tiny is not None
     if not (made / "model.safetensors").exists():
+        form = Form.of(config)
         texts = (
-            f"{sql.first_prompt(example)[-1].content}\n{write_reply(example.gold_sql)}"
+            f"{sql.first_prompt(example)[-1].content}\n{form.answer(example.gold_sql)}"
             for example in train
         )
-        make_tiny(made, texts, config.model.tiny, config.seed)
+        make_tiny(made, texts, config.model.tiny, config.seed, marks=form.marks)
     return made
 
 

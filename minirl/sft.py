@@ -29,16 +29,21 @@ class Demonstration:
 
     Attributes:
         observations: What the policy is shown, one more than `replies`.
-        replies: Earlier replies, such as a mistake to be mended; not trained on, unless the prompt
-            is learnt too.
-        target: The reply that is trained on.
+        replies: Earlier replies, such as a mistake to be mended.
+        target: The last reply, which is trained on.
         key: Demonstrations of one key begin alike and are put side by side.
+        learnt: How many of the last replies are trained on, the target among them; all of them
+            where the prompt is learnt.
+        learn_responses: Where the prompt is learnt, learn the later observations too. Not those
+            that a tool writes.
     """
 
     observations: tuple[Sequence[Message], ...]
     replies: tuple[str, ...]
     target: str
     key: Hashable = None
+    learnt: int = 1
+    learn_responses: bool = True
 
 
 def encode(
@@ -49,20 +54,30 @@ def encode(
     Args:
         demonstration: Its texts.
         tokenizer: Encodes them.
-        learn_prompt: Train on every token, not on the target alone.
+        learn_prompt: Train on every token, not on the replies to learn alone.
     """
-    stop_id = tokenizer.stop_ids[0]
-    ids = tokenizer.encode_chat(demonstration.observations[0])
-    for reply, observation in zip(
-        demonstration.replies, demonstration.observations[1:], strict=True
-    ):
-        ids += [*tokenizer.encode(reply), stop_id]
-        ids += tokenizer.encode_next(observation, closed=True)
-    target = (*tokenizer.encode(demonstration.target), stop_id)
-    reply = Reply(target, (0.0,) * len(target), demonstration.target, "stop", 0)
-    flat = flatten(Trajectory((Turn(tuple(ids), reply),), None, "done"))
-    is_learnt = flat.is_action | learn_prompt
-    return TokenRow(flat.ids, is_learnt, flat.logprobs, 1.0, flat.prompt_length)
+    turns = _turns(demonstration, tokenizer)
+    flat = flatten(Trajectory(turns, None, "done"))
+    first = len(turns) - demonstration.learnt
+    is_learnt: list[bool] = []
+    for number, turn in enumerate(turns):
+        is_shown_to_learn = learn_prompt and (number == 0 or demonstration.learn_responses)
+        is_learnt += [is_shown_to_learn] * len(turn.observation_ids)
+        is_learnt += [learn_prompt or number >= first] * len(turn.reply.ids)
+    before = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in turns[:first])
+    prompt_length = before + len(turns[first].observation_ids)
+    return TokenRow(flat.ids, np.array(is_learnt), flat.logprobs, 1.0, prompt_length)
+
+
+def _turns(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Turn, ...]:
+    question, *later = demonstration.observations
+    shown = [tokenizer.encode_chat(question)]
+    shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
+    turns = []
+    for seen, text in zip(shown, (*demonstration.replies, demonstration.target), strict=True):
+        ids = (*tokenizer.encode(text), tokenizer.stop_ids[0])
+        turns.append(Turn(tuple(seen), Reply(ids, (0.0,) * len(ids), text, "stop", 0)))
+    return tuple(turns)
 
 
 def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from minirl.model import parse_config
 
 _CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Written by the policy and read by SQL environments: single tokens, but text like any other.
-_MARKS = ("<think>", "</think>", "<sql>", "</sql>")
+MARKS = ("<think>", "</think>", "<sql>", "</sql>")
 
 _LETTER = r"[\p{L}_]"
 _WORDS = "|".join(
@@ -60,7 +60,14 @@ _CHAT_TEMPLATE = """\
 """
 
 
-def make_tiny(folder: Path, texts: Iterable[str], shape: TinyConfig, seed: int) -> None:
+def make_tiny(
+    folder: Path,
+    texts: Iterable[str],
+    shape: TinyConfig,
+    seed: int,
+    *,
+    marks: Sequence[str] = MARKS,
+) -> None:
     """Write a Hugging Face folder with a fresh tiny Qwen2 and a tokenizer trained on `texts`.
 
     The same arguments give the same bytes on the same machine.
@@ -70,12 +77,13 @@ def make_tiny(folder: Path, texts: Iterable[str], shape: TinyConfig, seed: int) 
         texts: What the model will read and write: prompts, questions, SQL.
         shape: Sizes of the model.
         seed: Seed of the weights.
+        marks: Texts that are one token each, though text like any other.
 
     Raises:
         UserError: A shape that no model has, or other files in `folder`.
     """
-    _check(shape)
-    tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size)
+    _check(shape, marks)
+    tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
     config = _model_config(shape, tokenizer)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
     model = weights.init(parse_config(config, where="TinyConfig"), seed)
@@ -88,8 +96,8 @@ def make_tiny(folder: Path, texts: Iterable[str], shape: TinyConfig, seed: int) 
         weights.save(model, folder, source=source)
 
 
-def _check(shape: TinyConfig) -> None:
-    least = len(pre.ByteLevel.alphabet()) + len(_CONTROL_TOKENS) + len(_MARKS)
+def _check(shape: TinyConfig, marks: Sequence[str]) -> None:
+    least = len(pre.ByteLevel.alphabet()) + len(_CONTROL_TOKENS) + len(marks)
     if shape.vocab_size < least:
         raise UserError(
             f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
@@ -105,7 +113,9 @@ def _check(shape: TinyConfig) -> None:
         )
 
 
-def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], *, vocab_size: int, marks: Sequence[str] = MARKS
+) -> Tokenizer:
     """Train the byte-level BPE that the module describes.
 
     Returns:
@@ -131,13 +141,13 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     )
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("' ", "'")])
     trainer = BpeTrainer(
-        vocab_size=vocab_size - len(_MARKS),
+        vocab_size=vocab_size - len(marks),
         special_tokens=list(_CONTROL_TOKENS),
         initial_alphabet=pre.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in _MARKS])
+    tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return tokenizer
 
 

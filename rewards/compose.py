@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rewards.config import ExpoConfig, OneShotConfig, RewardConfig
+from rewards.astra import AstraReward
+from rewards.config import (
+    AstraConfig,
+    ExpoConfig,
+    OneShotConfig,
+    PaverlConfig,
+    ProgressiveConfig,
+    RewardConfig,
+)
 from rewards.expo import ExpoReward, Runner
+from rewards.paverl import PaverlReward
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
 from rewards.types import Score
 from sqlenv.config import Wrapping
@@ -26,16 +35,21 @@ def build_reward(
     Args:
         config: One of the reward families.
         columns_of: Column names by table of an example's database, None where unknown.
-        executor: Runs queries; only the families that run some themselves need it.
+        executor: Runs queries and gives gold results, to the families that need them.
         wrapping: Where the SQL of a reply is.
 
     Raises:
         ValueError: The family needs an executor.
     """
+    if isinstance(config, ProgressiveConfig):
+        return ProgressiveReward(config, columns_of)
     if isinstance(config, OneShotConfig):
         return OneShotReward(config)
+    if executor is None:
+        raise ValueError(f"the reward {config.kind} runs queries: give it an executor")
     if isinstance(config, ExpoConfig):
-        if executor is None:
-            raise ValueError("the clause-level reward runs parts of queries: give it an executor")
         return ExpoReward(config, columns_of=columns_of, executor=executor, wrapping=wrapping)
-    return ProgressiveReward(config, columns_of)
+    if isinstance(config, PaverlConfig):
+        return PaverlReward(config, executor)
+    assert isinstance(config, AstraConfig)
+    return AstraReward(config, executor)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sqlenv.compare import MatchMode
 from sqlenv.config import Settings
 
 Qualify = Literal["resolve", "bare", "raw"]
@@ -217,6 +218,109 @@ class ExpoConfig(Settings):
     """Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
 
 
+class PaverlConfig(Settings):
+    """PaVeRL-SQL's reward (section III-C): 10 for all gold columns, a share of it for some."""
+
+    kind: Literal["paverl"] = "paverl"
+    """Tag of the union."""
+
+    ex_f: Literal["paper", "code"] = "paper"
+    """Columns compared as the paper says, or as its released program does."""
+
+    payoff: Literal["fraction", "binary"] = "fraction"
+    """What is paid for: the share of gold columns (EX_f), or all of them or nothing (EX_b)."""
+
+    columns_weight: float = Field(default=10.0, gt=0)
+    """Reward of all gold columns."""
+
+    executed: float = Field(default=0.5, ge=0)
+    """Reward of a query that runs and has no gold column."""
+
+    extra_columns: int = Field(default=5, ge=1)
+    """EX_b is 0 from so many columns more than the gold has (tau)."""
+
+    row_cutoff: int = Field(default=5, ge=0)
+    """The released program's largest difference of numbers of rows."""
+
+
+class AtrSettings(Settings):
+    """SQL-ASTRA's aggregated trajectory reward; its presets differ in their defaults only."""
+
+    low_low: float = 0.0
+    """Reward of a step that stays low."""
+
+    low_high: float = 1.0
+    """Factor on a rise."""
+
+    high_low: float = -1.5
+    """Factor on a fall; -1.0 is the paper's symmetric ablation."""
+
+    high_high: float = 0.0
+    """Reward of a step that stays high."""
+
+    turn_cost: float = Field(default=0.0001, ge=0)
+    """Cost of every step after the first (C_turn)."""
+
+    bound: float = Field(default=2.0, gt=0)
+    """Largest reward, and its negative the smallest (B)."""
+
+    threshold: float = Field(default=0.6, ge=0, le=1)
+    """Scores above are high (tau)."""
+
+    state: Literal["gradient", "threshold"] = "gradient"
+    """A rise ends high and a fall low, or what is above the threshold is high."""
+
+
+class PaperAtr(AtrSettings):
+    """The constants of the paper's text (equation 2, table 2)."""
+
+    kind: Literal["paper"] = "paper"
+    """Tag of the union."""
+
+
+class Fig2Atr(AtrSettings):
+    """The constants that the paper's figure 2 was drawn with."""
+
+    kind: Literal["fig2"] = "fig2"
+    """Tag of the union."""
+
+    high_high: float = -0.2
+    """Reward of a step that stays high."""
+
+    turn_cost: float = Field(default=0.1, ge=0)
+    """Cost of every step after the first (C_turn)."""
+
+
+class AstraConfig(Settings):
+    """SQL-ASTRA's reward: a score for every step of an episode, and what they come to."""
+
+    kind: Literal["astra"] = "astra"
+    """Tag of the union."""
+
+    step_score: Literal["csmr", "binary"] = "csmr"
+    """Score of a step: CSMR, or 1 for a match and 0 for anything else."""
+
+    alpha: float = Field(default=0.8, ge=0, lt=1)
+    """The most that CSMR gives for anything but a match."""
+
+    match: MatchMode = "set"
+    """What CSMR takes for a match."""
+
+    aggregate: Literal["atr", "last", "steps"] = "atr"
+    """One reward for the episode (ATR), the last step's score alone (no ATR), or the score of each
+    step as the advantage of its own tokens (the step-wise ablation)."""
+
+    atr: Annotated[PaperAtr | Fig2Atr, Field(discriminator="kind")] = PaperAtr()
+    """How scores of steps are added up."""
+
+    final_step: Literal["dedup", "always", "never"] = "dedup"
+    """Whether the final query is a step: unless the last call ran the same, always, or never."""
+
+    bad_call: Literal["zero", "skip"] = "zero"
+    """A call that cannot be read is a step of score 0, or no step."""
+
+
 RewardConfig = Annotated[
-    ProgressiveConfig | OneShotConfig | ExpoConfig, Field(discriminator="kind")
+    ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig,
+    Field(discriminator="kind"),
 ]

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Protocol
 
-from sqlenv.types import Attempt, Episode, Table
+from sqlenv.types import Attempt, Episode, Result, Table
 
 _FORMAT = re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<sql>", "</sql>")
+
+
+class GoldResults(Protocol):
+    """What a reward needs of the executor."""
+
+    def gold(self, database: Path, sql: str, /) -> Result:
+        """Run a gold query, or return its cached result."""
+        ...
 
 
 def is_executable(attempt: Attempt) -> bool:
@@ -16,8 +26,8 @@ def is_executable(attempt: Attempt) -> bool:
 
 
 def is_correct(episode: Episode) -> bool:
-    """Tell whether the last attempt matches the gold result."""
-    return bool(episode.attempts) and episode.attempts[-1].correct
+    """Tell whether the answer, the last attempt, matches the gold result."""
+    return episode.answer is not None and episode.answer.correct
 
 
 def first_match(episode: Episode) -> int | None:

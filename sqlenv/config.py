@@ -169,4 +169,35 @@ class DiagnosedConfig(Settings):
     for it."""
 
 
-EnvConfig = Annotated[SingleTurnConfig | DiagnosedConfig, Field(discriminator="kind")]
+class AgenticConfig(Settings):
+    """SQL-ASTRA: the model runs queries with a tool, looks at their results, then answers."""
+
+    kind: Literal["agentic"] = "agentic"
+    """Tag of the union."""
+
+    calls: int = Field(default=3, ge=1)
+    """Most calls of the tool; one more reply holds the answer."""
+
+    tool: str = Field(default="run_sql_remote", min_length=1)
+    """Name of the tool that runs its argument `query`; appendix A of the paper has execute_sql."""
+
+    finish_tool: str | None = None
+    """Name of a tool whose argument `answer` is the final query (appendix A: finish). None: the
+    final query stands in a message without a call."""
+
+    match: MatchMode = "set"
+    """How the result is compared with the gold result."""
+
+    wrapping: Wrapping = "fence"
+    """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""
+
+    response_rows: int = Field(default=30, ge=1)
+    """Rows of a result that the model is shown, the first ones."""
+
+    response_chars: int = Field(default=2000, ge=20)
+    """Length of what it is shown of a result or of an error message."""
+
+
+EnvConfig = Annotated[
+    SingleTurnConfig | DiagnosedConfig | AgenticConfig, Field(discriminator="kind")
+]

@@ -7,6 +7,7 @@ give the same answers.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from sqlenv.config import ExecutorConfig
-from sqlenv.database import check_database
+from sqlenv.database import Identity, check_database, identify
 from sqlenv.engine import Engine
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
@@ -22,6 +23,8 @@ from sqlenv.pool import WorkerPool
 from sqlenv.types import Result
 
 __all__ = ["Executor", "check_database"]
+
+_log = logging.getLogger(__name__)
 
 
 class Executor:
@@ -31,6 +34,7 @@ class Executor:
         self._config = config
         self._process = os.getpid()
         self._gold = GoldCache(config)
+        self._seen: dict[Path, Identity] = {}
         self._backend = _Threads(config) if config.isolation == "thread" else _Processes(config)
 
     def __enter__(self) -> Self:
@@ -57,6 +61,7 @@ class Executor:
         if refused is not None:
             return refused
         self._check_process()
+        self._look_at(database)
         return self._backend.execute(database, sql, max_steps)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
@@ -71,6 +76,8 @@ class Executor:
         }
         accepted = [query for query, refused in results.items() if refused is None]
         self._check_process()
+        for database in {database for database, _ in accepted}:
+            self._look_at(database)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
         return [result for query in queries if (result := results[query]) is not None]
 
@@ -83,6 +90,8 @@ class Executor:
 
     def gold_many(self, queries: Sequence[Query]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
+        for database in {database for database, _ in queries}:
+            self._look_at(database)
         return self._gold.get(queries, self.execute_many)
 
     def close(self) -> None:
@@ -92,6 +101,21 @@ class Executor:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
+
+    def _look_at(self, database: Path) -> None:
+        """Name a file that was written to since it was last looked at; it is read anew.
+
+        Raises:
+            UserError: There is no such file any more.
+        """
+        identity = identify(database)
+        if self._seen.get(database, identity) != identity:
+            _log.warning(
+                "%s: the database changed while it was in use; results before and after cannot be "
+                "compared",
+                database,
+            )
+        self._seen[database] = identity
 
 
 class _Threads:

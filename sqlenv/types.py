@@ -9,6 +9,7 @@ from typing import Literal
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
 Role = Literal["system", "user"]
+AttemptKind = Literal["answer", "call", "bad_call"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Attempt:
         result: What execution gave; an empty query is a `SqlError` and is never executed.
         correct: Whether the result matches the gold result.
         tags: Diagnostic tags that the next observation was made of.
+        kind: An answer, a call of a tool, or a call that could not be read.
     """
 
     text: str
@@ -109,6 +111,7 @@ class Attempt:
     result: Result
     correct: bool
     tags: tuple[str, ...] = ()
+    kind: AttemptKind = "answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +120,9 @@ class Episode:
 
     example: Example
     attempts: tuple[Attempt, ...] = ()
+
+    @property
+    def answer(self) -> Attempt | None:
+        """Return the last attempt if it answers the question; a call of a tool does not."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last and last.kind == "answer" else None

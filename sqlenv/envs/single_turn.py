@@ -57,7 +57,13 @@ def judge(
     A reply without a complete block (also one cut by the token budget) is an attempt with an empty
     query, which is an error and never runs. A failing gold query matches nothing.
     """
-    sql = extract_sql(reply, wrapping)
+    return judge_query(example, reply, extract_sql(reply, wrapping), executor, match=match)
+
+
+def judge_query(
+    example: Example, reply: str, sql: str, executor: Runner, *, match: MatchMode
+) -> Attempt:
+    """Run a query that was found in a reply and compare its result with the gold result."""
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
     result = executor.execute(example.database, sql)

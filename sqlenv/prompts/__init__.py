@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from sqlenv.prompts import demo, omnisql, paverl, progress
+from sqlenv.config import AgenticConfig
+from sqlenv.prompts import astra, demo, omnisql, paverl, progress
 from sqlenv.types import Example, Message, Observation
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]
@@ -48,6 +49,28 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
     if style == "progress":
         return (Message("system", progress.SYSTEM.format(**details)), message)
     return (message,)
+
+
+def agent_observation(
+    example: Example, schema_text: str, config: AgenticConfig, *, style: PromptStyle
+) -> Observation:
+    """Ask the question and offer a tool (paper 004, appendix F).
+
+    Args:
+        example: The question.
+        schema_text: The schema as `render_schema` writes it.
+        config: Names of the tools, and how often the model may call.
+        style: How the question is put without a tool; the paper takes OmniSQL's template. `demo`
+            only names the tool.
+    """
+    *before, question = first_observation(example, schema_text, style=style)
+    if style == "demo":
+        return (Message("user", question.content + demo.CALL.format(tool=config.tool)),)
+    call = astra.CALL.format(tool=config.tool, db_id=example.db_id)
+    if config.finish_tool is not None:
+        call += astra.FINISH.format(finish_tool=config.finish_tool)
+    system = astra.SYSTEM.format(tool=config.tool, calls=config.calls)
+    return (Message("system", system), *before, Message("user", question.content + call))
 
 
 def feedback_text(

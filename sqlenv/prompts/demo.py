@@ -7,3 +7,5 @@ FEEDBACK = "Feedback: {error_codes}. "
 GENERIC_FEEDBACK = "Feedback: {generic} "
 
 REVISE = "Revise."
+
+CALL = "\nTool: {tool}"

@@ -42,6 +42,19 @@ def test_only_the_target_is_trained_on(toy):
     assert encode(repair, toy.Tokenizer(), learn_prompt=True).is_action.all()
 
 
+def test_of_a_transcript_several_replies_are_learnt_and_responses_never(toy):
+    # AB asks, C is a call, D its response, E another call, F its response, G the answer.
+    texts = shown(toy, "AB", "D", "F")
+    transcript = Demonstration(texts, ("C", "E"), "G", learnt=2, learn_responses=False)
+    row = encode(transcript, toy.Tokenizer())
+    assert row.ids.tolist() == [2, 4, 5, 3, 6, 1, 2, 7, 3, 8, 1, 2, 9, 3, 10, 1]
+    learnt = [number for number, learns in enumerate(row.is_action) if learns]
+    assert (learnt, row.prompt_length) == ([9, 10, 14, 15], 9)
+    # With the prompt, all that the model wrote and was asked; not what the tool said.
+    row = encode(transcript, toy.Tokenizer(), learn_prompt=True)
+    assert np.flatnonzero(~row.is_action).tolist() == [6, 7, 8, 11, 12, 13]
+
+
 @pytest.mark.parametrize(
     ("prompts", "shared"),
     [

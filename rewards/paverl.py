@@ -1,0 +1,48 @@
+"""PaVeRL-SQL's reward (paper 003, section III-C)."""
+
+from __future__ import annotations
+
+from rewards.columns import binary_accuracy, fractional_accuracy, released_accuracy
+from rewards.config import PaverlConfig
+from rewards.execution import GoldResults, is_correct, is_executable
+from rewards.types import Score
+from sqlenv.types import Attempt, Episode
+
+_SHORTEST_SQL = 16
+"""The released program never runs a shorter query."""
+
+
+class PaverlReward:
+    """Pays for the gold columns in the result of the answer, and a little for any result."""
+
+    def __init__(self, config: PaverlConfig, executor: GoldResults) -> None:
+        self._config = config
+        self._executor = executor
+
+    def __call__(self, episode: Episode) -> Score:
+        """Score an episode by its answer.
+
+        Returns:
+            `columns`, 10 times the share of gold columns, or without any of them `executed`, 0.5
+            for a query that runs. Both are 0 for a query that fails and without an answer.
+        """
+        answer = episode.answer
+        ran = answer is not None and is_executable(answer) and self._is_run(answer)
+        share = self._share(episode, answer) if answer is not None and ran else 0.0
+        parts = {
+            "columns": self._config.columns_weight * share,
+            "executed": self._config.executed if ran and not share else 0.0,
+        }
+        return Score(sum(parts.values()), is_correct(episode), parts)
+
+    def _is_run(self, answer: Attempt) -> bool:
+        return self._config.ex_f == "paper" or len(answer.sql) >= _SHORTEST_SQL
+
+    def _share(self, episode: Episode, answer: Attempt) -> float:
+        config, example = self._config, episode.example
+        gold = self._executor.gold(example.database, example.gold_sql)
+        if config.payoff == "binary":
+            return binary_accuracy(answer.result, gold, extra_columns=config.extra_columns)
+        if config.ex_f == "code":
+            return released_accuracy(answer.result, gold, row_cutoff=config.row_cutoff)
+        return fractional_accuracy(answer.result, gold)

@@ -1,0 +1,173 @@
+"""SQL-ASTRA's environment: the model calls a tool that runs SQL, sees the rows, and answers.
+
+Calls have Hermes' form, `<tool_call>{"name": …, "arguments": {"query": …}}</tool_call>`. What the
+tool says comes in `<tool_response>…</tool_response>` as a message of the user: that is how Qwen's
+chat template writes the messages of a tool, and any other template can write it too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlenv.config import AgenticConfig
+from sqlenv.envs.diagnosed import describe_failure
+from sqlenv.envs.single_turn import FirstPrompt, Runner, judge, judge_query
+from sqlenv.parse import extract_sql
+from sqlenv.types import (
+    Attempt,
+    Episode,
+    Example,
+    Message,
+    Observation,
+    Result,
+    SqlError,
+    Table,
+    Value,
+)
+
+_CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
+_THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
+# What opens a mark of the conversation: `<|im_end|>`, `<tool_call>`, `</tool_response>`.
+_MARK = re.compile(r"<(?=\||/?tool_)")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool: the query to run, or the final one."""
+
+    sql: str
+    is_final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BadCall:
+    """A call that cannot be read, and why, in words for the model."""
+
+    why: str
+
+
+class Agentic:
+    """Runs the model's queries until it answers or has no call left. Stateless."""
+
+    def __init__(
+        self, config: AgenticConfig, *, executor: Runner, first_prompt: FirstPrompt
+    ) -> None:
+        self._config = config
+        self._executor = executor
+        self._first_prompt = first_prompt
+
+    def reset(self, example: Example) -> tuple[Episode, Observation]:
+        """Ask the question."""
+        return Episode(example), self._first_prompt(example)
+
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
+        """Run the call of a reply, or judge its answer.
+
+        A reply without a call is the answer, and so is the one after the last call, whatever it
+        holds. Of several calls in a reply the first is run: the model has not seen its result when
+        it writes the others. A call that cannot be read is answered with what is wrong, and is one
+        of the calls.
+
+        Returns:
+            The episode with the attempt, and the tool's response; None instead after an answer.
+        """
+        config, example = self._config, episode.example
+        call = read_call(reply, config)
+        is_final = isinstance(call, Call) and call.is_final
+        if call is None or is_final or len(episode.attempts) >= config.calls:
+            attempt = self._answer(example, reply, call if is_final else None)
+            return replace(episode, attempts=(*episode.attempts, attempt)), None
+        if isinstance(call, BadCall):
+            attempt = Attempt(reply, "", SqlError(call.why), correct=False, kind="bad_call")
+        else:
+            ran = judge_query(example, reply, call.sql, self._executor, match=config.match)
+            attempt = replace(ran, kind="call")
+        response = tool_response(
+            attempt.result, rows=config.response_rows, chars=config.response_chars
+        )
+        following = (Message("user", response),)
+        return replace(episode, attempts=(*episode.attempts, attempt)), following
+
+    def _answer(self, example: Example, reply: str, call: Any) -> Attempt:
+        config = self._config
+        if isinstance(call, Call):
+            return judge_query(example, reply, call.sql, self._executor, match=config.match)
+        said = _CALL.sub("", reply)  # the query of a call too many is no answer
+        attempt = judge(example, said, self._executor, wrapping=config.wrapping, match=config.match)
+        return replace(attempt, text=reply)
+
+
+def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
+    """Read the first call of a reply, thoughts apart.
+
+    The query may stand in a fence inside the JSON string. Other arguments are ignored, the name of
+    a database too: the question decides it.
+
+    Returns:
+        None for a reply without any call.
+    """
+    thought = _THOUGHT.match(reply)
+    found = _CALL.search(reply, thought.end() if thought else 0)
+    if found is None:
+        return None
+    if not found[2]:
+        return BadCall("the call does not end; write </tool_call> after it")
+    try:
+        call = json.loads(found[1], strict=False)
+    except (ValueError, RecursionError):
+        return BadCall("the call is not a JSON object with name and arguments")
+    name = call.get("name") if isinstance(call, dict) else None
+    argument = {config.tool: "query", config.finish_tool: "answer"}.get(
+        name if isinstance(name, str) else ""
+    )
+    if argument is None:
+        return BadCall(f"the call names no known tool; its name has to be {config.tool}")
+    arguments = call.get("arguments")
+    sql = arguments.get(argument) if isinstance(arguments, dict) else None
+    if not isinstance(sql, str) or not sql.strip():
+        return BadCall(f"the call has no text in arguments.{argument}")
+    # JSON can spell halves of characters, which are no text.
+    sql = sql.encode("utf-8", "replace").decode()
+    return Call(extract_sql(sql, "fence") or sql.strip(), is_final=name == config.finish_tool)
+
+
+def tool_response(result: Result, *, rows: int, chars: int) -> str:
+    """Write what the tool answers: the first rows as Python writes lists, or `error: …`.
+
+    Rows come in the order of the result, which for one file and one release of SQLite is always the
+    same. Where rows are left out, a line says how many there are.
+
+    Args:
+        result: What execution gave.
+        rows: Most rows.
+        chars: Longest text of the rows, or of the error.
+    """
+    if isinstance(result, Table):
+        text = _rows_text(result, rows=rows, chars=chars)
+    else:
+        text = f"error: {describe_failure(result)}"[:chars]
+    # A value may be written like a mark of the conversation; broken up it is text like any other.
+    return f"<tool_response>\n{_MARK.sub('< ', text)}\n</tool_response>"
+
+
+def _rows_text(table: Table, *, rows: int, chars: int) -> str:
+    shown: list[str] = []
+    length = 0
+    for row in table.rows[:rows]:
+        text = repr([_cut(value, chars) for value in row[:chars]])
+        length += len(text) + 2
+        if length > chars:
+            break
+        shown.append(text)
+    if table.rows and not shown:
+        shown = [f"{text[: chars - 5]} …"]  # a single row that is too long
+    count = len(table.rows)
+    note = f"\n{len(shown)} of {count} rows" if len(shown) < count else ""
+    return f"[{', '.join(shown)}]{note}"
+
+
+def _cut(value: Value, chars: int) -> Value:
+    return value[:chars] if isinstance(value, str | bytes) else value

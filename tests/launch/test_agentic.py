@@ -1,0 +1,247 @@
+"""Tool-calling episodes through the learner: the mask, the settings, whole small runs."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch.config import load_config
+from launch.demonstrations import Form, write_call, write_reply
+from minirl.config import SamplerConfig, TinyConfig
+from minirl.rollout import flatten, rollout
+from minirl.tiny import make_tiny
+from minirl.tokenizer import ChatTokenizer
+from minirl.types import Reply
+from rewards.config import AstraConfig, Fig2Atr
+from sqlenv.config import AgenticConfig, ExecutorConfig
+from sqlenv.envs.agentic import Agentic
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.types import Example, Message
+
+GOLD = "SELECT name FROM singer WHERE age > 20"
+CONFIG = AgenticConfig(calls=2)
+REPLIES = (
+    f"<think> singer </think> {write_call('SELECT names FROM singer', CONFIG)}",
+    write_call(GOLD, CONFIG),
+    f"```sql\n{GOLD}\n```",
+)
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "kv_heads": 1}
+
+
+class Script:
+    """Gives every episode the same replies."""
+
+    def __init__(self, tokenizer: ChatTokenizer, replies: tuple[str, ...]) -> None:
+        stop = tokenizer.stop_ids[0]
+        self._tokenizer = tokenizer
+        self._replies = [(*tokenizer.encode(reply), stop) for reply in replies]
+        self._waiting: list[int] = []
+        self._given: Counter[int] = Counter()
+
+    def set_weights(self, weights: Any, *, version: int) -> None:
+        """Have none."""
+
+    def submit(self, request: Any) -> None:
+        self._waiting.append(request.episode)
+
+    def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
+        waiting, self._waiting = self._waiting, []
+        return [(episode, self._reply(episode)) for episode in waiting]
+
+    def release(self, episode: int) -> None:
+        """Keep nothing."""
+
+    def _reply(self, episode: int) -> Reply:
+        ids = self._replies[self._given[episode]]
+        self._given[episode] += 1
+        return Reply(ids, (-0.5,) * len(ids), self._tokenizer.decode(ids[:-1]), "stop", 0)
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory) -> Example:
+    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
+        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
+    return Example("1", "Who is over 20?", "music", path, GOLD)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> ChatTokenizer:
+    folder = tmp_path_factory.mktemp("model")
+    marks = Form("fence", CONFIG, brief=True).marks
+    make_tiny(
+        folder / "m",
+        [*REPLIES, write_reply(GOLD)],
+        TinyConfig(vocab_size=600, **SIZES),
+        0,
+        marks=marks,
+    )
+    return ChatTokenizer(folder / "m")
+
+
+def test_tool_responses_are_never_trained_on(tokenizer, example):
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        env = Agentic(
+            CONFIG, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
+        )
+        ((trajectory,),) = rollout(
+            Script(tokenizer, REPLIES),
+            tokenizer,
+            env,
+            [example],
+            config=SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900),
+            group_size=1,
+            first_episode=0,
+            max_turns=3,
+        )
+    assert trajectory.ended == "done"
+    assert trajectory.episode.answer.correct
+    flat = flatten(trajectory)
+    trained = tokenizer.decode(flat.ids[flat.is_action])
+    masked = tokenizer.decode(flat.ids[~flat.is_action])
+    assert "tool_response" not in trained
+    assert trained.count("<|im_end|>") == 3
+    assert trained.count("<tool_call>") == 2
+    for shown in ("error: no such column: names", "Bo", "Who is over 20?"):
+        assert shown.replace(" ", "") in masked.replace(" ", "")
+        assert shown.replace(" ", "") not in trained.replace(" ", "")
+    assert masked.count("<tool_response>") == masked.count("</tool_response>") == 2
+    assert "tool_call" not in masked
+
+
+def test_a_response_is_what_qwens_template_makes_of_a_message_of_a_tool(tokenizer):
+    """The same text in a turn of the user, so that any template can show it."""
+    response = Message("user", "<tool_response>\n[[1]]\n</tool_response>")
+    ids = tokenizer.encode_next((response,), closed=True)
+    start = "<|im_start|> user\n<tool_response>\n[[1]]\n</tool_response><|im_end|>\n"
+    assert tokenizer.decode(ids).replace(" ", "").lstrip("\n").startswith(start.replace(" ", ""))
+
+
+def test_a_tiny_model_writes_a_call_in_few_tokens(tokenizer):
+    reply = write_call(GOLD, CONFIG)
+    assert json.loads(tokenizer.decode(tokenizer.encode(reply)).split("\n")[1]) == {
+        "name": "run_sql_remote",
+        "arguments": {"query": f" {GOLD}"},
+    }
+    bare = len(tokenizer.encode(GOLD))
+    assert len(tokenizer.encode(reply)) <= bare + 3
+
+
+# Settings.
+
+
+def message(name: str, *overrides: str) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config(name, overrides)
+    return str(caught.value)
+
+
+def test_settings_that_contradict_one_another_are_refused():
+    assert "evaluation.episode" in message("paverl.yaml", "evaluation.episode=agentic")
+    assert "prompt.style" in message("astra.yaml", "prompt.style=progress")
+    assert "reward.atr.turn_costs: unknown key" in message("astra.yaml", "reward.atr.turn_costs=1")
+
+
+def test_the_papers_constants():
+    astra, fig2 = load_config("astra.yaml", []), load_config("astra-fig2.yaml", [])
+    assert (astra.train.prompts_per_step, astra.train.group_size) == (128, 8)
+    assert (astra.sampler.top_p, astra.sampler.temperature) == (0.95, 1.0)
+    assert astra.train.optimizer.learning_rate == 1e-6
+    assert (astra.env.kind, astra.evaluation.episode) == ("agentic", "agentic")
+    assert fig2.reward == AstraConfig(atr=Fig2Atr())
+    same = {"run", "reward"}
+    assert astra.model_dump(exclude=same) == fig2.model_dump(exclude=same)
+    paverl = load_config("paverl.yaml", [])
+    assert (paverl.train.group_size, paverl.sampler.temperature) == (10, 0.8)
+    assert (paverl.train.algorithm.kl_coef, paverl.train.algorithm.kl_estimator) == (0.04, "k3")
+    limits = paverl.sampler.max_prompt_tokens, paverl.sampler.max_response_tokens
+    assert limits == (4096, 2048)
+    assert (paverl.prompt.style, paverl.prompt.schema_style) == ("paverl", "profile")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("reward.step_score=binary",),
+        ("reward.aggregate=last",),
+        ("reward.aggregate=steps",),
+        ("reward.atr.high_low=-1",),
+        ("reward.alpha=0.6",),
+        ("env.kind=single_turn", "env.wrapping=fence", "evaluation.episode=single_turn"),
+        ("model.path=x", "warm_start.examples=6000", "warm_start.steps=188"),
+    ],
+)
+def test_the_ablations_are_overrides(overrides):
+    assert load_config("astra.yaml", overrides) != load_config("astra.yaml", [])
+
+
+# Whole runs.
+
+
+def smallest(tiny: Path, folder: Path, name: str, **changes: dict[str, Any]) -> Path:
+    raw = yaml.safe_load(tiny.read_text())
+    for section, keys in changes.items():
+        raw[section] = keys if "kind" in keys else raw[section] | keys
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.timeout(400)
+def test_a_run_with_a_tool(command, tiny, tmp_path):
+    config = smallest(
+        tiny,
+        tmp_path,
+        "astra",
+        env={"kind": "agentic", "calls": 2, "response_chars": 80},
+        reward={"kind": "astra"},
+        sampler={"max_response_tokens": 300},
+        evaluation={"episode": "agentic"},
+    )
+    line = ["--cfg", config, "run.dir=run"]
+    cold = command("launch.sft", *line, cwd=tmp_path)
+    assert cold.returncode == 0, cold.stderr
+    assert len((tmp_path / "run/warm/metrics.jsonl").read_text().splitlines()) == 3
+    done = command("launch.train", *line, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    promised = {"reward/atr", "columns/ex_f", "columns/ex_b", "columns/csmr", "rollout/calls"}
+    for numbers in metrics_of(tmp_path / "run"):
+        assert promised | {"rollout/bad_calls"} <= numbers.keys()
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    assert result["questions"] == 6
+    for episode in ("agentic", "single_turn"):
+        setting = f"evaluation.episode={episode}"
+        line = ["--cfg", config, "run.dir=run", setting, "--checkpoint", "run", "--out", episode]
+        done = command("launch.eval", *line, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    # Training measures the episode with the tool.
+    ours = (tmp_path / "agentic/predictions.jsonl").read_bytes()
+    assert ours == (tmp_path / "run/after/predictions.jsonl").read_bytes()
+
+
+@pytest.mark.timeout(240)
+def test_a_run_for_columns(command, tiny, tmp_path):
+    config = smallest(
+        tiny,
+        tmp_path,
+        "paverl",
+        env={"kind": "single_turn", "wrapping": "fence"},
+        reward={"kind": "paverl"},
+    )
+    done = command("launch.train", "--cfg", config, "run.dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for numbers in metrics_of(tmp_path / "run"):
+        assert {"reward/columns", "reward/executed", "columns/ex_f"} <= numbers.keys()
+        assert "rollout/calls" not in numbers

@@ -1,0 +1,179 @@
+"""Results compared column by column: the tables of the notes, and what holds of any results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.columns import binary_accuracy, csmr, fractional_accuracy, released_accuracy
+from rewards.config import PaverlConfig
+from rewards.paverl import PaverlReward
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, TimedOut
+
+DATA = Path(__file__).parents[1] / "data"
+SHEET = json.loads((DATA / "columns.json").read_text())
+CASES = [*SHEET["cases"], *SHEET["rules"]]
+CSMR = json.loads((DATA / "csmr.json").read_text())["cases"]
+EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
+
+value = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(max_size=5),
+    st.binary(max_size=3),
+    st.sampled_from(["1", "1.0", " 2 ", "1e999", "none", "-10000000000", "9" * 5000]),
+)
+
+
+@st.composite
+def tables(draw: Any, *, width: int | None = None) -> Table:
+    width = width or draw(st.integers(1, 4))
+    names = draw(st.lists(st.sampled_from("abc"), min_size=width, max_size=width))
+    rows = draw(st.lists(st.tuples(*[value] * width), max_size=6))
+    return Table(tuple(names), tuple(rows))
+
+
+def table(rows: Any, names: Any = None) -> Result:
+    if rows is None:
+        return SqlError("no such column: x")
+    names = names or [f"c{n}" for n in range(len(rows[0]) if rows else 2)]
+    return Table(tuple(names), tuple(map(tuple, rows)))
+
+
+def results_of(case: dict) -> tuple[Result, Result]:
+    gold = table(case.get("gold", SHEET["gold"]), case.get("gold_names"))
+    return table(case["pred"], case.get("names")), gold
+
+
+class Golds:
+    """Knows one gold result."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def gold(self, database: Path, sql: str, /) -> Result:
+        assert (database, sql) == (EXAMPLE.database, EXAMPLE.gold_sql)
+        return self.result
+
+
+def reward(pred: Result, gold: Result, *, sql: str = "SELECT a, b FROM t", **settings: Any):
+    attempt = Attempt(sql, sql, pred, correct=False)
+    return PaverlReward(PaverlConfig(**settings), Golds(gold))(Episode(EXAMPLE, (attempt,)))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_column_accuracy(case):
+    pred, gold = results_of(case)
+    assert fractional_accuracy(pred, gold) == pytest.approx(case["ex_f"])
+    assert binary_accuracy(pred, gold) == case["ex_b"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_reward(case):
+    pred, gold = results_of(case)
+    score = reward(pred, gold)
+    assert score.total == pytest.approx(case["reward"])
+    assert score.total == sum(score.parts.values())
+    assert reward(pred, gold, payoff="binary").total == pytest.approx(
+        10 if case["ex_b"] else 0.5 * isinstance(pred, Table)
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_reward_of_the_released_code(case):
+    pred, gold = results_of(case)
+    assert reward(pred, gold, ex_f="code").total == pytest.approx(case["code"], abs=1e-6)
+
+
+def test_what_the_released_code_never_runs():
+    pred, gold = results_of(CASES[0])
+    assert reward(pred, gold, sql="SELECT a FROM t", ex_f="code").total == 0
+    assert reward(pred, gold, sql="SELECT aa FROM t", ex_f="code").total == 10
+    assert reward(pred, gold, sql="SELECT 1").total == 10
+
+
+def test_row_cutoff_is_a_setting():
+    pred, gold = table([["a"], ["b"], ["c"], ["d"]]), table([["a"], ["b"]])
+    assert released_accuracy(pred, gold, row_cutoff=2) == 1
+    assert released_accuracy(pred, gold, row_cutoff=1) == 0
+
+
+def test_without_an_answer_or_a_gold_result_nothing_is_paid():
+    pred, gold = results_of(CASES[0])
+    paid = PaverlReward(PaverlConfig(), Golds(gold))
+    assert paid(Episode(EXAMPLE)).total == 0
+    call = Attempt("call", "SELECT a, b FROM t", pred, correct=True, kind="call")
+    assert paid(Episode(EXAMPLE, (call,))) == paid(Episode(EXAMPLE))
+    for failed in (SqlError("x"), TimedOut("wall")):
+        assert reward(pred, failed).total == 0.5
+        assert csmr(pred, failed) == 0
+
+
+@pytest.mark.parametrize("case", CSMR, ids=lambda case: case["id"])
+def test_csmr(case):
+    pred, gold = table(case["pred"]), table(case["gold"])
+    assert csmr(pred, gold) == pytest.approx(case["csmr"], abs=1e-6)
+    if 0 < case["csmr"] < 1:
+        assert csmr(pred, gold, alpha=0.4) == pytest.approx(case["csmr"] / 2, abs=1e-6)
+
+
+def test_csmr_takes_the_match_that_is_asked_for():
+    gold, pred = table([[1, 2], [3, 4]]), table([[3, 4], [1, 2], [1, 2]])
+    assert csmr(pred, gold) == 1
+    assert csmr(pred, gold, match="bag") == pytest.approx(0.8)
+    turned, sql = table([[3, 4], [1, 2]]), "SELECT a, b FROM t ORDER BY a"
+    assert csmr(turned, gold, match="bag") == 1
+    assert csmr(turned, gold, match="bag_ordered", gold_sql=sql) == pytest.approx(0.8)
+
+
+@given(tables())
+def test_gold_is_scored_at_the_top(gold):
+    assert fractional_accuracy(gold, gold) == 1
+    assert binary_accuracy(gold, gold) == 1
+    assert csmr(gold, gold) == 1
+    assert reward(gold, gold).total == 10
+    if len(set(gold.columns)) == gold.width:
+        assert released_accuracy(gold, gold) == pytest.approx(1)
+
+
+@given(tables(), tables())
+def test_any_result_scores_within_range(pred, gold):
+    assert 0 <= fractional_accuracy(pred, gold) <= 1
+    assert binary_accuracy(pred, gold) <= fractional_accuracy(pred, gold)
+    assert 0 <= released_accuracy(pred, gold) <= 1
+    if set(pred.rows) == set(gold.rows):
+        assert csmr(pred, gold) == 1
+    else:
+        assert 0 <= csmr(pred, gold) <= 0.8 + 1e-9
+    for variant in ("paper", "code"):
+        assert 0 <= reward(pred, gold, ex_f=variant).total <= 10
+
+
+@given(tables(), tables(), st.randoms(use_true_random=False))
+def test_order_of_rows_and_columns_and_names_change_nothing(pred, gold, random):
+    rows = list(pred.rows)
+    random.shuffle(rows)
+    places = list(range(pred.width))
+    random.shuffle(places)
+    moved = Table(
+        tuple(f"n{n}" for n in places), tuple(tuple(row[n] for n in places) for row in rows)
+    )
+    assert fractional_accuracy(moved, gold) == fractional_accuracy(pred, gold)
+    assert binary_accuracy(moved, gold) == binary_accuracy(pred, gold)
+    shuffled = Table(moved.columns, tuple(rows))
+    assert csmr(shuffled, gold) == csmr(pred, gold)
+
+
+@given(tables(), st.data())
+def test_extra_columns_are_free_for_the_fraction_alone(gold, data):
+    extra = data.draw(st.lists(value, min_size=5, max_size=5))
+    wider = Table((*gold.columns, *"vwxyz"), tuple((*row, *extra) for row in gold.rows))
+    assert fractional_accuracy(wider, gold) == 1
+    assert binary_accuracy(wider, gold) == 0
+    assert binary_accuracy(wider, gold, extra_columns=6) == 1

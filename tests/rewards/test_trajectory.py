@@ -1,0 +1,81 @@
+"""ATR: the rows of the paper's figure, its closed form, and its ablations."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.config import AstraConfig, Fig2Atr, PaperAtr
+from rewards.trajectory import aggregate
+
+DATA = Path(__file__).parents[1] / "data"
+CASES = json.loads((DATA / "atr.json").read_text())["cases"]
+PRESETS = {"paper": PaperAtr(), "fig2": Fig2Atr(), "threshold": PaperAtr(state="threshold")}
+scores = st.lists(st.floats(0, 1), max_size=6)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: str(case["steps"]))
+def test_vectors(case, preset):
+    # On scores of 0 and 1 both rules of state agree (papers.md, A2).
+    is_binary = set(case["steps"]) <= {0, 1}
+    expected = case.get(preset, case["paper"] if is_binary else None)
+    if expected is not None:
+        assert aggregate(case["steps"], PRESETS[preset]) == pytest.approx(expected, abs=1e-9)
+    if "unclipped" in case and preset == "paper":
+        wide = PaperAtr(bound=100)
+        assert aggregate(case["steps"], wide) == pytest.approx(case["unclipped"], abs=1e-9)
+
+
+@given(scores)
+def test_closed_form(steps):
+    """With nothing for staying: the last score, less half of every fall, less the turns."""
+    falls = sum(max(a - b, 0) for a, b in pairwise(steps))
+    turns = max(len(steps) - 1, 0)
+    expected = (steps or [0])[-1] - 0.5 * falls - 0.0001 * turns
+    assert aggregate(steps, PaperAtr(bound=100)) == pytest.approx(expected, abs=1e-7)
+
+
+@given(st.lists(st.floats(0, 1), max_size=4), st.sampled_from(list(PRESETS)))
+def test_four_steps_never_reach_the_bound(steps, preset):
+    found = aggregate(steps, PRESETS[preset])
+    assert abs(found) <= 2
+    wide = PRESETS[preset].model_copy(update={"bound": 100.0})
+    assert aggregate(steps, wide) == pytest.approx(found, abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.sampled_from(["paper", "fig2"]))
+def test_no_course_beats_a_right_first_step(steps, preset):
+    assert aggregate(steps, PRESETS[preset]) <= aggregate([1.0], PRESETS[preset])
+
+
+def test_states_by_threshold_let_a_detour_pay():
+    """Falls on one side of the threshold are free and the way back is paid: a known flaw of it."""
+    detour = [1, 0.75, 0.5, 1]
+    assert aggregate(detour, PRESETS["threshold"]) == pytest.approx(1.1247)
+    assert aggregate(detour, PRESETS["paper"]) == pytest.approx(0.7497)
+
+
+def test_a_circle_costs_nothing_only_when_symmetric():
+    symmetric = PaperAtr(high_low=-1.0, turn_cost=0.0)
+    assert aggregate([1, 0, 1, 0, 1], symmetric) == aggregate([1], symmetric) == 1
+    assert aggregate([1, 0, 1, 0, 1], PaperAtr(turn_cost=0.0)) == 0
+
+
+def test_states_by_threshold_ignore_changes_on_one_side_of_it():
+    config = PaperAtr(state="threshold", low_low=-0.25, high_high=0.5, turn_cost=0.0)
+    assert aggregate([0.1, 0.6, 0.3], config) == pytest.approx(-0.75)
+    assert aggregate([0.7, 0.9], config) == pytest.approx(0.7 + 0.5)
+    assert aggregate([0.7, 0.6], config) == pytest.approx(0.7 - 0.15)
+
+
+def test_presets_differ_in_two_constants():
+    paper, fig2 = PaperAtr().model_dump(), Fig2Atr().model_dump()
+    different = {key for key in paper if paper[key] != fig2[key]}
+    assert different == {"kind", "high_high", "turn_cost"}
+    assert AstraConfig().atr == PaperAtr()
