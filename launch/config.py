@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveInt, ValidationError
 
-from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
+from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig, contradictions
 from rewards.config import ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -182,10 +182,6 @@ def check(config: JobConfig) -> None:
             "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
         ),
         (
-            config.train.group_size < 2,
-            "train.group_size: a group of one has no advantage; use 2 or more",
-        ),
-        (
             (config.sampler.max_reply_tokens or 0) > config.sampler.max_response_tokens,
             "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
         ),
@@ -193,6 +189,7 @@ def check(config: JobConfig) -> None:
             config.reward.kind == "progressive" and config.env.wrapping != "sql_tag",
             "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
         ),
+        *contradictions(config.train, config.sampler),
     ]
     for is_wrong, message in rules:
         if is_wrong:
@@ -321,7 +318,8 @@ _DEFAULT_KINDS = {
     ("reward",): ProgressiveConfig().kind,
     ("train", "algorithm"): TrainConfig().algorithm.kind,
 }
-_UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot", "grpo", "gspo"}
+_ALGORITHMS = {"grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo", "reinforce_pp", "expo"}
+_UNION_TAGS = {"diagnosed", "single_turn", "progressive", "one_shot"} | _ALGORITHMS
 
 
 def _keys_beside(location: Sequence[str | int]) -> list[str]:

@@ -58,6 +58,7 @@ class Episode:
 class Score:
     total: float
     correct: bool
+    spans: tuple = ()
 
     @property
     def parts(self):
