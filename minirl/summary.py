@@ -19,8 +19,12 @@ Describe = Callable[[Any], tuple[Mapping[str, float], Mapping[str, Any]]]
 
 
 def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, float]:
-    """Average rewards, their parts and what the task says of every episode."""
+    """Average rewards, their parts and what the task says of every episode.
+
+    A number that only some episodes have is averaged over these.
+    """
     sums: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, int] = defaultdict(int)
     trajectories = [trajectory for group in groups for trajectory in group]
     flat_scores = [score for group in scores for score in group]
     for trajectory, score in zip(trajectories, flat_scores, strict=True):
@@ -36,8 +40,9 @@ def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, f
         numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
         for name, value in (numbers | dict(describe(trajectory.episode)[0])).items():
             sums[name] += value
+            counts[name] += 1
     equal = [np.ptp([score.total for score in group]) == 0 for group in scores]
-    means = {name: value / max(len(trajectories), 1) for name, value in sums.items()}
+    means = {name: value / counts[name] for name, value in sums.items()}
     return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
 
 

@@ -27,7 +27,9 @@ from minirl.config import (
     ReinforcePlusPlus,
     Rloo,
 )
+from minirl.summary import summarise
 from minirl.trainer import examples_of_step
+from minirl.types import Reply, Trajectory, Turn
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "toy_run.py"
@@ -400,3 +402,13 @@ def test_presets_learn(toy, tmp_path, algorithm):
     assert ("update/correction_mean" in records[0]) == (algorithm.correction != "none")
     if algorithm.correction != "none":
         assert records[0]["update/correction_mean"] == pytest.approx(1, abs=1e-4)
+
+
+def test_a_number_of_some_episodes_is_averaged_over_these():
+    turn = Turn((9,), Reply((1, 2), (0.0, 0.0), "ab", "stop", 0))
+    episodes = [{"all": 1.0, "some": 1.0}, {"all": 0.0}, {"all": 0.0, "some": 0.0}, {"all": 1.0}]
+    groups = [[Trajectory((turn,), episode, "done")] for episode in episodes]
+    scores = [[toy_run.Score(1.0, correct)] for correct in (True, False, False, False)]
+    means = summarise(groups, scores, lambda episode: (episode, {}))
+    assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
+    assert summarise([], [], lambda episode: (episode, {})) == {"groups/equal_share": 0.0}
