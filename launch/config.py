@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveInt, ValidationError
 
-from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
+from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig, contradictions
 from rewards.config import PaperAtr, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -184,10 +184,6 @@ def check(config: JobConfig) -> None:
             "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
         ),
         (
-            config.train.group_size < 2,
-            "train.group_size: a group of one has no advantage; use 2 or more",
-        ),
-        (
             (config.sampler.max_reply_tokens or 0) > config.sampler.max_response_tokens,
             "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
         ),
@@ -210,6 +206,7 @@ def check(config: JobConfig) -> None:
             "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
             "omnisql",
         ),
+        *contradictions(config.train, config.sampler),
     ]
     for is_wrong, message in rules:
         if is_wrong:
@@ -339,10 +336,11 @@ _DEFAULT_KINDS = {
     ("reward", "atr"): PaperAtr().kind,
     ("train", "algorithm"): TrainConfig().algorithm.kind,
 }
+_ALGORITHMS = {"grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo", "reinforce_pp", "expo"}
 _UNION_TAGS = {
     *("diagnosed", "single_turn", "agentic"),
     *("progressive", "one_shot", "expo", "paverl", "astra", "paper", "fig2"),
-    *("grpo", "gspo"),
+    *_ALGORITHMS,
 }
 
 

@@ -51,7 +51,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             model, tokenizer, task, config.train, config.sampler, seed=config.seed, folder=folder
         )
         with cli.progress_bar("learning") as progress:
-            progress(trainer.step, config.train.steps, cli.COMPILING)
+            progress(trainer.step, config.train.all_steps, cli.COMPILING)
             trainer.run(progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
@@ -59,6 +59,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     result = {
         **_gain(before, after, config),
         "best_step": best,
+        **({"second_stage": str(trainer.restart)} if trainer.restart else {}),
         "seed": config.seed,
         "accelerator": accelerator,
         **_course(folder),

@@ -1,8 +1,7 @@
 """Advantages: one number per trajectory, from the rewards of its group.
 
-Estimators are a table; those of one trajectory each (batch-whitened, direct credit) have their
-place here as well. Whatever stands above an advantage (groups, turns, spans) is folded into it
-before the loss.
+What differs from token to token (credit spans, a KL in the credit, whitening over the batch) is
+folded in by `minirl.credit`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-Estimator = Literal["group_normalised", "group_centred"]
+# Those of a group; direct credit has none.
+Estimator = Literal["group_normalised", "group_centred", "leave_one_out"]
 
 
 def group_normalised(rewards_NG: np.ndarray, *, ddof: int = 1, epsilon: float = 1e-6) -> np.ndarray:
@@ -39,11 +39,18 @@ def group_centred(rewards_NG: np.ndarray) -> np.ndarray:
     return rewards_NG - rewards_NG.mean(axis=1, keepdims=True)
 
 
+def leave_one_out(rewards_NG: np.ndarray) -> np.ndarray:
+    """Subtract the mean of the group's other rewards (RLOO, arXiv:2402.14740, section 2.2)."""
+    others = rewards_NG.shape[1] - 1
+    return group_centred(rewards_NG) * (others + 1) / others
+
+
 def estimate(rewards_NG: np.ndarray, *, estimator: Estimator, ddof: int = 1) -> np.ndarray:
     """Turn the rewards of a batch of groups, NG, into advantages, NG."""
     table: dict[Estimator, Callable[[np.ndarray], np.ndarray]] = {
         "group_normalised": lambda rewards: group_normalised(rewards, ddof=ddof),
         "group_centred": group_centred,
+        "leave_one_out": leave_one_out,
     }
     return table[estimator](np.asarray(rewards_NG, np.float64))
 

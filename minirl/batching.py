@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from minirl.config import BatchingConfig
-
-Aggregation = Literal["sequence_mean", "token_mean"]
+from minirl.config import Aggregation, BatchingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +21,14 @@ class TokenRow:
         ids: All ids, the prompt first.
         is_action: True on the ids that are trained on.
         logprobs: Log-probability under the sampler where `is_action`, else 0.
-        advantage: One number for the whole row.
+        advantage: One number for the whole row, or one for each of its ids.
         prompt_length: How many ids the group shares.
     """
 
     ids: np.ndarray
     is_action: np.ndarray
     logprobs: np.ndarray
-    advantage: float
+    advantage: float | np.ndarray
     prompt_length: int
 
 
@@ -48,8 +46,8 @@ class Batch(NamedTuple):
         is_action_BC: True where the target was sampled by the policy.
         old_logp_BC: Log-probability of the target under the sampler.
         advantage_BC: Advantage of the target.
-        weight_BC: Share of the target in the mean over the whole batch; sums to 1 over all
-            micro-batches (0 in padding).
+        weight_BC: Share of the target in the mean over the whole batch (0 in padding); sums to 1
+            over all micro-batches, but where tokens are summed and divided by a constant.
     """
 
     prefix_NP: Array
@@ -62,15 +60,21 @@ class Batch(NamedTuple):
     weight_BC: Array
 
 
-def token_weights(actions: Sequence[int], *, aggregation: Aggregation) -> list[float]:
+def token_weights(
+    actions: Sequence[int], *, aggregation: Aggregation, divisor: int = 1
+) -> list[float]:
     """Return the weight of each sampled token of a row, from the rows' numbers of sampled tokens.
 
     `sequence_mean` is GRPO's mean over rows of the mean over tokens, 1 / (B |y_i|);
-    `token_mean` is the mean over all sampled tokens, 1 / sum |y_i| (DAPO, arXiv:2503.14476, Eq. 8).
+    `token_mean` is the mean over all sampled tokens, 1 / sum |y_i| (DAPO, arXiv:2503.14476, Eq. 8);
+    `constant` is 1 / (B divisor): the length that a row could have (Dr.GRPO, arXiv:2503.20783,
+    section 3.2), or 1 for the sum over a row's tokens.
     """
     if aggregation == "token_mean":
         total = max(sum(actions), 1)
         return [1.0 / total for _ in actions]
+    if aggregation == "constant":
+        return [1.0 / (len(actions) * divisor) for _ in actions]
     return [1.0 / (len(actions) * max(count, 1)) for count in actions]
 
 
@@ -90,6 +94,7 @@ def micro_batches(
     aggregation: Aggregation,
     sizes: BatchingConfig,
     pad_id: int,
+    divisor: int = 1,
 ) -> Iterator[Batch]:
     """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
 
@@ -101,16 +106,48 @@ def micro_batches(
         aggregation: How tokens are averaged, over the whole batch.
         sizes: Groups of a micro-batch, and the granularity of padded lengths.
         pad_id: What padding is written as.
+        divisor: The constant of `aggregation="constant"`.
     """
     counts = [int(row.is_action.sum()) for group in groups for row in group]
-    weights = iter(token_weights(counts, aggregation=aggregation))
+    weights = iter(token_weights(counts, aggregation=aggregation, divisor=divisor))
     weight_of = [[next(weights) for _ in group] for group in groups]
-    order = sorted(range(len(groups)), key=lambda n: _answer_length(groups[n]))
-    for start in range(0, len(order), sizes.groups_per_batch):
-        chosen = order[start : start + sizes.groups_per_batch]
+    for chosen in _chosen(groups, sizes):
         yield _pack(
             [groups[n] for n in chosen], [weight_of[n] for n in chosen], sizes=sizes, pad_id=pad_id
         )
+
+
+def read_back(
+    groups: Sequence[Sequence[TokenRow]], values: Iterable[Array], *, sizes: BatchingConfig
+) -> list[list[np.ndarray]]:
+    """Bring numbers of the targets of `micro_batches` back to the rows.
+
+    Args:
+        groups: What the micro-batches were made of.
+        values: An array BC for each micro-batch, in order.
+        sizes: Those that the micro-batches were made with.
+
+    Returns:
+        For each row of each group an array over its ids; 0 on the prompt.
+    """
+    found: dict[int, list[np.ndarray]] = {}
+    for chosen, array in zip(_chosen(groups, sizes), values, strict=True):
+        rows_BC = iter(np.asarray(array))
+        for n in chosen:
+            found[n] = [_unpack(row, next(rows_BC)) for row in groups[n]]
+    return [found[n] for n in range(len(groups))]
+
+
+def _unpack(row: TokenRow, values_C: np.ndarray) -> np.ndarray:
+    own = len(row.ids) - row.prompt_length
+    return np.concatenate([np.zeros(row.prompt_length, values_C.dtype), values_C[:own]])
+
+
+def _chosen(groups: Sequence[Sequence[TokenRow]], sizes: BatchingConfig) -> list[list[int]]:
+    """Return the numbers of the groups of each micro-batch."""
+    order = sorted(range(len(groups)), key=lambda n: _answer_length(groups[n]))
+    size = sizes.groups_per_batch
+    return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def _answer_length(group: Sequence[TokenRow]) -> int:
@@ -143,7 +180,8 @@ def _pack(
             target_BC[b, :length] = row.ids[start + 1 :]
             is_action_BC[b, :length] = row.is_action[start + 1 :]
             old_logp_BC[b, :length] = row.logprobs[start + 1 :]
-            advantage_BC[b] = row.advantage
+            advantage_T = np.broadcast_to(row.advantage, len(row.ids))
+            advantage_BC[b, :length] = advantage_T[start + 1 :]
             weight_BC[b] = weights[n][g] * is_action_BC[b]
     tokens = (prefix_NP, prefix_length_N, input_BC, target_BC)
     return Batch(*map(jnp.asarray, (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)))

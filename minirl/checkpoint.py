@@ -118,8 +118,12 @@ class Checkpoints:
             raise _damaged(where, error) from None
         _compare(where, shapes, _named(like))
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Wait for what is being written."""
+        self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait for what is being written, and end."""
         self._manager.wait_until_finished()
         self._manager.close()
 

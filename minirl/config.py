@@ -7,6 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
+TokenCredit = Literal["own", "return_to_go"]
+RatioLevel = Literal["token", "sequence", "sequence_token"]
+Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward", "credit"]
+Correction = Literal["none", "truncated", "masked"]
+
 
 class Settings(BaseModel):
     """Base of all settings here: frozen, unknown keys refused."""
@@ -60,26 +68,52 @@ class SamplerConfig(Settings):
 class AlgorithmConfig(Settings):
     """The one objective; presets differ in their defaults only."""
 
-    estimator: Literal["group_normalised", "group_centred"] = "group_normalised"
-    """How rewards of a group become advantages."""
+    estimator: Estimator = "group_normalised"
+    """How rewards become advantages: against the trajectory's group, or `direct`: every token gets
+    the value of the credit span that it lies in, and the total where the reward has no spans."""
     adv_std_ddof: Literal[0, 1] = 1
-    """1: divide the variance by G - 1; 0: by G."""
-    ratio_level: Literal["token", "sequence"] = "token"
-    """Importance ratio of each token, or of the whole row (GSPO)."""
+    """1: divide a variance by its count less 1; 0: by the count."""
+    token_credit: TokenCredit = "own"
+    """A token's advantage: its own credit, or the sum from it to the end of its trajectory."""
+    whiten: bool = False
+    """Standardise advantages over all sampled tokens of the batch."""
+    ratio_level: RatioLevel = "token"
+    """Importance ratio of each token, of the whole row (GSPO), or of the whole row with the
+    gradient of each token (GSPO-token), which advantages that differ within a row need."""
     clip_low: float = Field(default=0.2, ge=0)
     """Largest fall of the ratio below 1 that still gets a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
     """Largest rise of the ratio above 1 that still gets a gradient."""
-    aggregation: Literal["sequence_mean", "token_mean"] = "sequence_mean"
-    """Mean over rows of the mean over their tokens, or mean over all tokens."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Ratio beyond which a negative advantage counts no more; None for no such bound."""
+    aggregation: Aggregation = "sequence_mean"
+    """Mean over rows of the mean over their tokens; mean over all tokens; or mean over rows of the
+    sum over their tokens, divided by a constant."""
+    aggregation_divisor: PositiveInt | None = None
+    """That constant; None for sampler.max_response_tokens."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the reference in the loss; 0 for none, as in the paper."""
-    kl_estimator: Literal["k2", "k3"] = "k3"
-    """Estimator of that KL; k1 has no gradient in a loss and is not offered."""
+    """Weight of the KL to the reference; 0 for none, as in the paper."""
+    kl_estimator: KlEstimator = "k3"
+    """Estimator of that KL."""
+    kl_in: KlPlace = "loss"
+    """Where it counts: a term of the loss, taken from a trajectory's reward before its advantage,
+    or taken from each token's credit. Only in the loss does it have a gradient."""
+    correction: Correction = "none"
+    """Importance correction of the gap between sampler and learner: none (the clipped ratio spans
+    it), each token's ratio cut at `correction_high`, or 0 outside of the two bounds."""
+    correction_low: float = Field(default=0.5, gt=0, le=1)
+    """Lower bound, of `masked` alone."""
+    correction_high: float = Field(default=2.0, ge=1)
+    """Upper bound."""
     equal_groups: Literal["keep", "drop"] = "keep"
     """Groups of equal rewards: count them in the means (no pull), or leave them out."""
     correctness_filter: Literal["none", "mixed"] = "none"
     """`mixed` trains only on groups with both correct and wrong trajectories."""
+    max_rounds: PositiveInt = 1
+    """Dynamic sampling: rollouts of a step at most, each of prompts_per_step prompts, until as many
+    groups are left by the filters."""
+    overlong_tokens: int = Field(default=0, ge=0)
+    """Last tokens of sampler.max_response_tokens over which a penalty grows to 1; 0 for none."""
 
 
 class Grpo(AlgorithmConfig):
@@ -88,14 +122,86 @@ class Grpo(AlgorithmConfig):
     kind: Literal["grpo"] = "grpo"
 
 
+class DrGrpo(AlgorithmConfig):
+    """Dr.GRPO (arXiv:2503.20783, section 3.2): no division by the std nor by a row's length."""
+
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    estimator: Estimator = "group_centred"
+    aggregation: Aggregation = "constant"
+
+
+class Dapo(AlgorithmConfig):
+    """DAPO (arXiv:2503.14476): Eq. 8's token mean, Eq. 10's higher bound, Eq. 11's dynamic sampling
+    (by execution match, not by the shaped reward), Eq. 13's penalty with the paper's 4096 tokens.
+    """
+
+    kind: Literal["dapo"] = "dapo"
+    clip_high: float = Field(default=0.28, ge=0)
+    aggregation: Aggregation = "token_mean"
+    correctness_filter: Literal["none", "mixed"] = "mixed"
+    max_rounds: PositiveInt = 10
+    overlong_tokens: int = Field(default=4096, ge=0)
+
+
 class Gspo(AlgorithmConfig):
     """GSPO (arXiv:2507.18071) as Progress-SQL uses it: sequence ratio, the same clip bounds."""
 
     kind: Literal["gspo"] = "gspo"
-    ratio_level: Literal["token", "sequence"] = "sequence"
+    ratio_level: RatioLevel = "sequence"
 
 
-Algorithm = Annotated[Grpo | Gspo, Field(discriminator="kind")]
+class GspoToken(AlgorithmConfig):
+    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14): GSPO's ratio, advantages of each token."""
+
+    kind: Literal["gspo_token"] = "gspo_token"
+    ratio_level: RatioLevel = "sequence_token"
+
+
+class Rloo(AlgorithmConfig):
+    """RLOO (arXiv:2402.14740, section 2.2): the others' mean as baseline, whole rows as actions.
+
+    A KL is taken from the reward, as log p - log r of the whole row.
+    """
+
+    kind: Literal["rloo"] = "rloo"
+    estimator: Estimator = "leave_one_out"
+    aggregation: Aggregation = "constant"
+    aggregation_divisor: PositiveInt | None = 1
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlPlace = "reward"
+
+
+class ReinforcePlusPlus(AlgorithmConfig):
+    """REINFORCE++ (arXiv:2501.03262): no group; KL in the tokens' return; whitened over the batch.
+
+    A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
+    """
+
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+    estimator: Estimator = "direct"
+    token_credit: TokenCredit = "return_to_go"
+    whiten: bool = True
+    aggregation: Aggregation = "token_mean"
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlPlace = "credit"
+
+
+class Expo(AlgorithmConfig):
+    """EXPO-SQL (Eq. 4): REINFORCE++'s clause-level form, own credit less k1 summed over tokens."""
+
+    kind: Literal["expo"] = "expo"
+    estimator: Estimator = "direct"
+    aggregation: Aggregation = "constant"
+    aggregation_divisor: PositiveInt | None = 1
+    kl_coef: float = Field(default=0.01, ge=0)
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlPlace = "credit"
+
+
+Algorithm = Annotated[
+    Grpo | DrGrpo | Dapo | Gspo | GspoToken | Rloo | ReinforcePlusPlus | Expo,
+    Field(discriminator="kind"),
+]
 
 
 class OptimizerConfig(Settings):
@@ -107,9 +213,18 @@ class OptimizerConfig(Settings):
     learning_rate: PositiveFloat = 1e-6
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear rise to the learning rate."""
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
+    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low, a linear rise, a cosine; it counts
+    its phases in shares of the run, without `warmup_steps`."""
+    flat_share: float = Field(default=0.03, ge=0, lt=1)
+    """Share of the steps at the low rate, of `ramp_cosine`."""
+    ramp_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the steps after which `ramp_cosine` is at the learning rate."""
+    lr_ramp: Literal["continuous", "code"] = "continuous"
+    """That rise: from the low rate where the flat part ends, or as PaVeRL-SQL's code, which counts
+    it from step 0 and so jumps there."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
-    """Share of the learning rate that a cosine ends at."""
+    """Share of the learning rate that a cosine ends at, and a flat start begins with."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
@@ -145,11 +260,24 @@ class SftConfig(Settings):
     """Steps between checkpoints."""
 
 
+class SecondStage(Settings):
+    """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
+
+    steps: PositiveInt = 312
+    """Updates of the second stage."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Share of its first learning rate that the cosine ends at."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Level of the test for a rise of the first stage's accuracies (`schedule.rise_p_value`)."""
+
+
 class TrainConfig(Settings):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
-    """Updates; 312 batches of 64 prompts pass once over 20,000 examples."""
+    """Updates (of the first stage); 312 batches of 64 prompts pass once over 20,000 examples."""
+    second_stage: SecondStage | None = None
+    """What follows the first stage; None for nothing."""
     prompts_per_step: PositiveInt = 64
     group_size: PositiveInt = 8
     """Trajectories a prompt (G)."""
@@ -168,3 +296,76 @@ class TrainConfig(Settings):
     """Steps between samples of trajectories in trajectories.jsonl."""
     env_workers: PositiveInt = 8
     """Threads that wait for environments."""
+
+    @property
+    def all_steps(self) -> int:
+        """Return the updates of all stages."""
+        return self.steps + (self.second_stage.steps if self.second_stage else 0)
+
+
+def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[bool, str]]:
+    """List rules that settings may break: whether they do, and a line that says what to write."""
+    algorithm, optimizer, size = train.algorithm, train.optimizer, train.group_size
+    direct = algorithm.estimator == "direct"
+    has_kl = algorithm.kl_coef > 0
+    by_token = direct or algorithm.token_credit == "return_to_go" or algorithm.correction != "none"
+    by_token |= has_kl and algorithm.kl_in == "credit"
+    filtered = algorithm.correctness_filter != "none" or algorithm.equal_groups != "keep"
+    longest = sampler.max_response_tokens
+    return [
+        (
+            size < 2 and not direct,
+            "train.group_size: a group of one has no advantage; use 2 or more, "
+            "or train.algorithm.estimator=direct",
+        ),
+        (
+            size < 2 and filtered,
+            "train.group_size: a group of one is neither mixed nor unequal; use 2 or more, or "
+            "train.algorithm.correctness_filter=none and train.algorithm.equal_groups=keep",
+        ),
+        (
+            has_kl and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1",
+            "train.algorithm.kl_estimator: k1 in the loss has no gradient on average; use k2 or "
+            "k3, or train.algorithm.kl_in=credit",
+        ),
+        (
+            by_token and algorithm.ratio_level == "sequence",
+            "train.algorithm.ratio_level: sequence needs one advantage a row, and these settings "
+            "give one a token; use sequence_token",
+        ),
+        (
+            algorithm.aggregation_divisor is not None and algorithm.aggregation != "constant",
+            "train.algorithm.aggregation_divisor: divides with aggregation=constant only; "
+            "set it to null",
+        ),
+        (
+            algorithm.max_rounds > 1 and not filtered,
+            "train.algorithm.max_rounds: without a filter the first round is full; use 1, or "
+            "train.algorithm.correctness_filter=mixed",
+        ),
+        (
+            algorithm.overlong_tokens >= longest,
+            f"train.algorithm.overlong_tokens: {algorithm.overlong_tokens} is not below "
+            f"sampler.max_response_tokens; the paper's share of it is a fifth: use {longest // 5}",
+        ),
+        *_schedule_contradictions(optimizer),
+    ]
+
+
+def _schedule_contradictions(optimizer: OptimizerConfig) -> list[tuple[bool, str]]:
+    ramp = optimizer.schedule == "ramp_cosine"
+    return [
+        (
+            ramp and optimizer.warmup_steps > 0,
+            "train.optimizer.warmup_steps: schedule=ramp_cosine rises for ramp_share of the "
+            "steps; use 0",
+        ),
+        (
+            ramp and optimizer.flat_share >= optimizer.ramp_share,
+            "train.optimizer.flat_share: not below ramp_share, so that no step is left to rise in",
+        ),
+        (
+            optimizer.lr_ramp == "code" and not ramp,
+            "train.optimizer.lr_ramp: code is the rise of schedule=ramp_cosine; set that too",
+        ),
+    ]

@@ -6,14 +6,12 @@ computes over the whole batch, so that a sum over micro-batches is the same numb
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-RatioLevel = Literal["token", "sequence"]
-KlEstimator = Literal["k1", "k2", "k3"]
+from minirl.batching import Batch
+from minirl.config import AlgorithmConfig, Correction, KlEstimator, RatioLevel
 
 
 def probability_ratio(
@@ -30,17 +28,57 @@ def probability_ratio(
         old_logp_BT: The same under the policy that sampled it.
         is_action_BT: True where the policy sampled the token.
         level: `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the
-            geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7), repeated.
+            geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7), repeated;
+            `sequence_token` is GSPO-token's (Eq. 14): s in value, with the gradient of the token's
+            own log-probability.
 
     Returns:
         Ratios, BT; 1 where nothing was sampled.
     """
     log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
-    if level == "sequence":
+    if level != "token":
         count_B1 = jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
         mean_B1 = log_ratio_BT.sum(axis=1, keepdims=True) / count_B1
-        log_ratio_BT = jnp.where(is_action_BT, mean_B1, 0.0)
+        row_BT = jnp.where(is_action_BT, mean_B1, 0.0)
+        if level == "sequence_token":
+            row_BT = jax.lax.stop_gradient(row_BT - log_ratio_BT) + log_ratio_BT
+        log_ratio_BT = row_BT
     return jnp.exp(log_ratio_BT)
+
+
+def importance_correction(
+    logp_BT: Float[Array, "B T"],
+    sampler_logp_BT: Float[Array, "B T"],
+    is_action_BT: Bool[Array, "B T"],
+    *,
+    kind: Correction,
+    low: float,
+    high: float,
+) -> Float[Array, "B T"]:
+    """Return a weight of each token that makes up for the gap between sampler and learner.
+
+    The weight is rho = p(learner) / p(sampler), both of the weights that sampled: min(rho, high)
+    where it is `truncated` (Yao et al. 2025, TIS), rho between the bounds and 0 outside of them
+    where it is `masked` (Ling team 2025, IcePop).
+
+    Args:
+        logp_BT: Natural-log probability of each token as the learner computes it.
+        sampler_logp_BT: The same as the sampler reported it.
+        is_action_BT: True where the policy sampled the token.
+        kind: Which of the two; `none` gives 1.
+        low: Lower bound of `masked`.
+        high: Upper bound.
+
+    Returns:
+        Weights, BT, without a gradient; 1 where nothing was sampled.
+    """
+    if kind == "none":
+        return jnp.ones_like(logp_BT)
+    gap_BT = jnp.where(is_action_BT, logp_BT - sampler_logp_BT, 0.0)
+    rho_BT = jnp.exp(jax.lax.stop_gradient(gap_BT))
+    if kind == "truncated":
+        return jnp.minimum(rho_BT, high)
+    return jnp.where((rho_BT >= low) & (rho_BT <= high), rho_BT, 0.0)
 
 
 def clipped_surrogate(
@@ -49,17 +87,26 @@ def clipped_surrogate(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> Float[Array, "B T"]:
     """Return PPO's clipped objective of each token, to be maximised (arXiv:1707.06347, Eq. 7).
+
+    With different bounds it is DAPO's (arXiv:2503.14476, Eq. 10).
 
     Args:
         ratio_BT: Importance ratios.
         advantage_BT: Advantages, dimensionless.
         clip_low: Largest allowed fall of the ratio below 1.
         clip_high: Largest allowed rise above 1.
+        dual_clip: Where the advantage is negative, the objective is at least this times the
+            advantage (arXiv:1912.09729, Eq. 5).
     """
     clipped_BT = jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
-    return jnp.minimum(ratio_BT * advantage_BT, clipped_BT * advantage_BT)
+    objective_BT = jnp.minimum(ratio_BT * advantage_BT, clipped_BT * advantage_BT)
+    if dual_clip is None:
+        return objective_BT
+    bounded_BT = jnp.maximum(objective_BT, dual_clip * advantage_BT)
+    return jnp.where(advantage_BT < 0, bounded_BT, objective_BT)
 
 
 def kl_divergence(
@@ -88,11 +135,14 @@ def is_clipped(
     *,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> Bool[Array, "B T"]:
     """Tell where the clipped side is the smaller one, that is where no gradient flows."""
     above_BT = (advantage_BT > 0) & (ratio_BT > 1 + clip_high)
     below_BT = (advantage_BT < 0) & (ratio_BT < 1 - clip_low)
-    return above_BT | below_BT
+    if dual_clip is None:
+        return above_BT | below_BT
+    return above_BT | below_BT | ((advantage_BT < 0) & (ratio_BT > dual_clip))
 
 
 def policy_loss(
@@ -105,6 +155,7 @@ def policy_loss(
     ratio_level: RatioLevel,
     clip_low: float,
     clip_high: float,
+    dual_clip: float | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the policy-gradient loss and the weighted share of clipped tokens.
 
@@ -118,13 +169,70 @@ def policy_loss(
         ratio_level: Importance ratio of a token, or of its whole sequence.
         clip_low: See `clipped_surrogate`.
         clip_high: See `clipped_surrogate`.
+        dual_clip: See `clipped_surrogate`.
 
     Returns:
         Two scalars: the loss to minimise, and the clip fraction; both 0 where nothing is an action.
     """
     ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=ratio_level)
-    bounds = {"clip_low": clip_low, "clip_high": clip_high}
+    bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
     objective_BT = clipped_surrogate(ratio_BT, advantage_BT, **bounds)
     clipped_BT = is_clipped(jax.lax.stop_gradient(ratio_BT), advantage_BT, **bounds)
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
     return loss, jnp.sum(weight_BT, where=is_action_BT & clipped_BT)
+
+
+def objective(
+    logp_BT: Float[Array, "B T"],
+    reference_logp_BT: Float[Array, "B T"],
+    batch: Batch,
+    algorithm: AlgorithmConfig,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the whole loss of a micro-batch, and what is worth knowing of it.
+
+    With a correction, the ratio is that of the learner to itself at the weights that sampled. There
+    is one update a batch, so these are the weights at hand: the ratio is 1 and never clipped.
+
+    Args:
+        logp_BT: Natural-log probability of each target under the policy being trained.
+        reference_logp_BT: The same under the reference; any numbers where no KL is wanted.
+        batch: Everything else.
+        algorithm: The settings.
+
+    Returns:
+        The scalar to minimise, and scalars by name: `clip_fraction`, `logp_gap_max`, `kl`, and
+        `correction_mean` where there is a correction.
+    """
+    gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
+    old_logp_BT, advantage_BT, stats = batch.old_logp_BC, batch.advantage_BC, {}
+    if algorithm.correction != "none":
+        weight_BT = importance_correction(
+            logp_BT,
+            batch.old_logp_BC,
+            batch.is_action_BC,
+            kind=algorithm.correction,
+            low=algorithm.correction_low,
+            high=algorithm.correction_high,
+        )
+        # The clipped term is homogeneous in the advantage, so that is where the weight goes.
+        advantage_BT = advantage_BT * weight_BT
+        old_logp_BT = jax.lax.stop_gradient(logp_BT)
+        stats["correction_mean"] = jnp.sum(weight_BT * batch.weight_BC)
+    loss, clip_fraction = policy_loss(
+        logp_BT,
+        old_logp_BT,
+        advantage_BT,
+        batch.is_action_BC,
+        batch.weight_BC,
+        ratio_level=algorithm.ratio_level,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+    )
+    stats["clip_fraction"] = clip_fraction
+    stats["logp_gap_max"] = jnp.max(gap_BT, where=batch.is_action_BC, initial=0.0)
+    kl_BT = kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator)
+    stats["kl"] = jnp.sum(kl_BT * batch.weight_BC, where=batch.is_action_BC)
+    if algorithm.kl_coef and algorithm.kl_in == "loss":
+        loss += algorithm.kl_coef * stats["kl"]
+    return loss, stats

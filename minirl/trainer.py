@@ -1,14 +1,14 @@
 """Reinforcement learning: roll out, score, advantages, update, and everything written down.
 
 The path of a step: `Trainer._step` -> `rollout.rollout` -> the task's score ->
-`advantages.estimate` -> `batching.micro_batches` -> `update.Learner.update` -> the loss.
+`credit.token_advantages` -> `batching.micro_batches` -> `update.Learner.update` -> the loss.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,18 +17,25 @@ import jax
 import numpy as np
 from flax import nnx
 
-from minirl.advantages import estimate, groups_to_train
-from minirl.batching import TokenRow, micro_batches
+from minirl.advantages import groups_to_train
+from minirl.batching import Batch, TokenRow, micro_batches, read_back, token_weights
 from minirl.checkpoint import Checkpoints
 from minirl.config import SamplerConfig, TrainConfig
+from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
 from minirl.rollout import flatten, rollout
 from minirl.sampler import NativeSampler
+from minirl.schedule import Restart, restart, second_optimizer
+from minirl.spans import span_credit
+from minirl.summary import Describe, Groups, Scores, speeds, status, summarise
 from minirl.types import Environment, Score, Tokenizer, Trajectory
 from minirl.update import Learner, make_optimizer, policy_objective
 
 Progress = Callable[[int, int, str], None]
+_log = logging.getLogger(__name__)
+# Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
+_MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,7 @@ class Task:
 
     environment: Environment
     score: Callable[[Any], Score]
-    describe: Callable[[Any], tuple[Mapping[str, float], Mapping[str, Any]]]
+    describe: Describe
     train: Sequence[Any]
     validate: Callable[[nnx.State, int], float]
     max_turns: int
@@ -108,8 +115,11 @@ class Trainer:
         self._state = self._learner.init(params)
         self._checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep_checkpoints)
         self.step = self._checkpoints.latest_step() or 0
+        self._rounds = self.step  # rollouts so far, of prompts_per_step prompts each
+        self._curve: list[tuple[int, float]] = []
+        self.restart: Restart | None = None
         if self.step:
-            self._state, _ = self._checkpoints.restore(self.step, self._state)
+            self._resume()
         self._metrics = Metrics(folder, resume_step=self.step)
         self._samples = JsonLines(folder / "trajectories.jsonl", resume_step=self.step)
 
@@ -120,25 +130,68 @@ class Trainer:
             progress: Called with (steps done, steps in all, a line on how it goes).
         """
         try:
-            while self.step < self._config.steps:
+            while self.step < self._config.all_steps:
                 progress(*self._advance())
         finally:
             # After an error too: what is being written is whole, and threads end.
             self._checkpoints.close()
             self._metrics.close()
 
+    def _resume(self) -> None:
+        """Go on from the newest checkpoint."""
+        self._state, facts = self._checkpoints.restore(self.step, self._state)
+        self._rounds = facts.get("rounds", self.step)
+        self._curve = [(step, accuracy) for step, accuracy in facts.get("curve", ())]
+        if self.step > self._config.steps:
+            self._decide()
+
     def _advance(self) -> tuple[int, int, str]:
         """Take a step, write it down, and say how it went."""
+        config = self._config
+        if self.step == config.steps:
+            self._begin_second_stage()
         self.step += 1
         numbers = self._step()
-        is_last = self.step == self._config.steps
-        if self.step % self._config.eval_every == 0 or is_last:
+        is_last = self.step in (config.steps, config.all_steps)
+        if self.step % config.eval_every == 0 or is_last:
             numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
+            self._curve.append((self.step, numbers["validation/accuracy"]))
+        if config.second_stage is not None:
+            numbers["stage/number"] = 1.0 if self.step <= config.steps else 2.0
+        if self.restart is not None and self.step == config.steps + 1:
+            numbers |= self.restart.numbers()
         self._metrics.write(self.step, numbers)
-        if self.step % self._config.checkpoint_every == 0 or is_last:
+        if self.step % config.checkpoint_every == 0 or is_last:
             # Checkpoints between evaluations are never the best.
             self._save(numbers.get("validation/accuracy", -1.0))
-        return self.step, self._config.steps, _status(numbers)
+        return self.step, config.all_steps, status(numbers)
+
+    def _begin_second_stage(self) -> None:
+        """Take the weights of the first stage's best checkpoint, and a fresh optimizer state."""
+        start = self._decide()
+        _log.info("%s", start)
+        self._checkpoints.wait()
+        self._state, _ = self._checkpoints.restore(start.step, self._state)
+        self._state = self._learner.init(self._state.params)
+
+    def _decide(self) -> Restart:
+        """Decide how the second stage begins, from the first stage's curve alone; take its rate.
+
+        A run that was killed in its second stage decides the same again.
+        """
+        config, stage = self._config, self._config.second_stage
+        assert stage is not None
+        start = restart(
+            [point for point in self._curve if point[0] <= config.steps],
+            config.optimizer,
+            steps=config.steps,
+            saved={*range(0, config.steps, config.checkpoint_every), config.steps},
+            alpha=stage.alpha,
+        )
+        optimizer = second_optimizer(config.optimizer, stage, start)
+        self._learner.use(make_optimizer(optimizer, steps=stage.steps))
+        self.restart = start
+        return start
 
     def use_best(self) -> int:
         """Take the weights of the best checkpoint; return its step."""
@@ -153,109 +206,157 @@ class Trainer:
         return self._state.params
 
     def _save(self, score: float) -> None:
-        self._checkpoints.save(self.step, self._state, {"seed": self._seed}, score=score)
+        facts = {"seed": self._seed, "rounds": self._rounds, "curve": self._curve}
+        self._checkpoints.save(self.step, self._state, facts, score=score)
 
     def _step(self) -> dict[str, float]:
         config, watch = self._config, Stopwatch()
-        chosen = examples_of_step(
-            len(self._task.train), self.step - 1, per_step=config.prompts_per_step, seed=self._seed
-        )
-        with watch.phase("rollout"):
-            groups = self._roll_out([self._task.train[number] for number in chosen])
-        with watch.phase("score"):
-            scores = [[self._task.score(t.episode) for t in group] for group in groups]
+        self._sampler.set_weights(self._state.params, version=self.step - 1)
+        groups: list[list[Trajectory]] = []
+        scores: list[list[Score]] = []
+        kept: list[int] = []
+        before = self._rounds
+        while self._rounds < before + config.algorithm.max_rounds:
+            with watch.phase("rollout"):
+                fresh = self._roll_out()
+            with watch.phase("score"):
+                scores += [[self._task.score(t.episode) for t in group] for group in fresh]
+            groups += fresh
+            kept = self._choose(groups, scores)
+            if len(kept) >= config.prompts_per_step:
+                break
+        kept = kept[: config.prompts_per_step]
         with watch.phase("update"):
-            numbers = self._update(groups, scores)
-        numbers |= self._summarise(groups, scores)
-        numbers |= _speeds(groups, watch)
+            numbers = self._update([groups[n] for n in kept], [scores[n] for n in kept])
+        if config.algorithm.max_rounds > 1:
+            numbers["groups/rounds"] = float(self._rounds - before)
+        numbers |= summarise(groups, scores, self._task.describe)
+        numbers |= speeds(groups, watch)
         if self.step % config.sample_every == 0 or self.step == 1:
             self._sample(groups, scores)
         return numbers
 
-    def _roll_out(self, examples: Sequence[Any]) -> list[list[Trajectory]]:
+    def _roll_out(self) -> list[list[Trajectory]]:
+        """Play the episodes of the next examples."""
         config = self._config
-        self._sampler.set_weights(self._state.params, version=self.step - 1)
+        chosen = examples_of_step(
+            len(self._task.train), self._rounds, per_step=config.prompts_per_step, seed=self._seed
+        )
         groups = rollout(
             self._sampler,
             self._tokenizer,
             self._task.environment,
-            examples,
+            [self._task.train[number] for number in chosen],
             config=self._sampler_config,
             group_size=config.group_size,
-            first_episode=(self.step - 1) * config.prompts_per_step * config.group_size,
+            first_episode=self._rounds * config.prompts_per_step * config.group_size,
             max_turns=self._task.max_turns,
             env_workers=config.env_workers,
         )
+        self._rounds += 1
         return [group for group in groups if group]
 
-    def _update(
-        self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[Sequence[Score]]
-    ) -> dict[str, float]:
+    def _choose(self, groups: Groups, scores: Scores) -> list[int]:
+        """Return the numbers of the groups that the filters leave."""
+        if not groups:
+            return []
+        chosen = groups_to_train(
+            _rewards(scores) + self._penalties(groups),
+            np.array([[score.correct for score in group] for group in scores]),
+            equal_groups=self._config.algorithm.equal_groups,
+            correctness_filter=self._config.algorithm.correctness_filter,
+        )
+        return list(chosen)
+
+    def _penalties(self, groups: Groups) -> np.ndarray:
+        """Return what the length of each response, observations included, adds to its reward."""
+        return overlong_penalty(
+            np.array([[_response_length(trajectory) for trajectory in group] for group in groups]),
+            longest=self._sampler_config.max_response_tokens,
+            cache=self._config.algorithm.overlong_tokens,
+        )
+
+    def _update(self, groups: Groups, scores: Scores) -> dict[str, float]:
         """Update on the groups that take part; without any, the weights stay as they are."""
-        config, algorithm = self._config, self._config.algorithm
-        rewards_NG = np.array([[score.total for score in group] for group in scores])
-        correct_NG = np.array([[score.correct for score in group] for group in scores])
-        kept = (
-            groups_to_train(
-                rewards_NG,
-                correct_NG,
-                equal_groups=algorithm.equal_groups,
-                correctness_filter=algorithm.correctness_filter,
-            )
-            if groups
-            else []
-        )
-        numbers = {"groups/trained": float(len(kept))}
-        if not kept:
+        algorithm = self._config.algorithm
+        numbers = {"groups/trained": float(len(groups))}
+        if not groups:
             return numbers
-        advantages_NG = estimate(
-            rewards_NG[kept], estimator=algorithm.estimator, ddof=algorithm.adv_std_ddof
+        rows = [[_row(trajectory) for trajectory in group] for group in groups]
+        flat = [row for group in rows for row in group]
+        penalties = self._penalties(groups)
+        if algorithm.overlong_tokens:
+            numbers["reward/overlong"] = float(penalties.mean())
+        kl = None
+        if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
+            kl = self._divergence(rows)
+            numbers["update/kl"] = _token_mean(kl, flat)
+        credit = iter(
+            token_advantages(
+                flat,
+                _rewards(scores),
+                algorithm,
+                penalty_NG=penalties,
+                spans=self._spans(groups, scores) if algorithm.estimator == "direct" else None,
+                kl=kl,
+            )
         )
-        batches = micro_batches(
-            [
-                [_row(trajectory, advantage) for trajectory, advantage in zip(*pair, strict=True)]
-                for pair in zip([groups[n] for n in kept], advantages_NG, strict=True)
-            ],
-            aggregation=algorithm.aggregation,
-            sizes=config.batching,
-            pad_id=self._tokenizer.pad_id,
-        )
-        needs_reference = algorithm.kl_coef > 0 or self.step % config.kl_every == 0
+        rows = [[replace(row, advantage=next(credit)) for row in group] for group in rows]
+        in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss"
+        needs_reference = in_loss or (kl is None and self.step % self._config.kl_every == 0)
         self._state, stats = self._learner.update(
-            self._state, batches, reference=self._reference if needs_reference else None
+            self._state,
+            self._micro_batches(rows),
+            reference=self._reference if needs_reference else None,
         )
-        return numbers | {f"update/{name}": value for name, value in stats.items()}
+        whole = self._whole_weight(flat)
+        for name, value in stats.items():
+            numbers[f"update/{name}"] = value / whole if name in _MEANS else value
+        return numbers
 
-    def _summarise(
-        self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[Sequence[Score]]
-    ) -> dict[str, float]:
-        """Average rewards, their parts and what the task says of every episode."""
-        sums: defaultdict[str, float] = defaultdict(float)
-        trajectories = [trajectory for group in groups for trajectory in group]
-        flat_scores = [score for group in scores for score in group]
-        counts: defaultdict[str, int] = defaultdict(int)
-        for trajectory, score in zip(trajectories, flat_scores, strict=True):
-            lengths = [len(turn.reply.ids) for turn in trajectory.turns]
-            numbers = {
-                "reward/total": score.total,
-                "rollout/accuracy": float(score.correct),
-                "rollout/turns": len(lengths),
-                "rollout/response_tokens": sum(lengths),
-                "rollout/reply_tokens": sum(lengths) / len(lengths),
-                "rollout/cut_share": float(trajectory.turns[-1].reply.finish == "length"),
-            }
-            numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
-            for name, value in (numbers | dict(self._task.describe(trajectory.episode)[0])).items():
-                sums[name] += value
-                counts[name] += 1
-        equal = [np.ptp([score.total for score in group]) == 0 for group in scores]
-        # A number that only some episodes have is averaged over these.
-        means = {name: value / counts[name] for name, value in sums.items()}
-        return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
+    def _micro_batches(self, rows: Sequence[Sequence[TokenRow]]) -> Iterator[Batch]:
+        return micro_batches(
+            rows,
+            aggregation=self._config.algorithm.aggregation,
+            sizes=self._config.batching,
+            pad_id=self._tokenizer.pad_id,
+            divisor=self._divisor,
+        )
 
-    def _sample(
-        self, groups: Sequence[Sequence[Trajectory]], scores: Sequence[Sequence[Score]]
-    ) -> None:
+    @property
+    def _divisor(self) -> int:
+        algorithm = self._config.algorithm
+        return algorithm.aggregation_divisor or self._sampler_config.max_response_tokens
+
+    def _whole_weight(self, rows: Sequence[TokenRow]) -> float:
+        """Return what the weights of all sampled tokens add up to: 1 for a mean."""
+        aggregation = self._config.algorithm.aggregation
+        if aggregation != "constant":
+            return 1.0
+        counts = [int(row.is_action.sum()) for row in rows]
+        weights = token_weights(counts, aggregation=aggregation, divisor=self._divisor)
+        return float(np.dot(counts, weights)) or 1.0
+
+    def _divergence(self, rows: Sequence[Sequence[TokenRow]]) -> list[np.ndarray]:
+        """Return the KL of each id to the reference, of the policy as it sampled."""
+        values = self._learner.logprobs(self._reference, self._micro_batches(rows))
+        reference = read_back(rows, values, sizes=self._config.batching)
+        estimator = self._config.algorithm.kl_estimator
+        return [
+            np.where(row.is_action, kl_numbers(row.logprobs, logprobs, estimator=estimator), 0.0)
+            for pair in zip(rows, reference, strict=True)
+            for row, logprobs in zip(*pair, strict=True)
+        ]
+
+    def _spans(self, groups: Groups, scores: Scores) -> list[Spans | None]:
+        decode = self._tokenizer.decode
+        return [
+            Spans(*span_credit(trajectory, score.spans, decode)) if score.spans else None
+            for pair in zip(groups, scores, strict=True)
+            for trajectory, score in zip(*pair, strict=True)
+        ]
+
+    def _sample(self, groups: Groups, scores: Scores) -> None:
         """Write the first group of the step, for a person to read."""
         for trajectory, score in zip(groups[0], scores[0], strict=True) if groups else ():
             parts = {name: round(value, 6) for name, value in score.parts.items()}
@@ -265,29 +366,20 @@ class Trainer:
             )
 
 
-def _row(trajectory: Trajectory, advantage: float) -> TokenRow:
+def _row(trajectory: Trajectory) -> TokenRow:
     flat = flatten(trajectory)
-    return TokenRow(flat.ids, flat.is_action, flat.logprobs, float(advantage), flat.prompt_length)
+    return TokenRow(flat.ids, flat.is_action, flat.logprobs, 0.0, flat.prompt_length)
 
 
-def _speeds(groups: Sequence[Sequence[Trajectory]], watch: Stopwatch) -> dict[str, float]:
-    """Return seconds of each phase and tokens a second; update tokens count each prompt once."""
-    sampled = sum(len(turn.reply.ids) for group in groups for t in group for turn in t.turns)
-    trained = sum(
-        len(flatten(t).ids) - (len(group[0].turns[0].observation_ids) if i else 0)
-        for group in groups
-        for i, t in enumerate(group)
-    )
-    return watch.numbers() | {
-        "time/rollout_tokens_per_s": sampled / watch.seconds["rollout"],
-        "time/update_tokens_per_s": trained / watch.seconds["update"],
-    }
+def _rewards(scores: Scores) -> np.ndarray:
+    return np.array([[score.total for score in group] for group in scores])
 
 
-def _status(numbers: Mapping[str, float]) -> str:
-    if "reward/total" not in numbers:
-        return "no episode: every prompt is over sampler.max_prompt_tokens"
-    return (
-        f"reward {numbers['reward/total']:.2f}, accuracy {numbers['rollout/accuracy']:.2f}, "
-        f"turns {numbers['rollout/turns']:.1f}"
-    )
+def _response_length(trajectory: Trajectory) -> int:
+    first = len(trajectory.turns[0].observation_ids)
+    return sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in trajectory.turns) - first
+
+
+def _token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
+    total = sum(float(value[row.is_action].sum()) for value, row in zip(values, rows, strict=True))
+    return total / max(sum(int(row.is_action.sum()) for row in rows), 1)

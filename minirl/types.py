@@ -74,6 +74,30 @@ class Environment(Protocol):
         ...
 
 
+class CreditSpan(Protocol):
+    """Credit for the characters [start, end) of one turn's reply text, counted from 0."""
+
+    @property
+    def turn(self) -> int:
+        """Give the number of the turn, from 0."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """Give the first character."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """Give the character after the last."""
+        ...
+
+    @property
+    def value(self) -> float:
+        """Give the credit of every token there, dimensionless."""
+        ...
+
+
 class Score(Protocol):
     """What the learner needs of a reward."""
 
@@ -90,6 +114,11 @@ class Score(Protocol):
     @property
     def parts(self) -> Mapping[str, float]:
         """Give the named summands of `total`."""
+        ...
+
+    @property
+    def spans(self) -> Sequence[CreditSpan]:
+        """Give the credit of parts of replies: clauses, or whole turns; none for all alike."""
         ...
 
 

@@ -18,6 +18,7 @@ from minirl import attention, losses
 from minirl.batching import Batch
 from minirl.config import AlgorithmConfig, OptimizerConfig
 from minirl.model import Decoder
+from minirl.schedule import learning_rate
 from minirl.sharding import param_path
 
 # Largest array of logits that is held at once, in bytes; longer ones are computed in chunks.
@@ -45,26 +46,13 @@ class TrainState(NamedTuple):
 
 
 def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
-    """Build AdamW or Muon with a warm-up, a constant or cosine course, and clipping by global norm.
+    """Build AdamW or Muon with its course of the learning rate, and clipping by global norm.
 
     Args:
         config: Its settings.
         steps: Length of the whole run, where a cosine ends.
     """
-    if config.schedule == "cosine":
-        after = optax.cosine_decay_schedule(
-            config.learning_rate,
-            max(1, steps - config.warmup_steps),
-            alpha=config.final_fraction,
-        )
-    else:
-        after = optax.constant_schedule(config.learning_rate)
-    warmup = optax.linear_schedule(
-        config.learning_rate / max(1, config.warmup_steps),
-        config.learning_rate,
-        config.warmup_steps,
-    )
-    rate = optax.join_schedules([warmup, after], [config.warmup_steps])
+    rate = learning_rate(config, steps=steps)
     decay = config.weight_decay
     if config.kind == "adamw":
         rule = optax.adamw(rate, b1=config.beta1, b2=config.beta2, weight_decay=decay)
@@ -149,27 +137,8 @@ def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objec
         model: Any, batch: Batch, reference_logp_BC: Array
     ) -> tuple[Array, dict[str, Array]]:
         logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
-        loss, clip_fraction = losses.policy_loss(
-            logp_BC,
-            batch.old_logp_BC,
-            batch.advantage_BC,
-            batch.is_action_BC,
-            batch.weight_BC,
-            ratio_level=algorithm.ratio_level,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-        )
-        gap_BC = jnp.abs(logp_BC - batch.old_logp_BC)
-        kl_BC = losses.kl_divergence(logp_BC, reference_logp_BC, estimator=algorithm.kl_estimator)
-        kl = jnp.sum(kl_BC * batch.weight_BC, where=batch.is_action_BC)
-        if algorithm.kl_coef:
-            loss += algorithm.kl_coef * kl
-        stats = {
-            "entropy": jnp.sum(entropy_BC * batch.weight_BC),
-            "clip_fraction": clip_fraction,
-            "logp_gap_max": jnp.max(gap_BC, where=batch.is_action_BC, initial=0.0),
-            "kl": kl,
-        }
+        loss, stats = losses.objective(logp_BC, reference_logp_BC, batch, algorithm)
+        stats["entropy"] = jnp.sum(entropy_BC * batch.weight_BC)
         return loss, stats | {"loss": loss}
 
     return objective
@@ -207,8 +176,6 @@ class Learner:
         *,
         temperature: float = 1.0,
     ) -> None:
-        self._optimizer = optimizer
-
         def loss(params: nnx.State, batch: Batch, reference_logp_BC: Array) -> Any:
             return objective(nnx.merge(graph, params), batch, reference_logp_BC)
 
@@ -218,8 +185,19 @@ class Learner:
         self._gradient = jax.jit(jax.grad(loss, has_aux=True))
         self._reference_logp = jax.jit(reference_logp)
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
-        self._apply = jax.jit(self._apply_gradient, donate_argnums=(0, 1))
+        self.use(optimizer)
+
+    def use(self, optimizer: optax.GradientTransformation) -> None:
+        """Take another optimizer from now on; gradients stay compiled."""
+        self._optimizer = optimizer
+        # A function of its own each time: what is compiled for one optimizer is not for another.
+        self._apply = jax.jit(lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1))
         self._init = jax.jit(optimizer.init)
+
+    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[Array]:
+        """Yield the log-probabilities of the targets of each micro-batch."""
+        for batch in batches:
+            yield self._reference_logp(params, batch)
 
     def init(self, params: nnx.State) -> TrainState:
         """Start from weights with fresh optimizer state."""
@@ -241,7 +219,7 @@ class Learner:
 
         Returns:
             The new state and the batch's statistics: `loss`, `grad_norm`, and what the objective
-            adds (`entropy`, `clip_fraction`, `logp_gap_max`; `kl` where there is a reference).
+            adds (`entropy`, and those of `losses.objective`; `kl` where there is a reference).
         """
 
         def part(batch: Batch) -> Any:

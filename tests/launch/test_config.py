@@ -67,7 +67,7 @@ def test_a_packaged_config_opens_with_its_paper_and_command():
         ("reward.tree.empty_chld=one", "did you mean reward.tree.empty_child?"),
         # The keys of the chosen kind, not of its siblings.
         ("env.kind=single_turn", "env.turns: unknown key; known here: kind, match, wrapping"),
-        ("train.algorithm.kind=ppo", "train.algorithm.kind: should be 'grpo', 'gspo', not 'ppo'"),
+        ("train.algorithm.kind=ppo", "train.algorithm.kind: should be 'grpo', 'dr_grpo', 'dapo', "),
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("train.steps=true", "train.steps: should be a number, not true"),
         ("warm_start.optimizer.beta1=false", "optimizer.beta1: should be a number, not false"),
@@ -89,6 +89,7 @@ def test_a_wrong_setting_is_named_with_its_path(override, words):
         ("data.root=x", "data: give one of data.demo"),
         ("sampler.temperature=0", "sampler.temperature: 0 is greedy"),
         ("train.group_size=1", "train.group_size: a group of one"),
+        ("train.algorithm.kind=dapo", "train.algorithm.overlong_tokens: 4096 is not below"),
         ("sampler.max_reply_tokens=9999", "larger than sampler.max_response_tokens"),
         ("env.wrapping=fence", "env.wrapping: the progressive reward judges the <sql> tag"),
     ],

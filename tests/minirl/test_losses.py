@@ -57,6 +57,15 @@ def test_aggregation(aggregation):
     assert mean == pytest.approx(CASES["aggregation"][aggregation], abs=1e-6)
 
 
+@pytest.mark.parametrize(("divisor", "mean"), [(1, 2.65), (10, 0.265)])
+def test_aggregation_by_a_constant(divisor, mean):
+    # The sums 6.3 and -1, over 2 rows and the constant.
+    terms = CASES["aggregation"]["terms"]
+    weights = token_weights([len(row) for row in terms], aggregation="constant", divisor=divisor)
+    found = sum(weight * sum(row) for weight, row in zip(weights, terms, strict=True))
+    assert found == pytest.approx(mean)
+
+
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_kl_estimators(estimator):
     case = CASES["kl"]
@@ -72,7 +81,7 @@ def test_presets_differ_in_the_ratio_only():
     assert (grpo["ratio_level"], gspo["ratio_level"]) == ("token", "sequence")
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_where_nothing_was_sampled_numbers_are_ignored(level):
     case = {**CASES["clipped"][0], "level": level}
     plain = loss_of(case)
@@ -82,7 +91,7 @@ def test_where_nothing_was_sampled_numbers_are_ignored(level):
     np.testing.assert_allclose(loss_of(case | padded, is_action_BT=is_action_BT), plain, rtol=1e-6)
 
 
-@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 def test_a_row_without_actions_costs_nothing(level):
     nothing_BT = jnp.zeros((1, 4), bool)
     case = {**CASES["clipped"][0], "level": level}

@@ -17,8 +17,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.config import Grpo
-from minirl.trainer import Trainer, examples_of_step
+from minirl.config import (
+    BatchingConfig,
+    Dapo,
+    DrGrpo,
+    Expo,
+    Grpo,
+    GspoToken,
+    ReinforcePlusPlus,
+    Rloo,
+)
+from minirl.summary import summarise
+from minirl.trainer import examples_of_step
+from minirl.types import Reply, Trajectory, Turn
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "toy_run.py"
@@ -202,7 +213,13 @@ KILLS = (
 
 
 def live(folder, cache, *kill):
-    """Start the run in a process of its own, and return how it ended."""
+    """Start the run in a process of its own, and return how it ended.
+
+    Args:
+        folder: Of the run.
+        cache: Of what is compiled.
+        kill: Moment and step of its end, and the run's course; none of them for a whole plain run.
+    """
     environment = os.environ | {
         "PYTHONPATH": str(HERE.parents[1]),
         # One life compiles for all.
@@ -215,8 +232,14 @@ def live(folder, cache, *kill):
     return done.returncode, done.stderr
 
 
-def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished, tmp_path):
-    folder, cache = tmp_path / "run", tmp_path / "cache"
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where all lives of all runs keep what they compiled."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished, tmp_path, cache):
+    folder = tmp_path / "run"
     for moment, step in KILLS:
         code, errors = live(folder, cache, moment, step)
         assert code == -signal.SIGKILL, (moment, code, errors)
@@ -238,15 +261,154 @@ def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished
     assert_same_weights(trainer.params, finished.weights[4])
 
 
+# Where each life of a course ends: around the restart, and within a step of several rounds.
+KILLS_OF_COURSES = {
+    "two stages": (("checkpoint", 4), ("metrics", 5), ("update", 7)),
+    "dynamic": (("rollout", 2), ("update", 3)),
+}
+
+
+@pytest.mark.parametrize("course", KILLS_OF_COURSES)
+def test_killed_courses_end_as_if_they_never_had_been(toy, tmp_path, cache, course):
+    whole = toy_run.take_course(toy, tmp_path / "whole", course)
+    whole.run(lambda *_: None)
+    folder = tmp_path / "run"
+    for moment, step in KILLS_OF_COURSES[course]:
+        code, errors = live(folder, cache, moment, step, course)
+        assert code == -signal.SIGKILL, (moment, code, errors)
+    code, errors = live(folder, cache, "", 0, course)
+    assert code == 0, errors
+    assert without_times(folder) == without_times(tmp_path / "whole")
+    trainer = toy_run.take_course(toy, folder, course)
+    assert trainer.step == whole.step
+    assert trainer.restart == whole.restart
+    assert_same_weights(trainer.params, whole.params)
+
+
+def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
+    weights, sampled = {}, {}
+    changes, accuracy = toy_run.COURSES["two stages"]
+
+    def validate(params, version):
+        weights[version] = copy(params)
+        return accuracy[version]
+
+    trainer = toy_run.make_trainer(toy, tmp_path, validate=validate, **changes)
+    set_weights = trainer._sampler.set_weights
+
+    def spy(params, *, version):
+        sampled[version] = copy(params)
+        set_weights(params, version=version)
+
+    trainer._sampler.set_weights = spy
+    trainer.run(lambda *_: None)
+    assert trainer.step == 7
+    assert_same_weights(sampled[3], weights[3])
+    # After the first stage's fourth update come the weights of its second.
+    assert_same_weights(sampled[4], weights[2])
+    records = metrics_of(tmp_path)
+    assert [record["stage/number"] for record in records] == [1] * 4 + [2] * 3
+    assert [record["step"] for record in records if "stage/restart_step" in record] == [5]
+    assert records[4]["stage/restart_step"] == 2
+    assert records[4]["stage/rose"] == 0
+    # The rate is constant here, and half of it remains.
+    assert records[4]["stage/start_learning_rate"] == pytest.approx(0.05)
+    assert "half" in str(trainer.restart)
+    # The best of both stages, of equals the newest.
+    assert trainer.use_best() == 6
+
+
+def test_adams_state_is_fresh_in_the_second_stage(toy, tmp_path):
+    trainer = toy_run.take_course(toy, tmp_path, "two stages")
+    counts = []
+
+    def counted(*_):
+        numbers = {
+            int(leaf) for leaf in jax.tree.leaves(trainer._state.opt_state) if leaf.ndim == 0
+        }
+        counts.append(numbers)
+
+    trainer.run(counted)
+    assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]
+
+
+def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
+    trainer = toy_run.take_course(toy, tmp_path, "dynamic")
+    trainer.run(lambda *_: None)
+    records = metrics_of(tmp_path)
+    rounds = [record["groups/rounds"] for record in records]
+    assert max(rounds) > 1
+    assert trainer._rounds == sum(rounds)
+    for record in records:
+        assert 0 < record["groups/trained"] <= 4
+        assert record["groups/rounds"] == 3 or record["groups/trained"] == 4
+    algorithm = Grpo(correctness_filter="mixed", max_rounds=2)
+    trainer = toy_run.make_trainer(
+        toy, tmp_path / "never", steps=1, algorithm=algorithm, judge=never_correct, validate=nothing
+    )
+    trainer.run(lambda *_: None)
+    (record,) = metrics_of(tmp_path / "never")
+    assert (record["groups/rounds"], record["groups/trained"]) == (2, 0)
+
+
+def letters(episode):
+    """Credit each letter of each reply: 1 for a capital, -1 for another."""
+    spans = tuple(
+        toy_run.Span(turn, place, place + 1, 1.0 if "A" <= letter < "a" else -1.0)
+        for turn, reply in enumerate(episode.replies)
+        for place, letter in enumerate(reply)
+    )
+    return toy_run.Score(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
+
+
+@pytest.mark.parametrize("algorithm", [Expo(), Expo(token_credit="return_to_go", whiten=True)])
+def test_clauses_are_learnt_from_single_trajectories(toy, tmp_path, algorithm):
+    trainer = toy_run.make_trainer(
+        toy, tmp_path, steps=6, group_size=1, prompts_per_step=24, algorithm=algorithm,
+        judge=letters, validate=nothing,
+        batching=BatchingConfig(groups_per_batch=24, prompt_multiple=8, answer_multiple=24),
+    )  # fmt: skip
+    trainer.run(lambda *_: None)
+    records = metrics_of(tmp_path)
+    rewards = [record["reward/total"] for record in records]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2
+    # Measured at every step, since the credit needs it: 0 before the first update.
+    assert records[0]["update/kl"] == pytest.approx(0, abs=1e-5)
+    assert records[-1]["update/kl"] > 0.01
+    # A mean over tokens, though the loss is a sum over them.
+    assert 0 < records[0]["update/entropy"] < np.log(64)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        Dapo(overlong_tokens=10, correctness_filter="none", max_rounds=1),
+        DrGrpo(),
+        Rloo(kl_coef=0.01),
+        GspoToken(),
+        ReinforcePlusPlus(kl_coef=0.01),
+        Grpo(correction="truncated", dual_clip=3.0, kl_coef=0.01),
+    ],
+    ids=lambda algorithm: algorithm.kind,
+)
+def test_presets_learn(toy, tmp_path, algorithm):
+    toy_run.make_trainer(
+        toy, tmp_path, steps=6, algorithm=algorithm, validate=nothing
+    ).run(lambda *_: None)  # fmt: skip
+    records = metrics_of(tmp_path)
+    rewards = [record["reward/total"] for record in records]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.15
+    assert ("reward/overlong" in records[0]) == (algorithm.kind == "dapo")
+    assert ("update/correction_mean" in records[0]) == (algorithm.correction != "none")
+    if algorithm.correction != "none":
+        assert records[0]["update/correction_mean"] == pytest.approx(1, abs=1e-4)
+
+
 def test_a_number_of_some_episodes_is_averaged_over_these():
-    reply = SimpleNamespace(ids=[1, 2], finish="stop")
+    turn = Turn((9,), Reply((1, 2), (0.0, 0.0), "ab", "stop", 0))
     episodes = [{"all": 1.0, "some": 1.0}, {"all": 0.0}, {"all": 0.0, "some": 0.0}, {"all": 1.0}]
-    groups = [
-        [SimpleNamespace(turns=[SimpleNamespace(reply=reply)], episode=episode)]
-        for episode in episodes
-    ]
+    groups = [[Trajectory((turn,), episode, "done")] for episode in episodes]
     scores = [[toy_run.Score(1.0, correct)] for correct in (True, False, False, False)]
-    trainer = SimpleNamespace(_task=SimpleNamespace(describe=lambda episode: (episode, {})))
-    means = Trainer._summarise(trainer, groups, scores)  # ty: ignore[invalid-argument-type]
+    means = summarise(groups, scores, lambda episode: (episode, {}))
     assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
-    assert Trainer._summarise(trainer, [], []) == {"groups/equal_share": 0.0}  # ty: ignore[invalid-argument-type]
+    assert summarise([], [], lambda episode: (episode, {})) == {"groups/equal_share": 0.0}

@@ -1,6 +1,6 @@
 """A toy run of reinforcement learning: test_trainer.py runs it whole, and as a script to be killed.
 
-python toy_run.py FOLDER [MOMENT STEP]
+python toy_run.py FOLDER [MOMENT STEP [COURSE]]
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from minirl.config import BatchingConfig, Grpo, OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.config import (
+    BatchingConfig,
+    Grpo,
+    OptimizerConfig,
+    SamplerConfig,
+    SecondStage,
+    TrainConfig,
+)
 from minirl.metrics import JsonLines
 from minirl.trainer import Task, Trainer
 
@@ -42,6 +49,26 @@ EXAMPLES = ("AB", "CDE", "F", "GH", "IJKL", "MNO")
 ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 
+# Courses that a run can take, by name: changes of the settings, and what is said of its weights.
+COURSES = {
+    "plain": ({}, ACCURACY),
+    # The first stage fluctuates; its best checkpoint is the second of four.
+    "two stages": (
+        {"steps": 4, "second_stage": SecondStage(steps=3), "eval_every": 1, "checkpoint_every": 1},
+        {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.5, 6: 0.75, 7: 0.5},
+    ),
+    # Few groups are mixed, so that a step takes several rounds.
+    "dynamic": (
+        {
+            "steps": 3,
+            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
+            "checkpoint_every": 1,
+        },
+        {2: 0.5, 3: 0.5},
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Said:
     role: str
@@ -55,9 +82,18 @@ class Episode:
 
 
 @dataclass(frozen=True)
+class Span:
+    turn: int
+    start: int
+    end: int
+    value: float
+
+
+@dataclass(frozen=True)
 class Score:
     total: float
     correct: bool
+    spans: tuple = ()
 
     @property
     def parts(self):
@@ -85,6 +121,21 @@ def score(episode):
 
 def describe(episode):
     return {"toy/letters": float(len(episode.replies[-1]))}, {"replies": list(episode.replies)}
+
+
+def seldom_mixed(episode):
+    """Call some replies to two of the examples correct, and none to the others."""
+    letter = episode.replies[-1][:1]
+    is_right = episode.example in {"AB", "GH"} and letter < "P"
+    return Score(score(episode).total, is_right)
+
+
+def take_course(toy, folder, course):
+    """Make the trainer of a course."""
+    changes, accuracy = COURSES[course]
+    judge = seldom_mixed if course == "dynamic" else score
+    validate = lambda params, version: accuracy[version]  # noqa: E731
+    return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
 
 
 def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, **changes):
@@ -149,11 +200,11 @@ def arm(trainer, moment, at):
         os.replace = deadly(os.replace, is_time=is_commit)
 
 
-def main(folder, moment="", at="0"):
+def main(folder, moment="", at="0", course="plain"):
     import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
-    trainer = make_trainer(toy, Path(folder))
+    trainer = take_course(toy, Path(folder), course)
     arm(trainer, moment, int(at))
 
     def progress(done, steps, line):

@@ -1,0 +1,70 @@
+"""What a step of training is summed up to."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minirl.metrics import Stopwatch
+from minirl.rollout import flatten
+from minirl.types import Score, Trajectory
+
+Groups = Sequence[Sequence[Trajectory]]
+Scores = Sequence[Sequence[Score]]
+# Of a final episode: numbers for the metrics, and a record for a person to read.
+Describe = Callable[[Any], tuple[Mapping[str, float], Mapping[str, Any]]]
+
+
+def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, float]:
+    """Average rewards, their parts and what the task says of every episode.
+
+    A number that only some episodes have is averaged over these.
+    """
+    sums: defaultdict[str, float] = defaultdict(float)
+    counts: defaultdict[str, int] = defaultdict(int)
+    trajectories = [trajectory for group in groups for trajectory in group]
+    flat_scores = [score for group in scores for score in group]
+    for trajectory, score in zip(trajectories, flat_scores, strict=True):
+        lengths = [len(turn.reply.ids) for turn in trajectory.turns]
+        numbers = {
+            "reward/total": score.total,
+            "rollout/accuracy": float(score.correct),
+            "rollout/turns": len(lengths),
+            "rollout/response_tokens": sum(lengths),
+            "rollout/reply_tokens": sum(lengths) / len(lengths),
+            "rollout/cut_share": float(trajectory.turns[-1].reply.finish == "length"),
+        }
+        numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
+        for name, value in (numbers | dict(describe(trajectory.episode)[0])).items():
+            sums[name] += value
+            counts[name] += 1
+    equal = [np.ptp([score.total for score in group]) == 0 for group in scores]
+    means = {name: value / counts[name] for name, value in sums.items()}
+    return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
+
+
+def speeds(groups: Groups, watch: Stopwatch) -> dict[str, float]:
+    """Return seconds of each phase and tokens a second; update tokens count each prompt once."""
+    sampled = sum(len(turn.reply.ids) for group in groups for t in group for turn in t.turns)
+    trained = sum(
+        len(flatten(t).ids) - (len(group[0].turns[0].observation_ids) if i else 0)
+        for group in groups
+        for i, t in enumerate(group)
+    )
+    return watch.numbers() | {
+        "time/rollout_tokens_per_s": sampled / watch.seconds["rollout"],
+        "time/update_tokens_per_s": trained / watch.seconds["update"],
+    }
+
+
+def status(numbers: Mapping[str, float]) -> str:
+    """Say in a line how a step went."""
+    if "reward/total" not in numbers:
+        return "no episode: every prompt is over sampler.max_prompt_tokens"
+    return (
+        f"reward {numbers['reward/total']:.2f}, accuracy {numbers['rollout/accuracy']:.2f}, "
+        f"turns {numbers['rollout/turns']:.1f}"
+    )

@@ -1,0 +1,486 @@
+"""Every preset against its paper's formulas, written out plainly, and its gradient against slopes.
+
+The plain versions loop over rows and tokens in NumPy and share nothing with the package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from minirl import losses
+from minirl.batching import TokenRow, micro_batches, read_back
+from minirl.config import (
+    Algorithm,
+    AlgorithmConfig,
+    BatchingConfig,
+    Dapo,
+    DrGrpo,
+    Expo,
+    Grpo,
+    Gspo,
+    GspoToken,
+    ReinforcePlusPlus,
+    Rloo,
+    SamplerConfig,
+    TrainConfig,
+    contradictions,
+)
+from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
+
+LONGEST = 14
+N, G = 3, 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers of the sampled tokens of one row, in order."""
+
+    new: np.ndarray
+    old: np.ndarray
+    ref: np.ndarray
+    credit: np.ndarray
+    is_covered: np.ndarray
+    reward: float
+    length: int
+
+
+def k1(row):
+    return row.old - row.ref
+
+
+def mean_of_others(rewards, g):
+    return np.mean([reward for other, reward in enumerate(rewards) if other != g])
+
+
+def by_group(rows, rewards, rule):
+    """Return an advantage a row from a rule on (rewards of its group, its place)."""
+    return [rule(rewards[b - b % G : b - b % G + G], b % G) for b in range(len(rows))]
+
+
+def normalised(rewards, g):
+    return (rewards[g] - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+
+
+def surrogate(ratio, advantage, *, low=0.2, high=0.2, dual=None):
+    """Return PPO's term of one token, by cases."""
+    if advantage >= 0:
+        return min(ratio, 1 + high) * advantage
+    bounded = max(ratio, 1 - low)
+    return (bounded if dual is None else min(bounded, dual)) * advantage
+
+
+def token_terms(row, advantage, **bounds):
+    return [
+        surrogate(np.exp(new - old), advantage[t], **bounds)
+        for t, (new, old) in enumerate(zip(row.new, row.old, strict=True))
+    ]
+
+
+def all_tokens(row, advantage):
+    return [advantage] * len(row.new)
+
+
+def plain_grpo(rows, start, *, dual=None, kl=None):
+    """arXiv:2402.03300, Eq. 3: a mean over rows of means over tokens, less the KL."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, advantage in zip(rows, advantages, strict=True):
+        terms = np.array(token_terms(row, all_tokens(row, advantage), dual=dual))
+        if kl is not None:
+            terms = terms - kl(row.new - row.ref)
+        total += terms.mean() / len(rows)
+    return -total
+
+
+def plain_dr_grpo(rows, start):
+    """arXiv:2503.20783: no std, no length; the constant is the longest response."""
+    advantages = by_group(rows, [row.reward for row in rows], lambda r, g: r[g] - np.mean(r))
+    sums = [
+        sum(token_terms(row, all_tokens(row, advantage)))
+        for row, advantage in zip(rows, advantages, strict=True)
+    ]
+    return -sum(sums) / (len(rows) * LONGEST)
+
+
+def plain_dapo(rows, start):
+    """arXiv:2503.14476, Eqs. 8, 10 and 13, the cache being 5 of 14 tokens."""
+
+    def penalty(length):
+        if length <= 9:
+            return 0.0
+        return (9 - length) / 5 if length <= 14 else -1.0
+
+    rewards = [row.reward + penalty(row.length) for row in rows]
+    terms = []
+    for row, advantage in zip(rows, by_group(rows, rewards, normalised), strict=True):
+        terms += token_terms(row, all_tokens(row, advantage), high=0.28)
+    return -sum(terms) / len(terms)
+
+
+def plain_gspo(rows, start):
+    """arXiv:2507.18071, Eqs. 5 to 7."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, advantage in zip(rows, advantages, strict=True):
+        total += surrogate(np.exp(np.mean(row.new - row.old)), advantage) / len(rows)
+    return -total
+
+
+def plain_gspo_token(rows, start):
+    """arXiv:2507.18071, Eqs. 13 and 14: `start` is what no gradient flows through."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, at, advantage in zip(rows, start, advantages, strict=True):
+        sequence = np.exp(np.mean(at.new - at.old))
+        terms = [surrogate(sequence * np.exp(step), advantage) for step in row.new - at.new]
+        total += np.mean(terms) / len(rows)
+    return -total
+
+
+def plain_rloo(rows, start):
+    """arXiv:2402.14740: the sum over a row's tokens, KL of the whole row in the reward."""
+    rewards = [row.reward - 0.1 * sum(k1(row)) for row in rows]
+    advantages = by_group(rows, rewards, lambda r, g: r[g] - mean_of_others(r, g))
+    sums = [
+        sum(token_terms(row, all_tokens(row, advantage)))
+        for row, advantage in zip(rows, advantages, strict=True)
+    ]
+    return -sum(sums) / len(rows)
+
+
+def plain_reinforce_pp(rows, start, *, white=True):
+    """arXiv:2501.03262: the return less the KL from the token on, whitened over the batch."""
+    returns = [[row.reward - 0.1 * sum(k1(row)[t:]) for t in range(len(row.new))] for row in rows]
+    if white:
+        flat = [value for row in returns for value in row]
+        mean, std = np.mean(flat), np.std(flat, ddof=1)
+        returns = [[(value - mean) / (std + 1e-6) for value in row] for row in returns]
+    terms = []
+    for row, advantage in zip(rows, returns, strict=True):
+        terms += token_terms(row, advantage)
+    return -sum(terms) / len(terms)
+
+
+def plain_expo(rows, start):
+    """EXPO-SQL, Eq. 4: (r_c - beta k1) of each token of a clause, summed; a mean over rows."""
+    total = 0.0
+    for row in rows:
+        coefficients = [
+            value - 0.01 * gap if is_covered else 0.0
+            for value, gap, is_covered in zip(row.credit, k1(row), row.is_covered, strict=True)
+        ]
+        total += sum(token_terms(row, coefficients)) / len(rows)
+    return -total
+
+
+def plain_expo_returns(rows, start):
+    """EXPO-SQL's coefficients summed from each token on."""
+    total = 0.0
+    for row in rows:
+        own = np.where(row.is_covered, row.credit - 0.01 * k1(row), 0.0)
+        total += sum(token_terms(row, [own[t:].sum() for t in range(len(own))])) / len(rows)
+    return -total
+
+
+def plain_corrected(rows, start, weight):
+    """GRPO with the learner's own ratio, each token weighed by a rule on p / p of the sampler."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, at, advantage in zip(rows, start, advantages, strict=True):
+        rho = np.exp(at.new - at.old)
+        terms = [
+            weight(rho[t]) * surrogate(np.exp(row.new[t] - at.new[t]), advantage)
+            for t in range(len(rho))
+        ]
+        total += np.mean(terms) / len(rows)
+    return -total
+
+
+def plain_kl_everywhere(rows, start):
+    """GRPO's advantages, with k3 of each token taken from its credit."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, advantage in zip(rows, advantages, strict=True):
+        gap = k1(row)
+        own = advantage - 0.1 * (np.exp(-gap) + gap - 1)
+        total += np.mean(token_terms(row, own)) / len(rows)
+    return -total
+
+
+CASES = {
+    "grpo": (Grpo(), plain_grpo),
+    "grpo, k3 in the loss": (
+        Grpo(kl_coef=0.1),
+        lambda rows, start: plain_grpo(rows, start, kl=lambda x: 0.1 * (np.exp(-x) + x - 1)),
+    ),
+    "grpo, k2 in the loss": (
+        Grpo(kl_coef=0.1, kl_estimator="k2"),
+        lambda rows, start: plain_grpo(rows, start, kl=lambda x: 0.1 * x**2 / 2),
+    ),
+    "grpo, k3 in the credit": (Grpo(kl_coef=0.1, kl_in="credit"), plain_kl_everywhere),
+    "grpo, dual clip": (
+        Grpo(dual_clip=1.5),
+        lambda rows, start: plain_grpo(rows, start, dual=1.5),
+    ),
+    "grpo, truncated correction": (
+        Grpo(correction="truncated", correction_high=1.3),
+        lambda rows, start: plain_corrected(rows, start, lambda rho: min(rho, 1.3)),
+    ),
+    "grpo, masked correction": (
+        Grpo(correction="masked", correction_low=0.8, correction_high=1.3),
+        lambda rows, start: plain_corrected(
+            rows, start, lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0
+        ),
+    ),
+    "dr_grpo": (DrGrpo(), plain_dr_grpo),
+    "dapo": (Dapo(overlong_tokens=5), plain_dapo),
+    "gspo": (Gspo(), plain_gspo),
+    "gspo_token": (GspoToken(), plain_gspo_token),
+    "rloo": (Rloo(kl_coef=0.1), plain_rloo),
+    "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), plain_reinforce_pp),
+    "reinforce_pp, not whitened": (
+        ReinforcePlusPlus(kl_coef=0.1, whiten=False),
+        lambda rows, start: plain_reinforce_pp(rows, start, white=False),
+    ),
+    "expo": (Expo(), plain_expo),
+    "expo, returns": (Expo(token_credit="return_to_go"), plain_expo_returns),
+}
+
+
+class Scene:
+    """A random batch, once as the package's rows and once as plain numbers."""
+
+    def __init__(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.rows, self.spans, self.reference, self.new = [], [], [], []
+        for b in range(N * G):
+            prompt = 2 + b // G
+            own = int(rng.integers(3, LONGEST + 1))
+            is_action = np.concatenate([np.zeros(prompt, bool), rng.random(own) < 0.8])
+            is_action[prompt] = True
+            old = np.where(is_action, -rng.random(prompt + own) * 2 - 0.6, 0).astype(np.float32)
+            row = TokenRow(np.arange(prompt + own), is_action, old, 0.0, prompt)
+            self.rows.append(row)
+            is_covered = rng.random(prompt + own) < 0.7
+            self.spans.append(Spans(rng.choice([-1.5, -0.5, 0.5], prompt + own), is_covered))
+            noise = lambda size, like=old: (like + rng.normal(0, size, len(like))).astype("f4")  # noqa: E731
+            self.reference.append(noise(0.4))
+            self.new.append(noise(0.3))
+        self.rewards = rng.choice([0.0, 0.5, 1.5, 2.75], (N, G)) + rng.normal(0, 0.1, (N, G))
+
+    @property
+    def groups(self):
+        return [self.rows[n * G : n * G + G] for n in range(N)]
+
+    @property
+    def lengths(self):
+        return np.array([len(row.ids) - row.prompt_length for row in self.rows]).reshape(N, G)
+
+    def plain_rows(self):
+        rows = []
+        for b, row in enumerate(self.rows):
+            chosen = row.is_action
+            numbers = (self.new[b], row.logprobs, self.reference[b], self.spans[b].value)
+            new, old, ref, credit = (values[chosen].astype(np.float64) for values in numbers)
+            reward, length = float(self.rewards.flat[b]), int(self.lengths.flat[b])
+            covered = self.spans[b].is_covered[chosen]
+            rows.append(Row(new, old, ref, credit, covered, reward, length))
+        return rows
+
+    def laid_out(self, values, algorithm):
+        """Lay numbers of the ids out as a micro-batch does."""
+        rows = [replace(r, logprobs=v) for r, v in zip(self.rows, values, strict=True)]
+        groups = [rows[n * G : n * G + G] for n in range(N)]
+        return batch_of(groups, algorithm).old_logp_BC
+
+
+def batch_of(groups, algorithm):
+    sizes = BatchingConfig(groups_per_batch=N, prompt_multiple=4, answer_multiple=4)
+    divisor = algorithm.aggregation_divisor or LONGEST
+    (batch,) = micro_batches(
+        groups, aggregation=algorithm.aggregation, sizes=sizes, pad_id=0, divisor=divisor
+    )
+    return batch
+
+
+def batch_with_advantages(scene, algorithm: AlgorithmConfig):
+    """Do what a step of training does between scores and the loss."""
+    kl = None
+    if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
+        kl = [
+            kl_numbers(row.logprobs, ref, estimator=algorithm.kl_estimator)
+            for row, ref in zip(scene.rows, scene.reference, strict=True)
+        ]
+    penalty = overlong_penalty(scene.lengths, longest=LONGEST, cache=algorithm.overlong_tokens)
+    spans = scene.spans if isinstance(algorithm, Expo) else None
+    found = token_advantages(
+        scene.rows, scene.rewards, algorithm, penalty_NG=penalty, spans=spans, kl=kl
+    )
+    rows = [replace(row, advantage=a) for row, a in zip(scene.rows, found, strict=True)]
+    return batch_of([rows[n * G : n * G + G] for n in range(N)], algorithm)
+
+
+def loss_function(scene, algorithm):
+    """Return the package's loss as a function of the log-probabilities, and where it is asked."""
+    batch = jax.tree.map(
+        lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
+        batch_with_advantages(scene, algorithm),
+    )
+    reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
+    logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
+    return jax.jit(lambda x: losses.objective(x, reference, batch, algorithm)[0]), logp, batch
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loss_is_that_of_the_plain_formula(name, seed):
+    algorithm, plain = CASES[name]
+    scene = Scene(seed)
+    rows = scene.plain_rows()
+    with jax.enable_x64(True):
+        loss, logp, _ = loss_function(scene, algorithm)
+        # Weights and advantages have been float32 before.
+        assert float(loss(logp)) == pytest.approx(plain(rows, rows), rel=2e-6, abs=2e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradient_is_the_slope_of_the_plain_formula(name):
+    algorithm, plain = CASES[name]
+    scene = Scene(7)
+    rows = scene.plain_rows()
+    with jax.enable_x64(True):
+        loss, logp, batch = loss_function(scene, algorithm)
+        gradient_BC = np.asarray(jax.grad(loss)(logp))
+        is_action_BC = np.asarray(batch.is_action_BC)
+    assert (gradient_BC[~is_action_BC] == 0).all()
+    slopes, step = [], 1e-6
+    for b in in_batch_order(scene):
+        for t in range(len(rows[b].new)):
+
+            def moved(by, b=b, t=t):
+                new = rows[b].new.copy()
+                new[t] += by
+                return plain([*rows[:b], replace(rows[b], new=new), *rows[b + 1 :]], rows)
+
+            slopes.append((moved(step) - moved(-step)) / (2 * step))
+    assert np.ptp(slopes) > 0.01
+    np.testing.assert_allclose(gradient_BC[is_action_BC], slopes, rtol=1e-5, atol=1e-7)
+
+
+def in_batch_order(scene):
+    """Return the rows' numbers as micro-batches order them: groups by their longest answer."""
+    order = np.argsort(scene.lengths.max(axis=1), kind="stable")
+    return [n * G + g for n in order for g in range(G)]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "corr" not in name])
+def test_the_gradient_is_the_slope_of_the_loss_itself(name):
+    algorithm, _ = CASES[name]
+    if algorithm.ratio_level == "sequence_token":
+        pytest.skip("its value and its gradient are of two functions (Eq. 14)")
+    with jax.enable_x64(True):
+        loss, logp, _ = loss_function(Scene(11), algorithm)
+        gradient = np.asarray(jax.grad(loss)(logp))
+        rng = np.random.default_rng(0)
+        for _ in range(5):
+            direction = rng.normal(size=logp.shape)
+            ahead, behind = (float(loss(logp + s * 1e-6 * direction)) for s in (1, -1))
+            assert (ahead - behind) / 2e-6 == pytest.approx((gradient * direction).sum(), rel=1e-5)
+
+
+def test_numbers_of_targets_are_read_back_to_their_rows():
+    scene = Scene(5)
+    sizes = BatchingConfig(groups_per_batch=2, prompt_multiple=4, answer_multiple=4)
+    batches = micro_batches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+    found = read_back(scene.groups, [batch.old_logp_BC for batch in batches], sizes=sizes)
+    for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):
+        np.testing.assert_array_equal(values, row.logprobs)
+
+
+def test_a_ratio_beyond_the_dual_bound_has_no_gradient():
+    ratio = jnp.array([[0.5, 0.9, 1.1, 2.9, 3.1, 9.0]])
+    bounds = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
+    terms = losses.clipped_surrogate(ratio, jnp.full_like(ratio, -2.0), **bounds)
+    np.testing.assert_allclose(terms[0], [-1.6, -1.8, -2.2, -5.8, -6, -6], rtol=1e-6)
+    clipped = losses.is_clipped(ratio, jnp.full_like(ratio, -2.0), **bounds)
+    assert clipped[0].tolist() == [True, False, False, False, True, True]
+    # A good token is bounded as ever.
+    good = losses.clipped_surrogate(ratio, jnp.full_like(ratio, 2.0), **bounds)
+    np.testing.assert_allclose(good[0], [1.0, 1.8, 2.2, 2.4, 2.4, 2.4], rtol=1e-6)
+
+
+def test_presets_are_defaults_of_one_class():
+    base = AlgorithmConfig().model_dump()
+    differing = {
+        kind: {key for key, value in preset.items() if key != "kind" and value != base[key]}
+        for kind, preset in (
+            (kind, TypeAdapter(Algorithm).validate_python({"kind": kind}).model_dump())
+            for kind in ("grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo", "reinforce_pp")
+        )
+    }
+    assert differing == {
+        "grpo": set(),
+        "dr_grpo": {"estimator", "aggregation"},
+        "dapo": {
+            "clip_high", "aggregation", "correctness_filter", "max_rounds", "overlong_tokens"
+        },
+        "gspo": {"ratio_level"},
+        "gspo_token": {"ratio_level"},
+        "rloo": {"estimator", "aggregation", "aggregation_divisor", "kl_estimator", "kl_in"},
+        "reinforce_pp": {
+            "estimator", "token_credit", "whiten", "aggregation", "kl_estimator", "kl_in"
+        },
+    }  # fmt: skip
+    assert (Dapo().clip_low, Dapo().clip_high, Dapo().overlong_tokens) == (0.2, 0.28, 4096)
+    assert (Expo().kl_coef, Expo().kl_estimator, Expo().kl_in) == (0.01, "k1", "credit")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"group_size": 1}, "train.group_size: a group of one has no advantage"),
+        (
+            {"group_size": 1, "algorithm": Expo(correctness_filter="mixed")},
+            "train.group_size: a group of one is neither mixed",
+        ),
+        ({"algorithm": Grpo(kl_coef=0.1, kl_estimator="k1")}, "k1 in the loss has no gradient"),
+        ({"algorithm": Expo(ratio_level="sequence")}, "use sequence_token"),
+        ({"algorithm": Gspo(kl_coef=0.1, kl_in="credit")}, "use sequence_token"),
+        ({"algorithm": Gspo(correction="masked")}, "use sequence_token"),
+        ({"algorithm": Grpo(aggregation_divisor=3)}, "divides with aggregation=constant only"),
+        ({"algorithm": Grpo(max_rounds=2)}, "without a filter the first round is full"),
+        ({"algorithm": Dapo(overlong_tokens=8192)}, "the paper's share of it is a fifth: use 1638"),
+        (
+            {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
+            "train.optimizer.warmup_steps",
+        ),
+        (
+            {"optimizer": {"schedule": "ramp_cosine", "flat_share": 0.2}},
+            "train.optimizer.flat_share",
+        ),
+        ({"optimizer": {"lr_ramp": "code"}}, "train.optimizer.lr_ramp"),
+    ],
+)
+def test_contradictions_are_one_line(settings, words):
+    rules = contradictions(TrainConfig(**settings), SamplerConfig())
+    lines = [line for is_wrong, line in rules if is_wrong]
+    assert any(words in line for line in lines)
+    assert all(line.startswith("train.") and "\n" not in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo"])
+def test_presets_do_not_contradict_themselves(kind):
+    train = TrainConfig.model_validate({"algorithm": {"kind": kind}})
+    assert not [line for is_wrong, line in contradictions(train, SamplerConfig()) if is_wrong]
+
+
+@pytest.mark.parametrize("kind", ["reinforce_pp", "expo"])
+def test_presets_without_a_group_take_one_trajectory(kind):
+    train = TrainConfig.model_validate({"group_size": 1, "algorithm": {"kind": kind}})
+    assert not [line for is_wrong, line in contradictions(train, SamplerConfig()) if is_wrong]

@@ -1,0 +1,137 @@
+"""PaVeRL-SQL's learning rate, and how its second stage is decided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.config import OptimizerConfig, SecondStage
+from minirl.schedule import (
+    best_checkpoint,
+    isotonic_levels,
+    learning_rate,
+    restart,
+    rise_p_value,
+    second_optimizer,
+    trend,
+)
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "schedule.json").read_text())
+RAMP = CASES["ramp_cosine"]
+
+
+def ramp(**settings):
+    return OptimizerConfig(
+        learning_rate=1e-5,
+        schedule="ramp_cosine",
+        final_fraction=RAMP["final_fraction"],
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("lr_ramp", ["continuous", "code"])
+def test_flat_ramp_cosine(lr_ramp):
+    rate = learning_rate(ramp(lr_ramp=lr_ramp), steps=RAMP["steps"])
+    counts = jnp.array([int(count) for count in RAMP[lr_ramp]])
+    shares = np.array(jax.jit(rate)(counts)) / 1e-5
+    np.testing.assert_allclose(shares, list(RAMP[lr_ramp].values()), atol=1e-6)
+    # Beyond the end it stays low.
+    assert float(rate(2000)) == pytest.approx(1e-7)
+
+
+def test_only_the_codes_ramp_jumps():
+    counts = jnp.arange(1001)
+    for lr_ramp, jump in (("continuous", 0.0142), ("code", 0.297)):
+        shares = np.array(learning_rate(ramp(lr_ramp=lr_ramp), steps=1000)(counts)) / 1e-5
+        assert np.abs(np.diff(shares)).max() == pytest.approx(jump, abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES["isotonic"], ids=lambda case: str(case["values"]))
+def test_isotonic_levels(case):
+    levels = isotonic_levels(case["values"])
+    np.testing.assert_allclose(
+        np.array(levels).reshape(-1, 2), np.array(case["levels"]).reshape(-1, 2), atol=1e-6
+    )
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_isotonic_levels_rise_and_keep_the_sum(values):
+    levels = isotonic_levels(values)
+    heights = [level for level, _ in levels]
+    assert heights == sorted(heights)
+    assert sum(count for _, count in levels) == len(values)
+    assert sum(level * count for level, count in levels) == pytest.approx(sum(values), abs=1e-9)
+
+
+@pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])
+def test_p_value_of_a_rise(case):
+    # Drawn from 5000 orders: within three standard errors of the exact share.
+    error = 3 * (case["p"] * (1 - case["p"]) / 5000) ** 0.5 + 1 / 5000
+    assert rise_p_value(case["values"]) == pytest.approx(case["p"], abs=error)
+    assert rise_p_value(case["values"]) == rise_p_value(case["values"])
+
+
+def test_chance_is_taken_for_a_rise_as_seldom_as_stated():
+    rng = np.random.default_rng(0)
+    p_values = [rise_p_value(rng.random(8).tolist()) for _ in range(100)]
+    # Of 100 at the level .05: 5, and 12 or more once in 200.
+    assert sum(p <= 0.05 for p in p_values) <= 12
+    assert 0.3 < np.mean(p_values) < 0.7
+
+
+@pytest.mark.parametrize("case", CASES["trends"], ids=lambda case: case["id"])
+def test_trend(case):
+    assert trend(case["accuracies"])[0] == case["trend"]
+
+
+def curve_of(identifier):
+    (case,) = (case for case in CASES["trends"] if case["id"] == identifier)
+    return [(20 * n, accuracy) for n, accuracy in enumerate(case["accuracies"], start=1)]
+
+
+def test_after_a_plateau_the_rate_is_the_maximum():
+    curve = curve_of("up, then level")
+    start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
+    assert (start.step, start.accuracy, start.trend) == (200, 0.72, "plateau")
+    assert start.learning_rate == 1e-5
+    assert start.p_value <= 0.05 < start.tail_p_value
+    assert "plateau" in str(start)
+    assert start.numbers()["stage/plateau"] == start.numbers()["stage/rose"] == 1
+
+
+def test_after_fluctuation_the_rate_is_half_of_the_best_checkpoints():
+    curve = curve_of("up and down")
+    start = restart(curve, ramp(), steps=200, saved={step for step, _ in curve})
+    assert (start.step, start.trend) == (120, "fluctuation")
+    # The update that made it: 119 of 200 steps, of which 20 of warm-up.
+    share = 0.01 + 0.99 * (1 + np.cos(np.pi * (119 - 20) / 180)) / 2
+    assert start.learning_rate == pytest.approx(1e-5 * share / 2, rel=1e-5)
+    assert start.numbers()["stage/rose"] == 0
+
+
+def test_only_what_has_a_checkpoint_can_be_started_from():
+    curve = curve_of("up and down")
+    start = restart(curve, ramp(), steps=200, saved={40, 80})
+    assert (start.step, start.accuracy) == (40, 0.64)
+
+
+def test_of_equal_checkpoints_the_newest():
+    assert best_checkpoint([(2, 0.5), (4, 0.75), (6, 0.75), (8, 0.5)]) == (6, 0.75)
+
+
+def test_the_second_cosine_starts_at_once():
+    curve = curve_of("up, then level")
+    start = restart(curve, ramp(lr_ramp="code"), steps=200, saved={200})
+    config = second_optimizer(ramp(lr_ramp="code"), SecondStage(steps=100), start)
+    rate = learning_rate(config, steps=100)
+    # From the maximum to a tenth of it.
+    np.testing.assert_allclose(
+        [float(rate(count)) for count in (0, 50, 100)], [1e-5, 0.55e-5, 0.1e-5], rtol=1e-5
+    )

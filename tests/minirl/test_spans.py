@@ -1,0 +1,170 @@
+"""Credit of characters reaches the tokens that were sampled, wherever their borders are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minirl.spans import character_ranges, place, span_credit
+from minirl.tiny import train_tokenizer
+from minirl.types import Reply, Trajectory, Turn
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())["spans"]
+TEXTS = ["SELECT name FROM singer WHERE city = 'Zürich' AND name LIKE '%東京%'"] * 3
+
+
+@dataclass(frozen=True)
+class Span:
+    turn: int
+    start: int
+    end: int
+    value: float
+
+
+class Pieces:
+    """A tokenizer whose ids are the places of given pieces of text."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def decode(self, ids):
+        return "".join(self.pieces[i] for i in ids)
+
+
+class Bytes:
+    """A byte-level tokenizer: ids 0 to 255 are bytes, 256 and 257 pairs, 258 says nothing."""
+
+    table = (*(bytes([i]) for i in range(256)), b"\xe2\x82", "é'".encode(), b"")
+
+    def decode(self, ids):
+        return b"".join(self.table[i] for i in ids).decode(errors="replace")
+
+
+def reply(ids, text, *, finish="stop"):
+    return Reply(tuple(ids), (0.0,) * len(ids), text, finish, 0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+def test_tokens_lie_where_their_first_character_does(case):
+    pieces = case["pieces"]
+    text = "".join(pieces).removesuffix("<end>")
+    turn = Turn((90, 91), reply(range(len(pieces)), text))
+    spans = [Span(0, *span) for span in case["spans"]]
+    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, Pieces(pieces).decode)
+    assert credit.tolist() == [0, 0, *case["credit"]]
+    assert covered.tolist() == [False, False, *(value != 0 for value in case["credit"])]
+
+
+def test_each_turn_has_its_own_spans():
+    turns = (Turn((9,), reply((0, 1), "ab")), Turn((9, 9), reply((1, 0), "ba")))
+    spans = [Span(1, 0, 2, -0.5), Span(0, 1, 2, 1.0)]
+    credit, covered = span_credit(Trajectory(turns, None, "done"), spans, Pieces(["a", "b"]).decode)
+    assert credit.tolist() == [0, 0, 1, 0, 0, -0.5, -0.5]
+    assert covered.tolist() == [False, False, True, False, False, True, True]
+
+
+def test_a_turn_without_text_has_no_credit():
+    turns = (Turn((9,), reply((0,), "")), Turn((9,), reply((1,), "b", finish="length")))
+    tokens = Pieces(["<end>", "b"])
+    credit, covered = span_credit(
+        Trajectory(turns, None, "done"), [Span(1, 0, 1, 2.0)], tokens.decode
+    )
+    assert (credit.tolist(), covered.tolist()) == ([0, 0, 0, 2], [False, False, False, True])
+
+
+@pytest.mark.parametrize("span", [Span(1, 0, 1, 1.0), Span(0, 0, 3, 1.0), Span(0, 2, 1, 1.0)])
+def test_a_span_outside_of_the_replies_is_a_mistake_of_ours(span):
+    turn = Turn((9,), reply((0,), "ab"))
+    with pytest.raises(ValueError, match="not within"):
+        span_credit(Trajectory((turn,), None, "done"), [span], Pieces(["ab"]).decode)
+
+
+def test_characters_split_over_tokens_belong_to_all_of_them():
+    euro, smile = "€".encode(), "😀".encode()
+    ids = [*b"a", *euro, *smile, *b"b", 256, 0xAC, 257, 258]
+    assert Bytes().decode(ids) == "a€😀b€é'"
+    assert character_ranges(ids, Bytes().decode) == [
+        (0, 1), *[(1, 2)] * 3, *[(2, 3)] * 4, (3, 4), (4, 5), (4, 5), (5, 7), (7, 7)
+    ]  # fmt: skip
+
+
+def test_bytes_that_are_no_text_are_a_character_each():
+    assert character_ranges([0xFF, 0xFF, 0x41, 0xE2, 0x41], Bytes().decode) == [
+        (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)
+    ]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from([*range(0x20, 0x7F), *range(0x80, 0x100), 256, 257, 258])))
+def test_ranges_of_any_ids_cover_the_text_in_order(ids):
+    check_cover(ids, Bytes())
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    tokenizer = train_tokenizer(TEXTS, vocab_size=320)
+
+    class Tiny:
+        encode = staticmethod(lambda text: tokenizer.encode(text).ids)
+        decode = staticmethod(lambda ids: tokenizer.decode(ids, skip_special_tokens=False))
+        size = tokenizer.get_vocab_size()
+
+    return Tiny
+
+
+@given(st.text())
+def test_ranges_of_a_byte_level_bpe_cover_any_text(tiny, text):
+    ids = tiny.encode(text)
+    check_cover(ids, tiny)
+    # Every character that is decoded whole is in the range of the tokens that hold its bytes only.
+    for number, (start, end) in enumerate(character_ranges(ids, tiny.decode)):
+        head = tiny.decode(ids[:number]).rstrip("\ufffd")
+        assert min(len(head), start) <= start <= end <= len(tiny.decode(ids))
+
+
+@given(st.lists(st.integers(0, 319)))
+def test_ranges_of_a_byte_level_bpe_cover_any_ids(tiny, ids):
+    # The demo's decoder joins a quote and the word after it, across tokens.
+    check_cover([i % tiny.size for i in ids], tiny)
+
+
+def check_cover(ids, tokenizer):
+    text, ranges = tokenizer.decode(ids), character_ranges(ids, tokenizer.decode)
+    assert len(ranges) == len(ids)
+    ends = [0, *(end for _, end in ranges)]
+    assert ends == sorted(ends)
+    assert ends[-1] == len(text)
+    for (start, end), before in zip(ranges, ends, strict=False):
+        # It begins where the others end, or with the character that they left unfinished.
+        assert max(before - 1, 0) <= start <= before
+        assert start <= end
+    assert {c for start, end in ranges for c in range(start, end)} == set(range(len(text)))
+
+
+@given(st.data())
+def test_every_token_of_a_covered_reply_has_the_value_of_its_first_character(tiny, data):
+    words = data.draw(st.lists(st.sampled_from([*"ab€東' \n", "SELECT", " FROM", "'x"])))
+    ids = tiny.encode("".join(words))
+    text = tiny.decode(ids)
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
+    spans = [Span(0, a, b, a + 1.0) for a, b in pairwise(cuts)]
+    turn = Turn((), reply(ids, text))
+    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, tiny.decode)
+    assert covered.all() or not text
+    for value, (start, end) in zip(credit, character_ranges(ids, tiny.decode), strict=True):
+        where = next((c for c in range(start, end) if not text[c].isspace()), start)
+        where = min(where, len(text) - 1)
+        assert value == max(cut for cut in cuts if cut <= where) + 1.0 if text else value == 0
+
+
+def test_place_of_blanks():
+    assert place("a  b", 1, 3) == 1
+    assert place("a  b", 1, 4) == 3
+    assert place("ab", 2, 2) == 1
+    assert np.array_equal([place("ab", 0, 0), place("ab", 5, 9)], [0, 1])
