@@ -20,16 +20,16 @@ from minirl.tokenizer import ChatTokenizer
 from minirl.trainer import Task
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, TreeConfig
-from rewards.diagnosis import diagnose
+from rewards.feedback import build_feedback
 from rewards.progressive import ProgressiveReward
 from sqlenv.config import DataConfig, DiagnosedConfig, SingleTurnConfig
 from sqlenv.datasets import load
 from sqlenv.demo import generate
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.envs.tags import TAG_SENTENCES, sentences
+from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.executor import Executor
-from sqlenv.prompts import feedback_text, first_observation
+from sqlenv.prompts import first_observation
 from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema_text import render_schema, sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
@@ -60,7 +60,12 @@ class SqlSide:
         self.reward = build_reward(config.reward, columns_of=self._columns_of)
         # Without a progressive reward the diagnosis of episodes is that of the paper.
         progressive = isinstance(config.reward, ProgressiveConfig)
-        self._tree = config.reward.tree if progressive else TreeConfig()
+        tree = config.reward.tree if progressive else TreeConfig()
+        self._feedback = build_feedback(
+            self._columns_of,
+            tree,
+            style="demo" if config.prompt.style == "demo" else "progress",
+        )
         self._judge = (
             self.reward
             if isinstance(self.reward, ProgressiveReward)
@@ -211,14 +216,6 @@ class SqlSide:
             profile=prompt.schema_style == "profile",
             descriptions=self._descriptions.get(database),
         )
-
-    def _feedback(self, example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
-        found = diagnose(sql, example.gold_sql, self._columns_of(example), self._tree)
-        style = "demo" if self._config.prompt.style == "demo" else "progress"
-        text = feedback_text(
-            found.tags, sentences(found.tags), style=style, parsed=found.pred_parsed, error=error
-        )
-        return found.tags, text
 
 
 def _brief(result: Any) -> str:
