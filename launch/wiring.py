@@ -29,7 +29,7 @@ from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.executor import Executor
-from sqlenv.prompts import first_observation
+from sqlenv.prompts import first_observation, judge_observation
 from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema_text import render_schema, sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
@@ -148,6 +148,10 @@ class SqlSide:
         """Put a question."""
         text = self._schema_text(example.database)
         return first_observation(example, text, style=self._config.prompt.style)
+
+    def judge_prompt(self, example: Example, queries: Sequence[str]) -> Observation:
+        """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
+        return judge_observation(example, self._schema_text(example.database), queries)
 
     def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
         """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.

@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def database(tmp_path: Path) -> Path:
     return path
 
 
-def rows(database: Path, count: int) -> dict[str, list[str]]:
+def rows(database: Path, count: int) -> dict[str, Any]:
     return {"database": [str(database)] * count, "gold_sql": [GOLD] * count}
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
-import torch
+import torch  # ty: ignore[import-not-found]  (no dependency of ours)
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -64,7 +65,8 @@ def main(folder: Path) -> None:
     )
     trainer.train()
     logged = next(log for log in trainer.state.log_history if "reward" in log)
-    golds = seen.reward(answers, **{name: [r[name] for r in rows] for name in rows[0]})
+    columns: dict[str, Any] = {name: [r[name] for r in rows] for name in rows[0]}
+    golds = seen.reward(answers, **columns)
     told = {
         "steps": trainer.state.global_step,
         "rewards": seen.rewards,
@@ -97,10 +99,10 @@ class Seen:
 class Weights(TrainerCallback):
     """Sees whether the step changed the weights."""
 
-    def on_train_begin(self, args, state, control, model=None, **kwargs):
+    def on_train_begin(self, args, state, control, *, model: Any = None, **kwargs):
         self.before = [p.detach().clone() for p in model.parameters()]
 
-    def on_train_end(self, args, state, control, model=None, **kwargs):
+    def on_train_end(self, args, state, control, *, model: Any = None, **kwargs):
         pairs = zip(self.before, model.parameters(), strict=True)
         self.moved = max(float((old - new).detach().abs().max()) for old, new in pairs)
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import torch
+import torch  # ty: ignore[import-not-found]  (no dependency of ours)
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl import DataProto
