@@ -28,9 +28,11 @@ from launch.policy import PolicySource, find_policy, load_policy
 from launch.wiring import SqlSide
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
 from sqlenv.compare import matches
+from sqlenv.dialects import carry_over
+from sqlenv.dialects import run as run_sql
 from sqlenv.errors import UserError
 from sqlenv.parse import extract_sql
-from sqlenv.types import Example, Result
+from sqlenv.types import Example, Result, SqlError
 
 ANSWERS = "answers.jsonl"
 CHOICES = "choices.jsonl"
@@ -158,10 +160,10 @@ class Choices:
     def _is_correct(self, example: Example, sql: str) -> bool:
         if not sql or not example.gold_sql:
             return False
-        executor, database = self._sql.executor, example.database
+        executor = self._sql.executor
         return matches(
-            executor.execute(database, sql),
-            executor.gold(database, example.gold_sql),
+            run_sql(executor.execute, example, sql),
+            run_sql(executor.gold, example, example.gold_sql),
             mode=self._match,
             gold_sql=example.gold_sql,
         )
@@ -261,7 +263,10 @@ def _answered(
 
 def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
     def execute(queries: Sequence[str]) -> Sequence[Result]:
-        return sql.executor.execute_many([(example.database, query) for query in queries])
+        texts = [carry_over(query, example.dialect) for query in queries]
+        pairs = [(example.database, text) for text in texts if isinstance(text, str)]
+        results = iter(sql.executor.execute_many(pairs))
+        return [text if isinstance(text, SqlError) else next(results) for text in texts]
 
     return Task(
         prompt=sql.first_prompt(example),

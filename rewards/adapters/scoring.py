@@ -16,6 +16,7 @@ from rewards.config import ProgressiveConfig, RewardConfig
 from rewards.types import Score
 from sqlenv.compare import MatchMode
 from sqlenv.config import ExecutorConfig, Settings, Wrapping
+from sqlenv.dialects import NAMES
 from sqlenv.envs.single_turn import judge
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
@@ -117,17 +118,21 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
             )
     database = Path(str(found["database"]))
     more = {name: str(row[name]) for name in _OPTIONAL if row.get(name)}
+    dialect = NAMES.get(str(row.get("dialect") or "sqlite").lower())
+    if dialect is None:
+        raise UserError(f"dialect {row['dialect']}: should be one of {', '.join(NAMES)}")
     return Example(
         id=str(row.get("id", "")),
         question=str(row.get("question") or ""),
         db_id=str(row.get("db_id") or database.stem),
         database=database,
         gold_sql=str(found["gold_sql"]).strip(),
+        dialect=dialect,
         **more,
     )
 
 
-_OPTIONAL = ("evidence", "difficulty", "dialect", "source")
+_OPTIONAL = ("evidence", "difficulty", "source")
 
 
 def _plain(value: Any) -> Any:
