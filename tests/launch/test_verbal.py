@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,33 @@ def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path)
     assert (out / "predictions.jsonl").read_text() == (
         tmp_path / "plain" / "predictions.jsonl"
     ).read_text()
+
+
+@needs_openai
+def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
+    out, brain = tmp_path / "out", Brain(golds)
+    alive: list[subprocess.Popen] = []
+
+    def answer(body, earlier):
+        time.sleep(0.1)
+        return brain(body, earlier)
+
+    def before(count: int) -> None:
+        if count == 8:
+            alive[0].send_signal(signal.SIGINT)
+
+    command = [sys.executable, "-m", "launch.verbal", "--cfg", str(place / "verbal.yaml")]
+    with serve(Chat(answer, before)) as chat:
+        line = [*command, "--endpoint", chat.url, "--model", "m/one", "--out", str(out)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True))
+        _, told = alive[0].communicate(timeout=60)
+        assert alive[0].returncode == 130
+        assert "the same command goes on" in told
+        assert "Traceback" not in told
+        assert len(lines(out / "answers.jsonl")) == sum(chat.paid.values()) >= 8
+        launch(place, out, chat)
+        assert set(chat.paid.values()) == {1}
 
 
 @needs_openai
