@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, PositiveInt, ValidationError
 
 from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig, contradictions
-from rewards.config import PaperAtr, ProgressiveConfig, RewardConfig
+from rewards.config import JudgeConfig, PaperAtr, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
     DemoConfig,
@@ -88,6 +88,25 @@ class EvalConfig(Settings):
     """Bootstrap resamples of the confidence intervals."""
 
 
+class VerbalConfig(JudgeConfig):
+    """Verbal RL: how many candidates and judgements, and how a model is asked for them."""
+
+    temperature: float | None = Field(default=0.8, ge=0)
+    """Sampling temperature of queries and judgements; None for the endpoint's own, which some
+    models insist on (the native sampler takes 1.0)."""
+    max_tokens: PositiveInt = 4096
+    """Longest answer, thinking included."""
+    send_seed: bool = True
+    """Whether requests carry a seed; a few services refuse it."""
+    parallel: PositiveInt = 16
+    """Calls under way at a time."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait for one answer of an endpoint, in seconds."""
+    retries: int = Field(default=6, ge=0)
+    """How often a call that failed (429, 5xx, no connection, nonsense) is repeated, with growing
+    pauses, before the command stops."""
+
+
 class JobConfig(Settings):
     """Everything that decides a run."""
 
@@ -104,6 +123,7 @@ class JobConfig(Settings):
     sampler: SamplerConfig = SamplerConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvalConfig = EvalConfig()
+    verbal: VerbalConfig = VerbalConfig()
 
     @property
     def folder(self) -> Path:

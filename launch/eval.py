@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     from launch.policy import find_policy
 
     source = find_policy(config, options.checkpoint)
-    out = options.out or _default_folder(config, options, source.name)
+    out = options.out or default_folder(config, options, source.name)
     settings = _settings(config, options, model=source.model, checkpoint=source.checkpoint)
     check(out, settings, key="--out")
     if (out / RESULT).exists():
@@ -72,7 +72,8 @@ def _arguments(arguments: list[str]) -> Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def _default_folder(config: JobConfig, options: Namespace, name: str) -> Path:
+def default_folder(config: JobConfig, options: Namespace, name: str) -> Path:
+    """Name a folder after policy, data, decoding and seed."""
     sources = getattr(config.data, options.data).sources
     data = dict.fromkeys(source.layout for source in sources)
     parts = (name, *data, options.data, options.decode, f"seed{config.seed}")

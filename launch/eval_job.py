@@ -71,7 +71,7 @@ def evaluate(
             verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
     write_official(verdicts, out)
     result = {
-        **_accuracies(verdicts, config),
+        **accuracies(verdicts, config),
         "decode": decode.name,
         "seed": config.seed,
         "data": data,
@@ -91,7 +91,8 @@ def show(out: Path) -> None:
     cli.output.print(f"Predictions and result: {out}", soft_wrap=True)
 
 
-def _accuracies(verdicts: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
+def accuracies(verdicts: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
+    """Give accuracy with its interval, by difficulty and by database, for `result.json`."""
     parts = {
         name: {key: {"questions": count, "ex": round(ex, 6)} for key, (count, ex) in found.items()}
         for name, found in breakdown(verdicts).items()

@@ -21,8 +21,9 @@ from minirl.trainer import Task
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, TreeConfig
-from rewards.diagnosis import diagnose
+from rewards.execution import gold_result
 from rewards.expo import ExpoReward
+from rewards.feedback import build_feedback
 from rewards.progressive import ProgressiveReward
 from sqlenv.config import AgenticConfig, DataConfig, DiagnosedConfig, SingleTurnConfig
 from sqlenv.datasets import load
@@ -30,9 +31,9 @@ from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.envs.tags import TAG_SENTENCES, sentences
+from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.executor import Executor
-from sqlenv.prompts import agent_observation, feedback_text, first_observation
+from sqlenv.prompts import agent_observation, first_observation, judge_observation
 from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema_text import render_schema, sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
@@ -71,7 +72,12 @@ class SqlSide:
         )
         # Without a progressive reward the diagnosis of episodes is that of the paper.
         progressive = isinstance(config.reward, ProgressiveConfig)
-        self._tree = config.reward.tree if progressive else TreeConfig()
+        tree = config.reward.tree if progressive else TreeConfig()
+        self._feedback = build_feedback(
+            self._columns_of,
+            tree,
+            style="demo" if config.prompt.style == "demo" else "progress",
+        )
         self._judge = (
             self.reward
             if isinstance(self.reward, ProgressiveReward)
@@ -176,6 +182,10 @@ class SqlSide:
         text = self._schema_text(example.database)
         return first_observation(example, text, style=self._config.prompt.style)
 
+    def judge_prompt(self, example: Example, queries: Sequence[str]) -> Observation:
+        """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
+        return judge_observation(example, self._schema_text(example.database), queries)
+
     def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
         """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.
 
@@ -245,7 +255,7 @@ class SqlSide:
     def _column_numbers(self, episode: Episode) -> Mapping[str, float]:
         """Compare the answer's result with the gold's by columns; 0 without an answer."""
         example, answer = episode.example, episode.answer
-        gold = self.executor.gold(example.database, example.gold_sql)
+        gold = gold_result(self.executor, example)
         pair = (answer.result if answer else SqlError("no answer"), gold)
         calls = [attempt for attempt in episode.attempts if attempt.kind != "answer"]
         numbers = {
@@ -269,14 +279,6 @@ class SqlSide:
             profile=prompt.schema_style == "profile",
             descriptions=self._descriptions.get(database),
         )
-
-    def _feedback(self, example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
-        found = diagnose(sql, example.gold_sql, self._columns_of(example), self._tree)
-        style = "demo" if self._config.prompt.style == "demo" else "progress"
-        text = feedback_text(
-            found.tags, sentences(found.tags), style=style, parsed=found.pred_parsed, error=error
-        )
-        return found.tags, text
 
 
 def _brief(result: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rewards.columns import csmr
 from rewards.config import AstraConfig
-from rewards.execution import GoldResults, is_correct
+from rewards.execution import GoldResults, gold_result, is_correct
 from rewards.trajectory import aggregate
 from rewards.types import CreditSpan, Score
 from sqlenv.parse import one_line
@@ -74,7 +74,7 @@ class AstraReward:
             return float(attempt.correct)
         return csmr(
             attempt.result,
-            self._executor.gold(example.database, example.gold_sql),
+            gold_result(self._executor, example),
             alpha=config.alpha,
             match=config.match,
             gold_sql=example.gold_sql,

@@ -324,3 +324,30 @@ RewardConfig = Annotated[
     ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig,
     Field(discriminator="kind"),
 ]
+
+
+class JudgeConfig(Settings):
+    """Verbal RL (PaVeRL-SQL, section III-B): candidates, and a model's judgement of them."""
+
+    candidates: int = Field(default=10, ge=1)
+    """Executable candidates of a question (K)."""
+
+    attempts: int = Field(default=200, ge=1)
+    """Most answers asked for to find them."""
+
+    count: Literal["distinct", "all"] = "distinct"
+    """Whether candidates count once, however often the model writes them, or every time. A model
+    that is sure of its answer uses all attempts with `distinct`, K with `all`; judged are the
+    distinct ones in either case."""
+
+    require_rows: bool = False
+    """Whether a candidate must return a row, as the released code asks, or only run."""
+
+    judgements: int = Field(default=20, ge=1)
+    """Judgements of the whole set of candidates."""
+
+    judge_retries: int = Field(default=2, ge=0)
+    """How often a judgement that cannot be parsed is asked for again, before it is left out."""
+
+    normalise: Literal["none", "z_score"] = "none"
+    """Scores as they are, or standardised within each judgement."""

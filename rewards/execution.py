@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from sqlenv.types import Attempt, Episode, Result, Table
+from sqlenv.dialects import run
+from sqlenv.types import Attempt, Episode, Example, Result, Table
 
 _FORMAT = re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<sql>", "</sql>")
@@ -18,6 +19,11 @@ class GoldResults(Protocol):
     def gold(self, database: Path, sql: str, /) -> Result:
         """Run a gold query, or return its cached result."""
         ...
+
+
+def gold_result(executor: GoldResults, example: Example) -> Result:
+    """Return what the gold query gives, also where it is of another dialect."""
+    return run(executor.gold, example, example.gold_sql)
 
 
 def is_executable(attempt: Attempt) -> bool:

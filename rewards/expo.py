@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, Protocol
@@ -13,13 +13,14 @@ from rewards.clauses import KINDS, Clause, scan_clauses
 from rewards.config import ExpoConfig
 from rewards.differences import CANDIDATES, Differences, differences
 from rewards.errors import trace_error
-from rewards.execution import is_correct
+from rewards.execution import gold_result, is_correct
 from rewards.incremental import find_blamed
 from rewards.progressive import ColumnsOf
 from rewards.types import CreditSpan, Score
 from sqlenv.config import Wrapping
+from sqlenv.dialects import run
 from sqlenv.parse import locate_sql
-from sqlenv.types import Attempt, Episode, Example, Result, Table
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
@@ -154,10 +155,14 @@ class ExpoReward:
             return Verdict("correct", clauses)
         if isinstance(asked.result, Table):
             return self._judge_result(asked, clauses, asked.result)
+        result = asked.result
+        if asked.example.dialect != "sqlite" and isinstance(result, SqlError):
+            # The place is one in the query as it was carried over.
+            result = replace(result, offset=-1)
         blamed = trace_error(
             asked.sql,
             clauses,
-            asked.result,
+            result,
             columns=self._columns_of(asked.example),
             traced=self._config.tracing,
         )
@@ -172,7 +177,7 @@ class ExpoReward:
         kind of error, as is the case for `row_partial`.
         """
         config, everyone = self._config, frozenset(range(len(clauses)))
-        gold = self._executor.gold(asked.database, asked.gold_sql)
+        gold = gold_result(self._executor, asked.example)
         if not isinstance(gold, Table):
             return Verdict("incorrect", clauses, everyone)
         sought = differences(gold, predicted)
@@ -198,8 +203,8 @@ class ExpoReward:
     ) -> frozenset[int]:
         config = self._config
 
-        def run(sql: str) -> Result:
-            return self._executor.execute(asked.database, sql, max_steps=config.max_steps)
+        def ask(database: Path, sql: str) -> Result:
+            return self._executor.execute(database, sql, max_steps=config.max_steps)
 
         return find_blamed(
             asked.sql,
@@ -207,7 +212,7 @@ class ExpoReward:
             gold=gold,
             predicted=predicted,
             sought=sought,
-            run=run,
+            run=partial(run, ask, asked.example),
             from_check=config.from_check,
             whole_result=config.setop_dstar == "whole",
             max_rows=config.max_step_rows,

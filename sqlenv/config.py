@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from sqlenv.compare import MatchMode
+from sqlenv.types import Dialect
 
 
 class Settings(BaseModel):
@@ -40,6 +41,11 @@ class SourceConfig(Settings):
     comments: Literal["names", "full"] = "names"
     """Column comments: the natural names of tables.json (as OmniSQL), or BIRD's whole
     descriptions where there are any (as PaVeRL)."""
+
+    dialect: Dialect = "sqlite"
+    """What the gold queries are written in, unless a record says it (`dialect`). Those of MySQL and
+    PostgreSQL run on SQLite, carried over; questions for which that would change the meaning are
+    left out and counted."""
 
     weight: float = Field(default=1.0, gt=0)
     """Share of `DataConfig.total`, relative to the other sources' weights."""

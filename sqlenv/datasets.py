@@ -16,6 +16,7 @@ from random import Random
 from typing import Protocol
 
 from sqlenv.config import DataConfig, Layout, SourceConfig
+from sqlenv.dialects import NAMES, carry_over
 from sqlenv.errors import UserError
 from sqlenv.hardness import hardness
 from sqlenv.layouts import FORMS, Form, Location, Record, locate, read_descriptions, read_records
@@ -28,6 +29,7 @@ UNPARSED_GOLD = "gold without parse"
 FAILING_GOLD = "failing gold"
 EMPTY_GOLD = "empty gold"
 OTHER_ENGINE = "not for SQLite"
+NOT_CARRIED = "not carried over to SQLite"
 
 _SPARE_SHARE = 0.25
 """Candidates of a sampled source beyond the wanted number, since golds may fail."""
@@ -54,7 +56,7 @@ class SourceReport:
         checked: Gold queries that were executed.
         kept: Questions that the run uses.
         found: How many questions have each flaw, dropped or not.
-        failures: The first failing gold queries, with the database's message.
+        failures: The first gold queries that fail or cannot be carried over, and why.
     """
 
     name: str
@@ -176,7 +178,10 @@ class _Pool:
         for file in self.location.files:
             for index, record in enumerate(read_records(file)):
                 self.read += 1
-                example, flaws = _example(self.source.layout, file, index, record, database_of)
+                example, flaws = _example(self.source, file, index, record, database_of)
+                if not flaws and isinstance(refused := _gold(example), SqlError):
+                    flaws = [NOT_CARRIED]
+                    self._note(example, refused.message)
                 self.found.update(flaws)
                 if MISSING_DATABASE in flaws and not self.config.drop_missing_database:
                     raise UserError(_no_database(self.location, example))
@@ -205,7 +210,7 @@ class _Pool:
     @property
     def _drops(self) -> set[str]:
         """Name the flaws that leave a question out."""
-        drops = {MISSING_DATABASE, OTHER_ENGINE}
+        drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED}
         drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
         return drops | ({EMPTY_GOLD} if self.config.drop_empty_gold else set())
 
@@ -213,7 +218,7 @@ class _Pool:
         """Run the gold queries of some candidates and pass on those that may stay."""
         if self.executor is None:
             return iter(batch)
-        queries = [(example.database, example.gold_sql) for _, example in batch]
+        queries = [(example.database, str(_gold(example))) for _, example in batch]
         results = iter(self.executor.gold_many([pair for pair in queries if pair[1]]))
         flaws = [
             self._flaw(example, next(results)) if example.gold_sql else "" for _, example in batch
@@ -230,10 +235,14 @@ class _Pool:
             return ""
         flaw = EMPTY_GOLD if isinstance(result, Table) else FAILING_GOLD
         self.found[flaw] += 1
-        if flaw == FAILING_GOLD and len(self.failures) < _NAMED_FAILURES:
+        if flaw == FAILING_GOLD:
             words = result.message if isinstance(result, SqlError) else type(result).__name__
-            self.failures.append(f"{example.id}: {words}")
+            self._note(example, words)
         return flaw
+
+    def _note(self, example: Example, words: str) -> None:
+        if len(self.failures) < _NAMED_FAILURES:
+            self.failures.append(f"{example.id}: {words}")
 
 
 def _opened(source: SourceConfig, config: DataConfig, executor: GoldRunner | None) -> _Pool:
@@ -278,14 +287,20 @@ def _shares(total: int, weights: Sequence[float]) -> list[int]:
     return shares
 
 
+def _gold(example: Example) -> str | SqlError:
+    """Write the gold query for SQLite."""
+    return carry_over(example.gold_sql, example.dialect)
+
+
 def _example(
-    layout: Layout,
+    source: SourceConfig,
     file: Path,
     index: int,
     record: Record,
     database_of: Callable[[str], Path | None],
 ) -> tuple[Example, list[str]]:
     """Read a record, and name its flaws."""
+    layout: Layout = source.layout
     form = FORMS[layout]
     name = record.get("instance_id", f"{file.stem}/{index}")
     try:
@@ -297,7 +312,8 @@ def _example(
     database, gold = database_of(db_id), (record.get(form.gold) or "").strip()
     parse = record.get("sql")
     level = record.get("difficulty") or record.get("sql_complexity")
-    other_engine = "instance_id" in record and not name.startswith("local")
+    dialect = NAMES.get(str(record.get("dialect") or source.dialect).lower())
+    other_engine = ("instance_id" in record and not name.startswith("local")) or not dialect
     flaws = {
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
@@ -312,6 +328,7 @@ def _example(
         gold_sql=gold,
         evidence=_evidence(form, file.parent, record),
         difficulty=level or (hardness(parse) if isinstance(parse, dict) else ""),
+        dialect=dialect or "sqlite",
         source=layout,
     )
     return example, [flaw for flaw, present in flaws.items() if present]
@@ -338,5 +355,7 @@ def fingerprint(examples: Sequence[Example]) -> str:
     """Hash questions and gold queries: the same on every machine, whatever the paths."""
     digest = hashlib.sha256()
     for e in examples:
-        digest.update(json.dumps([e.id, e.db_id, e.question, e.evidence, e.gold_sql]).encode())
+        other = [e.dialect] if e.dialect != "sqlite" else []
+        fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other]
+        digest.update(json.dumps(fields).encode())
     return digest.hexdigest()[:16]

@@ -175,7 +175,7 @@ def parse(sql: str) -> Query | None:
         The tree, shared between callers: never change it. None for whatever is not one query
         (another statement, two statements, broken syntax) or lies beyond the limits above.
     """
-    if "\0" in sql or not _is_safe(tokens(sql)):
+    if "\0" in sql or not is_within_limits(tokens(sql)):
         return None
     try:
         tree = sqlglot.parse_one(
@@ -190,8 +190,8 @@ def parse(sql: str) -> Query | None:
     return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
 
 
-def _is_safe(words: tuple[str, ...]) -> bool:
-    """Tell whether sqlglot parses these tokens in bounded stack and time."""
+def is_within_limits(words: tuple[str, ...]) -> bool:
+    """Tell whether sqlglot parses these tokens, one query's, in bounded stack and time."""
     if not words or words[0] not in _START or not _REFUSED.isdisjoint(words):
         return False
     if max(words.count(word) for word in _REPEATED) > MAX_REPEATS:

@@ -10,11 +10,17 @@ Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
+Dialect = Literal["sqlite", "mysql", "postgres"]
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question about one database, with the query that answers it."""
+    """One question about one database, with the query that answers it.
+
+    Attributes:
+        database: A SQLite file, whatever the dialect.
+        gold_sql: Written in `dialect`, as predictions are.
+    """
 
     id: str
     question: str

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from sqlenv.compare import MatchMode, matches
 from sqlenv.config import SingleTurnConfig, Wrapping
+from sqlenv.dialects import run
 from sqlenv.parse import extract_sql
 from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
 
@@ -55,7 +56,8 @@ def judge(
     """Run the SQL of a reply and compare its result with the gold result.
 
     A reply without a complete block (also one cut by the token budget) is an attempt with an empty
-    query, which is an error and never runs. A failing gold query matches nothing.
+    query, which is an error and never runs. So is a query of another dialect that cannot be carried
+    over to SQLite. A failing gold query matches nothing.
     """
     return judge_query(example, reply, extract_sql(reply, wrapping), executor, match=match)
 
@@ -66,10 +68,10 @@ def judge_query(
     """Run a query that was found in a reply and compare its result with the gold result."""
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
-    result = executor.execute(example.database, sql)
+    result = run(executor.execute, example, sql)
     correct = isinstance(result, Table) and matches(
         result,
-        executor.gold(example.database, example.gold_sql),
+        run(executor.gold, example, example.gold_sql),
         mode=match,
         gold_sql=example.gold_sql,
     )

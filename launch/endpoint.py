@@ -1,0 +1,167 @@
+"""Answers from whatever speaks OpenAI's chat completions: a service, SGLang, vLLM."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from contextlib import suppress
+from importlib import import_module
+from random import random
+from threading import Event
+from typing import Any
+
+from launch.config import VerbalConfig
+from launch.journal import Answer, Request
+from sqlenv.errors import UserError
+
+KEY = "OPENAI_API_KEY"
+"""The environment variable that holds the key; there is no other way to give one."""
+_REFUSED = (400, 413, 422)
+"""Statuses of one request that will never be taken: too long, or against a policy."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+_log = logging.getLogger(__name__)
+
+Record = Callable[[Request, Answer], None]
+
+
+class Endpoint:
+    """Asks over HTTP, several requests at a time. Threads may share one.
+
+    Args:
+        url: Up to and including `/v1`.
+        model: The name that the endpoint knows the model by.
+        config: How to ask.
+
+    Raises:
+        UserError: The `openai` package is not there.
+    """
+
+    def __init__(self, url: str, model: str, config: VerbalConfig) -> None:
+        try:
+            openai: Any = import_module("openai")
+        except ImportError:
+            raise UserError(
+                "--endpoint needs the openai package: pip install 'minirl-sql[cpu,openai]'"
+            ) from None
+        self._openai, self._url, self._model, self._config = openai, url, model, config
+        # Servers of one's own take no key, and the client insists on one.
+        key = os.environ.get(KEY) or "none"
+        self._client = openai.OpenAI(
+            base_url=url, api_key=key, timeout=config.timeout_s, max_retries=0
+        )
+        self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
+        self._stopped = Event()
+        self._warned: set[str] = set()
+
+    def answer(self, requests: Sequence[Request], record: Record) -> None:
+        """Ask, and record every answer as it arrives.
+
+        Raises:
+            UserError: The endpoint is not there, takes no request, or keeps failing.
+        """
+
+        def call(request: Request) -> None:
+            record(request, self._call(request))
+
+        futures = [self._calls.submit(call, request) for request in requests]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+            wait(futures)  # after a failure too: those under way are paid for all the same
+
+    def stop(self) -> None:
+        """Begin no more calls, and wait no longer between repetitions."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Wait for the calls under way."""
+        self._calls.shutdown(cancel_futures=True)
+        self._client.close()
+
+    def _call(self, request: Request) -> Answer:
+        """Ask once, and again after failures that may pass."""
+        problem = ""
+        for failures in range(self._config.retries + 1):
+            if self._stopped.is_set():
+                raise UserError("stopped")
+            try:
+                return self._read(self._client.chat.completions.create(**self._body(request)))
+            except self._openai.APIStatusError as error:
+                problem = f"{error.status_code}: {_brief(error)}"
+                if error.status_code in _REFUSED:
+                    self._warn(f"refused a request: {problem}")
+                    return Answer(None, refusal=problem)
+                if error.status_code < 500 and error.status_code not in (408, 409, 429):
+                    raise UserError(self._advice(error.status_code, problem)) from None
+                self._pause(failures, problem, wished=error.response.headers.get("retry-after"))
+            except (self._openai.APIError, ValueError, TypeError, AttributeError) as error:
+                # No connection, too slow, cut short, or something that is no completion.
+                problem = _brief(error)
+                self._pause(failures, problem)
+        raise UserError(
+            f"{self._url}: still failing after {self._config.retries + 1} tries ({problem}); "
+            "answers so far are kept, the same command goes on"
+        )
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        config = self._config
+        optional = {
+            "temperature": config.temperature,
+            "seed": request.seed if config.send_seed else None,
+        }
+        return {
+            "model": self._model,
+            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+            "max_completion_tokens": config.max_tokens,
+            **{name: value for name, value in optional.items() if value is not None},
+        }
+
+    @staticmethod
+    def _read(completion: Any) -> Answer:
+        """Take the text and the cost out of a completion.
+
+        Raises:
+            ValueError, TypeError, AttributeError: It is none.
+        """
+        choices, usage = completion.choices, completion.usage
+        if not choices:
+            raise ValueError("a completion without choices")
+        text = choices[0].message.content
+        return Answer(
+            text if isinstance(text, str) else "",
+            int(getattr(usage, "prompt_tokens", 0) or 0),
+            int(getattr(usage, "completion_tokens", 0) or 0),
+        )
+
+    def _pause(self, failures: int, problem: str, *, wished: str | None = None) -> None:
+        """Wait as the endpoint wishes, else twice as long each time, a little at random."""
+        if failures >= self._config.retries:
+            return
+        self._warn(f"{problem}; trying again")
+        pause_s = _FIRST_PAUSE_S * 2**failures * (0.75 + random() / 2)
+        with suppress(TypeError, ValueError):  # none, or a date
+            pause_s = max(float(wished or ""), 0.0)
+        self._stopped.wait(min(pause_s, _LONGEST_PAUSE_S))
+
+    def _warn(self, problem: str) -> None:
+        """Tell a problem once."""
+        if problem not in self._warned:
+            self._warned.add(problem)
+            _log.warning("%s: %s", self._url, problem)
+
+    def _advice(self, status: int, problem: str) -> str:
+        what = {
+            401: f"set {KEY} to a key that it takes",
+            403: f"set {KEY} to a key that may use {self._model}",
+            404: f"check --endpoint (it ends with /v1) and --model {self._model}",
+        }
+        return f"{self._url}: {problem}; {what.get(status, 'check --endpoint and --model')}"
+
+
+def _brief(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,69 @@
+"""Answers from a policy in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from launch.config import VerbalConfig
+from launch.journal import Answer, Request
+from minirl.config import SamplerConfig
+from minirl.model import Decoder
+from minirl.sampler import NativeSampler
+from minirl.tokenizer import ChatTokenizer
+from minirl.types import Decoding
+from minirl.types import Request as Sample
+
+# Episode numbers name random streams: these lie above those of evaluations.
+_FIRST_EPISODE = 2**30
+_STREAMS = 2**30
+_STEPS = 32
+
+
+class Native:
+    """Samples answers with the project's own sampler.
+
+    Args:
+        model: The policy.
+        tokenizer: Its tokenizer.
+        sampler: Slots and token limits.
+        config: Temperature and the longest answer.
+        seed: With a request's own seed it decides the answer.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: ChatTokenizer,
+        sampler: SamplerConfig,
+        config: VerbalConfig,
+        *,
+        seed: int,
+    ) -> None:
+        self._tokenizer, self._limits = tokenizer, sampler
+        group = max(config.candidates, config.judgements)
+        self._sampler = NativeSampler(model, sampler, tokenizer, group_size=group, seed=seed)
+        temperature = 1.0 if config.temperature is None else config.temperature
+        self._decoding = Decoding(temperature, sampler.top_p)
+        longest = (sampler.max_response_tokens, sampler.max_reply_tokens, config.max_tokens)
+        self._max_tokens = min(tokens for tokens in longest if tokens is not None)
+
+    def answer(
+        self, requests: Sequence[Request], record: Callable[[Request, Answer], None]
+    ) -> None:
+        """Sample an answer to each request, and record it; a prompt too long has none."""
+        waiting: dict[int, tuple[Request, int]] = {}
+        for request in requests:
+            ids = self._tokenizer.encode_chat(request.messages)
+            if len(ids) > self._limits.max_prompt_tokens:
+                record(request, Answer(None, refusal="prompt over sampler.max_prompt_tokens"))
+                continue
+            episode = _FIRST_EPISODE + request.seed % _STREAMS
+            while episode in waiting:
+                episode += 1
+            waiting[episode] = request, len(ids)
+            self._sampler.submit(Sample(episode, tuple(ids), self._max_tokens, self._decoding))
+        while waiting:
+            for episode, reply in self._sampler.advance(max_steps=_STEPS):
+                self._sampler.release(episode)
+                request, prompt_tokens = waiting.pop(episode)
+                record(request, Answer(reply.text, prompt_tokens, len(reply.ids)))

@@ -1,0 +1,116 @@
+"""Verbal RL: a model writes several queries for a question, judges them, and the best is taken.
+
+    python -m launch.verbal --cfg verbal.yaml --endpoint http://127.0.0.1:30000/v1 --model qwen
+    python -m launch.verbal --cfg progress-demo.yaml --checkpoint runs/progress-demo-seed0
+
+PaVeRL-SQL's way without training (paper 003, section III-B). The model is one behind an endpoint
+that speaks OpenAI's chat completions (a key is read from OPENAI_API_KEY and from nowhere else), or
+a policy of ours in this process. The folder it names holds predictions as launch.eval writes them,
+choices.jsonl with candidates and scores, answers.jsonl with every answer that was paid for, and
+result.json with accuracy and cost. The same command goes on where an interrupted one was.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from pathlib import Path
+
+import yaml
+
+from launch import cli
+from launch.config import SPLITS, JobConfig, check_data, load_config
+from launch.eval import default_folder
+from launch.folders import RESULT, check
+from minirl.errors import UserError
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    options = _arguments(arguments)
+    config = load_config(options.cfg, options.overrides)
+    _check(options)
+    check_data(config, options.data)
+    if options.endpoint is None:
+        cli.use_accelerator(options.accel)
+    # JAX takes seconds to import, and nothing above needs it.
+    from launch.verbal_job import Asked, run, show
+
+    asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
+    options.decode = "verbal"
+    out = options.out or default_folder(config, options, asked.name)
+    settings = _settings(config, options, asked.identity)
+    check(out, settings, key="--out")
+    if (out / RESULT).exists():
+        cli.output.print(f"This job is complete: {out / RESULT}", soft_wrap=True)
+        show(out)
+        return
+    run(config, asked, split=options.data, out=out, settings=settings)
+
+
+def _arguments(arguments: list[str]) -> Namespace:
+    parser = cli.make_parser("launch.verbal", __doc__ or "")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="an OpenAI-compatible endpoint, up to and including /v1"
+    )
+    parser.add_argument("--model", metavar="NAME", help="the endpoint's name of the model")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="DIR",
+        help="a policy of ours instead: a run folder, one of its checkpoints/N, or a Hugging Face "
+        "model folder; without this and --endpoint, what the config's run starts from",
+    )
+    parser.add_argument(
+        "--data", choices=SPLITS, default="test", help="which questions (default: test)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of the results (default: evals/, named after model, data and seed)",
+    )
+    return parser.parse_intermixed_args(arguments)
+
+
+def _check(options: Namespace) -> None:
+    """Refuse what contradicts itself."""
+    rules = [
+        (
+            options.endpoint and options.checkpoint,
+            "--endpoint and --checkpoint: give one of the two",
+        ),
+        (options.endpoint and not options.model, "--endpoint: say --model NAME too"),
+        (options.model and not options.endpoint, "--model: say --endpoint URL too"),
+        (
+            options.endpoint and not options.endpoint.startswith(("http://", "https://")),
+            f"--endpoint {options.endpoint}: write a URL, for example http://127.0.0.1:30000/v1",
+        ),
+        (
+            options.checkpoint and not options.checkpoint.is_dir(),
+            f"--checkpoint {options.checkpoint}: no such folder",
+        ),
+    ]
+    for is_wrong, message in rules:
+        if is_wrong:
+            raise UserError(message)
+
+
+# How calls are made may change between two starts, and so may the address of a server.
+_MANNERS = {"parallel", "timeout_s", "retries"}
+
+
+def _settings(config: JobConfig, options: Namespace, identity: str) -> str:
+    """Write down what decides the predictions."""
+    used = {"seed", "data", "prompt", "env", "executor", "evaluation"}
+    native = {"sampler"} if options.endpoint is None else set()
+    settings = {
+        "model": identity,
+        "split": options.data,
+        **config.model_dump(mode="json", include=used | native),
+        "verbal": config.verbal.model_dump(mode="json", exclude=_MANNERS),
+    }
+    return yaml.safe_dump(settings, sort_keys=False, width=100)
+
+
+if __name__ == "__main__":
+    cli.run(main)

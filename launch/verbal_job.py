@@ -1,0 +1,323 @@
+"""Verbal RL on a split: play the deliberations, write predictions and cost, show accuracy."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from rich.table import Table as RichTable
+
+from launch import cli
+from launch.config import JobConfig, Split
+from launch.endpoint import Endpoint
+from launch.eval_job import PREDICTIONS, accuracies
+from launch.evaluation import Verdict, accuracy_table, read_verdicts, write_official
+from launch.folders import RESULT, claim, claim_data, versions, write_json
+from launch.journal import Answer, Journal, Request
+from launch.native import Native
+from launch.policy import PolicySource, find_policy, load_policy
+from launch.wiring import SqlSide
+from rewards.judge import Ask, Choice, Task, Texts, deliberate
+from sqlenv.compare import matches
+from sqlenv.dialects import carry_over
+from sqlenv.dialects import run as run_sql
+from sqlenv.errors import UserError
+from sqlenv.parse import extract_sql
+from sqlenv.types import Example, Result, SqlError
+
+ANSWERS = "answers.jsonl"
+CHOICES = "choices.jsonl"
+# Questions of a policy in this process that are played side by side.
+_CHUNK = 32
+
+Game = Generator[list[Ask], Texts, Choice]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who is asked.
+
+    Attributes:
+        name: Short, for the names of folders.
+        identity: What decides the answers; not the address, since a server may move.
+        url: Of the endpoint; empty for a policy in this process.
+        policy: That policy.
+    """
+
+    name: str
+    identity: str
+    url: str = ""
+    policy: PolicySource | None = None
+
+    @classmethod
+    def find(
+        cls, config: JobConfig, url: str | None, model: str | None, checkpoint: Path | None
+    ) -> Asked:
+        """Find whom the command line names.
+
+        Raises:
+            UserError: There is no such policy.
+        """
+        if url and model:
+            return cls(model.replace("/", "-"), model, url=url)
+        source = find_policy(config, checkpoint)
+        where = source.checkpoint or source.model
+        return cls(source.name, str(where.resolve()), policy=source)
+
+
+class Source(Protocol):
+    """Whoever answers."""
+
+    def answer(
+        self, requests: Sequence[Request], record: Callable[[Request, Answer], None], /
+    ) -> None:
+        """Answer requests, recording each answer as soon as it is there."""
+        ...
+
+
+class Desk:
+    """Turns the asks of a question into requests, and pays only for those not answered before."""
+
+    def __init__(self, source: Source, journal: Journal, asked: Asked, config: JobConfig) -> None:
+        self._source, self._journal, self._seed = source, journal, config.seed
+        verbal = config.verbal
+        self._settings = (
+            ("model", asked.identity),
+            ("temperature", verbal.temperature),
+            ("max_tokens", verbal.max_tokens),
+        )
+
+    def texts(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[str | None]]:
+        """Get the answers to asks, by question.
+
+        Args:
+            wishes: The question's name and what is asked about it.
+        """
+        requests = [[self._request(name, ask) for ask in asks] for name, asks in wishes]
+        new = [one for each in requests for one in each if self._journal.get(one) is None]
+        self._source.answer(new, self._journal.put)
+        return [[self._text(request) for request in each] for each in requests]
+
+    def _request(self, name: str, ask: Ask) -> Request:
+        stream = f"{self._seed} {name} {ask.kind} {ask.number}"
+        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
+        return Request(ask.kind, ask.messages, seed, self._settings)
+
+    def _text(self, request: Request) -> str | None:
+        answer = self._journal.get(request)
+        assert answer is not None
+        return answer.text
+
+
+class Choices:
+    """A file of finished questions, and their verdicts by id; the whole lines of it are kept."""
+
+    def __init__(self, path: Path, sql: SqlSide, config: JobConfig) -> None:
+        self._path, self._sql, self._match = path, sql, config.env.match
+        self.verdicts: dict[str, Verdict] = {}
+        self._totals: Counter[str] = Counter()
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            path.write_text(whole, encoding="utf-8")
+        for line in whole.split("\n")[:-1]:
+            self._remember(json.loads(line))
+
+    def add(self, example: Example, choice: Choice) -> None:
+        """Judge what was chosen for a question, and write it down."""
+        verdict = Verdict(
+            example.id,
+            example.db_id,
+            example.difficulty,
+            example.question,
+            example.gold_sql,
+            choice.sql,
+            self._is_correct(example, choice.sql),
+        )
+        fields = {**asdict(choice), **asdict(verdict)}
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(fields) + "\n")
+        self._remember(fields)
+
+    def totals(self) -> dict[str, int]:
+        """Sum the counts of all questions."""
+        return {name: self._totals[name] for name in _COUNTS}
+
+    def _remember(self, fields: Mapping[str, Any]) -> None:
+        verdict = Verdict(**{name.name: fields[name.name] for name in dataclass_fields(Verdict)})
+        self.verdicts[verdict.id] = verdict
+        self._totals.update({name: fields[name] for name in _COUNTS})
+
+    def _is_correct(self, example: Example, sql: str) -> bool:
+        if not sql or not example.gold_sql:
+            return False
+        executor = self._sql.executor
+        return matches(
+            run_sql(executor.execute, example, sql),
+            run_sql(executor.gold, example, example.gold_sql),
+            mode=self._match,
+            gold_sql=example.gold_sql,
+        )
+
+
+_COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
+
+
+def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: str) -> None:
+    """Answer the questions of a split, or what is left of them.
+
+    Args:
+        config: The job.
+        asked: Who answers.
+        split: `validation` is cut as in training, the others to `evaluation.questions`.
+        out: Folder of the results.
+        settings: YAML of what decides them.
+
+    Raises:
+        UserError: The endpoint fails, or takes no request at all.
+    """
+    start = perf_counter()
+    claim(out, settings, key="--out")
+    limits = config.evaluation
+    limit = limits.validation_questions if split == "validation" else limits.questions
+    # Demo data is that of the run where there is one; the same settings make the same.
+    made = config.folder if (config.folder / "data").is_dir() else out
+    with SqlSide(config, made) as sql, Journal(out / ANSWERS) as journal:
+        examples = sql.examples(getattr(config.data, split), limit=limit)
+        data = claim_data(out, {split: examples})
+        choices = Choices(out / CHOICES, sql, config)
+        left = [example for example in examples if example.id not in choices.verdicts]
+        with cli.progress_bar(f"verbal {split}") as progress:
+            for example, choice in _answered(left, sql, journal, asked, config):
+                choices.add(example, choice)
+                status = f"{journal.spent.completion_tokens:,} tokens written"
+                progress(len(choices.verdicts), len(examples), status)
+        cost = {kind: asdict(cost) for kind, cost in sorted(journal.cost.items())}
+    verdicts = [choices.verdicts[example.id] for example in examples]
+    lines = (json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
+    (out / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
+    write_official(verdicts, out)
+    known = [verdict for verdict in verdicts if verdict.gold]
+    result = {
+        **(accuracies(known, config) if known else {"questions": len(verdicts)}),
+        **choices.totals(),
+        "cost": cost,
+        "seed": config.seed,
+        "data": data,
+        "model": asked.identity,
+        "versions": versions(),
+        "seconds": round(perf_counter() - start, 1),
+    }
+    write_json(out / RESULT, result)
+    show(out)
+
+
+def show(out: Path) -> None:
+    """Print the results that a folder holds."""
+    result = json.loads((out / RESULT).read_text(encoding="utf-8"))
+    if "ci95" in result:
+        known = [verdict for verdict in read_verdicts(out / PREDICTIONS) if verdict.gold]
+        cli.output.print(accuracy_table(known, result["ci95"]))
+    table = RichTable("cost", "calls", "tokens read", "tokens written")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for kind, cost in result["cost"].items():
+        table.add_row(kind, *(f"{number:,}" for number in cost.values()))
+    cli.output.print(table)
+    cli.output.print(
+        f"{result['attempts']:,} attempts, {result['executable']:,} with a query that ran; "
+        f"{result['judged']:,} judgements, {result['left_out']:,} left out; "
+        f"{result['refused']:,} requests refused",
+        soft_wrap=True,
+    )
+    cli.output.print(f"Predictions, choices and result: {out}", soft_wrap=True)
+
+
+def _answered(
+    examples: Sequence[Example], sql: SqlSide, journal: Journal, asked: Asked, config: JobConfig
+) -> Iterator[tuple[Example, Choice]]:
+    """Play all questions; hold choices back until the model has answered anything at all."""
+    by_id = {example.id: example for example in examples}
+    games = {
+        name: deliberate(_task(example, sql, config), config.verbal, seed=config.seed)
+        for name, example in by_id.items()
+    }
+    held: list[tuple[Example, Choice]] = []
+    for name, choice in _play(games, journal, asked, config) if games else ():
+        held.append((by_id[name], choice))
+        if not journal.refusal:
+            yield from held
+            held = []
+    if held:
+        raise UserError(f"{asked.name} took no request at all: {journal.refusal}")
+
+
+def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
+    def execute(queries: Sequence[str]) -> Sequence[Result]:
+        texts = [carry_over(query, example.dialect) for query in queries]
+        pairs = [(example.database, text) for text in texts if isinstance(text, str)]
+        results = iter(sql.executor.execute_many(pairs))
+        return [text if isinstance(text, SqlError) else next(results) for text in texts]
+
+    return Task(
+        prompt=sql.first_prompt(example),
+        judge_prompt=partial(sql.judge_prompt, example),
+        extract=partial(extract_sql, tag=config.env.wrapping),
+        execute=execute,
+        name=example.id,
+    )
+
+
+def _play(
+    games: Mapping[str, Game], journal: Journal, asked: Asked, config: JobConfig
+) -> Iterator[tuple[str, Choice]]:
+    """Give the choices of all questions as they are made."""
+    verbal = config.verbal
+    if asked.policy is not None:
+        model, tokenizer = load_policy(asked.policy, dtype=config.model.dtype)
+        native = Native(model, tokenizer, config.sampler, verbal, seed=config.seed)
+        desk = Desk(native, journal, asked, config)
+        names = list(games)
+        for at in range(0, len(names), _CHUNK):
+            yield from _together({name: games[name] for name in names[at : at + _CHUNK]}, desk)
+        return
+    endpoint = Endpoint(asked.url, asked.identity, verbal)
+    desk = Desk(endpoint, journal, asked, config)
+    threads = ThreadPoolExecutor(verbal.parallel, thread_name_prefix="question")
+    try:
+        futures = [threads.submit(_alone, name, game, desk) for name, game in games.items()]
+        for future in as_completed(futures):
+            yield future.result()
+    finally:
+        # After a failure or an interruption calls under way end, and no more begin.
+        endpoint.stop()
+        threads.shutdown(cancel_futures=True)
+        endpoint.close()
+
+
+def _alone(name: str, game: Game, desk: Desk) -> tuple[str, Choice]:
+    """Play one question to its end."""
+    ((_, choice),) = _together({name: game}, desk)
+    return name, choice
+
+
+def _together(games: Mapping[str, Game], desk: Desk) -> Iterator[tuple[str, Choice]]:
+    """Play questions in step, so that their asks are answered together."""
+    wishes = {name: next(game) for name, game in games.items()}
+    while wishes:
+        answers = desk.texts(list(wishes.items()))
+        for name, texts in zip(list(wishes), answers, strict=True):
+            try:
+                wishes[name] = games[name].send(texts)
+            except StopIteration as end:
+                del wishes[name]
+                yield name, end.value

@@ -1,0 +1,77 @@
+"""TRL's form of a reward: a function of the completions and of the columns of the data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rewards.adapters.scoring import AdapterConfig, example_of, read_settings, scorer_of
+from rewards.types import Score
+
+Completion = str | Sequence[Mapping[str, Any]]
+"""What TRL gives: a text, or the messages after the prompt where prompts are conversations."""
+
+
+class SqlReward:
+    """An element of `GRPOTrainer(reward_funcs=…)`. It can be pickled, and called after a fork.
+
+    The data set needs the columns `database` (path of a SQLite file) and `gold_sql`.
+
+    Args:
+        settings: The reward family and how SQL is found, run and compared; or the same as a
+            mapping; None for Progress-SQL's reward.
+    """
+
+    __name__ = "sql_reward"
+
+    def __init__(self, settings: AdapterConfig | Mapping[str, Any] | None = None) -> None:
+        self._config = read_settings(settings)
+
+    def __call__(
+        self,
+        completions: Sequence[Completion],
+        log_metric: Callable[[str, float], None] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Score completions.
+
+        Args:
+            completions: One a row. Each assistant message of a conversation is a turn.
+            log_metric: TRL's; takes the means of the reward's parts and of execution accuracy.
+            columns: The data set's columns, each a list as long as `completions`; whatever else
+                TRL passes is left alone.
+
+        Returns:
+            The total of each, in order.
+        """
+        rows = [
+            {name: columns[name][number] for name in _COLUMNS if name in columns}
+            for number in range(len(completions))
+        ]
+        episodes = [
+            (example_of(row), replies_of(completion))
+            for row, completion in zip(rows, completions, strict=True)
+        ]
+        scores = scorer_of(self._config).score_many(episodes)
+        if log_metric is not None and scores:
+            for name, value in means(scores).items():
+                log_metric(f"sql/{name}", value)
+        return [score.total for score in scores]
+
+
+_COLUMNS = ("database", "gold_sql", "id", "db_id", "question", "evidence", "dialect")
+
+
+def replies_of(completion: Completion) -> list[str]:
+    """List the texts that the policy wrote: the completion itself, or its assistant messages."""
+    if isinstance(completion, str):
+        return [completion]
+    own = (message for message in completion if message.get("role") == "assistant")
+    return [str(message.get("content") or "") for message in own]
+
+
+def means(scores: Sequence[Score]) -> dict[str, float]:
+    """Average the parts of scores, and the share of correct ones."""
+    parts = {name: fmean(score.parts[name] for score in scores) for name in scores[0].parts}
+    return {**parts, "correct": fmean(float(score.correct) for score in scores)}

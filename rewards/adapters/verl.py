@@ -1,0 +1,43 @@
+"""verl's form of a reward: `compute_score`, named in `reward.custom_reward_function`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rewards.adapters.scoring import example_of, read_settings, scorer_of
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: Mapping[str, Any] | None = None,
+    *,
+    settings: Mapping[str, Any] | None = None,
+    **_more: Any,
+) -> dict[str, float]:
+    """Score one response.
+
+    verl gives the response as one text, so it is an episode of one turn; multi-turn families see
+    the last query of it.
+
+    Args:
+        data_source: The data set's name.
+        solution_str: The decoded response.
+        ground_truth: The gold query.
+        extra_info: The row's own fields; `database` is the path of a SQLite file.
+        settings: Those of `AdapterConfig`, from `reward.custom_reward_function.reward_kwargs`.
+
+    Returns:
+        `score`, which verl maximises; `acc`, execution accuracy, which it validates by; and the
+        reward's parts, named `reward/…`.
+
+    Raises:
+        UserError: A setting, the database or the gold query is missing or wrong.
+    """
+    row = {"source": data_source, **(extra_info or {})}
+    scorer = scorer_of(read_settings(settings))
+    score = scorer.score(example_of(row, gold_sql=ground_truth), [solution_str])
+    parts = {f"reward/{name}": value for name, value in score.parts.items()}
+    return {"score": score.total, "acc": float(score.correct), **parts}

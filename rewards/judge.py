@@ -1,0 +1,280 @@
+"""Verbal RL (PaVeRL-SQL, section III-B and appendix A): sample candidates, let a model judge them.
+
+Nothing here knows who answers. `deliberate` is a generator: it yields the questions it wants to ask
+of a model, all at once where they do not depend on one another, and is sent the answers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+from statistics import fmean, pstdev
+from typing import Literal
+
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from rewards.config import JudgeConfig
+from sqlenv.parse import one_line, parse, tokens
+from sqlenv.types import Observation, Result, Table
+
+Kind = Literal["generate", "judge"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A wish for one answer of the model.
+
+    Attributes:
+        kind: What the answer is for.
+        number: Counts the asks of one kind and question, from 0: names the random stream.
+        messages: What the model is shown.
+    """
+
+    kind: Kind
+    number: int
+    messages: Observation
+
+
+Texts = Sequence[str | None]
+"""Answers in the order of the asks; None where the model would not answer at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One question, as verbal RL needs it.
+
+    Attributes:
+        prompt: Asks for SQL (prompt 1).
+        judge_prompt: Asks for a score of each query (prompt 2).
+        extract: Finds the SQL of an answer; empty where there is none.
+        execute: Runs queries, in order.
+        name: Names the random stream of ties.
+    """
+
+    prompt: Observation
+    judge_prompt: Callable[[Sequence[str]], Observation]
+    extract: Callable[[str], str]
+    execute: Callable[[Sequence[str]], Sequence[Result]]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What came of one question.
+
+    Attributes:
+        sql: The query chosen; empty when no answer held one.
+        candidates: The distinct executable queries, in the order of the answers.
+        scores: Mean score of each candidate; empty when there was nothing to judge.
+        attempts: Answers asked for.
+        executable: Answers whose query ran, repetitions included.
+        refused: Asks that the model would not answer, of both kinds.
+        judged: Judgements that the scores are means of.
+        left_out: Judgements left out because no answer could be parsed.
+    """
+
+    sql: str
+    candidates: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    attempts: int = 0
+    executable: int = 0
+    refused: int = 0
+    judged: int = 0
+    left_out: int = 0
+
+
+def deliberate(
+    task: Task, config: JudgeConfig, *, seed: int
+) -> Generator[list[Ask], Texts, Choice]:
+    """Collect executable candidates, have the whole set judged, and choose the best.
+
+    Args:
+        task: The question.
+        config: How many candidates, attempts and judgements.
+        seed: Seed of ties.
+
+    Returns:
+        The candidate of the highest mean score; of equal ones any, by seed. A single candidate is
+        chosen unjudged. Without one that runs, the query of the last answer that holds one.
+
+    Note:
+        The released code demands a row of result, does not deduplicate, repeats unparsable
+        judgements without bound, and returns candidate 0 where the best is unique.
+    """
+    found = yield from _collect(task, config)
+    kept = tuple(found.kept.values())
+    choice = Choice("", kept, (), found.asked, found.executable, found.refused)
+    if len(kept) < 2:
+        return replace(choice, sql=kept[0] if kept else found.last)
+    judged = yield from _judge(task.judge_prompt(kept), len(kept), config)
+    scores = mean_scores(judged.scores, len(kept), normalise=config.normalise)
+    return replace(
+        choice,
+        sql=best(kept, scores, Random(f"{seed} {task.name}")),
+        scores=scores,
+        refused=found.refused + judged.refused,
+        judged=len(judged.scores),
+        left_out=judged.left_out,
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """Candidates so far: by normalised text, and the last query seen at all."""
+
+    kept: dict[str, str]
+    asked: int = 0
+    executable: int = 0
+    refused: int = 0
+    last: str = ""
+
+
+def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Found]:
+    """Ask in waves of as many answers as are missing: no fewer could do.
+
+    After a wave without anything new the next is twice as wide, so that a model that repeats itself
+    is asked a few times in parallel and not 190 times in a row.
+    """
+    found = _Found({})
+    widening = 1
+    while (missing := config.candidates - _count(found, config)) > 0:
+        size = min(missing * widening, config.attempts - found.asked)
+        if size <= 0:
+            break
+        texts = yield [Ask("generate", found.asked + i, task.prompt) for i in range(size)]
+        before = _count(found, config)
+        _take(found, texts, task, config)
+        widening = 1 if _count(found, config) > before else widening * 2
+        if all(text is None for text in texts):
+            break
+    return found
+
+
+def _count(found: _Found, config: JudgeConfig) -> int:
+    return len(found.kept) if config.count == "distinct" else found.executable
+
+
+def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
+    """Execute the queries of some answers, and keep new ones that run until there are enough."""
+    found.asked += len(texts)
+    found.refused += sum(text is None for text in texts)
+    queries = [sql for text in texts if text and (sql := task.extract(text))]
+    found.last = queries[-1] if queries else found.last
+    for sql, result in zip(queries, task.execute(queries), strict=True):
+        if _count(found, config) < config.candidates and _runs(result, config):
+            found.executable += 1
+            found.kept.setdefault(normalise_sql(sql), sql)
+
+
+def _runs(result: Result, config: JudgeConfig) -> bool:
+    return isinstance(result, Table) and (bool(result.rows) or not config.require_rows)
+
+
+@dataclass(slots=True)
+class _Judged:
+    scores: list[tuple[float, ...]]
+    left_out: int = 0
+    refused: int = 0
+
+
+def _judge(
+    prompt: Observation, count: int, config: JudgeConfig
+) -> Generator[list[Ask], Texts, _Judged]:
+    """Ask for all judgements at once, and again for those that cannot be parsed, a few times."""
+    judged = _Judged([])
+    asked, missing = 0, config.judgements
+    for _ in range(1 + config.judge_retries):
+        texts = yield [Ask("judge", asked + i, prompt) for i in range(missing)]
+        asked += missing
+        judged.refused += sum(text is None for text in texts)
+        parsed = [scores for text in texts if (scores := parse_scores(text or "", count))]
+        judged.scores += parsed
+        missing -= len(parsed)
+        if not missing or all(text is None for text in texts):
+            break
+    judged.left_out = missing
+    return judged
+
+
+_THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_SCORES = re.compile(r"<scores>((?:(?!<scores>).)*)</scores>", re.DOTALL)
+_NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?"
+_LINE = re.compile(
+    rf"^[ \t*-]*SQL[ \t]*(\d{{1,4}})[ \t]*[:=][ \t]*({_NUMBER})(?=\s|$)",
+    re.MULTILINE | re.IGNORECASE,
+)
+
+
+def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
+    """Read a judgement: the lines `SQLi: x` of the last `<scores>` block, `<think>` ignored.
+
+    Args:
+        text: The answer.
+        count: How many queries were shown.
+
+    Returns:
+        One score a query, clamped to [0, 1]; None where a query has no score or two of them.
+    """
+    # What stands before a lone </think> is thinking too: templates may open it in the prompt.
+    said = _THINKING.sub("", text).rpartition("</think>")[2]
+    blocks = _SCORES.findall(said)
+    lines = _LINE.findall(blocks[-1]) if blocks else []
+    scores = {int(number): float(value) for number, value in lines}
+    if len(lines) != count or scores.keys() != set(range(1, count + 1)):
+        return None
+    return tuple(min(1.0, max(0.0, scores[number])) for number in range(1, count + 1))
+
+
+def mean_scores(
+    judgements: Sequence[Sequence[float]], count: int, *, normalise: Literal["none", "z_score"]
+) -> tuple[float, ...]:
+    """Average judgements, candidate by candidate.
+
+    Args:
+        judgements: Scores of all candidates, one row a judgement.
+        count: How many candidates there are.
+        normalise: `z_score` first takes the mean of each judgement away and divides by its standard
+            deviation, so that a judge who spreads its scores wide does not outweigh the others.
+
+    Returns:
+        One mean a candidate; zeros without any judgement.
+    """
+    if not judgements:
+        return (0.0,) * count
+    rows = [_standardised(row) for row in judgements] if normalise == "z_score" else judgements
+    return tuple(fmean(column) for column in zip(*rows, strict=True))
+
+
+def _standardised(row: Sequence[float]) -> list[float]:
+    mean, spread = fmean(row), pstdev(row)
+    return [(score - mean) / spread if spread else 0.0 for score in row]
+
+
+def best(candidates: Sequence[str], scores: Sequence[float], rng: Random) -> str:
+    """Return the candidate of the highest score; of equal ones (to 1e-9) any, by `rng`."""
+    highest = max(scores)
+    tied = [c for c, score in zip(candidates, scores, strict=True) if highest - score <= 1e-9]
+    return rng.choice(tied)
+
+
+def normalise_sql(sql: str) -> str:
+    """Write a query so that spelling does not matter: blanks, comments, case, optional words.
+
+    Returns:
+        The text of its syntax tree with lower-case names; of a query without a tree its tokens.
+        Strings and quoted names, which may be strings, stay as they are.
+    """
+    tree = parse(sql)
+    if tree is not None:
+        copy = tree.copy()
+        for name in copy.find_all(exp.Identifier):
+            if not name.quoted:
+                name.set("this", name.name.lower())
+        try:
+            return copy.sql(dialect="sqlite", comments=False)
+        except (SqlglotError, RecursionError):
+            pass
+    return " ".join(tokens(sql)) or one_line(sql)

@@ -1,0 +1,415 @@
+"""Verbal RL against a real HTTP server that fails, talks nonsense, and sees its client killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import verbal
+from launch.journal import Answer, Cost, Journal, Request
+from minirl.config import TinyConfig
+from minirl.tiny import make_tiny
+from sqlenv.config import DemoConfig
+from sqlenv.demo import generate
+from sqlenv.errors import UserError
+from sqlenv.types import Message
+
+from .chat_server import Chat, Failure, serve
+from .conftest import ROOT, TINY
+
+needs_openai = pytest.mark.skipif(
+    importlib.util.find_spec("openai") is None,
+    reason="the openai package is not installed: pip install 'minirl-sql[openai]'",
+)
+QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
+SETTINGS = {
+    "candidates": CANDIDATES,
+    "attempts": 12,
+    "judgements": JUDGEMENTS,
+    "judge_retries": 1,
+    "parallel": 4,
+    "retries": 3,
+    "timeout_s": 20,
+}
+SECRET = "a-key-of-the-tests"
+OTHERS = ("SELECT 1", "SELECT 'x', 2", "SELECT nothing FROM nowhere", "")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, and a config that reads it."""
+    folder = tmp_path_factory.mktemp("verbal")
+    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
+    generate(folder / "data", DemoConfig(**one, questions_per_database=12))
+    config = {
+        **TINY,
+        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
+        "evaluation": {**TINY["evaluation"], "questions": QUESTIONS},
+        "verbal": SETTINGS,
+    }
+    (folder / "verbal.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def golds(place: Path) -> dict[str, str]:
+    records = json.loads((place / "data" / "test.json").read_text(encoding="utf-8"))
+    return {record["question"]: record["query"] for record in records}
+
+
+class Brain:
+    """Writes the gold query now and then, and gives it the highest score."""
+
+    def __init__(self, golds: dict[str, str]) -> None:
+        self.golds = golds
+
+    def __call__(self, body, earlier) -> str:
+        text = body["messages"][-1]["content"]
+        gold = next(gold for question, gold in self.golds.items() if question in text)
+        if "scoring machine" not in text:
+            sql = (gold, *OTHERS)[body["seed"] % 5]
+            return f"<think>…</think><sql>{sql}</sql>" if sql else "I would rather not."
+        queries = re.findall(r"SQL(\d+):\n```sql\n(.*?)\n```", text, re.DOTALL)
+        lines = [f"SQL{n}: {0.9 if sql == gold else 0.2}" for n, sql in queries]
+        return "<think>SQL1: 1</think>\n<scores>\n{}\n</scores>".format("\n".join(lines))
+
+
+def launch(place: Path, out: Path, chat: Chat, *overrides: str) -> dict:
+    verbal.main(
+        [
+            *("--cfg", str(place / "verbal.yaml"), "--endpoint", chat.url, "--model", "m/one"),
+            *("--out", str(out), *overrides),
+        ]
+    )
+    return json.loads((out / "result.json").read_text(encoding="utf-8"))
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@needs_openai
+def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    out = tmp_path / "out"
+    with serve(Chat(Brain(golds))) as chat:
+        result = launch(place, out, chat)
+        requests = chat.requests
+        assert launch(place, out, chat) == result  # complete: nobody is asked
+        assert chat.requests == requests == sum(chat.paid.values())
+        assert 1 < chat.most_at_once <= SETTINGS["parallel"]
+        assert chat.keys == {f"Bearer {SECRET}"}
+        costs = result["cost"].values()
+        assert sum(cost["calls"] for cost in costs) == requests
+        for name in ("prompt_tokens", "completion_tokens"):
+            assert sum(cost[name] for cost in costs) == chat.tokens[name]
+    assert not any(SECRET in path.read_text() for path in out.rglob("*") if path.is_file())
+    choices = {choice["id"]: choice for choice in lines(out / "choices.jsonl")}
+    predictions = lines(out / "predictions.jsonl")
+    assert len(predictions) == len(choices) == QUESTIONS == result["questions"]
+    for prediction in predictions:
+        choice = choices[prediction["id"]]
+        known = prediction["gold"] in choice["candidates"]
+        assert prediction["correct"] is known
+        assert (prediction["sql"] == prediction["gold"]) is known
+        assert choice["judged"] == JUDGEMENTS
+        assert len(choice["candidates"]) == len(choice["scores"]) <= CANDIDATES
+    assert result["ex"] == pytest.approx(
+        sum(p["correct"] for p in predictions) / QUESTIONS, abs=1e-6
+    )
+    assert result["ex"] > 0
+    assert result["attempts"] == sum(choice["attempts"] for choice in choices.values())
+    official = (out / "predictions.sql").read_text().splitlines()
+    assert official == [prediction["sql"] for prediction in predictions]
+    assert len(json.loads((out / "predictions_bird.json").read_text())) == QUESTIONS
+    printed = capsys.readouterr().out
+    assert f"{result['attempts']} attempts" in printed
+    body = chat.bodies[0]
+    assert (body["model"], body["temperature"], body["max_completion_tokens"]) == (
+        "m/one",
+        0.8,
+        4096,
+    )
+
+
+FAILURES = (
+    Failure(500),
+    Failure(429, headers={"retry-after": "0"}),
+    Failure(503, "<html>busy</html>", {"retry-after": "0", "content-type": "text/html"}),
+    Failure(200, "nonsense", {"content-type": "text/html"}),
+    Failure(200, '{"choices": '),
+    Failure(200, '{"choices": []}'),
+    Failure(hang_up=True),
+)
+
+
+@needs_openai
+def test_failures_that_pass_change_nothing(place, golds, tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+    brain, kinds = Brain(golds), iter(range(10**6))
+    with serve(Chat(brain)) as chat:
+        plain = launch(place, tmp_path / "plain", chat)
+
+    def answer(body, earlier):
+        return FAILURES[next(kinds) % len(FAILURES)] if earlier < 2 else brain(body, earlier)
+
+    with serve(Chat(answer)) as chat:
+        shaken = launch(place, tmp_path / "shaken", chat)
+        assert set(chat.seen.values()) == {3}
+        assert set(chat.paid.values()) == {1}
+    same = {"seconds", "versions"}
+    assert {k: v for k, v in plain.items() if k not in same} == {
+        k: v for k, v in shaken.items() if k not in same
+    }
+    for name in ("predictions.jsonl", "predictions.sql"):
+        assert (tmp_path / "plain" / name).read_text() == (tmp_path / "shaken" / name).read_text()
+
+
+@needs_openai
+def test_judgements_that_are_garbage_are_left_out_and_counted(place, golds, tmp_path):
+    brain = Brain(golds)
+
+    def answer(body, earlier):
+        judges = "scoring machine" in body["messages"][-1]["content"]
+        return "They are all fine." if judges else brain(body, earlier)
+
+    with serve(Chat(answer)) as chat:
+        result = launch(place, tmp_path / "out", chat)
+    judged = QUESTIONS * JUDGEMENTS
+    assert (result["judged"], result["left_out"]) == (0, judged)
+    assert result["cost"]["judge"]["calls"] == 2 * judged  # asked for again once, and no more
+
+
+@needs_openai
+def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path):
+    with serve(Chat(Brain(golds))) as chat:
+        plain = launch(place, tmp_path / "plain", chat)
+        whole = chat.requests
+    out = tmp_path / "killed"
+    command = [
+        *(sys.executable, "-m", "launch.verbal", "--cfg", str(place / "verbal.yaml")),
+        *("--model", "m/one", "--out", str(out), "verbal.parallel=1"),
+    ]
+    alive: list[subprocess.Popen] = []
+    kill_at = {whole // 4, whole // 2, whole - 2}
+
+    def before(count: int) -> None:
+        if count in kill_at:
+            kill_at.discard(count)
+            alive[-1].kill()
+            alive[-1].wait(20)
+
+    # The server kills its client before it answers: that call is the only one asked for again.
+    def answer(body, earlier):
+        return Failure(hang_up=True) if alive[-1].poll() is not None else brain(body, earlier)
+
+    brain = Brain(golds)
+    with serve(Chat(answer, before)) as chat:
+        for _ in range(4):
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            line = [*command, "--endpoint", chat.url]
+            alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE))
+            alive[-1].communicate(timeout=60)
+        assert [process.returncode for process in alive] == [-signal.SIGKILL] * 3 + [0]
+        assert set(chat.paid.values()) == {1}
+        assert chat.requests == whole + 3
+    result = json.loads((out / "result.json").read_text())
+    for name in ("ex", "cost", "attempts", "executable", "judged"):
+        assert result[name] == plain[name], name
+    assert (out / "predictions.jsonl").read_text() == (
+        tmp_path / "plain" / "predictions.jsonl"
+    ).read_text()
+
+
+@needs_openai
+def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
+    out, brain = tmp_path / "out", Brain(golds)
+    alive: list[subprocess.Popen] = []
+
+    def answer(body, earlier):
+        time.sleep(0.1)
+        return brain(body, earlier)
+
+    def before(count: int) -> None:
+        if count == 8:
+            alive[0].send_signal(signal.SIGINT)
+
+    command = [sys.executable, "-m", "launch.verbal", "--cfg", str(place / "verbal.yaml")]
+    with serve(Chat(answer, before)) as chat:
+        line = [*command, "--endpoint", chat.url, "--model", "m/one", "--out", str(out)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True))
+        _, told = alive[0].communicate(timeout=60)
+        assert alive[0].returncode == 130
+        assert "the same command goes on" in told
+        assert "Traceback" not in told
+        assert len(lines(out / "answers.jsonl")) == sum(chat.paid.values()) >= 8
+        launch(place, out, chat)
+        assert set(chat.paid.values()) == {1}
+
+
+@needs_openai
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (Failure(401), "OPENAI_API_KEY"),
+        (Failure(403), "OPENAI_API_KEY"),
+        (Failure(404), "--model m/one"),
+        (Failure(400), "took no request at all: 400"),
+        (Failure(500), "still failing after 2 tries .*the same command goes on"),
+        (Failure(200, "{}"), "still failing after 2 tries"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, monkeypatch, failure, words):
+    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+    with serve(Chat(lambda body, earlier: failure)) as chat, pytest.raises(UserError, match=words):
+        launch(place, tmp_path / "out", chat, "verbal.retries=1")
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+@needs_openai
+def test_after_an_outage_the_same_command_goes_on(place, golds, tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+    brain, out = Brain(golds), tmp_path / "out"
+    down = [True]
+
+    def answer(body, earlier):
+        return Failure(500) if down[0] and len(chat.paid) >= 10 else brain(body, earlier)
+
+    with serve(Chat(answer)) as chat:
+        with pytest.raises(UserError, match="still failing"):
+            launch(place, out, chat)
+        down[0] = False
+        result = launch(place, out, chat)
+        assert set(chat.paid.values()) == {1}
+    assert result["questions"] == QUESTIONS
+
+
+@needs_openai
+def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
+    brain, (first, *_) = Brain(golds), golds
+
+    def answer(body, earlier):
+        refused = first in body["messages"][-1]["content"]
+        return (
+            Failure(400, '{"error": {"message": "too long"}}') if refused else brain(body, earlier)
+        )
+
+    with serve(Chat(answer)) as chat:
+        result = launch(place, tmp_path / "out", chat, "evaluation.questions=null")
+    assert result["refused"] == CANDIDATES
+    empty = [p for p in lines(tmp_path / "out" / "predictions.jsonl") if not p["sql"]]
+    assert [p["question"] for p in empty] == [first]
+    # Spider's evaluator needs a line for it all the same.
+    assert "SELECT" in (tmp_path / "out" / "predictions.sql").read_text().splitlines()
+
+
+@needs_openai
+def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, tmp_path, capsys):
+    records = json.loads((place / "data" / "test.json").read_text(encoding="utf-8"))
+    blind = [{**record, "query": ""} for record in records]
+    (place / "data" / "blind.json").write_text(json.dumps(blind), encoding="utf-8")
+    with serve(Chat(Brain(golds))) as chat:
+        result = launch(
+            place, tmp_path / "out", chat,
+            "data.test.sources.0.file=blind.json", "data.test.drop_failing_gold=false",
+        )  # fmt: skip
+    assert "ex" not in result
+    assert result["questions"] == QUESTIONS
+    assert all(p["sql"] for p in lines(tmp_path / "out" / "predictions.jsonl"))
+    assert "accuracy" not in capsys.readouterr().out
+
+
+def test_a_policy_of_ours_answers_in_process(place, tmp_path):
+    make_tiny(tmp_path / "model", ["SELECT name FROM t"], TinyConfig(**TINY["model"]["tiny"]), 0)
+    results = []
+    for name in ("one", "two"):
+        out = tmp_path / name
+        line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(tmp_path / "model")]
+        verbal.main([*line, "--out", str(out), "sampler.max_prompt_tokens=4000"])
+        results.append(json.loads((out / "result.json").read_text()))
+    one = results[0]
+    assert one["attempts"] == QUESTIONS * SETTINGS["attempts"]
+    assert one["cost"]["generate"]["calls"] == one["attempts"]
+    assert 0 < one["cost"]["generate"]["completion_tokens"] <= one["attempts"] * 16
+    answers = [(tmp_path / name / "answers.jsonl").read_text() for name in ("one", "two")]
+    assert sorted(answers[0].splitlines()) == sorted(answers[1].splitlines())
+    texts = {line["text"] for line in map(json.loads, answers[0].splitlines())}
+    assert len(texts) > QUESTIONS  # another number, another answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--endpoint", "http://x/v1"], "say --model"),
+        (["--model", "m"], "say --endpoint"),
+        (["--endpoint", "localhost:1", "--model", "m"], "write a URL"),
+        (["--endpoint", "http://x", "--model", "m", "--checkpoint", "."], "one of the two"),
+        (["--checkpoint", "nowhere"], "no such folder"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_made(place, arguments, words):
+    with pytest.raises(Exception, match=words) as caught:
+        verbal.main(["--cfg", str(place / "verbal.yaml"), *arguments])
+    assert type(caught.value).__name__ == "UserError"
+
+
+def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(UserError, match=r"pip install .*openai"):
+        launch(place, tmp_path / "out", Chat(Brain({}), url="http://127.0.0.1:9/v1"))
+
+
+# The journal.
+
+
+def request(number: int, **settings) -> Request:
+    fixed = {"model": "m", **settings}
+    return Request("generate", (Message("user", "?"),), number, tuple(fixed.items()))
+
+
+def test_answers_are_kept_by_request(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with Journal(path) as journal:
+        journal.put(request(1), Answer("one", 3, 5))
+        journal.put(request(2), Answer(None, refusal="too long"))
+        assert journal.get(request(2)) == Answer(None, refusal="too long")
+        assert journal.cost == {"generate": Cost(1, 3, 5)}
+    with Journal(path) as journal:
+        assert journal.get(request(1)) == Answer("one", 3, 5)
+        assert journal.get(request(2)) is None  # cost nothing, and may be taken another day
+        assert journal.get(request(1, temperature=0.5)) is None
+        assert journal.spent == Cost(1, 3, 5)
+
+
+def test_a_line_cut_short_is_taken_away(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with Journal(path) as journal:
+        journal.put(request(1), Answer("é" * 50))
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-9])
+    with Journal(path) as journal:
+        journal.put(request(2), Answer("two"))
+    with Journal(path) as journal:
+        assert [journal.get(request(n)) for n in (1, 2)] == [Answer("é" * 50), Answer("two")]
+    assert len(path.read_text().splitlines()) == 2
+
+
+def test_a_foreign_file_and_a_second_writer_are_refused(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    with Journal(path), pytest.raises(UserError, match="another process"):
+        Journal(path)
+    path.write_text("{}\n")
+    with pytest.raises(UserError, match="not a file of answers"):
+        Journal(path)

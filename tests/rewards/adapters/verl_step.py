@@ -1,0 +1,90 @@
+"""Our `compute_score`, loaded and called by verl's own reward managers.
+
+    python tests/rewards/adapters/verl_step.py FOLDER
+
+Needs verl (`pip install . verl`). Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch  # ty: ignore[import-not-found]  (no dependency of ours)
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
+from verl.workers.reward_manager import get_reward_manager_cls
+
+GOLD = "SELECT name FROM singer WHERE age > 20"
+REPLIES = (f"<think></think><sql>{GOLD}</sql>", "<sql>SELECT name FROM singer</sql>", "no idea")
+# The part of verl's configuration that names a reward.
+CONFIG = OmegaConf.create(
+    {
+        "reward": {
+            "custom_reward_function": {
+                "path": "pkg://rewards.adapters.verl",
+                "name": "compute_score",
+                "reward_kwargs": {"settings": {"reward": {"kind": "one_shot"}}},
+            },
+            "reward_manager": {"source": "register", "name": "naive"},
+        }
+    }
+)
+
+
+class Characters:
+    """A tokenizer of characters."""
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(i) for i in ids.tolist() if i)
+
+
+def main(folder: Path) -> None:
+    database = folder / "music.sqlite"
+    with sqlite3.connect(database) as db:
+        db.executescript(
+            "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30);"
+        )
+    data = batch(database)
+    manager = load_reward_manager(CONFIG, Characters())
+    loop = [manager.loop.run_until_complete(manager.run_single(data[i : i + 1])) for i in range(3)]
+    classic = get_reward_manager_cls("naive")(
+        Characters(), num_examine=0, compute_score=get_custom_reward_fn(CONFIG)
+    )(data, return_dict=True)
+    told = {
+        "managers": [type(manager).__module__, "verl.workers.reward_manager"],
+        "run_single": [one["reward_score"] for one in loop],
+        "extra": loop[0]["reward_extra_info"],
+        "reward_tensor": classic["reward_tensor"].sum(-1).tolist(),
+        "acc": list(classic["reward_extra_info"]["acc"]),
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def batch(database: Path) -> DataProto:
+    length = max(map(len, REPLIES))
+    ids = torch.tensor([[*map(ord, r), *[0] * (length - len(r))] for r in REPLIES])
+    prompts = torch.full((len(REPLIES), 2), ord("?"))
+    tensors = {
+        "prompts": prompts,
+        "responses": ids,
+        "attention_mask": torch.cat([torch.ones_like(prompts), (ids > 0).long()], 1),
+    }
+    rows = {
+        "data_source": ["demo"] * len(REPLIES),
+        "reward_model": [{"style": "rule", "ground_truth": GOLD} for _ in REPLIES],
+        "extra_info": [{"database": str(database)} for _ in REPLIES],
+    }
+    arrays = {name: np.array(values, dtype=object) for name, values in rows.items()}
+    return DataProto(TensorDict(tensors, batch_size=len(REPLIES)), arrays)
+
+
+if __name__ == "__main__":
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    main(Path(sys.argv[1]))

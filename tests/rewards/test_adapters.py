@@ -1,0 +1,217 @@
+"""Rewards as TRL, verl and SkyRL call them: without those libraries, then with the real ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
+from rewards.adapters.skyrl import SqlEnv
+from rewards.adapters.trl import SqlReward
+from rewards.adapters.verl import compute_score
+from rewards.config import OneShotConfig
+from sqlenv.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+GOLD = "SELECT name FROM singer WHERE age > 20"
+GOOD = f"<think>…</think><sql>{GOLD}</sql>"
+ALL = "<think>…</think><sql>SELECT name FROM singer</sql>"
+ONE_SHOT = {"reward": {"kind": "one_shot"}, "executor": {"isolation": "thread", "workers": 2}}
+PROGRESSIVE = {**ONE_SHOT, "reward": {"kind": "progressive"}}
+HOSTILE = ["", "<sql></sql>", "<sql>DROP TABLE singer</sql>", "<sql>\0", "<sql>SELECT (</sql>"]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "music.sqlite"
+    with sqlite3.connect(path) as db:
+        db.executescript(
+            "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30);"
+        )
+    db.close()
+    return path
+
+
+def rows(database: Path, count: int) -> dict[str, Any]:
+    return {"database": [str(database)] * count, "gold_sql": [GOLD] * count}
+
+
+def test_trl_scores_texts_and_conversations_in_order(database):
+    reward = SqlReward(ONE_SHOT)
+    user = {"role": "user", "content": "Feedback"}
+    said = [{"role": "assistant", "content": text} for text in (ALL, GOOD)]
+    completions = [GOOD, ALL, "no idea", [said[1]], [said[0], user, said[1]], [user], []]
+    found = reward(
+        completions=completions,
+        prompts=["?"] * len(completions),
+        completion_ids=[[1]] * len(completions),
+        trainer_state=None,
+        **rows(database, len(completions)),
+    )
+    assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0]
+
+
+def test_trl_logs_the_means_of_parts(database):
+    logged = {}
+    SqlReward(ONE_SHOT)(
+        [GOOD, ALL], log_metric=lambda name, value: logged.update({name: value}),
+        **rows(database, 2),
+    )  # fmt: skip
+    assert logged == {
+        "sql/match": 1.0, "sql/executable": 0.5, "sql/format": 0.5, "sql/correct": 0.5
+    }  # fmt: skip
+
+
+def test_each_assistant_message_is_a_turn(database):
+    said = [{"role": "assistant", "content": text} for text in (ALL, GOOD)]
+    totals = SqlReward(PROGRESSIVE)([said, [said[1]]], **rows(database, 2))
+    # A match at the second turn: 0.5 format, 0.5 kept, 2 x 0.5, and the rise of alignment.
+    assert totals[0] == pytest.approx(2.3557143)
+    assert totals[1] == 2.75
+
+
+def test_trl_rewards_are_named_and_can_be_pickled(database):
+    reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
+    assert reward.__name__ == "sql_reward"
+    assert reward([GOOD], **rows(database, 1)) == [3.0]
+
+
+@pytest.mark.parametrize("reply", HOSTILE)
+def test_no_reply_raises_nor_beats_a_right_one(database, reply):
+    for settings in (ONE_SHOT, PROGRESSIVE):
+        bad, good = SqlReward(settings)([reply, GOOD], **rows(database, 2))
+        assert bad < good
+
+
+def test_verl_gets_a_score_accuracy_and_parts(database):
+    info = {"database": str(database), "num_turns": None, "rollout_reward_scores": {}}
+    found = compute_score("spider", GOOD, GOLD, info, settings=ONE_SHOT)
+    assert found == {
+        "score": 3.0, "acc": 1.0,
+        "reward/match": 2.0, "reward/executable": 0.5, "reward/format": 0.5,
+    }  # fmt: skip
+    wrong = compute_score("spider", "no idea", GOLD, info, settings=ONE_SHOT)
+    assert wrong.keys() == found.keys()
+    assert (wrong["score"], wrong["acc"]) == (0.0, 0.0)
+
+
+def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
+    row = {"database": database, "reward_spec": {"ground_truth": GOLD}, "max_turns": 3}
+    env = SqlEnv(env_config={}, extras=row, settings=PROGRESSIVE)
+    prompt = [{"role": "user", "content": "Who is over 20?"}]
+    assert env.init(prompt) == (prompt, {})
+    first, last = env.step(ALL), env.step(GOOD)
+    assert (first["reward"], first["done"]) == (0.0, False)
+    (message,) = first["observations"]
+    assert message["role"] == "user"
+    assert "WHERE_ERROR" in message["content"]
+    assert (last["observations"], last["done"]) == ([], True)
+    assert last["reward"] == pytest.approx(2.3557143)
+    assert env.get_metrics()["correct"] == 1.0
+    assert env.get_metrics()["turns"] == 2.0
+
+
+def test_skyrl_ends_after_the_last_turn(database):
+    row = {"database": database, "reward_spec": {"ground_truth": GOLD}}
+    env = SqlEnv(extras=row, settings=ONE_SHOT)
+    assert env.get_metrics() == {"turns": 0.0}
+    step = env.step(ALL)
+    assert (step["done"], step["reward"], step["metadata"]) == (True, 1.0, {"correct": False})
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"gold_sql": GOLD}, "needs database"),
+        ({"database": "music.sqlite"}, "needs gold_sql"),
+        ({"database": "music.sqlite", "gold_sql": " "}, "needs gold_sql"),
+        ({"database": None, "gold_sql": GOLD}, "needs database"),
+    ],
+)
+def test_rows_without_what_is_needed_are_refused(row, words):
+    with pytest.raises(UserError, match=words):
+        example_of(row)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"rewards": {}}, "rewards: "),
+        ({"reward": {"kind": "one_shot", "decay": 1}}, "decay"),
+        ({"wrapping": "fence"}, "use sql_tag"),
+    ],
+)
+def test_wrong_settings_are_one_line(settings, words):
+    with pytest.raises(UserError, match=words):
+        read_settings(settings)
+
+
+def test_settings_may_be_objects():
+    config = AdapterConfig(reward=OneShotConfig(), wrapping="fence")
+    assert read_settings(config) is config
+
+
+def test_a_database_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"gone\.sqlite"):
+        SqlReward(ONE_SHOT)([GOOD], **rows(tmp_path / "gone.sqlite", 1))
+
+
+# The real libraries. They need other versions than ours and one another's, so each may have an
+# environment of its own: MINIRL_TRL_PYTHON and so on name its interpreter.
+
+
+def step(library: str, folder: Path) -> dict:
+    """Run the library's script and read what it printed, or skip."""
+    module = {"skyrl": "skyrl_gym"}.get(library, library)
+    python = os.environ.get(f"MINIRL_{library.upper()}_PYTHON")
+    if not python and importlib.util.find_spec(module) is None:
+        pytest.skip(
+            f"{module} is not installed here: set MINIRL_{library.upper()}_PYTHON to the "
+            "interpreter of an environment that has it"
+        )
+    script = Path(__file__).parent / "adapters" / f"{library}_step.py"
+    run = subprocess.run(
+        [python or sys.executable, str(script), str(folder)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_trl_takes_a_real_step(tmp_path):
+    found = step("trl", tmp_path)
+    assert found["steps"] == 1
+    assert len(found["rewards"]) == 8
+    assert found["rewards"][0] == 2.25  # the gold query, without a think block
+    assert found["gold_rewards"] == [2.75] * 8
+    assert found["logged"]["reward"] == pytest.approx(sum(found["rewards"]) / 8)
+    assert found["logged"]["sql/correct"] >= 1 / 8
+    assert found["weights_moved"] > 0
+
+
+def test_verls_reward_managers_call_compute_score(tmp_path):
+    found = step("verl", tmp_path)
+    assert found["run_single"] == found["reward_tensor"] == [3.0, 0.5, 0.0]
+    assert found["acc"] == [1.0, 0.0, 0.0]
+    assert found["extra"]["reward/match"] == 2.0
+
+
+def test_skyrl_makes_and_plays_the_environment(tmp_path):
+    found = step("skyrl", tmp_path)
+    assert found["is_env"]
+    assert [s["done"] for s in found["steps"]] == [False, True]
+    assert found["steps"][1]["reward"] == pytest.approx(2.3557143)
+    assert found["metrics"]["correct"] == 1.0

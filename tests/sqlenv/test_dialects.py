@@ -1,0 +1,194 @@
+"""Queries of MySQL and PostgreSQL on SQLite: what means the same runs, the rest is refused."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sqlenv.compare import matches
+from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
+from sqlenv.datasets import NOT_CARRIED, OTHER_ENGINE, fingerprint, load
+from sqlenv.dialects import carry_over
+from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.executor import Executor
+from sqlenv.prompts import first_observation
+from sqlenv.types import Example, SqlError, Table
+
+CASES = json.loads((Path(__file__).parents[1] / "data" / "dialects.json").read_text())
+WORDS = [
+    *("SELECT", "a", "b", "FROM", "t", "WHERE", "name", "=", "'x'", "LIKE", "'x%'", "GROUP BY"),
+    *("COUNT(", ")", "(", ",", "/", "UNION", "JOIN", "ON", "/*", "*/", '"', "`", "--", "#", "\\"),
+    *("CASE", "WHEN", "END", "IN", "NOT", "CAST(", "AS", "DECIMAL", "::", "int", "LIMIT", "1", "*"),
+]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    path = tmp_path / "t.sqlite"
+    db = sqlite3.connect(path)
+    db.executescript(CASES["tables"])
+    db.close()
+    return path
+
+
+@pytest.fixture
+def executor():
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as one:
+        yield one
+
+
+@pytest.mark.parametrize("case", CASES["same"], ids=lambda case: case["id"])
+def test_what_is_carried_over_gives_the_engines_rows(case, database, executor):
+    text = carry_over(case["sql"], case["dialect"])
+    assert isinstance(text, str), text
+    result = executor.execute(database, text)
+    assert isinstance(result, Table), (text, result)
+    rows = [list(row) for row in result.rows]
+    if case.get("about"):  # 5.55 lies a little below or above in binary
+        assert rows == [pytest.approx(row, abs=0.11) for row in case["rows"]]
+    else:
+        assert rows == case["rows"], text
+
+
+@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["id"])
+def test_what_would_change_its_meaning_is_refused(case):
+    found = carry_over(case["sql"], case["dialect"])
+    assert isinstance(found, SqlError)
+    engine = {"mysql": "MySQL", "postgres": "PostgreSQL"}[case["dialect"]]
+    assert found.message.startswith(f"not carried over from {engine}: ")
+    assert case["words"] in found.message
+
+
+@pytest.mark.parametrize("sql", ["SELECT a / b FROM t", "no SQL", ""])
+def test_sqlite_is_left_alone(sql):
+    assert carry_over(sql, "sqlite") is sql
+
+
+def test_a_name_that_is_not_there_stays_an_error(database, executor):
+    """SQLite takes an unknown name in double quotes for a string."""
+    text = carry_over('SELECT "nme" FROM t', "postgres")
+    assert isinstance(executor.execute(database, text), SqlError)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("dialect", ["mysql", "postgres"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT " + "(" * 5000,
+        "SELECT # '\n" + "(" * 5000 + "'",
+        "SELECT 1 /* /* */ ' */ " + "(" * 5000 + "'",
+        "SELECT ARRAY[" + "(" * 5000 + "]",
+        "SELECT `" + "(" * 5000 + "`",
+        "SELECT '\\'" + "(" * 5000,
+        "SELECT $x$'$x$" + "(" * 5000 + "'",
+        "SELECT " + "NOT " * 5000 + "1",
+        "SELECT '" + "a" * 1_000_000,
+        "SELECT \0",
+    ],
+    ids=range(10),
+)
+def test_hostile_text_is_read_in_time(text, dialect):
+    found = carry_over(text, dialect)
+    # To MySQL the brackets of two of them are the name of a column.
+    assert isinstance(found, SqlError) or (dialect == "mysql" and "`" in found)
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join) | st.text(max_size=40))
+def test_no_text_raises(text):
+    for dialect in ("mysql", "postgres"):
+        assert isinstance(carry_over(text, dialect), str | SqlError)
+
+
+# In an episode.
+
+
+def test_predictions_are_executed_carried_over(database, executor):
+    gold = "SELECT a FROM t WHERE name = 'ADA'"
+    example = Example("1", "?", "t", database, gold, dialect="mysql")
+    env = SingleTurn(
+        SingleTurnConfig(),
+        executor=executor,
+        first_prompt=lambda e: first_observation(e, "schema", style="omnisql"),
+    )
+    episode, prompt = env.reset(example)
+    assert "MySQL" in prompt[0].content
+
+    def attempt(sql):
+        return env.step(episode, f"<sql>{sql}</sql>")[0].attempts[0]
+
+    assert attempt('SELECT `a` FROM `t` WHERE "ada" = name').correct
+    assert attempt("SELECT a FROM t WHERE name = 'ada'").sql == "SELECT a FROM t WHERE name = 'ada'"
+    wrong = attempt("SELECT a FROM t WHERE name REGEXP '^a'")
+    assert isinstance(wrong.result, SqlError)
+    assert not wrong.correct
+    # The same text means something else where case counts.
+    plain = Example("1", "?", "t", database, gold)
+    found = env.step(env.reset(plain)[0], f"<sql>{gold}</sql>")[0].attempts[0]
+    assert found.result == Table(("a",), ())
+
+
+def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor):
+    folder = tmp_path / "data" / "database" / "t"
+    folder.mkdir(parents=True)
+    db = sqlite3.connect(folder / "t.sqlite")
+    db.executescript(CASES["tables"])
+    db.close()
+    queries = [
+        ("SELECT a FROM t WHERE name = 'BO'", {}),
+        ("SELECT YEAR(d) FROM t", {}),
+        ("SELECT name FROM t WHERE name ILIKE 'b%'", {"dialect": "PostgreSQL"}),
+        ("SELECT a / b FROM t", {"dialect": "sqlite"}),
+        ("SELECT a FROM t", {"dialect": "oracle"}),
+        ("SELECT nothing FROM t", {}),
+        ("SELECT a FROM t WHERE name = 'nobody'", {}),
+    ]
+    records = [
+        {"db_id": "t", "question": f"{n}?", "query": q, **more}
+        for n, (q, more) in enumerate(queries)
+    ]
+    (tmp_path / "data" / "dev.json").write_text(json.dumps(records))
+    source = SourceConfig(layout="spider", path=tmp_path / "data", split="dev", dialect="mysql")
+    loaded = load(DataConfig(sources=(source,)), executor=executor)
+    assert [(e.question, e.dialect) for e in loaded.examples] == [
+        ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
+    ]  # fmt: skip
+    (report,) = loaded.report.sources
+    assert report.found == {NOT_CARRIED: 1, OTHER_ENGINE: 1, "failing gold": 1, "empty gold": 1}
+    assert "dev/1: not carried over from MySQL: " in report.line()
+    assert "1 not carried over to SQLite" in report.line()
+
+
+def test_the_dialect_is_part_of_the_fingerprint(database):
+    plain = Example("1", "?", "t", database, "SELECT 1")
+    other = Example("1", "?", "t", database, "SELECT 1", dialect="mysql")
+    assert fingerprint([plain]) != fingerprint([other])
+
+
+def test_real_pairs_of_postgresql_and_sqlite_agree(shared, executor):
+    """BIRD's mini-dev has each gold query for both engines, written by people."""
+    folder = shared / "data" / "bird_dev"
+    pairs = [
+        json.loads((folder / f"mini_dev_{name}.json").read_text())
+        for name in ("postgresql", "sqlite")
+    ]
+    plain = {record["question_id"]: record["SQL"] for record in pairs[1]}
+    refused = 0
+    for record in pairs[0]:
+        name = record["db_id"]
+        database = folder / "dev_databases" / name / f"{name}.sqlite"
+        text = carry_over(record["SQL"], "postgres")
+        if isinstance(text, SqlError):
+            refused += 1
+            assert "/ of values" in text.message
+            continue
+        carried, written = (
+            executor.execute(database, sql) for sql in (text, plain[record["question_id"]])
+        )
+        assert matches(carried, written, mode="set"), text
+    assert (len(pairs[0]), refused) == (33, 3)
