@@ -217,6 +217,13 @@ def check(config: JobConfig) -> None:
             "use astra",
         ),
         (
+            config.reward.kind == "astra"
+            and config.reward.aggregate == "steps"
+            and config.train.algorithm.estimator != "direct",
+            "reward.aggregate: the scores of steps are advantages as they are; set "
+            "train.algorithm.estimator=direct",
+        ),
+        (
             config.evaluation.episode == "agentic" and config.env.kind != "agentic",
             "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, or "
             "use single_turn",
