@@ -22,7 +22,7 @@ from rewards.types import Score
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.types import Attempt, Episode, Example
+from sqlenv.types import Attempt, Dialect, Episode, Example
 
 DATA = Path(__file__).parents[1] / "data"
 INCORRECT = json.loads((DATA / "expo_incorrect.json").read_text())
@@ -52,8 +52,8 @@ def database(tmp_path_factory) -> Path:
 def play(database, executor):
     """Answer a question with replies, as the environments do."""
 
-    def answer(*replies: str, gold: str = GOLD) -> Episode:
-        example = Example("1", "?", "a", database, gold)
+    def answer(*replies: str, gold: str = GOLD, dialect: Dialect = "sqlite") -> Episode:
+        example = Example("1", "?", "a", database, gold, dialect=dialect)
         return Episode(
             example,
             tuple(
@@ -255,6 +255,23 @@ def test_a_reply_that_does_not_hold_the_query_is_our_mistake(database, executor)
     )
     with pytest.raises(ValueError, match="sql_tag"):
         reward_of(executor)(Episode(example, (attempt,)))
+
+
+@pytest.mark.parametrize(
+    ("query", "case", "blamed"),
+    [
+        ("SELECT name FROM emp WHERE name ILIKE 'A'", "correct", set()),
+        ("SELECT name FROM emp WHERE name ILIKE 'A' AND sal > 40", "incorrect", {"WHERE"}),
+        ("SELECT name FROM emp WHERE name ILIKE 'A' ORDER BY age", "error", {"ORDER BY"}),
+    ],
+)
+def test_queries_of_another_dialect_run_step_by_step(query, case, blamed, play, executor):
+    episode = play(
+        REPLY.format(query), gold="SELECT name FROM emp WHERE name ILIKE 'a'", dialect="postgres"
+    )
+    verdict = reward_of(executor).judge(episode.example, episode.attempts[0])
+    assert verdict.case == case
+    assert {verdict.clauses[number].kind for number in verdict.blamed} == blamed
 
 
 def test_settings_choose_the_family():
