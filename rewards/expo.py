@@ -146,7 +146,10 @@ class ExpoReward:
         numbers = {f"case/{case}": float(case == verdict.case) for case in CASES}
         if verdict.case in ("incorrect", "error"):
             kinds = {verdict.clauses[number].kind for number in verdict.blamed}
-            numbers |= {f"blamed/{verdict.case}/{kind}": float(kind in kinds) for kind in KINDS}
+            numbers |= {
+                f"blamed/{verdict.case}/{kind.replace(' ', '_')}": float(kind in kinds)
+                for kind in KINDS
+            }
         return numbers
 
     def _judge(self, asked: _Question) -> Verdict:

@@ -226,7 +226,9 @@ def test_diagnostics_count_the_blamed_clauses_of_wrong_queries(play, executor):
         "case/incorrect",
         "blamed/incorrect/WHERE",
     }
-    assert {name for name in wrong if "blamed" in name} == {f"blamed/incorrect/{k}" for k in KINDS}
+    assert {name for name in wrong if "blamed" in name} == {
+        f"blamed/incorrect/{kind.replace(' ', '_')}" for kind in KINDS
+    }
     failing = reward.diagnostics(play(REPLY.format(FAILING)))
     assert {name for name, value in failing.items() if value} == {
         "case/error",
