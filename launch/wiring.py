@@ -12,7 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from launch.config import JobConfig
-from launch.demonstrations import Form
+from launch.forms import Form
+from launch.inputs import rooted
 from minirl import weights
 from minirl.model import Decoder
 from minirl.tiny import make_tiny
@@ -92,11 +93,7 @@ class SqlSide:
 
     def examples(self, split: DataConfig, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
-        root = self._root
-        sources = [
-            source.model_copy(update={"path": root / source.path}) for source in split.sources
-        ]
-        loaded = load(split.model_copy(update={"sources": tuple(sources)}), executor=self.executor)
+        loaded = load(rooted(split, self._root), executor=self.executor)
         for line in loaded.report.lines():
             _log.info(line)
         self._descriptions |= loaded.descriptions

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launch.config import load_config
-from launch.demonstrations import Form, write_call, write_reply
+from launch.forms import Form, write_call, write_reply
 from minirl.config import SamplerConfig, TinyConfig
 from minirl.rollout import flatten, rollout
 from minirl.tiny import make_tiny

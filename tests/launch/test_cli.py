@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from launch import folders
-from launch.config import SPLITS, check_data, check_inputs, load_config
+from launch.config import SPLITS, load_config
+from launch.inputs import check_data, check_inputs
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
