@@ -285,9 +285,9 @@ def _index(node: list[Any], key: str, override: str) -> int:
 
 def _explain(error: ValidationError) -> str:
     """Say the first error in a line, with the key's path and what to write instead."""
-    first = error.errors()[0]
+    first, *others = _mistakes(error)
     where = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
         parent, _, word = where.rpartition(".")
         hint = _closest(word, _keys_beside(first["loc"]), parent=parent)
@@ -300,6 +300,21 @@ def _explain(error: ValidationError) -> str:
     words = first["msg"][:1].lower() + first["msg"][1:]
     wanted = _PLAIN_WORDS.get(first["type"], words)
     return f"{where}: {wanted}, not {first['input']!r:.60}{more}"
+
+
+def _mistakes(error: ValidationError) -> list[Any]:
+    """List the errors, without those that only follow from another."""
+    errors = error.errors()
+    unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+
+    def follows(one: Any) -> bool:
+        place = one["loc"]
+        if one["type"] == "too_short":  # items with mistakes do not count
+            return any(place == other["loc"][: len(place)] != other["loc"] for other in errors)
+        beside = [str(key) for *parents, key in unknown if parents == [*place[:-1]]]
+        return one["type"] == "missing" and bool(difflib.get_close_matches(place[-1], beside))
+
+    return [one for one in errors if not follows(one)]
 
 
 _PLAIN_WORDS = {
