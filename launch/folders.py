@@ -105,7 +105,7 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
     return folder
 
 
-def _unwritable(folder: Path, reason: str, *, key: str) -> UserError:
+def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
     return UserError(f"{folder}: cannot be written ({reason}); set {key} to another folder")
 
 

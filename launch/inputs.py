@@ -57,9 +57,12 @@ def check_questions(config: JobConfig) -> None:
     Raises:
         UserError: A file is damaged, a database is not there, or no question is left.
     """
-    for split in SPLITS if config.data.root else ():
+    root = config.data.root
+    if root is None:
+        return
+    for split in SPLITS:
         try:
-            load(rooted(getattr(config.data, split), config.data.root))
+            load(rooted(getattr(config.data, split), root))
         except UserError as error:
             raise UserError(f"data.{split}: {error}") from None
 
