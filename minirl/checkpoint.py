@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,6 +73,8 @@ class Checkpoints:
         Raises:
             UserError: It cannot be written, or the one before could not.
         """
+        self.wait()
+        self._check_room(tree)
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
@@ -83,6 +86,15 @@ class Checkpoints:
                 ),
                 metrics={"score": score},
                 force=True,
+            )
+
+    def _check_room(self, tree: Tree) -> None:
+        """Refuse what the disk has no room for; found in the middle it leaves much noise."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise _unwritable(
+                self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
             )
 
     def latest_step(self) -> int | None:
@@ -237,10 +249,14 @@ def _writing(folder: Path) -> Generator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{folder}: no checkpoint can be written there ({_reason(error)}); those before it are "
-            "whole: mend that, and the same command goes on from the newest"
-        ) from None
+        raise _unwritable(folder, _reason(error)) from None
+
+
+def _unwritable(folder: Path, reason: str) -> UserError:
+    return UserError(
+        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: mend "
+        "that, and the same command goes on from the newest"
+    )
 
 
 def _reason(error: Exception) -> str:

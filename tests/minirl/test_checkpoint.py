@@ -228,6 +228,18 @@ def test_a_checkpoint_whose_folder_cannot_be_made_is_told_and_ends(tmp_path, mon
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
 
 
+def test_a_disk_with_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    save_all(tmp_path, {1: 0.0})
+    checkpoints = Checkpoints(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_500_000))
+    with pytest.raises(UserError, match=r"it takes 4\.0 MB, and 1\.5 MB are free") as info:
+        checkpoints.save(2, {"w": jnp.zeros(1_000_000)}, {}, score=0.0)
+    checkpoints.close()
+    assert_told_and_over(tmp_path, str(info.value))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1"]
+
+
 @pytest.mark.parametrize("call", ["save", "wait", "close"])
 def test_an_array_that_cannot_be_written_is_told_by_the_next_call(tmp_path, monkeypatch, call):
     """A full disk in the middle of a save comes from TensorStore, as a `ValueError`."""
