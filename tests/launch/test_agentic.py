@@ -172,7 +172,7 @@ def test_the_papers_constants():
     [
         ("reward.step_score=binary",),
         ("reward.aggregate=last",),
-        ("reward.aggregate=steps",),
+        ("reward.aggregate=steps", "train.algorithm.estimator=direct"),
         ("reward.atr.high_low=-1",),
         ("reward.alpha=0.6",),
         ("env.kind=single_turn", "env.wrapping=fence", "evaluation.episode=single_turn"),
