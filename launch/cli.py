@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
@@ -30,8 +31,13 @@ USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
 
+# A disk, or a person's share of it, that is full.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-class _Parser(argparse.ArgumentParser):
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in a line, with the status of a user's mistake."""
         fail(f"{self.prog}: {message}; see --help")
@@ -45,7 +51,7 @@ def fail(message: str) -> NoReturn:
 
 def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     """Make a parser with the arguments that every job has."""
-    parser = _Parser(
+    parser = Parser(
         prog=f"python -m {module}",
         description=description,
         epilog=f"example:\n  python -m {module} --cfg progress-demo.yaml seed=1 run.dir=second",
@@ -72,12 +78,21 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Run a command; a user's mistake ends it with one line and status 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_log_handler()])
-    for noisy in ("absl", "jax", "orbax", "httpx"):
+    for noisy in ("jax", "orbax", "httpx"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    # Orbax logs the tracebacks of errors that it also raises.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         main(sys.argv[1:])
     except USER_ERRORS as error:
         fail(" ".join(str(error).split()))
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        fail(
+            f"{error.filename or 'a file'}: {error.strerror}; make room, and the same command "
+            "goes on where it was"
+        )
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on where it was\n")
         sys.exit(130)

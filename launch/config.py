@@ -12,7 +12,8 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, PositiveInt, ValidationError
 
-from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig, contradictions
+from launch import rules
+from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
 from rewards.config import JudgeConfig, PaperAtr, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -23,7 +24,6 @@ from sqlenv.config import (
     Settings,
 )
 from sqlenv.errors import UserError
-from sqlenv.layouts import locate
 from sqlenv.prompts import PromptStyle
 from sqlenv.schema_text import Style
 
@@ -110,7 +110,7 @@ class VerbalConfig(JudgeConfig):
 class JobConfig(Settings):
     """Everything that decides a run."""
 
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of data, weights, order and sampling."""
     run: RunConfig = RunConfig()
     data: DataSection
@@ -186,56 +186,7 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
 
 def check(config: JobConfig) -> None:
     """Refuse settings that contradict one another."""
-    demo, root = config.data.demo, config.data.root
-    source = config.model
-    rules = [
-        (
-            (demo is None) == (root is None),
-            "data: give one of data.demo (generated) and data.root (a folder); "
-            "set the other to null",
-        ),
-        (
-            (source.path is None) == (source.tiny is None),
-            "model: give one of model.path (a folder) and model.tiny (made on the spot); "
-            "set the other to null",
-        ),
-        (
-            config.sampler.temperature == 0,
-            "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
-        ),
-        (
-            (config.sampler.max_reply_tokens or 0) > config.sampler.max_response_tokens,
-            "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
-        ),
-        (
-            config.reward.kind == "progressive" and config.env.wrapping != "sql_tag",
-            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
-        ),
-        (
-            config.reward.kind == "expo" and config.env.kind == "agentic",
-            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
-            "use astra",
-        ),
-        (
-            config.reward.kind == "astra"
-            and config.reward.aggregate == "steps"
-            and config.train.algorithm.estimator != "direct",
-            "reward.aggregate: the scores of steps are advantages as they are; set "
-            "train.algorithm.estimator=direct",
-        ),
-        (
-            config.evaluation.episode == "agentic" and config.env.kind != "agentic",
-            "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, or "
-            "use single_turn",
-        ),
-        (
-            config.env.kind == "agentic" and config.prompt.style == "progress",
-            "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
-            "omnisql",
-        ),
-        *contradictions(config.train, config.sampler),
-    ]
-    for is_wrong, message in rules:
+    for is_wrong, message in rules.contradictions(config):
         if is_wrong:
             raise UserError(message)
 
@@ -334,9 +285,9 @@ def _index(node: list[Any], key: str, override: str) -> int:
 
 def _explain(error: ValidationError) -> str:
     """Say the first error in a line, with the key's path and what to write instead."""
-    first = error.errors()[0]
+    first, *others = _mistakes(error)
     where = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS)
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    more = f" (and {len(others)} more)" if others else ""
     if first["type"] == "extra_forbidden":
         parent, _, word = where.rpartition(".")
         hint = _closest(word, _keys_beside(first["loc"]), parent=parent)
@@ -349,6 +300,21 @@ def _explain(error: ValidationError) -> str:
     words = first["msg"][:1].lower() + first["msg"][1:]
     wanted = _PLAIN_WORDS.get(first["type"], words)
     return f"{where}: {wanted}, not {first['input']!r:.60}{more}"
+
+
+def _mistakes(error: ValidationError) -> list[Any]:
+    """List the errors, without those that only follow from another."""
+    errors = error.errors()
+    unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+
+    def follows(one: Any) -> bool:
+        place = one["loc"]
+        if one["type"] == "too_short":  # items with mistakes do not count
+            return any(place == other["loc"][: len(place)] != other["loc"] for other in errors)
+        beside = [str(key) for *parents, key in unknown if parents == [*place[:-1]]]
+        return one["type"] == "missing" and bool(difflib.get_close_matches(place[-1], beside))
+
+    return [one for one in errors if not follows(one)]
 
 
 _PLAIN_WORDS = {
@@ -405,49 +371,3 @@ def _closest(word: str, known: Sequence[str], *, parent: str) -> str:
     if match:
         return f"; did you mean {parent}{'.' if parent else ''}{match[0]}?"
     return f"; known here: {', '.join(known)}" if known else ""
-
-
-def check_inputs(config: JobConfig) -> None:
-    """Look for the data and the model before anything is made.
-
-    Raises:
-        UserError: A path is not there, or is not laid out as its source says.
-    """
-    for split in SPLITS:
-        check_data(config, split)
-    check_model(config)
-
-
-def check_data(config: JobConfig, split: Split) -> None:
-    """Look for the files of a split; demo data is made later.
-
-    Raises:
-        UserError: A path is not there, or is not laid out as its source says.
-    """
-    root = config.data.root
-    if root is None:
-        return
-    if not root.is_dir():
-        raise UserError(
-            f"data.root: there is no folder {root.absolute()}; download the data there "
-            "(README, 'Data') or set data.root=FOLDER"
-        )
-    for number, source in enumerate(getattr(config.data, split).sources):
-        try:
-            locate(source.model_copy(update={"path": root / source.path}))
-        except UserError as error:
-            raise UserError(f"data.{split}.sources.{number}: {error}") from None
-
-
-def check_model(config: JobConfig) -> None:
-    """Look for the model's folder; a tiny model is made later.
-
-    Raises:
-        UserError: It is not there.
-    """
-    path = config.model.path
-    if path is not None and not (path / "config.json").is_file():
-        raise UserError(
-            f"model.path: no config.json in {path.absolute()}; download the weights there "
-            "(README, 'Weights') or set model.path=FOLDER"
-        )

@@ -15,8 +15,9 @@ from pathlib import Path
 import yaml
 
 from launch import cli
-from launch.config import SPLITS, Decode, JobConfig, check_data, load_config
+from launch.config import SPLITS, Decode, JobConfig, load_config
 from launch.folders import RESULT, check
+from launch.inputs import check_data
 from minirl.errors import UserError
 
 

@@ -56,6 +56,7 @@ def evaluate(
         examples = sql.examples(getattr(config.data, split), limit=limit)
         data = claim_data(out, {split: examples})
         model, tokenizer = load_policy(source, dtype=config.model.dtype)
+        sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
         environment = sql.evaluation_environment()
         evaluator = Evaluator(
             model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import platform
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -71,6 +72,23 @@ def check(folder: Path, settings: str, *, key: str) -> None:
         )
 
 
+def check_place(folder: Path, *, key: str) -> None:
+    """Refuse a folder that `claim` could not make or write; nothing is made.
+
+    Raises:
+        UserError: It lies below a file, or where this user may not write.
+    """
+    path = folder.absolute()
+    try:
+        ground = next(place for place in (path, *path.parents) if place.exists())
+    except OSError as error:
+        raise _unwritable(folder, error.strerror, key=key) from None
+    if not ground.is_dir():
+        raise _unwritable(folder, f"{ground} is a file", key=key)
+    if not os.access(ground, os.W_OK | os.X_OK):
+        raise _unwritable(folder, f"you may not write in {ground}", key=key)
+
+
 def claim(folder: Path, settings: str, *, key: str) -> Path:
     """Write settings and versions into a folder that `check` admits.
 
@@ -83,10 +101,12 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
         _write(folder / CONFIG, settings)
         _note_versions(folder / VERSIONS)
     except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written ({error.strerror}); set {key} to another folder"
-        ) from None
+        raise _unwritable(folder, error.strerror, key=key) from None
     return folder
+
+
+def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
+    return UserError(f"{folder}: cannot be written ({reason}); set {key} to another folder")
 
 
 def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[str, Any]:

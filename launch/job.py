@@ -15,7 +15,8 @@ from launch.config import Decode, JobConfig
 from launch.evaluation import Evaluator, Verdict, accuracy, ci95, write_official
 from launch.folders import RESULT, claim_data, claim_run, write_json
 from launch.warm_start import start_model
-from launch.wiring import SqlSide, load_model
+from launch.wiring import SqlSide, load_model, model_folder
+from minirl.tokenizer import ChatTokenizer
 from minirl.trainer import Trainer
 from sqlenv.types import Example
 
@@ -30,6 +31,11 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         validation = sql.examples(config.data.validation, limit=limits.validation_questions)
         test = sql.examples(config.data.test, limit=limits.questions)
         claim_data(folder, {"train": examples, "validation": validation, "test": test})
+        tokenizer = ChatTokenizer(model_folder(config, folder, sql, examples))
+        sql.check_prompts(
+            "training", (sql.training_prompt(example, tokenizer) for example in examples), tokenizer
+        )
+        sql.check_prompts("test", map(sql.evaluation_prompt, test), tokenizer)
         model, tokenizer = load_model(config, start_model(config, folder, sql, examples))
         evaluator = Evaluator(
             model,

@@ -8,8 +8,9 @@ from pathlib import Path
 import jax.numpy as jnp
 from flax import nnx
 
-from launch.config import JobConfig, check_model, load_config
+from launch.config import JobConfig, load_config
 from launch.folders import CONFIG
+from launch.inputs import check_model
 from launch.warm_start import FOLDER as WARM
 from minirl import weights
 from minirl.checkpoint import best_step, read_params

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from launch import cli
-from launch.config import check_inputs, load_config
+from launch.config import load_config
 from launch.folders import check_run
+from launch.inputs import check_inputs
 from minirl.errors import UserError
 
 

@@ -6,8 +6,9 @@ Every phase leaves its result in the run folder, so that the same command goes o
 from __future__ import annotations
 
 from launch import cli
-from launch.config import check_inputs, dump, load_config
-from launch.folders import RESULT, check_run
+from launch.config import dump, load_config
+from launch.folders import RESULT, check_place, check_run
+from launch.inputs import check_inputs, check_questions
 
 
 def main(arguments: list[str]) -> None:
@@ -16,7 +17,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="print the resolved settings, check that data, model and device are there, and stop",
+        help="print the resolved settings, check all that the run needs (questions, databases, the "
+        "model's files, the run folder, the device), and stop",
     )
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
@@ -29,6 +31,9 @@ def main(arguments: list[str]) -> None:
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
     check_inputs(config)
+    if options.dry_run:
+        check_place(config.folder, key="run.dir")
+        check_questions(config)
     cli.use_accelerator(options.accel)
     if options.dry_run:
         cli.output.print(f"# data, model and {options.accel} are there")

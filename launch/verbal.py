@@ -18,9 +18,10 @@ from pathlib import Path
 import yaml
 
 from launch import cli
-from launch.config import SPLITS, JobConfig, check_data, load_config
+from launch.config import SPLITS, JobConfig, load_config
 from launch.eval import default_folder
 from launch.folders import RESULT, check
+from launch.inputs import check_data
 from minirl.errors import UserError
 
 

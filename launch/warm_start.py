@@ -10,8 +10,9 @@ from flax import nnx
 
 from launch import cli
 from launch.config import JobConfig, WarmStartConfig
-from launch.demonstrations import Form, demonstrations
+from launch.demonstrations import demonstrations
 from launch.folders import claim_run
+from launch.forms import Form
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import weights
 from minirl.sft import supervise

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from random import Random
@@ -12,7 +13,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from launch.config import JobConfig
-from launch.demonstrations import Form
+from launch.forms import Form
+from launch.inputs import rooted
 from minirl import weights
 from minirl.model import Decoder
 from minirl.tiny import make_tiny
@@ -32,6 +34,7 @@ from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES
+from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.prompts import agent_observation, first_observation, judge_observation
 from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
@@ -92,11 +95,7 @@ class SqlSide:
 
     def examples(self, split: DataConfig, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
-        root = self._root
-        sources = [
-            source.model_copy(update={"path": root / source.path}) for source in split.sources
-        ]
-        loaded = load(split.model_copy(update={"sources": tuple(sources)}), executor=self.executor)
+        loaded = load(rooted(split, self._root), executor=self.executor)
         for line in loaded.report.lines():
             _log.info(line)
         self._descriptions |= loaded.descriptions
@@ -136,11 +135,11 @@ class SqlSide:
         """
         env = self._config.env
         if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
-            return Agentic(env, executor=self.executor, first_prompt=self.first_prompt)
+            return Agentic(env, executor=self.executor, first_prompt=self.evaluation_prompt)
         return SingleTurn(
             SingleTurnConfig(match=env.match, wrapping=env.wrapping),
             executor=self.executor,
-            first_prompt=self.single_turn_prompt,
+            first_prompt=self.evaluation_prompt,
         )
 
     @property
@@ -182,6 +181,11 @@ class SqlSide:
         text = self._schema_text(example.database)
         return first_observation(example, text, style=self._config.prompt.style)
 
+    def evaluation_prompt(self, example: Example) -> Observation:
+        """Put a question as `evaluation_environment` does."""
+        is_agentic = self._config.evaluation.episode == "agentic"
+        return self.first_prompt(example) if is_agentic else self.single_turn_prompt(example)
+
     def judge_prompt(self, example: Example, queries: Sequence[str]) -> Observation:
         """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
         return judge_observation(example, self._schema_text(example.database), queries)
@@ -213,6 +217,30 @@ class SqlSide:
             style=style,
         )
         return self._ask(example, render_schema(schema, style=style))
+
+    def check_prompts(
+        self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
+    ) -> None:
+        """Refuse a limit under which there is nothing to do; the first prompt that fits will do.
+
+        Args:
+            kind: Names the prompts in the message.
+            prompts: Made one by one, and there is at least one.
+            tokenizer: Counts their tokens.
+
+        Raises:
+            UserError: None fits `sampler.max_prompt_tokens`.
+        """
+        limit = self._config.sampler.max_prompt_tokens
+        shortest: float = math.inf
+        for prompt in prompts:
+            shortest = min(shortest, len(tokenizer.encode_chat(prompt)))
+            if shortest <= limit:
+                return
+        raise UserError(
+            f"sampler.max_prompt_tokens: no {kind} prompt fits {limit} tokens, and the shortest "
+            f"takes {shortest}; set it to that or more"
+        )
 
     def _ask(self, example: Example, schema_text: str) -> Observation:
         env, style = self._config.env, self._config.prompt.style

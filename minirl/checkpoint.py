@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ import orbax.checkpoint as ocp
 
 from minirl.errors import UserError
 
-# Orbax reports every save at INFO, and absl prints it.
-logging.getLogger("absl").setLevel(logging.ERROR)
+# Orbax reports every save at INFO, and of one that fails the traceback at ERROR; we tell the user.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 Tree = Any
 
@@ -30,11 +32,13 @@ class Checkpoints:
         keep: How many of the newest are kept.
 
     Raises:
-        UserError: The score of a checkpoint there cannot be read.
+        UserError: The folder cannot be made, or the score of a checkpoint there cannot be read.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder.absolute()
+        with _writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.checkpoint_managers
         self._manager = _open(
             self._folder,
@@ -51,6 +55,9 @@ class Checkpoints:
                 ),
                 best_fn=_score,
                 enable_async_checkpointing=True,
+                # Where a folder cannot be made in the background, Orbax's other threads wait for it
+                # for 20 minutes, and the process with them.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             ),
         )
 
@@ -62,18 +69,33 @@ class Checkpoints:
             tree: Arrays; they may be donated as soon as this returns.
             facts: Anything else that a resume needs, as JSON.
             score: What the best checkpoint is chosen by, the larger the better.
+
+        Raises:
+            UserError: It cannot be written, or the one before could not.
         """
+        self.wait()
+        self._check_room(tree)
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
-            ),
-            metrics={"score": score},
-            force=True,
-        )
+        with _writing(self._folder):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
+                ),
+                metrics={"score": score},
+                force=True,
+            )
+
+    def _check_room(self, tree: Tree) -> None:
+        """Refuse what the disk has no room for; found in the middle it leaves much noise."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise _unwritable(
+                self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+            )
 
     def latest_step(self) -> int | None:
         """Return the newest complete checkpoint's step."""
@@ -119,13 +141,25 @@ class Checkpoints:
         _compare(where, shapes, _named(like))
 
     def wait(self) -> None:
-        """Wait for what is being written."""
-        self._manager.wait_until_finished()
+        """Wait for what is being written.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        with _writing(self._folder):
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for what is being written, and end."""
-        self._manager.wait_until_finished()
-        self._manager.close()
+        """Wait for what is being written, and end.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        try:
+            self.wait()
+        finally:
+            # Orbax tells of an error once.
+            self._manager.close()
 
 
 def best_step(folder: Path) -> int | None:
@@ -209,9 +243,31 @@ def _named(tree: Tree) -> dict[str, Any]:
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def _damaged(where: Path, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())[:120]
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    """Turn an error of writing into a line for the user; TensorStore raises `ValueError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise _unwritable(folder, _reason(error)) from None
+
+
+def _unwritable(folder: Path, reason: str) -> UserError:
     return UserError(
-        f"{where}: the checkpoint cannot be read ({type(error).__name__}: {reason}); "
+        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: mend "
+        "that, and the same command goes on from the newest"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Say an error in a line; of a long one the middle is left out, the cause comes last."""
+    words = " ".join(str(error).split())
+    words = words if len(words) <= 160 else f"{words[:60]} ... {words[-100:]}"
+    return f"{type(error).__name__}: {words}"
+
+
+def _damaged(where: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{where}: the checkpoint cannot be read ({_reason(error)}); "
         "delete that folder to go on from the one before"
     )

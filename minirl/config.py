@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,11 @@ Aggregation = Literal["sequence_mean", "token_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward", "credit"]
 Correction = Literal["none", "truncated", "masked"]
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Of a tiny model's tokenizer."""
+MARKS = ("<think>", "</think>", "<sql>", "</sql>")
+"""Written by the policy and read by SQL environments: single tokens, but text like any other."""
 
 
 class Settings(BaseModel):
@@ -367,5 +373,26 @@ def _schedule_contradictions(optimizer: OptimizerConfig) -> list[tuple[bool, str
         (
             optimizer.lr_ramp == "code" and not ramp,
             "train.optimizer.lr_ramp: code is the rise of schedule=ramp_cosine; set that too",
+        ),
+    ]
+
+
+def tiny_contradictions(shape: TinyConfig, *, marks: Sequence[str]) -> list[tuple[bool, str]]:
+    """List the rules of a tiny model's shape, in the form of `contradictions`."""
+    # Every byte, every control token and every mark is a token.
+    least = 256 + len(CONTROL_TOKENS) + len(marks)
+    return [
+        (
+            shape.vocab_size < least,
+            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more",
+        ),
+        (
+            shape.heads % shape.kv_heads != 0,
+            f"model.tiny.kv_heads: {shape.kv_heads} does not divide heads = {shape.heads}",
+        ),
+        (
+            shape.hidden_size % (2 * shape.heads) != 0,
+            f"model.tiny.hidden_size: {shape.hidden_size} is not a multiple of "
+            f"2 x heads = {2 * shape.heads}; rotary embedding needs heads of an even size",
         ),
     ]

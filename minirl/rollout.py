@@ -150,7 +150,7 @@ def rollout(
 
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
-        than `config.max_prompt_tokens`: it is named in a warning, and the run goes on.
+        than `config.max_prompt_tokens`: a warning counts them, and the run goes on.
     """
     limits = _Limits(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
     with ThreadPoolExecutor(env_workers, thread_name_prefix="environment") as pool:
@@ -181,7 +181,8 @@ def _reset(
     starts = [
         [pool.submit(environment.reset, example) for _ in range(group_size)] for example in examples
     ]
-    groups = []
+    groups: list[list[_Episode]] = []
+    too_long: list[tuple[int, Any]] = []
     for n, group_starts in enumerate(starts):
         encoded: tuple[Sequence[Message], list[int]] | None = None
         group = []
@@ -194,13 +195,15 @@ def _reset(
             group.append(_Episode(number, state, list(ids), list(ids), len(ids)))
         longest = max(episode.prompt_length for episode in group)
         if longest > config.max_prompt_tokens:
-            _log.warning(
-                "example %d of this batch is left out: its prompt of %d tokens is over "
-                "sampler.max_prompt_tokens = %d (%.200r)",
-                n, longest, config.max_prompt_tokens, examples[n],
-            )  # fmt: skip
+            too_long.append((longest, examples[n]))
             group = []
         groups.append(group)
+    if too_long:
+        _log.warning(
+            "%d of %d examples are left out: their prompts are over sampler.max_prompt_tokens = %d "
+            "(the first has %d tokens: %.200r)",
+            len(too_long), len(examples), config.max_prompt_tokens, *too_long[0],
+        )  # fmt: skip
     return groups
 
 

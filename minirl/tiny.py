@@ -30,13 +30,9 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
 from minirl import weights
-from minirl.config import TinyConfig
+from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig, tiny_contradictions
 from minirl.errors import UserError
 from minirl.model import parse_config
-
-_CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# Written by the policy and read by SQL environments: single tokens, but text like any other.
-MARKS = ("<think>", "</think>", "<sql>", "</sql>")
 
 _LETTER = r"[\p{L}_]"
 _WORDS = "|".join(
@@ -82,7 +78,9 @@ def make_tiny(
     Raises:
         UserError: A shape that no model has, or other files in `folder`.
     """
-    _check(shape, marks)
+    for is_wrong, message in tiny_contradictions(shape, marks=marks):
+        if is_wrong:
+            raise UserError(message)
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
     config = _model_config(shape, tokenizer)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
@@ -94,23 +92,6 @@ def make_tiny(
         _write_json(source / "tokenizer_config.json", _tokenizer_config())
         _write_json(source / "generation_config.json", {"eos_token_id": stop_ids})
         weights.save(model, folder, source=source)
-
-
-def _check(shape: TinyConfig, marks: Sequence[str]) -> None:
-    least = len(pre.ByteLevel.alphabet()) + len(_CONTROL_TOKENS) + len(marks)
-    if shape.vocab_size < least:
-        raise UserError(
-            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
-        )
-    if shape.heads % shape.kv_heads:
-        raise UserError(
-            f"model.tiny.kv_heads: {shape.kv_heads} does not divide heads = {shape.heads}"
-        )
-    if shape.hidden_size % (2 * shape.heads):
-        raise UserError(
-            f"model.tiny.hidden_size: {shape.hidden_size} is not a multiple of "
-            f"2 x heads = {2 * shape.heads}; rotary embedding needs heads of an even size"
-        )
 
 
 def train_tokenizer(
@@ -142,7 +123,7 @@ def train_tokenizer(
     tokenizer.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("' ", "'")])
     trainer = BpeTrainer(
         vocab_size=vocab_size - len(marks),
-        special_tokens=list(_CONTROL_TOKENS),
+        special_tokens=list(CONTROL_TOKENS),
         initial_alphabet=pre.ByteLevel.alphabet(),
         show_progress=False,
     )

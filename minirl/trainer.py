@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -129,13 +130,10 @@ class Trainer:
         Args:
             progress: Called with (steps done, steps in all, a line on how it goes).
         """
-        try:
+        # After an error too: what is being written is whole, and threads end.
+        with closing(self._metrics), closing(self._checkpoints):
             while self.step < self._config.all_steps:
                 progress(*self._advance())
-        finally:
-            # After an error too: what is being written is whole, and threads end.
-            self._checkpoints.close()
-            self._metrics.close()
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""

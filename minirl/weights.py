@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from minirl.errors import UserError
+from minirl.files import INDEX, SINGLE, weight_files
 from minirl.model import Block, Decoder, ModelConfig, read_config
 from minirl.sharding import PARAM_AXES, param_path, param_shardings
 
@@ -46,7 +47,6 @@ _IN_FILE: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
     "down": ("mlp.down_proj.weight", (("width",), ("ff",))),
 }
 
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _COPIED = (
     "config.json",
     "generation_config.json",
@@ -219,33 +219,15 @@ def _read(source: Any, tensor: _Tensor, *, dtype: Any, sharding: NamedSharding |
 def _files_of_tensors(folder: Path) -> dict[str, Path]:
     """Find the file of every tensor; a file must be whole to be taken."""
     files: dict[str, Path] = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         try:
             with safe_open(path, "numpy") as file:
                 files |= dict.fromkeys(file.keys(), path)
-        except FileNotFoundError:
-            raise UserError(f"{path}: not there; copy all files of the model again") from None
         except (SafetensorError, OSError) as error:
             raise UserError(
                 f"{path}: cut short or not safetensors ({error}); copy it again"
             ) from None
     return files
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / _INDEX
-    if not index.exists():
-        if not (folder / _SINGLE).exists():
-            raise UserError(
-                f"{folder}: no {_SINGLE} nor {_INDEX}; "
-                "set model.path to a Hugging Face model folder with safetensors files"
-            )
-        return [folder / _SINGLE]
-    try:
-        names = json.loads(index.read_text())["weight_map"].values()
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: not an index of safetensors files ({error!r})") from None
-    return [folder / name for name in sorted(set(names))]
 
 
 def _check(folder: Path, files: Mapping[str, Path], shapes: nnx.State) -> None:
@@ -362,7 +344,7 @@ def _write_shards(
         names.append(list(shard))
         total_bytes += sum(array.nbytes for array in shard.values())
     if len(names) == 1:
-        (folder / "part-0").rename(folder / _SINGLE)
+        (folder / "part-0").rename(folder / SINGLE)
         return
     weight_map = {}
     for i, shard_names in enumerate(names):
@@ -370,7 +352,7 @@ def _write_shards(
         (folder / f"part-{i}").rename(folder / file)
         weight_map |= dict.fromkeys(shard_names, file)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _shards(

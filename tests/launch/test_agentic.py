@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from launch.config import load_config
-from launch.demonstrations import Form, write_call, write_reply
+from launch.forms import Form, write_call, write_reply
 from minirl.config import SamplerConfig, TinyConfig
 from minirl.rollout import flatten, rollout
 from minirl.tiny import make_tiny
@@ -172,7 +172,7 @@ def test_the_papers_constants():
     [
         ("reward.step_score=binary",),
         ("reward.aggregate=last",),
-        ("reward.aggregate=steps",),
+        ("reward.aggregate=steps", "train.algorithm.estimator=direct"),
         ("reward.atr.high_low=-1",),
         ("reward.alpha=0.6",),
         ("env.kind=single_turn", "env.wrapping=fence", "evaluation.episode=single_turn"),

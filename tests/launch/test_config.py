@@ -72,6 +72,8 @@ def test_a_packaged_config_opens_with_its_paper_and_command():
         ("train.steps=true", "train.steps: should be a number, not true"),
         ("warm_start.optimizer.beta1=false", "optimizer.beta1: should be a number, not false"),
         ("sampler.temperature=false", "sampler.temperature: should be a number, not false"),
+        ("seed=99999999999999999999", "seed: input should be less than 4294967296"),
+        ("seed=-1", "seed: input should be greater than or equal to 0"),
         ("train.steps=0", "train.steps: input should be greater than 0, not 0"),
         ("train=3", "train: should have keys below it, not 3"),
         ("model.dtype=float16", "model.dtype: input should be 'float32' or 'bfloat16'"),
@@ -80,6 +82,24 @@ def test_a_packaged_config_opens_with_its_paper_and_command():
 )
 def test_a_wrong_setting_is_named_with_its_path(override, words):
     assert words in message(DEMO, override)
+
+
+def test_only_mistakes_of_their_own_are_counted(tmp_path):
+    """A list without its wrong item is not too short, nor is a key missing that is misspelt."""
+    raw = yaml.safe_load(dump(load_config(DEMO, [])))
+    source = raw["data"]["test"]["sources"][0]
+    cases = [
+        ({"splt": "dev"}, "did you mean data.test.sources.0.split?"),
+        ({"layout": "spyder"}, "not 'spyder'"),
+        ({"splt": "dev", "layout": "spyder"}, "not 'spyder' (and 1 more)"),
+        ({"path": ..., "pth": "."}, "did you mean data.test.sources.0.path?"),
+        ({"path": ..., "rubbish": "."}, "data.test.sources.0.path: has to be set (and 1 more)"),
+    ]
+    for changes, words in cases:
+        changed = {key: value for key, value in (source | changes).items() if value is not ...}
+        raw["data"]["test"]["sources"] = [changed]
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(raw))
+        assert message(tmp_path / "run.yaml").endswith(words)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +112,12 @@ def test_a_wrong_setting_is_named_with_its_path(override, words):
         ("train.algorithm.kind=dapo", "train.algorithm.overlong_tokens: 4096 is not below"),
         ("sampler.max_reply_tokens=9999", "larger than sampler.max_response_tokens"),
         ("env.wrapping=fence", "env.wrapping: the progressive reward judges the <sql> tag"),
+        ("model.tiny.heads=5", "model.tiny.kv_heads: 4 does not divide heads = 5"),
+        (
+            "model.tiny.hidden_size=129",
+            "model.tiny.hidden_size: 129 is not a multiple of 2 x heads",
+        ),
+        ("model.tiny.vocab_size=10", "model.tiny.vocab_size: 10 is too small; write 263 or more"),
     ],
 )
 def test_contradictions_are_refused(override, words):

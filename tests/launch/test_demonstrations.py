@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.demonstrations import Form, demonstrations, write_reply
+from launch.demonstrations import demonstrations
+from launch.forms import Form, write_reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor

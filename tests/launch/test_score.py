@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from launch.score import CATEGORIES, main, read_predictions, score_file
+from launch.score import CATEGORIES, main, pair_up, read_predictions, score_file
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.datasets import load
 from sqlenv.demo import generate
 from sqlenv.envs.tags import TAG_SENTENCES
+from sqlenv.errors import UserError
 from sqlenv.executor import Executor
+from sqlenv.layouts import FORMS
 from sqlenv.types import Example
 
 
@@ -77,27 +79,63 @@ def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkey
     monkeypatch.setenv("COLUMNS", "120")
     path = write(tmp_path / "mine.sql", [example.gold_sql for example in examples])
     files = ["--predictions", str(path), str(path)]
-    assert main([*files, "--data-root", str(root), "--data", "train_spider.json"]) == 0
+    main([*files, "--data-root", str(root), "--data", "train_spider.json"])
     printed = capsys.readouterr().out
     assert printed.count("mine") == 2
     assert "GROUP_BY_MISSING" in printed
     assert printed.count("100.0") == 2
 
 
-def test_mistakes_are_one_line_and_status_2(tmp_path, root, capsys):
-    short = write(tmp_path / "short.sql", ["SELECT 1"])
-    broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"pred": "SELECT 1"}\n{"prediction": 1}\n')
-    for path, words in [
-        (short, "1 predictions for 20 questions"),
-        (broken, "broken.jsonl:2: not a JSON object with `pred`"),
-        (tmp_path / "none.sql", "cannot be read"),
+def test_mistakes_are_one_line(tmp_path, root):
+    known = [f"spider/train_spider/{n}" for n in range(2)]
+    files = {
+        "short.sql": "SELECT 1\n",
+        "broken.jsonl": '{"pred": "SELECT 1"}\n{"prediction": 1}\n',
+        "list.jsonl": '["SELECT 1"]\n',
+        "other.jsonl": json.dumps({"id": "bird/dev/0", "sql": ""}),
+        "twice.jsonl": "\n".join(json.dumps({"id": known[0], "sql": ""}) for _ in "ab"),
+        "some.jsonl": json.dumps({"id": known[0], "sql": ""}) + '\n{"sql": ""}\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    for name, words in [
+        ("short.sql", "1 predictions for 20 questions"),
+        ("broken.jsonl", "broken.jsonl:2: not a JSON object with `pred` or `sql`"),
+        ("list.jsonl", "list.jsonl:1: not a JSON object"),
+        ("none.sql", "cannot be read"),
+        ("other.jsonl", "of no question of --data, the first is bird/dev/0; theirs are such as "),
+        ("twice.jsonl", "the id spider/train_spider/0 is there twice"),
+        ("some.jsonl", "1 of 2 lines have no `id`"),
     ]:
-        arguments = ["--predictions", str(path), "--data-root", str(root)]
-        assert main([*arguments, "--data", "train_spider.json"]) == 2
-        printed = capsys.readouterr().err
-        assert words in printed
-        assert printed.count("\n") == 1
+        arguments = ["--predictions", str(tmp_path / name), "--data-root", str(root)]
+        with pytest.raises(UserError) as caught:
+            main([*arguments, "--data", "train_spider.json"])
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_predictions_of_our_own_runs_are_matched_by_id(tmp_path, examples, executor):
+    """They hold a sample of the questions, in an order of their own, and the field `sql`."""
+    sample = examples[::-2]
+    verdicts = [{"id": e.id, "db_id": e.db_id, "gold": "?", "sql": e.gold_sql} for e in sample]
+    path = tmp_path / "predictions.jsonl"
+    path.write_text("".join(json.dumps(verdict) + "\n" for verdict in verdicts))
+    assert pair_up(path, examples) == [(e.gold_sql, e) for e in sample]
+    score = score_file(path, examples, executor)
+    assert (score.count, score.accuracy) == (len(sample), 100)
+
+
+def test_every_option_is_explained_and_every_layout_offered(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "--predictions FILE [FILE ...] files of predictions",
+        "--data-root DIR the data set's folder",
+        "--data FILE file of the questions",
+        "--layout NAME how the data set is laid out: " + ", ".join(FORMS),
+    ):
+        assert words in text
 
 
 def test_lines_are_kept_as_they_are(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import shutil
+import threading
 import time
 from typing import Any
 
@@ -187,3 +190,73 @@ def test_what_is_written_shares_no_memory_with_what_may_be_overwritten(tmp_path,
     assert copy.unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
     np.testing.assert_array_equal(copy, leaf)
     checkpoints.close()
+
+
+def assert_told_and_over(folder, told):
+    """One line that names the folder, and no thread of Orbax that holds the process."""
+    assert "\n" not in told
+    assert f"{folder}: no checkpoint can be written there" in told
+    until = time.monotonic() + 5
+    while alive := [t for t in threading.enumerate() if type(t).__module__.startswith("orbax")]:
+        assert time.monotonic() < until, alive
+        time.sleep(0.01)
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path):
+    (tmp_path / "checkpoints").write_text("x")
+    with pytest.raises(UserError) as info:
+        Checkpoints(tmp_path / "checkpoints")
+    assert_told_and_over(tmp_path / "checkpoints", str(info.value))
+
+
+def test_a_checkpoint_whose_folder_cannot_be_made_is_told_and_ends(tmp_path, monkeypatch):
+    """A full disk at the start of a save; in the background Orbax would wait for the folder."""
+    save_all(tmp_path, {1: 0.0})
+    checkpoints = Checkpoints(tmp_path)
+    mkdir = os.mkdir
+
+    def full(path, *rest, **named):
+        if "orbax-checkpoint-tmp" in os.fspath(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(path))
+        mkdir(path, *rest, **named)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(UserError, match="No space left on device") as info:
+        checkpoints.save(2, make_tree(2), {}, score=0.0)
+    checkpoints.close()
+    assert_told_and_over(tmp_path, str(info.value))
+    assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
+
+
+def test_a_disk_with_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
+    save_all(tmp_path, {1: 0.0})
+    checkpoints = Checkpoints(tmp_path)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1_500_000))
+    with pytest.raises(UserError, match=r"it takes 4\.0 MB, and 1\.5 MB are free") as info:
+        checkpoints.save(2, {"w": jnp.zeros(1_000_000)}, {}, score=0.0)
+    checkpoints.close()
+    assert_told_and_over(tmp_path, str(info.value))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1"]
+
+
+@pytest.mark.parametrize("call", ["save", "wait", "close"])
+def test_an_array_that_cannot_be_written_is_told_by_the_next_call(tmp_path, monkeypatch, call):
+    """A full disk in the middle of a save comes from TensorStore, as a `ValueError`."""
+    save_all(tmp_path, {1: 0.0})
+    checkpoints = Checkpoints(tmp_path)
+    error = ValueError("RESOURCE_EXHAUSTED: " + "a/long/path/" * 20 + ": No space left on device")
+
+    async def full(*_arguments, **_named):
+        raise error
+
+    monkeypatch.setattr("orbax.checkpoint._src.serialization.serialization.ts.open", full)
+    checkpoints.save(2, make_tree(2), {}, score=0.0)
+    last = {"save": lambda: checkpoints.save(3, make_tree(3), {}, score=0.0)}
+    with pytest.raises(UserError, match="No space left on device") as info:
+        last.get(call, getattr(checkpoints, call))()
+    checkpoints.close()
+    assert_told_and_over(tmp_path, str(info.value))
+    monkeypatch.undo()
+    assert steps_in(tmp_path) == [1]
+    assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))

@@ -151,11 +151,12 @@ def test_the_last_turn_gives_its_place_back_before_it_is_judged(toy):
 def test_a_prompt_that_is_too_long_leaves_its_group_empty(toy, caplog):
     sampler = Script([[1]], stop_ids=toy.STOP_IDS)
     limits = config(max_prompt_tokens=4)
+    examples = ["AB", "ABC", "A", "ABCD"]
     with caplog.at_level(logging.WARNING):
-        groups = play(
-            toy, sampler, Turns(toy.Said, turns=1), ["AB", "ABC", "A"], group_size=2, config=limits
-        )
-    assert [len(group) for group in groups] == [2, 0, 2]
+        groups = play(toy, sampler, Turns(toy.Said, turns=1), examples, group_size=2, config=limits)
+    assert [len(group) for group in groups] == [2, 0, 2, 0]
+    (warning,) = caplog.messages
+    assert "2 of 4 examples" in warning
     assert "'ABC'" in caplog.text
     assert "max_prompt_tokens = 4" in caplog.text
 

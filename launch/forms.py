@@ -1,0 +1,88 @@
+"""How replies are written: what the environment of a job reads, and demonstrations show."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from minirl.config import MARKS
+from sqlenv.config import AgenticConfig, Wrapping
+from sqlenv.parse import tables_of
+from sqlenv.types import Example
+
+if TYPE_CHECKING:
+    from launch.config import JobConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How demonstrations write queries.
+
+    Attributes:
+        wrapping: What a query stands in.
+        agent: The tool-calling episode, or None where one reply answers.
+        brief: Leave out of a call what the environment ignores, for tiny models.
+    """
+
+    wrapping: Wrapping = "sql_tag"
+    agent: AgenticConfig | None = None
+    brief: bool = False
+
+    @classmethod
+    def of(cls, config: JobConfig) -> Form:
+        """Return the form that a job's environment reads."""
+        env = config.env
+        agent = env if isinstance(env, AgenticConfig) else None
+        return cls(env.wrapping, agent, brief=config.prompt.style == "demo")
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """List the texts that a tiny model writes in one token each."""
+        if self.agent is None:
+            return MARKS if self.wrapping == "sql_tag" else (*MARKS, "```sql", "```")
+        before, _, after = write_call("|", self.agent).rpartition("|")
+        response = ("<tool_response>", "</tool_response>")
+        return (*MARKS[:2], "```sql", "```", before.strip(), after.strip(), *response)
+
+    def answer(self, sql: str) -> str:
+        """Write the reply that answers a question without a tool."""
+        return write_reply(sql, self.wrapping)
+
+    def call(self, sql: str, example: Example) -> str:
+        """Write the reply that calls the tool; the thought names the tables."""
+        assert self.agent is not None
+        db_id = None if self.brief else example.db_id
+        return f"{_thought(sql)} {write_call(sql, self.agent, db_id=db_id)}"
+
+    def last(self, sql: str) -> str:
+        """Write the reply that ends a tool-calling episode."""
+        if self.agent is not None and self.agent.finish_tool is not None:
+            return write_call(sql, self.agent, is_final=True)
+        return write_query(sql, self.wrapping)
+
+
+def write_query(sql: str, wrapping: Wrapping) -> str:
+    """Write a query where the environment looks for it."""
+    return f"<sql> {sql} </sql>" if wrapping == "sql_tag" else f"```sql\n{sql}\n```"
+
+
+def write_reply(sql: str, wrapping: Wrapping = "sql_tag") -> str:
+    """Write a query as a reply in the required form; the thought names the tables it reads."""
+    return f"{_thought(sql)} {write_query(sql, wrapping)}"
+
+
+def write_call(
+    sql: str, config: AgenticConfig, *, db_id: str | None = None, is_final: bool = False
+) -> str:
+    """Write a call of the tool, or of the tool that ends the episode."""
+    arguments = {"answer" if is_final else "query": sql}
+    if db_id is not None:
+        arguments["db_id"] = db_id
+    name = config.finish_tool if is_final else config.tool
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+def _thought(sql: str) -> str:
+    return f"<think> {', '.join(tables_of(sql))} </think>"

@@ -1,0 +1,84 @@
+"""What a job needs from outside, looked for before anything is made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launch.config import SPLITS, JobConfig, Split
+from minirl.errors import UserError as ModelError
+from minirl.files import check_folder
+from sqlenv.config import DataConfig
+from sqlenv.datasets import load
+from sqlenv.errors import UserError
+from sqlenv.layouts import locate
+
+
+def check_inputs(config: JobConfig) -> None:
+    """Look for the data and the model before anything is made.
+
+    Raises:
+        UserError: A path is not there, or is not laid out as its source says.
+    """
+    for split in SPLITS:
+        check_data(config, split)
+    check_model(config)
+
+
+def check_data(config: JobConfig, split: Split) -> None:
+    """Look for the files of a split; demo data is made later.
+
+    Raises:
+        UserError: A path is not there, or is not laid out as its source says.
+    """
+    root = config.data.root
+    if root is None:
+        return
+    if not root.is_dir():
+        raise UserError(
+            f"data.root: there is no folder {root.absolute()}; download the data there "
+            "(README, 'Data') or set data.root=FOLDER"
+        )
+    for number, source in enumerate(rooted(getattr(config.data, split), root).sources):
+        try:
+            locate(source)
+        except UserError as error:
+            raise UserError(f"data.{split}.sources.{number}: {error}") from None
+
+
+def rooted(split: DataConfig, root: Path) -> DataConfig:
+    """Give the sources of a split whole paths."""
+    sources = (source.model_copy(update={"path": root / source.path}) for source in split.sources)
+    return split.model_copy(update={"sources": tuple(sources)})
+
+
+def check_questions(config: JobConfig) -> None:
+    """Read every question of a data folder and find its database; no query is run.
+
+    Raises:
+        UserError: A file is damaged, a database is not there, or no question is left.
+    """
+    root = config.data.root
+    if root is None:
+        return
+    for split in SPLITS:
+        try:
+            load(rooted(getattr(config.data, split), root))
+        except UserError as error:
+            raise UserError(f"data.{split}: {error}") from None
+
+
+def check_model(config: JobConfig) -> None:
+    """Look for the files of the model's folder; a tiny model is made later.
+
+    Raises:
+        UserError: One is not there.
+    """
+    if config.model.path is None:
+        return
+    try:
+        check_folder(config.model.path)
+    except ModelError as error:
+        raise UserError(
+            f"model.path: {error}; download the weights there (README, 'Weights') or set "
+            "model.path=FOLDER"
+        ) from None

@@ -1,0 +1,73 @@
+"""The rules between settings of different parts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from launch.forms import Form
+from minirl.config import contradictions as of_the_learner
+from minirl.config import tiny_contradictions
+
+if TYPE_CHECKING:
+    from launch.config import JobConfig
+
+
+def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
+    """List rules that settings may break: whether they do, and a line that says what to write."""
+    demo, root = config.data.demo, config.data.root
+    source = config.model
+    return [
+        (
+            (demo is None) == (root is None),
+            "data: give one of data.demo (generated) and data.root (a folder); "
+            "set the other to null",
+        ),
+        (
+            (source.path is None) == (source.tiny is None),
+            "model: give one of model.path (a folder) and model.tiny (made on the spot); "
+            "set the other to null",
+        ),
+        (
+            config.sampler.temperature == 0,
+            "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
+        ),
+        (
+            (config.sampler.max_reply_tokens or 0) > config.sampler.max_response_tokens,
+            "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
+        ),
+        (
+            config.reward.kind == "progressive" and config.env.wrapping != "sql_tag",
+            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
+        ),
+        (
+            config.reward.kind == "expo" and config.env.kind == "agentic",
+            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
+            "use astra",
+        ),
+        (
+            config.reward.kind == "astra"
+            and config.reward.aggregate == "steps"
+            and config.train.algorithm.estimator != "direct",
+            "reward.aggregate: the scores of steps are advantages as they are; set "
+            "train.algorithm.estimator=direct",
+        ),
+        (
+            config.evaluation.episode == "agentic" and config.env.kind != "agentic",
+            "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, or "
+            "use single_turn",
+        ),
+        (
+            config.env.kind == "agentic" and config.prompt.style == "progress",
+            "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
+            "omnisql",
+        ),
+        *of_the_learner(config.train, config.sampler),
+        *_of_the_tiny_model(config),
+    ]
+
+
+def _of_the_tiny_model(config: JobConfig) -> list[tuple[bool, str]]:
+    shape = config.model.tiny
+    if shape is None:
+        return []
+    return tiny_contradictions(shape, marks=Form.of(config).marks)
