@@ -168,8 +168,8 @@ class Guard:
         try:
             rows = self._collect(query)
         except apsw.SQLError as error:
-            error.error_offset = -1  # that of the query around, which nobody wrote
-            raise
+            # Its place would be one in the query around, which nobody wrote.
+            raise _RefusedError(SqlError(str(error))) from None
         self._columns = columns
         return [self._decode(row) for row in rows]
 
