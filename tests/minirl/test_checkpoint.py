@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from minirl.checkpoint import Checkpoints
+from minirl.checkpoint import Checkpoints, best_step
 from minirl.errors import UserError
 from minirl.update import TrainState
 
@@ -187,3 +187,17 @@ def test_what_is_written_shares_no_memory_with_what_may_be_overwritten(tmp_path,
     assert copy.unsafe_buffer_pointer() != leaf.unsafe_buffer_pointer()
     np.testing.assert_array_equal(copy, leaf)
     checkpoints.close()
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"score": "x"}', '{"score": null}', "\x00"])
+def test_a_damaged_score_names_its_checkpoint(tmp_path, text):
+    save_all(tmp_path, {1: 0.5, 4: 0.25})
+    path = tmp_path / "4" / "metrics" / "metrics"
+    path.write_text(text)
+    for read in (Checkpoints, best_step):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert f"delete {tmp_path / '4'} to go on from the one before" in str(caught.value)
+    shutil.rmtree(tmp_path / "4")
+    assert best_step(tmp_path) == 1
