@@ -31,7 +31,8 @@ class Numbers(Line):
     """A line of `metrics.jsonl`; null stands for what JSON has no number for."""
 
     model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, float | None]
+    # pydantic checks the other fields against this.
+    __pydantic_extra__: dict[str, float | None]  # ty: ignore[incompatible-mutable-override]
 
 
 _METRICS = "metrics.jsonl"

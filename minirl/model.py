@@ -84,7 +84,9 @@ class _HuggingFace(BaseModel):
         if self.head_dim is None and width % heads:
             raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
         if self.head_size % 2:
-            raise ValueError(f"head_dim = {self.head_size} is odd; the rotary embedding turns pairs")
+            raise ValueError(
+                f"head_dim = {self.head_size} is odd; the rotary embedding turns pairs"
+            )
         return self
 
     @property
@@ -98,7 +100,7 @@ class _HuggingFace(BaseModel):
     @property
     def theta(self) -> float:
         rope = self.rope_parameters or self.rope_scaling
-        return (rope and rope.rope_theta) or self.rope_theta
+        return self.rope_theta if rope is None else rope.rope_theta or self.rope_theta
 
 
 _ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5 or Qwen3"

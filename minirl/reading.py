@@ -38,7 +38,9 @@ def read_json(path: Path, kind: type[_Kind], *, advice: str) -> _Kind:
     Raises:
         UserError: It is not there, is not JSON, or holds another kind of value.
     """
-    return check(kind, _parse(_bytes(path, advice), str(path), advice), where=str(path), advice=advice)
+    return check(
+        kind, _parse(_bytes(path, advice), str(path), advice), where=str(path), advice=advice
+    )
 
 
 def read_lines(path: Path, kind: type[_Kind], *, advice: str) -> Iterator[tuple[bytes, _Kind]]:
@@ -60,8 +62,6 @@ def keep_lines(path: Path, kind: type[_Kind], *, advice: str) -> list[_Kind]:
     Raises:
         UserError: As `read_lines`.
     """
-    if not path.exists():
-        return []
     lines = list(read_lines(path, kind, advice=advice))
     whole = sum(len(line) for line, _ in lines)
     if whole != path.stat().st_size:

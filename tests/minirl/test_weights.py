@@ -257,7 +257,10 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
         (set_config(rope_theta="a"), "rope_theta should be a valid number"),
         (set_config(rope_theta=float("inf")), "rope_theta should be a finite number"),
         (set_config(rms_norm_eps=None), "rms_norm_eps should be a valid number, not None"),
-        (set_config(tie_word_embeddings="perhaps"), "tie_word_embeddings should be a valid boolean"),
+        (
+            set_config(tie_word_embeddings="perhaps"),
+            "tie_word_embeddings should be a valid boolean",
+        ),
         (set_text("[]"), "config.json: should be an object, not []"),
         (set_text("{"), "config.json: broken JSON"),
         (set_text("{}"), "config.json: model_type is missing"),
