@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+
+from pydantic import BaseModel
 
 from launch import cli
 from launch.config import Decode, JobConfig, Split
@@ -23,6 +24,7 @@ from launch.evaluation import (
 from launch.folders import RESULT, claim, claim_data, versions, write_json
 from launch.policy import PolicySource, load_policy
 from launch.wiring import SqlSide
+from minirl.reading import read_json
 
 PREDICTIONS = "predictions.jsonl"
 
@@ -85,10 +87,16 @@ def evaluate(
     show(out)
 
 
+class _Result(BaseModel):
+    """The part of `result.json` that is shown."""
+
+    ci95: tuple[float, float]
+
+
 def show(out: Path) -> None:
     """Print the results that a folder holds."""
-    interval = json.loads((out / RESULT).read_text(encoding="utf-8"))["ci95"]
-    cli.output.print(accuracy_table(read_verdicts(out / PREDICTIONS), interval))
+    result = read_json(out / RESULT, _Result, advice="delete it to make it again")
+    cli.output.print(accuracy_table(read_verdicts(out / PREDICTIONS), result.ci95))
     cli.output.print(f"Predictions and result: {out}", soft_wrap=True)
 
 

@@ -17,6 +17,7 @@ from launch.config import Decode, JobConfig
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model import Decoder
+from minirl.reading import keep_lines
 from minirl.rollout import rollout
 from minirl.sampler import NativeSampler
 from minirl.tokenizer import ChatTokenizer
@@ -172,15 +173,12 @@ def _rows(attempt: Attempt) -> frozenset[Any]:
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Read the whole lines of a file of verdicts; a last line cut short is taken away."""
-    text = path.read_text(encoding="utf-8")
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    try:
-        return [Verdict(**json.loads(line)) for line in whole.splitlines()]
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: not a file of predictions ({error}); move it away") from None
+    """Read the whole lines of a file of verdicts; a last line cut short is taken away.
+
+    Raises:
+        UserError: It holds something else.
+    """
+    return keep_lines(path, Verdict, advice="bring back the file of predictions, or move it away")
 
 
 def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:

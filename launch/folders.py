@@ -15,6 +15,7 @@ import apsw
 import yaml
 
 from launch.config import JobConfig, dump
+from minirl.reading import read_json
 from sqlenv.datasets import fingerprint
 from sqlenv.errors import UserError
 from sqlenv.types import Example
@@ -124,7 +125,7 @@ def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[st
     }
     path = folder / DATA
     if path.exists():
-        old = json.loads(path.read_text(encoding="utf-8"))
+        old = read_json(path, dict[str, Any], advice="delete it to go on")
         changed = [name for name in facts if old.get(name) != facts[name]]
         if changed:
             raise UserError(
@@ -147,7 +148,8 @@ def versions() -> dict[str, str]:
 def _note_versions(path: Path) -> None:
     """Write the versions down, and warn of those that changed since the work began."""
     now = versions()
-    then = json.loads(path.read_text(encoding="utf-8")) if path.exists() else now
+    advice = "delete it to go on"
+    then = read_json(path, dict[str, str], advice=advice) if path.exists() else now
     if changed := [name for name in now if then.get(name) != now[name]]:
         name = changed[0]
         _log.warning(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +15,7 @@ from launch.evaluation import Evaluator, Verdict, accuracy, ci95, write_official
 from launch.folders import RESULT, claim_data, claim_run, write_json
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
+from minirl.metrics import read_metrics
 from minirl.tokenizer import ChatTokenizer
 from minirl.trainer import Trainer
 from sqlenv.types import Example
@@ -101,8 +101,7 @@ def _gain(before: Sequence[Verdict], after: Sequence[Verdict], config: JobConfig
 
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
     """Average turns and reward parts over the first and last steps; list validation accuracies."""
-    with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
-        lines = [json.loads(line) for line in file]
+    lines = read_metrics(folder)
 
     def mean(name: str, part: Sequence[dict[str, float]]) -> float:
         return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)

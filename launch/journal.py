@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from minirl.reading import keep_lines
 from sqlenv.errors import UserError
 from sqlenv.types import Observation
 
@@ -55,6 +56,14 @@ class Answer:
     refusal: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """Which request a line answers."""
+
+    key: str
+    kind: str
+
+
 @dataclass(slots=True)
 class Cost:
     """Calls and tokens of one kind of request."""
@@ -88,7 +97,7 @@ class Journal:
         try:
             self._lock_file()
             self._read()
-        except UserError:
+        except Exception:
             self._file.close()
             raise
 
@@ -141,20 +150,11 @@ class Journal:
             ) from None
 
     def _read(self) -> None:
-        self._file.seek(0)
-        text = self._file.read()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            self._file.truncate(len(whole.encode()))
-        try:
-            for line in whole.split("\n")[:-1]:
-                fields = json.loads(line)
-                key, kind = fields.pop("key"), fields.pop("kind")
-                self._remember(key, kind, Answer(**fields))
-        except (ValueError, TypeError, LookupError) as error:
-            raise UserError(
-                f"{self._path}: not a file of answers ({error}); move it away"
-            ) from None
+        advice = "it is not a file of answers; move it away"
+        names = keep_lines(self._path, _Name, advice=advice)
+        answers = keep_lines(self._path, Answer, advice=advice)
+        for name, answer in zip(names, answers, strict=True):
+            self._remember(name.key, name.kind, answer)
 
     def _remember(self, key: str, kind: str, answer: Answer) -> None:
         if key not in self._answers:

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from dataclasses import fields as dataclass_fields
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
+from pydantic import BaseModel
 from rich.table import Table as RichTable
 
 from launch import cli
@@ -26,6 +26,7 @@ from launch.journal import Answer, Journal, Request
 from launch.native import Native
 from launch.policy import PolicySource, find_policy, load_policy
 from launch.wiring import SqlSide
+from minirl.reading import keep_lines, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
 from sqlenv.compare import matches
 from sqlenv.dialects import carry_over
@@ -125,12 +126,12 @@ class Choices:
         self._path, self._sql, self._match = path, sql, config.env.match
         self.verdicts: dict[str, Verdict] = {}
         self._totals: Counter[str] = Counter()
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            path.write_text(whole, encoding="utf-8")
-        for line in whole.split("\n")[:-1]:
-            self._remember(json.loads(line))
+        if path.exists():
+            advice = "bring back the file of choices, or move it away"
+            verdicts = keep_lines(path, Verdict, advice=advice)
+            choices = keep_lines(path, Choice, advice=advice)
+            for verdict, choice in zip(verdicts, choices, strict=True):
+                self._remember(verdict, choice)
 
     def add(self, example: Example, choice: Choice) -> None:
         """Judge what was chosen for a question, and write it down."""
@@ -146,16 +147,15 @@ class Choices:
         fields = {**asdict(choice), **asdict(verdict)}
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(fields) + "\n")
-        self._remember(fields)
+        self._remember(verdict, choice)
 
     def totals(self) -> dict[str, int]:
         """Sum the counts of all questions."""
         return {name: self._totals[name] for name in _COUNTS}
 
-    def _remember(self, fields: Mapping[str, Any]) -> None:
-        verdict = Verdict(**{name.name: fields[name.name] for name in dataclass_fields(Verdict)})
+    def _remember(self, verdict: Verdict, choice: Choice) -> None:
         self.verdicts[verdict.id] = verdict
-        self._totals.update({name: fields[name] for name in _COUNTS})
+        self._totals.update({name: getattr(choice, name) for name in _COUNTS})
 
     def _is_correct(self, example: Example, sql: str) -> bool:
         if not sql or not example.gold_sql:
@@ -221,22 +221,34 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
     show(out)
 
 
+class _Result(BaseModel):
+    """The part of `result.json` that is shown."""
+
+    cost: dict[str, dict[str, int]]
+    attempts: int
+    executable: int
+    judged: int
+    left_out: int
+    refused: int
+    ci95: tuple[float, float] | None = None
+
+
 def show(out: Path) -> None:
     """Print the results that a folder holds."""
-    result = json.loads((out / RESULT).read_text(encoding="utf-8"))
-    if "ci95" in result:
+    result = read_json(out / RESULT, _Result, advice="delete it to make it again")
+    if result.ci95:
         known = [verdict for verdict in read_verdicts(out / PREDICTIONS) if verdict.gold]
-        cli.output.print(accuracy_table(known, result["ci95"]))
+        cli.output.print(accuracy_table(known, result.ci95))
     table = RichTable("cost", "calls", "tokens read", "tokens written")
     for column in table.columns[1:]:
         column.justify = "right"
-    for kind, cost in result["cost"].items():
+    for kind, cost in result.cost.items():
         table.add_row(kind, *(f"{number:,}" for number in cost.values()))
     cli.output.print(table)
     cli.output.print(
-        f"{result['attempts']:,} attempts, {result['executable']:,} with a query that ran; "
-        f"{result['judged']:,} judgements, {result['left_out']:,} left out; "
-        f"{result['refused']:,} requests refused",
+        f"{result.attempts:,} attempts, {result.executable:,} with a query that ran; "
+        f"{result.judged:,} judgements, {result.left_out:,} left out; "
+        f"{result.refused:,} requests refused",
         soft_wrap=True,
     )
     cli.output.print(f"Predictions, choices and result: {out}", soft_wrap=True)

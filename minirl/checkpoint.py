@@ -5,7 +5,6 @@ Orbax writes beside and renames, so a kill inside a save leaves the checkpoints 
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Generator, Mapping
@@ -15,8 +14,10 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from pydantic import BaseModel
 
 from minirl.errors import UserError
+from minirl.reading import read_json
 
 # Orbax reports every save at INFO, and of one that fails the traceback at ERROR; we tell the user.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -215,23 +216,20 @@ def _compare(where: Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping
             )
 
 
+class _Scores(BaseModel):
+    """What Orbax chooses the best checkpoint by."""
+
+    score: float
+
+
 def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
     """Open a folder of checkpoints; Orbax reads the score of each at once."""
-    try:
-        return ocp.CheckpointManager(folder, **settings)
-    except ValueError as error:
-        for scores in sorted(folder.glob("*/metrics/metrics")):
-            if not _is_json(scores):
-                raise _damaged(scores.parents[1], error) from None
-        raise
-
-
-def _is_json(path: Path) -> bool:
-    try:
-        json.loads(path.read_bytes())
-    except ValueError:
-        return False
-    return True
+    for scores in sorted(folder.glob("*/metrics/metrics")):
+        checkpoint = scores.parents[1]
+        if checkpoint.name.isdigit():  # and not what a kill inside a save left
+            advice = f"delete {checkpoint} to go on from the one before"
+            read_json(scores, _Scores, advice=advice)
+    return ocp.CheckpointManager(folder, **settings)
 
 
 def _score(metrics: Mapping[str, float]) -> float:

@@ -7,18 +7,18 @@ The models differ in three settings: biases on q, k, v (Qwen2, Qwen2.5), RMS nor
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from minirl.errors import UserError
+from minirl.reading import check, read_json
 
 # (q_BTHE, k_BTKE, v_BTKE, the layer's cache) -> (attended values BTHE, the layer's new cache)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
@@ -42,6 +42,70 @@ class ModelConfig:
     qk_norm: bool
 
 
+_Size = Annotated[int, Field(gt=0, lt=2**31)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Rope(BaseModel):
+    """Rotary embedding, as newer files have it."""
+
+    rope_type: Literal["default"] = "default"
+    type: Literal["default"] = "default"
+    rope_theta: _Positive | None = None
+
+
+class _HuggingFace(BaseModel):
+    """What this decoder does of all that a `config.json` may ask for."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_type: Literal["qwen2", "qwen3"]
+    hidden_act: Literal["silu"] = "silu"
+    use_sliding_window: Literal[False] | None = None
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    rope_theta: _Positive = 10_000.0
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    rms_norm_eps: _Positive = 1e-6
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        heads, kv_heads, width = self.num_attention_heads, self.kv_heads, self.hidden_size
+        if heads % kv_heads:
+            raise ValueError(f"num_key_value_heads = {kv_heads} does not divide {heads} heads")
+        if self.head_dim is None and width % heads:
+            raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
+        if self.head_size % 2:
+            raise ValueError(
+                f"head_dim = {self.head_size} is odd; the rotary embedding turns pairs"
+            )
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def theta(self) -> float:
+        rope = self.rope_parameters or self.rope_scaling
+        return self.rope_theta if rope is None else rope.rope_theta or self.rope_theta
+
+
+_ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5 or Qwen3"
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Read the shape of a Qwen2, Qwen2.5 or Qwen3 model from its `config.json`.
 
@@ -49,53 +113,26 @@ def read_config(folder: Path) -> ModelConfig:
         UserError: The file is missing or not JSON, or asks for something this decoder does not do.
     """
     path = folder / "config.json"
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: not there; set model.path to a Hugging Face model folder"
-        ) from None
-    except (ValueError, OSError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
-    return parse_config(raw, where=str(path))
+    return parse_config(read_json(path, dict[str, Any], advice=_ADVICE), where=str(path))
 
 
 def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
     """Turn the content of a `config.json` into a `ModelConfig`; `where` names it in errors."""
-    kind = raw.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise UserError(
-            f"{where}: model_type is {kind!r}; qwen2 (also Qwen2.5) and qwen3 are known"
-        )
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    rope_type = rope.get("rope_type", rope.get("type", "default"))
-    unknown = {
-        "rope_type": rope_type != "default",
-        "use_sliding_window": bool(raw.get("use_sliding_window")),
-        "hidden_act": raw.get("hidden_act", "silu") != "silu",
-    }
-    for key, is_unknown in unknown.items():
-        if is_unknown:
-            value = rope_type if key == "rope_type" else raw[key]
-            raise UserError(f"{where}: {key} = {value!r} is not supported by this decoder")
-    try:
-        heads = raw["num_attention_heads"]
-        return ModelConfig(
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_hidden_layers=raw["num_hidden_layers"],
-            num_attention_heads=heads,
-            num_key_value_heads=raw.get("num_key_value_heads") or heads,
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-            rope_theta=float(rope.get("rope_theta", raw.get("rope_theta", 10_000.0))),
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            attention_bias=kind == "qwen2" or bool(raw.get("attention_bias", False)),
-            qk_norm=kind == "qwen3",
-        )
-    except KeyError as error:
-        raise UserError(f"{where}: the key {error} is missing") from None
+    read = check(_HuggingFace, raw, where=where, advice=_ADVICE)
+    return ModelConfig(
+        vocab_size=read.vocab_size,
+        hidden_size=read.hidden_size,
+        intermediate_size=read.intermediate_size,
+        num_hidden_layers=read.num_hidden_layers,
+        num_attention_heads=read.num_attention_heads,
+        num_key_value_heads=read.kv_heads,
+        head_dim=read.head_size,
+        rope_theta=read.theta,
+        rms_norm_eps=read.rms_norm_eps,
+        tie_word_embeddings=bool(read.tie_word_embeddings),
+        attention_bias=read.model_type == "qwen2" or bool(read.attention_bias),
+        qk_norm=read.model_type == "qwen3",
+    )
 
 
 def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float) -> Array:

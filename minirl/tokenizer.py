@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 # transformers says at import that it misses PyTorch, which nothing here needs.
 os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 from jinja2 import TemplateError
+from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from transformers import PreTrainedTokenizerFast
 
 from minirl.errors import UserError
+from minirl.reading import read_json
 from minirl.types import Message
 
 # Stands for the policy's reply when the template is asked what follows one. One word, so that
@@ -122,14 +123,23 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
+def _listed(value: Any) -> Any:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+class _Generation(BaseModel):
+    """The part of `generation_config.json` that counts here."""
+
+    eos_token_id: Annotated[list[NonNegativeInt], BeforeValidator(_listed)] = []
+
+
 def _stop_ids(folder: Path, eos_id: int | None) -> tuple[int, ...]:
     path = folder / "generation_config.json"
-    try:
-        listed = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-    except (ValueError, OSError, AttributeError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error})") from None
-    ids = listed if isinstance(listed, list) else [listed]
-    unique = tuple(dict.fromkeys(i for i in [*ids, eos_id] if i is not None))
+    listed: list[int] = []
+    if path.exists():
+        advice = "copy the tokenizer's files there again"
+        listed = read_json(path, _Generation, advice=advice).eos_token_id
+    unique = tuple(dict.fromkeys(i for i in [*listed, eos_id] if i is not None))
     if not unique:
         raise UserError(f"{path}: no eos_token_id here nor in the tokenizer; replies cannot end")
     return unique

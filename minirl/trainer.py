@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from pydantic import BaseModel, NonNegativeInt
 
 from minirl.advantages import groups_to_train
 from minirl.batching import Batch, TokenRow, micro_batches, read_back, token_weights
@@ -25,6 +26,7 @@ from minirl.config import SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
+from minirl.reading import check
 from minirl.rollout import flatten, rollout
 from minirl.sampler import NativeSampler
 from minirl.schedule import Restart, restart, second_optimizer
@@ -37,6 +39,13 @@ Progress = Callable[[int, int, str], None]
 _log = logging.getLogger(__name__)
 # Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
 _MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
+
+
+class _Facts(BaseModel):
+    """What a checkpoint knows beside its arrays."""
+
+    rounds: NonNegativeInt | None = None
+    curve: list[tuple[int, float]] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +123,7 @@ class Trainer:
             model, sampler, tokenizer, group_size=config.group_size, seed=seed
         )
         self._state = self._learner.init(params)
+        self._folder = folder
         self._checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep_checkpoints)
         self.step = self._checkpoints.latest_step() or 0
         self._rounds = self.step  # rollouts so far, of prompts_per_step prompts each
@@ -138,8 +148,14 @@ class Trainer:
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
         self._state, facts = self._checkpoints.restore(self.step, self._state)
-        self._rounds = facts.get("rounds", self.step)
-        self._curve = [(step, accuracy) for step, accuracy in facts.get("curve", ())]
+        known = check(
+            _Facts,
+            facts,
+            where=f"{self._folder / 'checkpoints' / str(self.step)}: facts",
+            advice="delete that folder to go on from the one before",
+        )
+        self._rounds = self.step if known.rounds is None else known.rounds
+        self._curve = known.curve
         if self.step > self._config.steps:
             self._decide()
 

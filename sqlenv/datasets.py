@@ -18,8 +18,17 @@ from typing import Protocol
 from sqlenv.config import DataConfig, Layout, SourceConfig
 from sqlenv.dialects import NAMES, carry_over
 from sqlenv.errors import UserError
-from sqlenv.hardness import hardness
-from sqlenv.layouts import FORMS, Form, Location, Record, locate, read_descriptions, read_records
+from sqlenv.layouts import (
+    FORMS,
+    Form,
+    Location,
+    Record,
+    is_file,
+    locate,
+    read_descriptions,
+    read_records,
+)
+from sqlenv.records import Question, check, question_kind
 from sqlenv.schema import Descriptions
 from sqlenv.types import Example, Result, SqlError, Table
 
@@ -302,43 +311,43 @@ def _example(
     """Read a record, and name its flaws."""
     layout: Layout = source.layout
     form = FORMS[layout]
-    name = record.get("instance_id", f"{file.stem}/{index}")
-    try:
-        db_id, question = record.get("db_id") or record["db"], record[form.question]
-    except KeyError as error:
-        raise UserError(
-            f"{file}: record {index} has no field {error}; is its layout really {layout}?"
-        ) from error
-    database, gold = database_of(db_id), (record.get(form.gold) or "").strip()
-    parse = record.get("sql")
-    level = record.get("difficulty") or record.get("sql_complexity")
-    dialect = NAMES.get(str(record.get("dialect") or source.dialect).lower())
-    other_engine = ("instance_id" in record and not name.startswith("local")) or not dialect
+    kind = question_kind(question=form.question, gold=form.gold, evidence=form.evidence)
+    asked = check(
+        kind,
+        record,
+        where=f"{file}: record {index}",
+        advice=f"correct it if the layout is really {layout}",
+    )
+    name = asked.instance_id or f"{file.stem}/{index}"
+    database, gold = database_of(asked.db_id), (asked.gold or "").strip()
+    dialect = NAMES.get((asked.dialect or source.dialect).lower())
+    is_local = asked.instance_id is None or name.startswith("local")
+    other_engine = not (is_local and dialect)
     flaws = {
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
         BLANK_GOLD: not gold,
-        UNPARSED_GOLD: "sql" in record and parse is None,
+        UNPARSED_GOLD: asked.parsed is None,
     }
     example = Example(
         id=f"{layout}/{name}",
-        question=question.strip(),
-        db_id=db_id,
-        database=database or Path(db_id),
+        question=asked.question.strip(),
+        db_id=asked.db_id,
+        database=database or Path(asked.db_id),
         gold_sql=gold,
-        evidence=_evidence(form, file.parent, record),
-        difficulty=level or (hardness(parse) if isinstance(parse, dict) else ""),
+        evidence=_evidence(form, file.parent, asked),
+        difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
         dialect=dialect or "sqlite",
         source=layout,
     )
     return example, [flaw for flaw, present in flaws.items() if present]
 
 
-def _evidence(form: Form, folder: Path, record: Record) -> str:
+def _evidence(form: Form, folder: Path, asked: Question) -> str:
     """Read the external knowledge; Spider 2 names a file that holds it."""
-    text = (record.get(form.evidence) or "").strip()
+    text = (asked.evidence or "").strip()
     document = folder / form.documents / text
-    if form.documents and text and document.is_file():
+    if form.documents and text and is_file(document):
         return document.read_text(encoding="utf-8", errors="replace").strip()
     return text
 

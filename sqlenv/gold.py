@@ -25,8 +25,16 @@ Query = tuple[Path, str]
 
 # What can change the result, beside the database and the query.
 _LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars", "text"}
-# Answers that another day or another run would not give.
-_FLEETING_SQL = re.compile(r"\b(random|randomblob|current_(date|time|timestamp))\b|'now'", re.I)
+# Answers that another day, another run or another time zone would not give.
+_FLEETING_SQL = re.compile(
+    r"""
+      \b (random | randomblob | current_(date | time | timestamp)) \b
+    | \b (date | time | datetime | julianday | unixepoch) \s* \( \s* \)
+    | \b strftime \s* \( \s* (\w+ | '[^']*' | "[^"]*") \s* \)
+    | ['"] (now | subsec | subsecond | localtime | utc) ['"]
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
 _FLEETING_RESULTS = (TimedOut("wall"), TooLarge("memory"))
 _MEMORY_ENTRIES = 20_000
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import marshal
+import re
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -58,6 +59,8 @@ _LIMITS = {
     apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
     apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
 }
+# Semicolons and comments in front of a query, which are statements of nothing.
+_BEFORE = re.compile(r"(?:[;\s]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
 _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _ALLOWED_PRAGMAS = frozenset(
@@ -162,7 +165,11 @@ class Guard:
                 raise
         columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
         self._forget()
-        rows = self._collect(query)
+        try:
+            rows = self._collect(query)
+        except apsw.SQLError as error:
+            # Its place would be one in the query around, which nobody wrote.
+            raise _RefusedError(SqlError(str(error))) from None
         self._columns = columns
         return [self._decode(row) for row in rows]
 
@@ -278,8 +285,10 @@ def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str]:
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, config.max_value_bytes)
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)
+    floats = apsw.Connection(":memory:")
     for name, strip in _OVERRIDES.items():
-        connection.create_scalar_function(name, strip, 2, deterministic=True)
+        trim = _make_trim(strip, floats)
+        connection.create_scalar_function(name, trim, 2, deterministic=True)
     # Reads the schema, so that a broken one shows now and not as an error of some query.
     connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
     return connection, _CODECS[connection.pragma("encoding")]
@@ -290,34 +299,37 @@ def _as_bytes(statement: str, width: int) -> str:
     names = [f"c{i}" for i in range(width)]
     values = [f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in names]
     flags = [f"typeof({c}) = 'text'" for c in names]
-    body = statement.rstrip().removesuffix(";")
-    return f"WITH _q({', '.join(names)}) AS ({body}\n) SELECT {', '.join(values + flags)} FROM _q"
+    start = _BEFORE.match(statement)
+    body = statement[start.end() if start else 0 :].rstrip("; \t\r\n\f") + "\n"
+    # A comment need not end where the text does; here more text follows.
+    body += "" if apsw.complete(f"{body};") else "*/"
+    return f"WITH _q({', '.join(names)}) AS ({body}) SELECT {', '.join(values + flags)} FROM _q"
 
 
-def _text(value: Value) -> str:
-    """Read a value as SQLite's string functions do; floats in Python's shortest form."""
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, float):
-        mantissa, e, exponent = repr(value).partition("e")
-        return mantissa + (".0" if e and "." not in mantissa else "") + e + exponent
-    return str(value)
+def _make_trim(
+    strip: Callable[[str, str], str], floats: apsw.Connection
+) -> Callable[..., str | None]:
+    """Make a two-argument trim from Python's, which takes linear time; SQLite's takes n * m.
 
+    Args:
+        strip: Python's.
+        floats: A connection whose SQLite writes floats, as each version of it does its own way.
+    """
 
-def _stripper(strip: Callable[[str, str], str]) -> Callable[..., str | None]:
-    """Make a two-argument trim from Python's, which takes linear time; SQLite's takes n * m."""
+    def text(value: Value) -> str:
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if isinstance(value, float):
+            value = floats.execute("SELECT CAST(? AS TEXT)", (value,)).get
+        return str(value)
 
     def trim(*values: Value) -> str | None:
         value, characters = values
         if value is None or characters is None:
             return None
-        return strip(_text(value), _text(characters))
+        return strip(text(value), text(characters))
 
     return trim
 
 
-_OVERRIDES = {
-    "trim": _stripper(str.strip),
-    "ltrim": _stripper(str.lstrip),
-    "rtrim": _stripper(str.rstrip),
-}
+_OVERRIDES = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -16,6 +17,7 @@ import ijson
 
 from sqlenv.config import Layout, SourceConfig
 from sqlenv.errors import UserError
+from sqlenv.records import Named, TableNames, check
 from sqlenv.schema import ColumnKey, Descriptions
 
 Record = dict[str, Any]
@@ -117,7 +119,12 @@ class Location:
         """Find a database's file; None where there is none."""
         names = (Path(db_id, f"{db_id}.sqlite"), Path(f"{db_id}.sqlite"))
         paths = (folder / name for folder in self.databases for name in names)
-        return next((path for path in paths if path.is_file()), None)
+        return next((path for path in paths if is_file(path)), None)
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether a name from a record is a file; pathlib raises for one that no file can have."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def locate(source: SourceConfig) -> Location:
@@ -174,9 +181,10 @@ def read_descriptions(
     """
     found: dict[Path, dict[ColumnKey, str]] = {path: {} for path in databases.values()}
     for file in _beside(location, FORMS[source.layout].tables):
-        for entry in read_records(file):
-            if path := databases.get(entry.get("db_id", "")):
-                found[path].update(_natural_names(entry))
+        for number, entry in enumerate(read_records(file)):
+            where = {"where": f"{file}: record {number}", "advice": "correct it or fetch it again"}
+            if path := databases.get(check(Named, entry, **where).db_id):
+                found[path].update(_natural_names(check(TableNames, entry, **where)))
     if source.comments == "full":
         for path, descriptions in found.items():
             descriptions.update(_full_descriptions(path.parent / "database_description"))
@@ -240,9 +248,9 @@ def _json_lines(file: IO[bytes]) -> Iterator[Any]:
     return (json.loads(line) for line in file if line.strip())
 
 
-def _natural_names(entry: Record) -> dict[ColumnKey, str]:
-    tables = entry["table_names_original"]
-    pairs = zip(entry["column_names_original"], entry["column_names"], strict=True)
+def _natural_names(entry: TableNames) -> dict[ColumnKey, str]:
+    tables = entry.table_names_original
+    pairs = zip(entry.column_names_original, entry.column_names, strict=True)
     return {
         (tables[table].lower(), original.lower()): natural
         for (table, original), (_, natural) in pairs

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import minirl.errors
 from launch import folders
 from launch.config import SPLITS, load_config
 from launch.inputs import check_data, check_inputs
@@ -305,6 +306,22 @@ def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
     (folder / "config.yaml").write_text("seed: [")
     with pytest.raises(UserError, match=r"its config.yaml is damaged"):
         folders.claim_run(ours)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\x00", '{"sqlite": 3}'])
+def test_damaged_versions_are_told(tiny, tmp_path, text):
+    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
+    path = folders.claim_run(ours) / "versions.json"
+    path.write_text(text)
+    with pytest.raises(minirl.errors.UserError, match=r"versions.json: .*; delete it to go on"):
+        folders.claim_run(ours)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
+def test_damaged_notes_of_questions_are_told(tmp_path, text):
+    (tmp_path / "data.json").write_text(text)
+    with pytest.raises(minirl.errors.UserError, match=r"data.json: .*; delete it to go on"):
+        folders.claim_data(tmp_path, {"train": []})
 
 
 def test_questions_that_changed_under_a_run_are_refused(tmp_path):

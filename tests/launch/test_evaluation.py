@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.eval_job import show
 from launch.evaluation import (
     Evaluator,
     Verdict,
@@ -184,6 +185,39 @@ def test_predictions_of_other_questions_are_refused_and_kept(evaluator, tmp_path
         with pytest.raises(UserError, match="predictions for other questions"):
             evaluator.predict(others, path, progress=silent)
     assert path.read_bytes() == before
-    path.write_text('{"pred": "SELECT 1"}\n', encoding="utf-8")
-    with pytest.raises(UserError, match="not a file of predictions"):
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'{"pred": "SELECT 1"}\n', "line 1: id is missing"),
+        (b"[1]\n", "line 1: should be"),
+        (b"{\n", "line 1: broken JSON"),
+        (b"\xff\n", "line 1: broken JSON"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_damaged_file_of_predictions_is_told_in_a_line(tmp_path, content, words):
+    path = tmp_path / "predictions.jsonl"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
         read_verdicts(path)
+    assert str(caught.value).startswith(f"{path}: {words}")
+    assert str(caught.value).endswith("; bring back the file of predictions, or move it away")
+
+
+@pytest.mark.parametrize("correct", [None, "perhaps", 3])
+def test_a_verdict_of_a_wrong_type_is_told_in_a_line(tmp_path, correct):
+    path = tmp_path / "predictions.jsonl"
+    good = asdict(verdict(0))
+    path.write_text("".join(json.dumps(one) + "\n" for one in (good, good | {"correct": correct})))
+    with pytest.raises(UserError, match="line 2: correct should be a valid boolean"):
+        read_verdicts(path)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"ci95": [0.5]}', '{"ci95": "x"}'])
+def test_a_damaged_result_is_told_in_a_line(tmp_path, text):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(UserError, match=r"result.json: .*; delete it to make it again"):
+        show(tmp_path)

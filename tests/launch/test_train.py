@@ -252,13 +252,18 @@ def test_a_checkpoint_that_is_truncated_or_of_another_model(place, tmp_path):
         read_params(copy, params)
 
 
-def test_training_on_from_a_truncated_checkpoint(command, place, tiny):
-    folder = place / "truncated"
+def copy_of(place: Path, name: str) -> Path:
+    """Copy the finished run, and let it be unfinished."""
+    folder = place / name
     shutil.copytree(place / "finished", folder)
     (folder / "result.json").unlink()
-    (folder / "config.yaml").write_text(
-        (folder / "config.yaml").read_text().replace("dir: finished", "dir: truncated")
-    )
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("dir: finished", f"dir: {name}"))
+    return folder
+
+
+def test_training_on_from_a_truncated_checkpoint(command, place, tiny):
+    folder = copy_of(place, "truncated")
     for path in (folder / "checkpoints" / "3" / "tree").rglob("*"):
         if path.is_file() and path.stat().st_size > 2_000:
             path.write_bytes(path.read_bytes()[:1_000])
@@ -270,3 +275,28 @@ def test_training_on_from_a_truncated_checkpoint(command, place, tiny):
     assert "checkpoints/3: the checkpoint cannot be read" in last
     assert "Traceback" not in done.stderr
     assert (folder / "metrics.jsonl").read_bytes() == metrics
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "words"),
+    [
+        ("data.json", "{", "data.json: broken JSON"),
+        ("metrics.jsonl", None, "metrics.jsonl: the numbers of step 3 are not there"),
+        ("checkpoints/3/metrics/metrics", "{}", "metrics/metrics: score is missing"),
+        ("checkpoints/3/facts/metadata", '{"curve": 5}', "checkpoints/3: facts: curve should be"),
+        ("before/predictions.jsonl", "[1]\n", "before/predictions.jsonl: line 1: should be"),
+        ("model/config.json", "[]", "config.json: should be an object"),
+    ],
+)
+def test_damaged_files_of_a_run_are_told_in_a_line(command, place, tiny, path, content, words):
+    folder = copy_of(place, f"damaged-{path.replace('/', '-')}")
+    if path.startswith("model"):
+        path = f"warm/{path}"
+    file = folder / path
+    assert file.is_file()
+    file.unlink() if content is None else file.write_text(content)
+    done = command("launch.train", "--cfg", tiny, f"run.dir={folder.name}", cwd=place)
+    last = done.stderr.splitlines()[-1]
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert last.startswith("error: ")
+    assert words in last

@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
+import minirl.errors
 from launch import verbal
 from launch.journal import Answer, Cost, Journal, Request
+from launch.verbal_job import Choices
 from minirl.config import TinyConfig
 from minirl.tiny import make_tiny
 from sqlenv.config import DemoConfig
@@ -410,6 +413,21 @@ def test_a_foreign_file_and_a_second_writer_are_refused(tmp_path):
     path = tmp_path / "answers.jsonl"
     with Journal(path), pytest.raises(UserError, match="another process"):
         Journal(path)
-    path.write_text("{}\n")
-    with pytest.raises(UserError, match="not a file of answers"):
+
+
+@pytest.mark.parametrize(
+    "line", [b"{}", b"[1]", b"{", b"\xff", b'{"key": "k", "kind": 3, "text": "x"}']
+)
+def test_a_damaged_line_of_answers_is_told(tmp_path, line):
+    path = tmp_path / "answers.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(minirl.errors.UserError, match=r"line 1: .*not a file of answers"):
         Journal(path)
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[1]", b"{", b"\xff", b'{"id": "a", "sql": 3}'])
+def test_a_damaged_line_of_choices_is_told(tmp_path, line):
+    path = tmp_path / "choices.jsonl"
+    path.write_bytes(line + b"\n")
+    with pytest.raises(minirl.errors.UserError, match=r"line 1: .*; bring back the file of"):
+        Choices(path, Mock(), Mock())

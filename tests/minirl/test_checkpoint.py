@@ -16,7 +16,7 @@ import numpy as np
 import optax
 import pytest
 
-from minirl.checkpoint import Checkpoints
+from minirl.checkpoint import Checkpoints, best_step
 from minirl.errors import UserError
 from minirl.update import TrainState
 
@@ -260,3 +260,17 @@ def test_an_array_that_cannot_be_written_is_told_by_the_next_call(tmp_path, monk
     monkeypatch.undo()
     assert steps_in(tmp_path) == [1]
     assert_equal(restore(tmp_path, make_tree())[0], make_tree(1))
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[1]", '{"score": "x"}', '{"score": null}', "\x00"])
+def test_a_damaged_score_names_its_checkpoint(tmp_path, text):
+    save_all(tmp_path, {1: 0.5, 4: 0.25})
+    path = tmp_path / "4" / "metrics" / "metrics"
+    path.write_text(text)
+    for read in (Checkpoints, best_step):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert f"delete {tmp_path / '4'} to go on from the one before" in str(caught.value)
+    shutil.rmtree(tmp_path / "4")
+    assert best_step(tmp_path) == 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 
 import pytest
 
-from minirl.metrics import JsonLines, Metrics, Stopwatch
+from minirl.errors import UserError
+from minirl.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 
 
 def lines_of(path):
@@ -81,6 +83,55 @@ def test_metrics_are_sorted_and_in_tensorboard_too(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "a": 1.0, "b": 2.0}\n'
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert events.stat().st_size > 0
+
+
+DAMAGES = [
+    (b"{\n", "line 1: broken JSON"),
+    (b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
+    (b"[1]\n", "line 1: should be"),
+    (b'{"a": 1}\n', "line 1: step is missing"),
+    (b'{"step": "x"}\n', "line 1: step should be a valid integer"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), DAMAGES)
+def test_a_damaged_line_is_named_and_kept(tmp_path, content, words):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UserError) as caught:
+        JsonLines(path, resume_step=1)
+    assert str(caught.value).startswith(f"{path}: {words}")
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("content", "words"), [*DAMAGES, (b'{"step": 1, "a": "x"}\n', "line 1: a should be a valid")]
+)
+def test_damaged_numbers_are_named(tmp_path, content, words):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(content)
+    for read in (read_metrics, partial(Metrics, resume_step=1)):
+        with pytest.raises(UserError) as caught:
+            read(tmp_path)
+        assert str(caught.value).startswith(f"{path}: {words}")
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1])
+def test_numbers_that_are_lost_stop_a_resume_before_it_begins(tmp_path, kept):
+    path = tmp_path / "metrics.jsonl"
+    if kept is not None:
+        path.write_text('{"step": 1, "a": null}\n' * kept)
+    with pytest.raises(UserError, match="the numbers of step 2 are not there"):
+        Metrics(tmp_path, resume_step=2)
+
+
+def test_files_and_folders_in_one_anothers_place(tmp_path):
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(UserError, match=r"tensorboard: cannot be written .* move it away"):
+        Metrics(tmp_path, resume_step=0)
+    (tmp_path / "trajectories.jsonl").mkdir()
+    with pytest.raises(UserError, match=r"trajectories.jsonl: cannot be read"):
+        JsonLines(tmp_path / "trajectories.jsonl", resume_step=0)
 
 
 def test_stopwatch_adds_up():

@@ -132,6 +132,12 @@ def test_stop_ids(tmp_path, eos, expected):
     assert ChatTokenizer(write_folder(tmp_path, PLAIN, eos=eos)).stop_ids == expected
 
 
+@pytest.mark.parametrize("eos", ["x", -1, {"id": 2}, [None], 1.5])
+def test_a_wrong_end_of_reply_is_one_clear_line(tmp_path, eos):
+    with pytest.raises(UserError, match=r"generation_config.json: eos_token_id"):
+        ChatTokenizer(write_folder(tmp_path, PLAIN, eos=eos))
+
+
 @given(ids=st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 300)))
 def test_any_ids_decode_to_text(plain, ids):
     text = plain.decode(ids)

@@ -203,6 +203,13 @@ def set_config(**changes):
     return apply
 
 
+def set_text(text: str):
+    def apply(folder: Path) -> None:
+        (folder / "config.json").write_text(text)
+
+    return apply
+
+
 def set_index(text: str):
     def apply(folder: Path) -> None:
         (folder / "model.safetensors.index.json").write_text(text)
@@ -236,7 +243,27 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
         (set_config(num_hidden_layers=1), "tensor model.layers.1.input_layernorm.weight (and 11"),
         (set_config(hidden_size=32), "tensor model.embed_tokens.weight has shape (384, 64)"),
         (set_config(model_type="qwen3"), "k_norm.weight (and 3 more) missing"),
-        (set_config(model_type="llama"), "model_type is 'llama'"),
+        (set_config(model_type="llama"), "model_type should be 'qwen2' or 'qwen3', not 'llama'"),
+        (set_config(hidden_act="gelu"), "hidden_act should be 'silu', not 'gelu'"),
+        (set_config(use_sliding_window=True), "use_sliding_window should be False, not True"),
+        (set_config(rope_scaling={"type": "yarn"}), "rope_scaling.type should be 'default'"),
+        (set_config(rope_scaling=["yarn"]), "rope_scaling should be"),
+        (set_config(rope_parameters={"rope_theta": "a"}), "rope_parameters.rope_theta should be"),
+        (set_config(hidden_size="x"), "config.json: hidden_size should be a valid integer"),
+        (set_config(num_attention_heads=0), "num_attention_heads should be greater than 0, not 0"),
+        (set_config(num_key_value_heads=3), "num_key_value_heads = 3 does not divide 4 heads"),
+        (set_config(head_dim=None, hidden_size=66), "does not divide hidden_size = 66"),
+        (set_config(head_dim=15), "head_dim = 15 is odd"),
+        (set_config(rope_theta="a"), "rope_theta should be a valid number"),
+        (set_config(rope_theta=float("inf")), "rope_theta should be a finite number"),
+        (set_config(rms_norm_eps=None), "rms_norm_eps should be a valid number, not None"),
+        (
+            set_config(tie_word_embeddings="perhaps"),
+            "tie_word_embeddings should be a valid boolean",
+        ),
+        (set_text("[]"), "config.json: should be an object, not []"),
+        (set_text("{"), "config.json: broken JSON"),
+        (set_text("{}"), "config.json: model_type is missing"),
     ],
 )
 def test_a_broken_folder_is_one_clear_line(folder, change, message):

@@ -206,6 +206,37 @@ def test_text_that_is_not_valid(isolation: Any, text: Any, value: str, database:
             )
 
 
+@pytest.mark.parametrize("start", ["", ";;", "; /* a */ ;\n-- b\n;"])
+@pytest.mark.parametrize("end", [";;", " ; ;\n;", " -- c;;", " /* open", ";; /* open", "; ;-- c"])
+def test_text_that_is_not_valid_after_any_start_and_end(
+    database: Path, start: str, end: str
+) -> None:
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        result = executor.execute(database, f"{start}SELECT label FROM broken{end}")
+        assert result == Table(("label",), (("AB",), ("good",), (None,)))
+
+
+def test_an_error_of_reading_as_bytes_has_no_place_in_the_query(database: Path) -> None:
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        columns = ", ".join(["label"] * 1500)  # bytes and flags together are too many
+        result = executor.execute(database, f"SELECT {columns} FROM broken")
+        assert isinstance(result, SqlError)
+        assert result.offset == -1
+
+
+@pytest.mark.parametrize("function", ["trim", "ltrim", "rtrim"])
+@pytest.mark.parametrize(
+    "value", ["0.1 + 0.2", "1e15", "1 / 3.0", "-0.0", "9e999", "-9e999", "1e-5", "5e-324", "1e100"]
+)
+def test_trim_reads_numbers_as_sqlite_does(database: Path, function: str, value: str) -> None:
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        # One argument: SQLite's own function.
+        sql = f"SELECT {function}({value}, 'x'), {function}({value})"
+        result = executor.execute(database, sql)
+    assert isinstance(result, Table)
+    assert result.rows[0][0] == result.rows[0][1]
+
+
 def test_strict_text_fails(database: Path) -> None:
     config = ExecutorConfig(isolation="thread", text="strict", **SMALL)
     with Executor(config) as executor:

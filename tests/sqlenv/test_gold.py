@@ -105,6 +105,12 @@ def test_a_copy_of_the_database_has_the_same_results(database: Path, tmp_path: P
         ("SELECT date('now')", {}),
         ("SELECT random()", {}),
         ("SELECT CURRENT_TIMESTAMP", {}),
+        ("SELECT Date ( )", {}),
+        ("SELECT julianday()", {}),
+        ("SELECT strftime('%Y')", {}),
+        ("SELECT unixepoch('subsec')", {}),
+        ('SELECT date("now", "-1 day")', {}),
+        ("SELECT datetime('2020-01-01', 'localtime')", {}),
     ],
 )
 def test_results_of_the_moment_are_not_kept(
@@ -116,6 +122,18 @@ def test_results_of_the_moment_are_not_kept(
         executor.gold(database, sql)
         assert ran == [sql, sql]
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["SELECT date('2020-01-01')", "SELECT strftime('%Y', name) FROM city", "SELECT 'update ()'"],
+)
+def test_dates_that_are_given_are_kept(database: Path, tmp_path: Path, sql: str) -> None:
+    with make_executor(tmp_path / "cache") as executor:
+        ran = count_runs(executor)
+        executor.gold(database, sql)
+        executor.gold(database, sql)
+        assert ran == [sql]
 
 
 def test_a_damaged_file_is_written_again(database: Path, tmp_path: Path) -> None:
