@@ -31,8 +31,15 @@ USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
 
-# A disk, or a person's share of it, that is full.
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+# What to do about errors of the file system that are no fault of ours.
+_MAKE_ROOM = "make room, and the same command goes on where it was"
+_MOVE_AWAY = "move away what is there, or choose another folder"
+_ALLOW = "allow it, or choose another folder"
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _MAKE_ROOM),
+    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _MOVE_AWAY),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,12 +94,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     except USER_ERRORS as error:
         fail(" ".join(str(error).split()))
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in _ADVICE:
             raise
-        fail(
-            f"{error.filename or 'a file'}: {error.strerror}; make room, and the same command "
-            "goes on where it was"
-        )
+        fail(f"{error.filename or 'a file'}: {error.strerror}; {_ADVICE[error.errno]}")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on where it was\n")
         sys.exit(130)

@@ -199,18 +199,22 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tin
     )
 
 
-def test_a_full_disk_is_told_in_a_line(command, tmp_path):
-    module = tmp_path / "full.py"
-    module.write_text(
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("ENOSPC", "f: full; make room, and the same command goes on where it was"),
+        ("ENOTDIR", "f: full; move away what is there, or choose another folder"),
+        ("EACCES", "f: full; allow it, or choose another folder"),
+    ],
+)
+def test_what_the_file_system_refuses_is_told_in_a_line(command, tmp_path, kind, told):
+    code = (
         "import errno\nfrom launch import cli\n"
-        "def main(arguments):\n    raise OSError(errno.ENOSPC, 'No space left on device', 'f')\n"
+        f"def main(arguments):\n    raise OSError(errno.{kind}, 'full', 'f')\n"
         "cli.run(main)\n"
     )
-    done = command(cwd=tmp_path, code=module.read_text())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        "error: f: No space left on device; make room, and the same command goes on where it was\n"
-    )
+    done = command(cwd=tmp_path, code=code)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
 
 
 def test_a_database_that_is_not_sqlite(command, place, tiny, tmp_path):
