@@ -104,8 +104,13 @@ def lines(path: Path) -> list[dict]:
 @needs_openai
 def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    out = tmp_path / "out"
-    with serve(Chat(Brain(golds))) as chat:
+    out, brain = tmp_path / "out", Brain(golds)
+
+    def answer(body, earlier):
+        time.sleep(0.02)  # so that requests meet
+        return brain(body, earlier)
+
+    with serve(Chat(answer)) as chat:
         result = launch(place, out, chat)
         requests = chat.requests
         assert launch(place, out, chat) == result  # complete: nobody is asked
@@ -251,7 +256,16 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
     with serve(Chat(answer, before)) as chat:
         line = [*command, "--endpoint", chat.url, "--model", "m/one", "--out", str(out)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True))
+        alive.append(
+            subprocess.Popen(
+                line,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+                # Whoever started the tests may have them ignore it, and children inherit that.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+        )
         _, told = alive[0].communicate(timeout=60)
         assert alive[0].returncode == 130
         assert "the same command goes on" in told

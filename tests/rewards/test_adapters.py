@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rewards.adapters import scoring
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward
@@ -28,6 +30,14 @@ ALL = "<think>…</think><sql>SELECT name FROM singer</sql>"
 ONE_SHOT = {"reward": {"kind": "one_shot"}, "executor": {"isolation": "thread", "workers": 2}}
 PROGRESSIVE = {**ONE_SHOT, "reward": {"kind": "progressive"}}
 HOSTILE = ["", "<sql></sql>", "<sql>DROP TABLE singer</sql>", "<sql>\0", "<sql>SELECT (</sql>"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def scorers_end():
+    """An executor's heap limit is the process's: none may stay for the tests of other modules."""
+    yield
+    scoring._scorer.cache_clear()
+    gc.collect()
 
 
 @pytest.fixture

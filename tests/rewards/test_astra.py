@@ -139,10 +139,10 @@ def test_step_wise_credit_covers_each_reply_with_its_own_score():
 
 def test_settings_choose_the_family():
     adapter = TypeAdapter(RewardConfig)
-    executor = Executor(ExecutorConfig(isolation="thread"))
     for kind, family in {"paverl": PaverlReward, "astra": AstraReward}.items():
         config = adapter.validate_python({"kind": kind})
-        reward = build_reward(config, columns_of=lambda _: None, executor=executor)
+        with Executor(ExecutorConfig(isolation="thread")) as executor:
+            reward = build_reward(config, columns_of=lambda _: None, executor=executor)
         assert isinstance(reward, family)
         with pytest.raises(ValueError, match="give it an executor"):
             build_reward(config, columns_of=lambda _: None)
