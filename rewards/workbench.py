@@ -111,6 +111,11 @@ class PairScore:
             "seconds": round(self.seconds, 6),
         }
 
+    @property
+    def expo(self) -> float:
+        """Average the rewards of the clauses, as EXPO-SQL's total does."""
+        return fmean(self.rewards or [ExpoConfig().format_fail])
+
     def clauses(self) -> list[tuple[Clause, float]]:
         """Pair each clause with its reward."""
         return list(zip(self.verdict.clauses, self.rewards, strict=True))

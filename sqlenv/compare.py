@@ -29,7 +29,7 @@ def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str =
     """Say whether a prediction is right.
 
     Values compare as Python's do: 1 equals 1.0 and not '1', with no tolerance. Column names are
-    ignored, column order is not.
+    ignored, column order is not, except by `test_suite`.
 
     Args:
         predicted: What the prediction gave.
@@ -37,7 +37,8 @@ def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str =
         mode: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order;
             `bag_ordered` ignores it unless the gold query orders its rows; `test_suite` (Spider's
             evaluator, on one database) ignores the order of columns, and that of rows unless
-            `order by` stands anywhere in the gold query.
+            `order by` stands anywhere in the gold query. Spider's program deletes DISTINCT from
+            both queries before it runs them; here both stay as they are.
         gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
 
     Returns:
@@ -116,7 +117,9 @@ def _number_rows(
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """Number rows by their number so far and one more value; None where the sides differ."""
     numbers: dict[tuple[int, Value], int] = {}
-    ours = tuple([numbers.setdefault(pair, len(numbers)) for pair in zip(left, wanted, strict=True)])
+    ours = tuple(
+        [numbers.setdefault(pair, len(numbers)) for pair in zip(left, wanted, strict=True)]
+    )
     theirs = tuple([numbers.get(pair, -1) for pair in zip(right, found, strict=True)])
     return (ours, theirs) if Counter(ours) == Counter(theirs) else None
 
