@@ -79,9 +79,15 @@ def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkey
     files = ["--predictions", str(path), str(path)]
     assert main([*files, "--data-root", str(root), "--data", "train_spider.json"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("mine") == 2
+    assert printed.count("mine") == 4  # in both tables
     assert "GROUP_BY_MISSING" in printed
-    assert printed.count("100.0") == 2
+    rows = {
+        cells[1].strip(): cells[2:4]
+        for line in printed.split("\n")
+        if (cells := line.split("│"))[1:]
+    }
+    assert [float(cell) for cell in rows["execution accuracy %"]] == [100, 100]
+    assert [float(cell) for cell in rows["PaVeRL-SQL reward"]] == [10, 10]
 
 
 def test_mistakes_are_one_line_and_status_2(tmp_path, root, capsys):
