@@ -27,7 +27,7 @@ SHOWN_ROWS = 20
 SHOWN_COLUMNS = 12
 _CELL_CHARS = 40
 _SOUGHT_ROWS = 50
-"""Predicted rows among which the one most like a gold row is sought."""
+"""Rows of each side among which the most alike are paired."""
 _DIFFERS = "bold red"
 _SAME = "green"
 _NO_CELL = object()
@@ -100,14 +100,14 @@ def _pair_by_likeness(gold: list[Row], predicted: list[Row]) -> Iterator[RowPair
     """Pair each gold row with the predicted one that shares most cells, then what is left."""
     apart: list[Row] = []
     near, far = predicted[:_SOUGHT_ROWS], predicted[_SOUGHT_ROWS:]
-    for row in gold:
+    for row in gold[:_SOUGHT_ROWS]:
         shared = [differing_cells(row, other).count(False) for other in near]
         best = max(range(len(near)), key=shared.__getitem__, default=None)
         if best is None or not shared[best]:
             apart.append(row)
         else:
             yield row, near.pop(best)
-    yield from zip_longest(apart, [*near, *far])
+    yield from zip_longest([*apart, *gold[_SOUGHT_ROWS:]], [*near, *far])
 
 
 def differing_cells(left: Row | None, right: Row | None) -> list[bool]:

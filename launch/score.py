@@ -103,6 +103,8 @@ def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
         _score_file_of_pairs(options, config)
     elif options.predictions:
         _score_predictions(options, config)
+    elif options.out:
+        raise UserError("--out goes with --file and --predictions; one pair is printed")
     elif None in one:
         raise UserError("one pair takes all of --db, --gold and --pred")
     else:
@@ -132,14 +134,17 @@ def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> N
     if options.data_root is None or options.data is None:
         raise UserError("--predictions needs the questions: --data-root and --data")
     examples = _examples(options)
-    with _lines(options.out or Path(os.devnull)) as write:
+    # With --json and nowhere else to write, the lines take the place of the tables.
+    is_table = bool(options.out) or not options.json
+    with _lines(options.out or (Path(os.devnull) if is_table else None)) as write:
         episodes = [path for path in options.predictions if is_trajectories(path)]
         queries = [path for path in options.predictions if path not in episodes]
         tables = [
             *_tables_of_queries(queries, examples, config, write),
             *_tables_of_episodes(episodes, examples, config, write),
         ]
-    Console().print(*tables, sep="\n\n")
+    if is_table:
+        Console().print(*tables, sep="\n\n")
 
 
 def _tables_of_queries(
@@ -323,7 +328,7 @@ def _parser() -> argparse.ArgumentParser:
     files.add_argument("--predictions", nargs="+", type=Path, metavar="FILE")
     _add_data(files)
     files.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines here")
-    parser.add_argument("--json", action="store_true", help="JSON in place of a page")
+    parser.add_argument("--json", action="store_true", help="JSON in place of a page or of tables")
     _add_limits(parser)
     return parser
 
@@ -357,4 +362,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # whoever read our output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -132,6 +132,7 @@ def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
     assert "not a SQLite database" in mistake(capsys, ["--db", str(text), *one])
     assert "all of --db" in mistake(capsys, one)
     assert "give one pair" in mistake(capsys, [])
+    assert "--out goes with" in mistake(capsys, ["--db", str(database), *one, "--out", "x"])
     assert "add --json" in mistake(capsys, ["--file", "x.jsonl"])
     assert "--data-root" in mistake(capsys, ["--predictions", "x.sql"])
     assert "--max-rows" in mistake(capsys, ["--db", str(database), *one, "--max-rows", "0"])
@@ -281,6 +282,9 @@ def test_predictions_in_every_form_give_the_same(tmp_path, root, capsys):
     shown = capsys.readouterr().out
     assert "SQL-ASTRA CSMR" in shown
     assert "GROUP_BY_MISSING" in shown
+    assert main(["--predictions", *files, *data[:4], "--json"]) == 0
+    lines_again = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["id"] for line in lines_again] == [r["id"] for r in records]
 
 
 def episode(root: Path, replies: list[str], **more: Any) -> dict[str, Any]:
@@ -368,6 +372,20 @@ def test_lint_as_a_command(tmp_path, root, capsys):
     assert (records[0]["id"], records[0]["flaw"]) == ("spider/linted/0", "fails")
     assert main(data) == 0
     assert "[nope]" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path, database):
+    pair = {"db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
+    path = write_lines(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])
+    command = [sys.executable, "-m", "launch.score", "--file", str(path), "--json"]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout
+    assert json.loads(run.stdout.readline())["id"] == 0
+    run.stdout.close()
+    assert run.stderr
+    with run.stderr as errors:
+        assert b"Traceback" not in errors.read()
+    run.wait()
 
 
 def test_many_jobs_run_in_several_processes(database):
