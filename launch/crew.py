@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 from launch.cli import progress_bar
 from rewards.progressive import ColumnsOf
-from rewards.workbench import Workbench
+from rewards.workbench import PairScore, Turn, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.schema import read_schema
@@ -25,7 +26,7 @@ from sqlenv.types import Example
 
 Job = TypeVar("Job")
 Answer = TypeVar("Answer")
-Make = Callable[[ExecutorConfig], Callable[[Job], Answer]]
+Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], Answer]]]
 
 _ALONE = 64
 """Jobs up to here are done before other processes would have started."""
@@ -40,7 +41,8 @@ def spread(
 
     Args:
         make: Called once in each process with the settings of its executor, which has one worker;
-            returns what does one job. A function of a module, as processes import it.
+            gives what does one job, as long as its context is open. A function of a module, as
+            processes import it.
         config: Settings of the executor; `workers` is the number of processes.
         jobs: What to do.
         title: Of the progress bar.
@@ -48,7 +50,8 @@ def spread(
     alone = config.model_copy(update={"workers": 1})
     crew = min(config.workers, -(-len(jobs) // _CHUNK))
     if len(jobs) <= _ALONE or crew < 2:
-        yield from _shown(map(make(alone), jobs), len(jobs), title)
+        with make(alone) as work:
+            yield from _shown(map(work, jobs), len(jobs), title)
         return
     chunks = [jobs[at : at + _CHUNK] for at in range(0, len(jobs), _CHUNK)]
     context = multiprocessing.get_context("spawn")
@@ -60,9 +63,11 @@ def spread(
             pool.shutdown(cancel_futures=True)
 
 
-def make_workbench(config: ExecutorConfig) -> Workbench:
-    """Make a workbench with an executor of its own, which ends with the process."""
-    return Workbench(Executor(config), columns_of())
+@contextmanager
+def open_workbench(config: ExecutorConfig) -> Generator[Workbench]:
+    """Open a workbench with an executor of its own."""
+    with Executor(config) as executor:
+        yield Workbench(executor, columns_of())
 
 
 def columns_of() -> ColumnsOf:
@@ -75,16 +80,22 @@ def columns_of() -> ColumnsOf:
     return lambda example: read(example.database)
 
 
-def make_pair_scorer(config: ExecutorConfig) -> Callable[[tuple[Example, str]], Any]:
+@contextmanager
+def make_pair_scorer(
+    config: ExecutorConfig,
+) -> Generator[Callable[[tuple[Example, str]], PairScore]]:
     """Make what scores one query; results stay where they were computed."""
-    bench = make_workbench(config)
-    return lambda pair: bench.score(*pair).without_results()
+    with open_workbench(config) as bench:
+        yield lambda pair: bench.score(*pair).without_results()
 
 
-def make_trajectory_scorer(config: ExecutorConfig) -> Callable[[tuple[Example, Any]], Any]:
+@contextmanager
+def make_trajectory_scorer(
+    config: ExecutorConfig,
+) -> Generator[Callable[[tuple[Example, Sequence[Turn]]], dict[str, float]]]:
     """Make what rewards one episode by every family."""
-    bench = make_workbench(config)
-    return lambda episode: bench.trajectory(*episode)
+    with open_workbench(config) as bench:
+        yield lambda episode: bench.trajectory(*episode)
 
 
 def _shown(answers: Iterator[Answer], total: int, title: str) -> Iterator[Answer]:
@@ -96,11 +107,13 @@ def _shown(answers: Iterator[Answer], total: int, title: str) -> Iterator[Answer
 
 
 _work: list[Callable[[Any], Any]] = []
+_open = ExitStack()
+"""Stays open as long as the process lives."""
 
 
 def _start(make: Make[Any, Any], config: ExecutorConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
-    _work.append(make(config))
+    _work.append(_open.enter_context(make(config)))
 
 
 def _do(jobs: Sequence[Any]) -> list[Any]:

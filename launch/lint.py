@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -68,11 +69,12 @@ class Linter:
 
     slow_s: float
 
-    def __call__(self, config: ExecutorConfig) -> Callable[[Example], list[Finding]]:
+    @contextmanager
+    def __call__(self, config: ExecutorConfig) -> Generator[Callable[[Example], list[Finding]]]:
         """Open the two executors, the second of which reads tables from their ends."""
-        plain = Executor(config)
-        backwards = Executor(config.model_copy(update={"reverse_unordered": True}))
-        return lambda example: self._look(example, plain, backwards)
+        reverse = config.model_copy(update={"reverse_unordered": True})
+        with Executor(config) as plain, Executor(reverse) as backwards:
+            yield lambda example: self._look(example, plain, backwards)
 
     def _look(self, example: Example, plain: Executor, backwards: Executor) -> list[Finding]:
         def found(flaw: Flaw, detail: str = "") -> Finding:

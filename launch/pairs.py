@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,14 @@ class Pair:
     pred: str
 
 
-def make_pair(database: str, gold: str, pred: str, name: Any = None) -> Pair:
+def make_pair(
+    database: str,
+    gold: str,
+    pred: str,
+    name: Any = None,
+    *,
+    check: Callable[[Path], None] = check_database,
+) -> Pair:
     """Make a pair of what a user gives.
 
     Raises:
@@ -35,7 +43,7 @@ def make_pair(database: str, gold: str, pred: str, name: Any = None) -> Pair:
     """
     path = Path(database)
     try:
-        check_database(path)
+        check(path)
     except ValueError:  # a NUL in the path
         raise UserError(f"{database!r}: not a path") from None
     if not gold.strip():
@@ -55,7 +63,8 @@ def read_pairs(path: Path) -> list[Pair]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text ({error})") from None
-    return [_read(path, at, line) for at, line in enumerate(lines, 1) if line.strip()]
+    check = cache(check_database)  # many pairs share a database
+    return [_read(path, at, line, check) for at, line in enumerate(lines, 1) if line.strip()]
 
 
 def write_scores(pairs: Sequence[Pair], config: ExecutorConfig) -> Iterator[dict[str, Any]]:
@@ -79,12 +88,7 @@ def warn_of_failing(names: Sequence[Any]) -> None:
         sys.stderr.write(f"warning: {len(names)} gold queries do not run: {first}{more}\n")
 
 
-def dump(record: dict[str, Any]) -> str:
-    """Write one line of JSON."""
-    return json.dumps(record)
-
-
-def _read(path: Path, number: int, line: str) -> Pair:
+def _read(path: Path, number: int, line: str, check: Callable[[Path], None]) -> Pair:
     try:
         record = json.loads(line)
         database, gold, pred = (record[name] for name in ("db", "gold", "pred"))
@@ -96,6 +100,7 @@ def _read(path: Path, number: int, line: str) -> Pair:
     if not isinstance(database, str) or not isinstance(gold, str):
         raise UserError(f"{path}:{number}: `db` and `gold` have to be text")
     try:
-        return make_pair(database, gold, pred if isinstance(pred, str) else "", record.get("id"))
+        text = pred if isinstance(pred, str) else ""
+        return make_pair(database, gold, text, record.get("id"), check=check)
     except UserError as error:
         raise UserError(f"{path}:{number}: {error}") from None

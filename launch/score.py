@@ -36,7 +36,7 @@ from launch.crew import (
     columns_of,
     make_pair_scorer,
     make_trajectory_scorer,
-    make_workbench,
+    open_workbench,
     spread,
 )
 from launch.families import Means, episode_means, pair_means, render_episodes, render_pairs
@@ -112,7 +112,8 @@ def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
 
 
 def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
-    score = make_workbench(config.model_copy(update={"workers": 1})).score(pair.example, pair.pred)
+    with open_workbench(config.model_copy(update={"workers": 1})) as bench:
+        score = bench.score(pair.example, pair.pred)
     if as_json:
         sys.stdout.write(json.dumps(score.record()) + "\n")
         warn_of_failing([] if score.gold_ran else [pair.example.db_id])

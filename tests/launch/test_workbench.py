@@ -342,15 +342,15 @@ LINTED = {
 
 @pytest.mark.parametrize(("gold", "flaw"), LINTED.items())
 def test_lint_finds_what_is_wrong_with_a_gold(database, gold, flaw):
-    look = Linter(slow_s=10)(ExecutorConfig(isolation="thread", workers=1))
-    found = look(example(database, gold))
+    with Linter(slow_s=10)(ExecutorConfig(isolation="thread", workers=1)) as look:
+        found = look(example(database, gold))
     assert [finding.flaw for finding in found] == ([flaw] if flaw else [])
     assert all(finding.flaw in FLAWS for finding in found)
 
 
 def test_lint_names_slow_golds(database):
-    look = Linter(slow_s=0)(ExecutorConfig(isolation="thread", workers=1))
-    assert [finding.flaw for finding in look(example(database, "SELECT 1"))] == ["slow"]
+    with Linter(slow_s=0)(ExecutorConfig(isolation="thread", workers=1)) as look:
+        assert [finding.flaw for finding in look(example(database, "SELECT 1"))] == ["slow"]
 
 
 def test_ties_are_broken_by_the_querys_own_order():
