@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from launch.score import read_predictions
+from launch.predictions import read_predictions
 from rewards.config import ExpoConfig
 from rewards.expo import ExpoReward
 from sqlenv.compare import matches

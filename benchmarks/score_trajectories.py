@@ -22,7 +22,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launch.score import read_predictions
+from launch.predictions import read_predictions
 from rewards.config import ProgressiveConfig
 from rewards.diagnosis import diagnose
 from rewards.lexical import lexical_similarity

@@ -93,6 +93,9 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         main(sys.argv[1:])
     except USER_ERRORS as error:
         fail(" ".join(str(error).split()))
+    except BrokenPipeError:  # whoever reads our output has enough of it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         if error.errno not in _ADVICE:
             raise

@@ -1,38 +1,58 @@
-"""Score files of predictions with the diagnostic tree: where do the queries of a model differ?
+"""The reward workbench: what every reward family says of predictions. No JAX, no GPU.
 
+    python -m launch.score --db shop.sqlite --gold "SELECT …" --pred "SELECT …"
+    python -m launch.score --file pairs.jsonl --json
     python -m launch.score --predictions model.sql --data-root spider_data --data dev.json
+    python -m launch.score lint --data-root spider_data --data dev.json
 
-Progress-SQL's offline use of its tree (paper 000, table 8): the share of predictions with each tag,
-beside execution accuracy. A file has one prediction a line: SQL, or (.jsonl) JSON with a field
-`pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval. Lines are matched
-with questions by their field `id` where they have one, else by their order.
+One pair gives a page, or with --json one object. A file of pairs has a JSON object a line with
+`id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
+with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval, or is
+BIRD's JSON: it gives tables over all families and over the tags of Progress-SQL's diagnostic tree
+(paper 000, table 8). Lines are matched with questions by their field `id` where they have one, else
+by their order. trajectories.jsonl of a run gives the reward of its episodes by every family.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from itertools import islice
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table as RichTable
 
-from launch import cli
-from rewards.diagnosis import Diagnosis, diagnose
-from rewards.lexical import lexical_similarity
-from sqlenv.compare import matches
+from launch import cli, lint
+from launch.crew import (
+    columns_of,
+    make_pair_scorer,
+    make_trajectory_scorer,
+    open_workbench,
+    spread,
+)
+from launch.families import Means, episode_means, pair_means, render_episodes, render_pairs
+from launch.page import render_page
+from launch.pairs import Pair, make_pair, read_pairs, warn_of_failing, write_scores
+from launch.predictions import is_trajectories, pair_up, read_trajectories
+from rewards.workbench import PairScore, Workbench
 from sqlenv.config import DataConfig, ExecutorConfig, Layout, SourceConfig
 from sqlenv.datasets import load
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.schema import read_schema
 from sqlenv.types import Example
+
+Write = Callable[[Mapping[str, Any]], None]
 
 CATEGORIES: Mapping[str, frozenset[str]] = {
     "SELECT": frozenset({"SELECT_ERROR", "AGGREGATE_ERROR", "DISTINCT_MISMATCH"}),
@@ -55,93 +75,142 @@ class FileScore:
     unparsed: float
     categories: Mapping[str, float]
     tags: Mapping[str, float]
+    means: Mapping[str, float]
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
-    options = _parser().parse_args(arguments)
+    is_lint = list(arguments[:1]) == ["lint"]
+    options = (_lint_parser() if is_lint else _parser()).parse_args(arguments[is_lint:])
+    (_lint if is_lint else _score)(options, _executor_config(options))
+
+
+def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
+    """Do what the options ask for: one pair, a file of pairs, or files of predictions."""
+    one = (options.db, options.gold, options.pred)
+    asked = [any(part is not None for part in one), options.file, options.predictions]
+    if sum(map(bool, asked)) != 1:
+        raise UserError(
+            "give one pair (--db, --gold and --pred), a file of pairs (--file) or files of "
+            "predictions (--predictions)"
+        )
+    if options.file:
+        _score_file_of_pairs(options, config)
+    elif options.predictions:
+        _score_predictions(options, config)
+    elif options.out:
+        raise UserError("--out goes with --file and --predictions; one pair is printed")
+    elif None in one:
+        raise UserError("one pair takes all of --db, --gold and --pred")
+    else:
+        _score_pair(make_pair(*one), config, as_json=options.json)
+
+
+def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
+    with open_workbench(config.model_copy(update={"workers": 1})) as bench:
+        score = bench.score(pair.example, pair.pred)
+    if as_json:
+        sys.stdout.write(json.dumps(score.record()) + "\n")
+        warn_of_failing([] if score.gold_ran else [pair.example.db_id])
+    else:
+        columns = columns_of()(pair.example)
+        page = render_page(pair.pred, pair.example.gold_sql, score, columns)
+        Console(highlight=False).print(page)
+
+
+def _score_file_of_pairs(options: argparse.Namespace, config: ExecutorConfig) -> None:
+    if not options.json:
+        raise UserError("--file gives JSON lines: add --json")
+    with _lines(options.out) as write:
+        for record in write_scores(read_pairs(options.file), config):
+            write(record)
+
+
+def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> None:
+    if options.data_root is None or options.data is None:
+        raise UserError("--predictions needs the questions: --data-root and --data")
     examples = _examples(options)
-    with Executor(ExecutorConfig()) as executor:
-        scores = [score_file(path, examples, executor) for path in options.predictions]
-    Console().print(render(scores))
+    # With --json and nowhere else to write, the lines take the place of the tables.
+    is_table = bool(options.out) or not options.json
+    with _lines(options.out or (Path(os.devnull) if is_table else None)) as write:
+        episodes = [path for path in options.predictions if is_trajectories(path)]
+        queries = [path for path in options.predictions if path not in episodes]
+        tables = [
+            *_tables_of_queries(queries, examples, config, write),
+            *_tables_of_episodes(episodes, examples, config, write),
+        ]
+    if is_table:
+        Console().print(*tables, sep="\n\n")
+
+
+def _tables_of_queries(
+    paths: Sequence[Path], examples: Sequence[Example], config: ExecutorConfig, write: Write
+) -> list[RichTable]:
+    paired = [pair_up(path, examples) for path in paths]
+    jobs = [pair for pairs in paired for pair in pairs]
+    scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
+    warn_of_failing(
+        list(dict.fromkeys(e.id for (e, _), s in zip(jobs, scores, strict=True) if not s.gold_ran))
+    )
+    files: list[FileScore] = []
+    waiting = iter(scores)
+    for path, pairs in zip(paths, paired, strict=True):
+        own = list(islice(waiting, len(pairs)))
+        for (example, _), score in zip(pairs, own, strict=True):
+            write({"file": path.stem, "id": example.id, **score.record()})
+        files.append(_summary(path.stem, own))
+    means = [(file.name, file.means) for file in files]
+    return [render(files), render_pairs(means)] if files else []
+
+
+def _tables_of_episodes(
+    paths: Sequence[Path], examples: Sequence[Example], config: ExecutorConfig, write: Write
+) -> list[RichTable]:
+    means: list[Means] = []
+    for path in paths:
+        episodes = read_trajectories(path, examples)
+        jobs = [(example, turns) for _, example, turns in episodes]
+        rewards = list(spread(make_trajectory_scorer, config, jobs, title=path.stem))
+        for (record, example, _), reward in zip(episodes, rewards, strict=True):
+            write({"file": str(path), "id": example.id, "step": record.get("step"), **reward})
+        means.append((path.parent.name or path.stem, episode_means(rewards)))
+    return [render_episodes(means)] if means else []
+
+
+def _lint(options: argparse.Namespace, config: ExecutorConfig) -> None:
+    examples = _examples(options)
+    found = spread(lint.Linter(options.slow_s), config, examples, title="golds")
+    findings = [finding for several in found for finding in several]
+    if options.json:
+        sys.stdout.writelines(json.dumps(finding.record()) + "\n" for finding in findings)
+    else:
+        Console(highlight=False).print(lint.render(findings, len(examples)))
+
+
+@contextmanager
+def _lines(path: Path | None) -> Generator[Write]:
+    """Open what JSON lines go to: a file, or standard output."""
+    if path is None:
+        yield lambda record: print(json.dumps(record), flush=True)  # noqa: T201
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    with file:
+        yield lambda record: print(json.dumps(record), file=file)
 
 
 def score_file(path: Path, examples: Sequence[Example], executor: Executor) -> FileScore:
-    """Score the predictions of a file: one an example, or those that the file has by id."""
+    """Score the predictions of a file, one an example and in their order, in this process."""
+    bench = Workbench(executor, columns_of())
     pairs = pair_up(path, examples)
-    found = [diagnose(sql, example.gold_sql, _columns(example.database)) for sql, example in pairs]
-    results = executor.execute_many([(example.database, sql) for sql, example in pairs])
-    golds = executor.gold_many([(example.database, example.gold_sql) for _, example in pairs])
-    correct = [matches(*both, mode="set") for both in zip(results, golds, strict=True)]
-    lexical = [lexical_similarity(sql, example.gold_sql) for sql, example in pairs]
-    return _summary(path.stem, found, lexical, correct)
-
-
-def pair_up(path: Path, examples: Sequence[Example]) -> list[tuple[str, Example]]:
-    """Give each prediction of a file its question: by id if its lines have ids, else by order.
-
-    Raises:
-        UserError: An id is of no question, is there twice or only in some lines; or lines without
-            ids are not as many as the questions.
-    """
-    predictions = _predictions(path)
-    names = [name for name, _ in predictions if name is not None]
-    if names:
-        by_id = {example.id: example for example in examples}
-        _check_ids(path, names, by_id, count=len(predictions))
-        return [(sql, by_id[name]) for name, sql in predictions if name is not None]
-    if len(predictions) != len(examples):
-        raise UserError(
-            f"{path}: {len(predictions)} predictions for {len(examples)} questions; give one a "
-            "line, in the order of --data, or a .jsonl file with the field `id`"
-        )
-    return [(sql, example) for (_, sql), example in zip(predictions, examples, strict=True)]
-
-
-def _check_ids(
-    path: Path, names: Sequence[str], known: Mapping[str, Example], *, count: int
-) -> None:
-    if len(names) < count:
-        raise UserError(f"{path}: {count - len(names)} of {count} lines have no `id`; add it")
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(
-            f"{path}: {len(unknown)} predictions are of no question of --data, the first is "
-            f"{unknown[0]}; theirs are such as {min(known)}: check --data and --layout"
-        )
-    if len(set(names)) < count:
-        twice, _ = Counter(names).most_common(1)[0]
-        raise UserError(f"{path}: the id {twice} is there twice")
-
-
-def read_predictions(path: Path) -> list[str]:
-    """Read one query a line; empty lines of a file of SQL are empty queries."""
-    return [sql for _, sql in _predictions(path)]
-
-
-def _predictions(path: Path) -> list[tuple[str | None, str]]:
-    """Read the id, where there is one, and the query of each line."""
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from error
-    if path.suffix != ".jsonl":
-        return [(None, line) for line in lines]
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            sql = record["pred" if "pred" in record else "sql"]
-            found.append((record.get("id"), str(sql)))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            raise UserError(
-                f"{path}:{number}: not a JSON object with `pred` or `sql`; write one a line"
-            ) from None
-    return [(None if name is None else str(name), sql) for name, sql in found]
+    return _summary(path.stem, [bench.score(*pair).without_results() for pair in pairs])
 
 
 def render(scores: Sequence[FileScore]) -> RichTable:
     """Lay the scores out, one column a file; shares in percent."""
-    table = RichTable("", *(score.name for score in scores), title="Diagnostic tree")
+    table = RichTable("", *(escape(score.name) for score in scores), title="Diagnostic tree")
     for column in table.columns[1:]:
         column.justify = "right"
 
@@ -162,9 +231,8 @@ def render(scores: Sequence[FileScore]) -> RichTable:
     return table
 
 
-def _summary(
-    name: str, found: Sequence[Diagnosis], lexical: Sequence[float], correct: Sequence[bool]
-) -> FileScore:
+def _summary(name: str, scores: Sequence[PairScore]) -> FileScore:
+    found = [score.diagnosis for score in scores]
     share = 100 / len(found)
     tags = Counter(tag for one in found for tag in one.tags)
     categories = {
@@ -175,18 +243,14 @@ def _summary(
     return FileScore(
         name,
         len(found),
-        accuracy=share * sum(correct),
+        accuracy=share * sum(score.ex["set"] for score in scores),
         struct=sum(one.struct for one in found) / len(found),
-        lexical=sum(lexical) / len(lexical),
+        lexical=sum(score.lexical for score in scores) / len(found),
         unparsed=share * sum(not one.pred_parsed for one in found),
         categories=categories,
         tags={tag: share * tags[tag] for tag in TAG_SENTENCES},
+        means=pair_means(scores),
     )
-
-
-@cache
-def _columns(database: Path) -> Mapping[str, Sequence[str]]:
-    return read_schema(database).column_names()
 
 
 def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
@@ -197,32 +261,68 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
     return load(config).examples
 
 
+def _executor_config(options: argparse.Namespace) -> ExecutorConfig:
+    named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
+    try:
+        return ExecutorConfig(**{name: value for name, value in named.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise UserError(f"--{option}: {first['msg']}") from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = cli.Parser(
         prog="python -m launch.score",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
+    pair = parser.add_argument_group("one pair")
+    pair.add_argument("--db", metavar="FILE", help="the SQLite database")
+    pair.add_argument("--gold", metavar="SQL", help="the query that answers")
+    pair.add_argument("--pred", metavar="SQL", help="the prediction")
+    files = parser.add_argument_group("files")
+    files.add_argument("--file", type=Path, help="pairs, as JSON lines")
+    files.add_argument(
         "--predictions",
         nargs="+",
         type=Path,
-        required=True,
         metavar="FILE",
         help="files of predictions, each a column of the result",
     )
+    _add_data(files)
+    files.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines here")
+    parser.add_argument("--json", action="store_true", help="JSON in place of a page or of tables")
+    _add_limits(parser)
+    return parser
+
+
+def _lint_parser() -> argparse.ArgumentParser:
+    parser = cli.Parser(
+        prog="python -m launch.score lint",
+        description=lint.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_data(parser, required=True)
+    parser.add_argument("--slow-s", type=float, default=1.0, help="slow from here (default: 1)")
+    parser.add_argument("--json", action="store_true", help="a JSON object a flaw")
+    _add_limits(parser)
+    return parser
+
+
+def _add_data(parser: argparse._ActionsContainer, *, required: bool = False) -> None:
     parser.add_argument(
         "--data-root",
         type=Path,
-        required=True,
         metavar="DIR",
+        required=required,
         help="the data set's folder, which holds its databases",
     )
     parser.add_argument(
         "--data",
         type=Path,
-        required=True,
         metavar="FILE",
+        required=required,
         help="file of the questions and gold queries, relative to --data-root",
     )
     parser.add_argument(
@@ -232,7 +332,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"how the data set is laid out: {', '.join(get_args(Layout))} (default: spider)",
     )
-    return parser
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group("limits of one query")
+    limits.add_argument("--timeout-s", type=float, help="wall time (default: 30)")
+    limits.add_argument("--max-rows", type=int, help="rows of a result (default: 1,000,000)")
+    limits.add_argument("--max-bytes", type=int, help="size of a result (default: 64,000,000)")
 
 
 if __name__ == "__main__":

@@ -270,6 +270,7 @@ class SqlSide:
             "turns": [
                 {
                     "reply": attempt.text,
+                    "sql": attempt.sql,
                     "result": _brief(attempt.result),
                     "correct": attempt.correct,
                     "tags": list(attempt.tags),

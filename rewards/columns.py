@@ -79,7 +79,7 @@ def csmr(
         gold: What the gold query gave.
         alpha: The most that anything but a match earns.
         match: What counts as a match (step 0 of the algorithm).
-        gold_sql: The gold query; only the match `bag_ordered` reads it.
+        gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
 
     Returns:
         1.0 for a match; else alpha * M^2 / (gold columns * predicted columns), where M counts the

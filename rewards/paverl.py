@@ -29,10 +29,7 @@ class PaverlReward:
         answer = episode.answer
         ran = answer is not None and is_executable(answer) and self._is_run(answer)
         share = self._share(episode, answer) if answer is not None and ran else 0.0
-        parts = {
-            "columns": self._config.columns_weight * share,
-            "executed": self._config.executed if ran and not share else 0.0,
-        }
+        parts = payment(share, self._config, ran=ran)
         return Score(sum(parts.values()), is_correct(episode), parts)
 
     def _is_run(self, answer: Attempt) -> bool:
@@ -46,3 +43,11 @@ class PaverlReward:
         if config.ex_f == "code":
             return released_accuracy(answer.result, gold, row_cutoff=config.row_cutoff)
         return fractional_accuracy(answer.result, gold)
+
+
+def payment(share: float, config: PaverlConfig, *, ran: bool) -> dict[str, float]:
+    """Pay for a share of gold columns, or without any for a query that ran (section III-C)."""
+    return {
+        "columns": config.columns_weight * share,
+        "executed": config.executed if ran and not share else 0.0,
+    }

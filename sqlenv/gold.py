@@ -24,7 +24,10 @@ from sqlenv.wire import decode, encode
 Query = tuple[Path, str]
 
 # What can change the result, beside the database and the query.
-_LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars", "text"}
+_LIMITS = {
+    *("max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars", "text"),
+    "reverse_unordered",
+}
 # Answers that another day, another run or another time zone would not give.
 _FLEETING_SQL = re.compile(
     r"""

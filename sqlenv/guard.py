@@ -282,6 +282,7 @@ def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str]:
         connection.config(switch, value)
     for name, value in _PRAGMAS.items():
         connection.pragma(name, value)
+    connection.pragma("reverse_unordered_selects", config.reverse_unordered)
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, config.max_value_bytes)
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)

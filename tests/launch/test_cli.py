@@ -84,7 +84,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
         (["launch.sft", "--cfg", str(tiny), "model.tiny.heads=5"], "32 is not a multiple of"),
         ([*train, "seed=99999999999999999999"], "seed: input should be less than"),
         ([*train, "run.dir=file/below", "--dry-run"], "file/below: cannot be written ("),
-        (["launch.score"], "the following arguments are required: --predictions, --data-root"),
+        (["launch.score"], "give one pair (--db, --gold and --pred), a file of pairs (--file)"),
         ([*evaluate, "--decode", "beam"], "--decode beam: write greedy or vote@n"),
         ([*evaluate, "--checkpoint", away], f"--checkpoint {away}: no such folder"),
         ([*evaluate, "--data", "dev"], "invalid choice: 'dev'"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.score import CATEGORIES, main, pair_up, read_predictions, score_file
+from launch.predictions import pair_up, read_predictions
+from launch.score import CATEGORIES, main, score_file
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.datasets import load
 from sqlenv.demo import generate
@@ -81,9 +82,15 @@ def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkey
     files = ["--predictions", str(path), str(path)]
     main([*files, "--data-root", str(root), "--data", "train_spider.json"])
     printed = capsys.readouterr().out
-    assert printed.count("mine") == 2
+    assert printed.count("mine") == 4  # in both tables
     assert "GROUP_BY_MISSING" in printed
-    assert printed.count("100.0") == 2
+    rows = {
+        cells[1].strip(): cells[2:4]
+        for line in printed.split("\n")
+        if (cells := line.split("│"))[1:]
+    }
+    assert [float(cell) for cell in rows["execution accuracy %"]] == [100, 100]
+    assert [float(cell) for cell in rows["PaVeRL-SQL reward"]] == [10, 10]
 
 
 def test_mistakes_are_one_line(tmp_path, root):
@@ -120,7 +127,7 @@ def test_predictions_of_our_own_runs_are_matched_by_id(tmp_path, examples, execu
     verdicts = [{"id": e.id, "db_id": e.db_id, "gold": "?", "sql": e.gold_sql} for e in sample]
     path = tmp_path / "predictions.jsonl"
     path.write_text("".join(json.dumps(verdict) + "\n" for verdict in verdicts))
-    assert pair_up(path, examples) == [(e.gold_sql, e) for e in sample]
+    assert pair_up(path, examples) == [(e, e.gold_sql) for e in sample]
     score = score_file(path, examples, executor)
     assert (score.count, score.accuracy) == (len(sample), 100)
 

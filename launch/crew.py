@@ -1,0 +1,120 @@
+"""Work on questions spread over all cores, each core with an executor of its own.
+
+A process of the crew runs queries in a worker process that it can kill, so that no query takes the
+scoring down with it. Processes are started anew, not forked: nothing of the parent is needed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+from launch.cli import progress_bar
+from rewards.progressive import ColumnsOf
+from rewards.workbench import PairScore, Turn, Workbench
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+from sqlenv.schema import read_schema
+from sqlenv.types import Example
+
+Job = TypeVar("Job")
+Answer = TypeVar("Answer")
+Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], Answer]]]
+
+_ALONE = 64
+"""Jobs up to here are done before other processes would have started."""
+_CHUNK = 16
+"""Jobs in one message."""
+
+
+def spread(
+    make: Make[Job, Answer], config: ExecutorConfig, jobs: Sequence[Job], *, title: str
+) -> Iterator[Answer]:
+    """Do jobs on all cores and yield the answers in order, with a progress bar.
+
+    Args:
+        make: Called once in each process with the settings of its executor, which has one worker;
+            gives what does one job, as long as its context is open. A function of a module, as
+            processes import it.
+        config: Settings of the executor; `workers` is the number of processes.
+        jobs: What to do.
+        title: Of the progress bar.
+    """
+    alone = config.model_copy(update={"workers": 1})
+    crew = min(config.workers, -(-len(jobs) // _CHUNK))
+    if len(jobs) <= _ALONE or crew < 2:
+        with make(alone) as work:
+            yield from _shown(map(work, jobs), len(jobs), title)
+        return
+    chunks = [jobs[at : at + _CHUNK] for at in range(0, len(jobs), _CHUNK)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(crew, context, _start, (make, alone)) as pool:
+        answers = chain.from_iterable(pool.map(_do, chunks))
+        try:
+            yield from _shown(answers, len(jobs), title)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def open_workbench(config: ExecutorConfig) -> Generator[Workbench]:
+    """Open a workbench with an executor of its own."""
+    with Executor(config) as executor:
+        yield Workbench(executor, columns_of())
+
+
+def columns_of() -> ColumnsOf:
+    """Return what reads the columns of an example's database, each file once."""
+
+    @cache
+    def read(database: Path) -> Any:
+        return read_schema(database, examples=0).column_names()
+
+    return lambda example: read(example.database)
+
+
+@contextmanager
+def make_pair_scorer(
+    config: ExecutorConfig,
+) -> Generator[Callable[[tuple[Example, str]], PairScore]]:
+    """Make what scores one query; results stay where they were computed."""
+    with open_workbench(config) as bench:
+        yield lambda pair: bench.score(*pair).without_results()
+
+
+@contextmanager
+def make_trajectory_scorer(
+    config: ExecutorConfig,
+) -> Generator[Callable[[tuple[Example, Sequence[Turn]]], dict[str, float]]]:
+    """Make what rewards one episode by every family."""
+    with open_workbench(config) as bench:
+        yield lambda episode: bench.trajectory(*episode)
+
+
+def _shown(answers: Iterator[Answer], total: int, title: str) -> Iterator[Answer]:
+    with progress_bar(title) as update:
+        for done, answer in enumerate(answers, 1):
+            if done % _CHUNK == 0 or done == total:
+                update(done, total, "")
+            yield answer
+
+
+_work: list[Callable[[Any], Any]] = []
+_open = ExitStack()
+"""Stays open as long as the process lives."""
+
+
+def _start(make: Make[Any, Any], config: ExecutorConfig) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    _work.append(_open.enter_context(make(config)))
+
+
+def _do(jobs: Sequence[Any]) -> list[Any]:
+    return [_work[0](job) for job in jobs]

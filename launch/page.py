@@ -1,0 +1,263 @@
+"""One prediction beside its gold query, as a page in the terminal."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Column
+from rich.table import Table as RichTable
+from rich.text import Text
+from rich.tree import Tree
+
+from rewards.config import TreeConfig
+from rewards.signatures import schema_of
+from rewards.tree import Node, Profile, build_tree
+from rewards.workbench import PairScore
+from sqlenv.compare import is_ordered
+from sqlenv.envs.diagnosed import describe_failure
+from sqlenv.envs.tags import TAG_SENTENCES
+from sqlenv.types import Result, Row, Table, Value
+
+SHOWN_ROWS = 20
+SHOWN_COLUMNS = 12
+_CELL_CHARS = 40
+_SOUGHT_ROWS = 50
+"""Rows of each side among which the most alike are paired."""
+_DIFFERS = "bold red"
+_SAME = "green"
+_NO_CELL = object()
+"""Stands where the other result has no cell."""
+
+RowPair = tuple[Row | None, Row | None]
+
+
+def render_page(
+    sql: str, gold_sql: str, score: PairScore, columns: Mapping[str, Sequence[str]] | None = None
+) -> Group:
+    """Lay a prediction out: clauses, results, trees and what every family says.
+
+    Args:
+        sql: The prediction.
+        gold_sql: The gold query.
+        score: What the workbench says of it, with both results.
+        columns: Column names by table of the database.
+    """
+    trees = Columns(
+        [
+            _tree("gold", gold_sql, columns),
+            _tree("prediction", sql, columns),
+        ],
+        padding=(0, 4),
+    )
+    return Group(
+        Panel(Text(clean(gold_sql)), title="gold", title_align="left"),
+        Panel(_clauses(sql, score), title="prediction, by clause reward", title_align="left"),
+        _results(score, gold_sql),
+        trees,
+        _tags(score),
+        _numbers(score),
+    )
+
+
+def align(gold: Table, predicted: Table, *, in_order: bool) -> list[RowPair]:
+    """Pair the rows of two results.
+
+    Args:
+        gold: The gold result.
+        predicted: The other one.
+        in_order: Pair rows by their place; else rows that differ, the most alike together, then
+            equal rows.
+
+    Returns:
+        None stands where a side has no row.
+    """
+    if in_order:
+        return list(zip_longest(gold.rows, predicted.rows))
+    equal = Counter(gold.rows) & Counter(predicted.rows)
+    rest = _without(gold.rows, equal), _without(predicted.rows, equal)
+    # Rows that differ come first: a page shows only the beginning.
+    return [*_pair_by_likeness(*rest), *((row, row) for row in equal.elements())]
+
+
+def _without(rows: Sequence[Row], taken: Counter[Row]) -> list[Row]:
+    """Leave rows out, each as often as it was taken."""
+    left = Counter(taken)
+    kept = []
+    for row in rows:
+        if left[row]:
+            left[row] -= 1
+        else:
+            kept.append(row)
+    return kept
+
+
+def _pair_by_likeness(gold: list[Row], predicted: list[Row]) -> Iterator[RowPair]:
+    """Pair each gold row with the predicted one that shares most cells, then what is left."""
+    apart: list[Row] = []
+    near, far = predicted[:_SOUGHT_ROWS], predicted[_SOUGHT_ROWS:]
+    for row in gold[:_SOUGHT_ROWS]:
+        shared = [differing_cells(row, other).count(False) for other in near]
+        best = max(range(len(near)), key=shared.__getitem__, default=None)
+        if best is None or not shared[best]:
+            apart.append(row)
+        else:
+            yield row, near.pop(best)
+    yield from zip_longest([*apart, *gold[_SOUGHT_ROWS:]], [*near, *far])
+
+
+def differing_cells(left: Row | None, right: Row | None) -> list[bool]:
+    """Say of each column whether two rows differ there; a cell that one lacks differs."""
+    pairs = zip_longest(left or (), right or (), fillvalue=_NO_CELL)
+    return [ours is not theirs and ours != theirs for ours, theirs in pairs]
+
+
+def clean(text: str) -> str:
+    """Replace what a terminal would obey, such as escape sequences; line ends stay."""
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+
+
+def _clauses(sql: str, score: PairScore) -> RenderableType:
+    """Colour each clause by its reward: the highest green, the lowest red."""
+    if not score.rewards:
+        return Text("no SQL", style=_DIFFERS)
+    text = Text()
+    for clause, reward in score.clauses():
+        style = _SAME if reward > 0 else _DIFFERS
+        if score.verdict.case == "error" and reward > min(score.rewards):
+            style = "yellow"
+        text.append(clean(clause.text(sql)), style=style)
+        text.append(f"  {clause.kind} {reward:+.2f}\n", style="dim")
+    text.rstrip()
+    return text
+
+
+def _results(score: PairScore, gold_sql: str) -> RenderableType:
+    gold, predicted = score.gold, score.predicted
+    if isinstance(gold, Table) and isinstance(predicted, Table):
+        pairs = align(gold, predicted, in_order=is_ordered(gold_sql))
+    elif isinstance(gold, Table):
+        pairs = [(row, None) for row in gold.rows]
+    else:
+        pairs = [(None, row) for row in _rows(predicted)]
+    sides = (("gold result", gold), ("predicted result", predicted))
+    return Columns([_result(*titled, pairs, side) for side, titled in enumerate(sides)])
+
+
+def _rows(result: Result) -> tuple[Row, ...]:
+    return result.rows if isinstance(result, Table) else ()
+
+
+def _result(title: str, result: Result, pairs: Sequence[RowPair], side: int) -> RenderableType:
+    """Show one side of the pairs; cells that differ from the other side are marked."""
+    if not isinstance(result, Table):
+        return Panel(Text(clean(describe_failure(result)), style=_DIFFERS), title=title)
+    shown = result.columns[:SHOWN_COLUMNS]
+    names = [Column(Text(clean(name)[:_CELL_CHARS])) for name in shown]
+    count = f"{len(result.rows):,} rows, {result.width} columns"
+    table = RichTable(*names)
+    for pair in pairs[:SHOWN_ROWS]:
+        table.add_row(*_cells(pair, side, result.width))
+    if len(pairs) > SHOWN_ROWS:
+        table.caption = f"the first {SHOWN_ROWS} of {len(pairs):,}"
+    return Group(Text(f"{title}: {count}", style="bold"), table)
+
+
+def _cells(pair: RowPair, side: int, width: int) -> Iterator[Text]:
+    row = pair[side]
+    if row is None:
+        yield from (Text("") for _ in range(min(width, SHOWN_COLUMNS)))
+        return
+    marks = differing_cells(*pair)
+    for value, differs in zip(row[:SHOWN_COLUMNS], marks, strict=False):
+        text = _cell(value)
+        # A mark as well as a colour: pages are also read in files.
+        yield Text(f"≠ {text}", style=_DIFFERS) if differs else Text(text)
+
+
+def _cell(value: Value) -> str:
+    """Write a value so that text and number can be told apart."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, str | bytes):
+        value = value[:_CELL_CHARS]
+    return repr(value)[:_CELL_CHARS]
+
+
+def _tree(title: str, sql: str, columns: Mapping[str, Sequence[str]] | None) -> Tree:
+    root = build_tree(sql, schema_of(columns), TreeConfig())
+    tree = Tree(Text(f"{title} tree", style="bold"))
+    if root is None:
+        tree.add(Text("does not parse", style=_DIFFERS))
+        return tree
+    for child in root.children:
+        _grow(tree, child)
+    return tree
+
+
+def _grow(tree: Tree, node: Node) -> None:
+    branch = tree.add(Text(clean(f"{node.kind} {node.name}".strip()), style="bold"))
+    if node.profile:
+        for line in _profile(node.profile):
+            branch.add(Text(clean(line)))
+    for child in node.children:
+        _grow(branch, child)
+
+
+def _profile(profile: Profile) -> Iterator[str]:
+    """Write the clauses of a SELECT that it has."""
+    distinct = "distinct " if profile.distinct else ""
+    clauses = {
+        f"{distinct}select": profile.select,
+        "tables": profile.tables,
+        "join": profile.join,
+        "where": profile.where,
+        "group": profile.group,
+        "having": profile.having,
+        "order": profile.order,
+    }
+    for name, features in clauses.items():
+        if features:
+            yield f"{name}: {', '.join(sorted(features))}"
+
+
+def _tags(score: PairScore) -> RenderableType:
+    diagnosis = score.diagnosis
+    if diagnosis.tags:
+        lines = [f"{tag}: {TAG_SENTENCES[tag]}" for tag in diagnosis.tags]
+    elif not (diagnosis.pred_parsed and diagnosis.gold_parsed):
+        lines = ["no tags: a query does not parse"]
+    else:
+        lines = ["no tags: the structures agree"]
+    return Text("\n".join(lines), style="yellow" if diagnosis.tags else "dim")
+
+
+def _numbers(score: PairScore) -> RichTable:
+    """Write what each family says, one line a family."""
+    verdict = score.verdict
+    blamed = [verdict.clauses[number].kind for number in sorted(verdict.blamed)]
+    table = RichTable("", "", show_header=False)
+    table.add_row("status", f"{score.status}, {score.seconds:.3f} s")
+    table.add_row("EX", "  ".join(f"{mode} {int(ok)}" for mode, ok in score.ex.items()))
+    table.add_row(
+        "Progress-SQL", f"struct {score.diagnosis.struct:.3f}  lexical {score.lexical:.3f}"
+    )
+    table.add_row(
+        "EXPO-SQL",
+        f"{verdict.case}  differences {_list(sorted(verdict.differences))}  blamed {_list(blamed)}",
+    )
+    table.add_row(
+        "PaVeRL-SQL", f"EX_f {score.ex_f:.3f}  EX_b {score.ex_b:.0f}  reward {score.paverl:.2f}"
+    )
+    table.add_row("SQL-ASTRA", f"CSMR {score.csmr:.3f}")
+    return table
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,237 @@
+"""What every reward family says of one prediction, or of one episode of several turns.
+
+No family is trained on here: each has its paper's settings, and all see the same results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, Literal, get_args
+
+from rewards.astra import AstraReward
+from rewards.clauses import Clause
+from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from rewards.config import (
+    AstraConfig,
+    ExpoConfig,
+    OneShotConfig,
+    PaverlConfig,
+    ProgressiveConfig,
+)
+from rewards.diagnosis import Diagnosis, diagnose
+from rewards.execution import gold_result
+from rewards.expo import ExpoReward, Runner, Verdict
+from rewards.lexical import lexical_similarity
+from rewards.paverl import PaverlReward, payment
+from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
+from sqlenv.compare import MatchMode, matches
+from sqlenv.dialects import run
+from sqlenv.envs.single_turn import judge_query
+from sqlenv.types import (
+    Attempt,
+    AttemptKind,
+    Denied,
+    Episode,
+    Example,
+    Result,
+    SqlError,
+    Table,
+    TimedOut,
+    TooLarge,
+)
+
+Status = Literal["ok", "error", "timeout", "too_large", "denied"]
+STATUSES: Mapping[type[Result], Status] = {
+    Table: "ok",
+    SqlError: "error",
+    TimedOut: "timeout",
+    TooLarge: "too_large",
+    Denied: "denied",
+}
+MODES: tuple[MatchMode, ...] = get_args(MatchMode)
+EXPO_MATCH: MatchMode = "bag_ordered"
+"""What EXPO-SQL takes for a match: its differences know order and duplicates."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """One prediction beside its gold query.
+
+    Attributes:
+        ex: Execution accuracy under each comparator.
+        rewards: EXPO-SQL's reward of each clause, in the order of the text.
+        paverl: PaVeRL-SQL's reward.
+        gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
+        seconds: Wall time to run and score it; the gold result is there already.
+        predicted, gold: The results, for people; not part of the record.
+    """
+
+    status: Status
+    ex: Mapping[MatchMode, bool]
+    diagnosis: Diagnosis
+    lexical: float
+    verdict: Verdict
+    rewards: tuple[float, ...]
+    ex_f: float
+    ex_b: float
+    paverl: float
+    csmr: float
+    gold_ran: bool
+    seconds: float = 0.0
+    predicted: Result = field(default=SqlError(""), compare=False)
+    gold: Result = field(default=SqlError(""), compare=False)
+
+    def record(self) -> dict[str, Any]:
+        """Write it for programs, as JSON has it."""
+        verdict, diagnosis = self.verdict, self.diagnosis
+        return {
+            "status": self.status,
+            "ex": dict(self.ex),
+            "progress": {
+                "struct": diagnosis.struct,
+                "lex": self.lexical,
+                "tags": list(diagnosis.tags),
+            },
+            "expo": {
+                "case": verdict.case,
+                "diff_types": sorted(verdict.differences),
+                "error_clauses": list(
+                    dict.fromkeys(verdict.clauses[n].kind for n in sorted(verdict.blamed))
+                ),
+                "rewards": [
+                    {"clause": clause.kind, "start": clause.start, "end": clause.end, "reward": r}
+                    for clause, r in self.clauses()
+                ],
+            },
+            "paverl": {"ex_f": self.ex_f, "ex_b": self.ex_b, "reward": self.paverl},
+            "astra": {"csmr": self.csmr},
+            "seconds": round(self.seconds, 6),
+        }
+
+    @property
+    def expo(self) -> float:
+        """Average the rewards of the clauses, as EXPO-SQL's total does."""
+        return fmean(self.rewards or [ExpoConfig().format_fail])
+
+    def clauses(self) -> list[tuple[Clause, float]]:
+        """Pair each clause with its reward."""
+        return list(zip(self.verdict.clauses, self.rewards, strict=True))
+
+    def without_results(self) -> PairScore:
+        """Leave the results out, which may be large."""
+        return replace(self, predicted=SqlError(""), gold=SqlError(""))
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply of an episode that is over: its text, its query, and what it was."""
+
+    text: str
+    sql: str
+    kind: AttemptKind = "answer"
+
+
+class Workbench:
+    """Runs predictions and asks every family. One thread at a time.
+
+    Args:
+        executor: Runs queries; its gold results are cached.
+        columns_of: Column names by table of an example's database, None where unknown.
+    """
+
+    def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
+        self._executor = executor
+        self._columns_of = columns_of
+        self._paverl = PaverlReward(PaverlConfig(), executor)
+        self._astra = AstraReward(AstraConfig(), executor)
+        self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
+        self._one_shot = OneShotReward(OneShotConfig())
+
+    def score(self, example: Example, sql: str) -> PairScore:
+        """Score one query; no text whatever raises.
+
+        Raises:
+            UserError: The example's database cannot be used.
+        """
+        gold = gold_result(self._executor, example)
+        start = time.perf_counter()
+        predicted = run(self._executor.execute, example, sql)
+        if not sql.strip():
+            sql, predicted = "", SqlError("no SQL")
+        ex = _accuracies(predicted, gold, example.gold_sql)
+        verdict, rewards = self._judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
+        share = _share(predicted, gold, is_match=ex["bag"])
+        return PairScore(
+            status=STATUSES[type(predicted)],
+            ex=ex,
+            diagnosis=diagnose(sql, example.gold_sql, self._columns_of(example)),
+            lexical=lexical_similarity(sql, example.gold_sql),
+            verdict=verdict,
+            rewards=rewards,
+            ex_f=share,
+            ex_b=binary_accuracy(predicted, gold) if share == 1 else 0.0,
+            paverl=sum(payment(share, PaverlConfig(), ran=isinstance(predicted, Table)).values()),
+            csmr=csmr(predicted, gold),
+            gold_ran=isinstance(gold, Table),
+            seconds=time.perf_counter() - start,
+            predicted=predicted,
+            gold=gold,
+        )
+
+    def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
+        """Reward an episode as each family does.
+
+        Returns:
+            The total of each family by its name, `correct` (the answer's execution match) and the
+            number of `turns`.
+        """
+        attempts = tuple(self._attempt(example, turn) for turn in turns)
+        episode = Episode(example, attempts)
+        families = {
+            "progressive": self._progressive,
+            "one_shot": self._one_shot,
+            "paverl": self._paverl,
+            "astra": self._astra,
+        }
+        totals = {name: reward(episode).total for name, reward in families.items()}
+        return {
+            **totals,
+            "expo": self._expo_total(example, attempts),
+            "correct": float(episode.answer is not None and episode.answer.correct),
+            "turns": float(len(attempts)),
+        }
+
+    def _attempt(self, example: Example, turn: Turn) -> Attempt:
+        if turn.kind == "bad_call":
+            return Attempt(turn.text, "", SqlError("no call"), correct=False, kind=turn.kind)
+        judged = judge_query(example, turn.text, turn.sql, self._executor, match="set")
+        return replace(judged, kind=turn.kind)
+
+    def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:
+        """Average the rewards of the last query's clauses, as EXPO-SQL's total does."""
+        if not attempts:
+            return ExpoConfig().format_fail
+        last, gold = attempts[-1], gold_result(self._executor, example)
+        correct = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
+        rewards = self._judge(example, replace(last, correct=correct))[1]
+        return fmean(rewards or [ExpoConfig().format_fail])
+
+    def _judge(self, example: Example, attempt: Attempt) -> tuple[Verdict, tuple[float, ...]]:
+        # Made anew for each query: it remembers the results that it has judged.
+        expo = ExpoReward(ExpoConfig(), columns_of=self._columns_of, executor=self._executor)
+        verdict = expo.judge(example, attempt)
+        return verdict, tuple(expo.clause_rewards(verdict))
+
+
+def _accuracies(predicted: Result, gold: Result, gold_sql: str) -> dict[MatchMode, bool]:
+    return {mode: matches(predicted, gold, mode=mode, gold_sql=gold_sql) for mode in MODES}
+
+
+def _share(predicted: Result, gold: Result, *, is_match: bool) -> float:
+    """Compute EX_f; equal bags of rows have equal columns, which need no second look."""
+    if is_match and isinstance(predicted, Table) and isinstance(gold, Table) and gold.rows:
+        return 1.0
+    return fractional_accuracy(predicted, gold)

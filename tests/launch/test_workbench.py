@@ -1,0 +1,405 @@
+"""The command line of the reward workbench: pairs, files, episodes, lint, and the page."""
+
+from __future__ import annotations
+
+import io
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from launch.crew import make_pair_scorer, spread
+from launch.lint import FLAWS, Linter, break_ties
+from launch.page import align, clean, differing_cells, render_page
+from launch.predictions import BIRD_MARK, read_bird, read_trajectories
+from launch.score import main as run_command
+from rewards.workbench import Turn, Workbench
+from sqlenv.config import DemoConfig, ExecutorConfig
+from sqlenv.demo import generate
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.types import Example, Table
+
+ROOT = Path(__file__).parents[2]
+TABLES = """
+CREATE TABLE emp (name TEXT, dept TEXT, sal INT);
+INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y',30);
+"""
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(TABLES)
+    connection.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        yield Workbench(executor, lambda _example: {"emp": ["name", "dept", "sal"]})
+
+
+def main(words: list[str]) -> int:
+    """Run the command, and tell a mistake as `cli.run` does."""
+    try:
+        run_command(words)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def example(database: Path, gold: str, name: str = "1") -> Example:
+    return Example(name, "", "emp", database, gold)
+
+
+def write_lines(path: Path, records: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_one_pair_as_json(database, capsys):
+    pair = ["--db", str(database), "--gold", "SELECT name FROM emp", "--pred"]
+    assert main([*pair, "SELECT name FROM emp WHERE sal > 10", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert list(record) == ["status", "ex", "progress", "expo", "paverl", "astra", "seconds"]
+    assert record["status"] == "ok"
+    assert list(record["ex"]) == ["set", "bag", "bag_ordered", "test_suite"]
+    assert list(record["progress"]) == ["struct", "lex", "tags"]
+    assert list(record["expo"]) == ["case", "diff_types", "error_clauses", "rewards"]
+    assert record["expo"]["error_clauses"] == ["WHERE"]
+    assert list(record["paverl"]) == ["ex_f", "ex_b", "reward"]
+    assert list(record["astra"]) == ["csmr"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "pred", "status"),
+    [
+        (["--max-rows", "2"], "SELECT name FROM emp", "too_large"),
+        (["--max-bytes", "10"], "SELECT name FROM emp", "too_large"),
+        (
+            ["--timeout-s", "0.2"],
+            "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i FROM r) SELECT count(*) FROM r",
+            "timeout",
+        ),
+    ],
+)
+def test_limits(database, capsys, limit, pred, status):
+    pair = ["--db", str(database), "--gold", "SELECT 1", "--pred", pred, "--json"]
+    assert main([*pair, *limit]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == status
+
+
+def test_a_failing_gold_is_named(database, capsys):
+    assert main(["--db", str(database), "--gold", "SELECT", "--pred", "SELECT 1", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert not any(json.loads(captured.out)["ex"].values())
+    assert captured.err == "warning: 1 gold queries do not run: emp\n"
+
+
+def test_a_file_of_pairs_keeps_order_and_ids(tmp_path, database, capsys):
+    """Enough pairs for several processes; a prediction that is no text is one without SQL."""
+    pairs: list[dict[str, Any]] = [
+        {"id": n, "db": str(database), "gold": "SELECT 1", "pred": f"SELECT {n % 3}"}
+        for n in range(80)
+    ]
+    pairs.append({"id": "none", "db": str(database), "gold": "SELECT 1", "pred": None})
+    pairs.append({"id": None, "db": str(database), "gold": "SELECT 1", "pred": "\ud800"})
+    path = write_lines(tmp_path / "pairs.jsonl", pairs)
+    assert main(["--file", str(path), "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+    assert [record["id"] for record in records] == [pair["id"] for pair in pairs]
+    assert [record["ex"]["set"] for record in records[:80]] == [n % 3 == 1 for n in range(80)]
+    assert [record["status"] for record in records[80:]] == ["error", "error"]
+    assert [record["expo"]["case"] for record in records[80:]] == ["format", "error"]
+
+
+def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
+    text = tmp_path / "text.sqlite"
+    text.write_text("no database")
+    pair = {"id": 1, "db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
+    lines = {
+        "bad.jsonl:2: not a JSON object": [pair, {"db": str(database)}],
+        "gone.sqlite: no such database": [{**pair, "db": "gone.sqlite"}],
+        "`db` and `gold` have to be text": [{**pair, "gold": 3}],
+        "the gold query is empty": [{**pair, "gold": " "}],
+    }
+    for words, records in lines.items():
+        path = write_lines(tmp_path / "bad.jsonl", records)
+        assert mistake(capsys, ["--file", str(path), "--json"]).count(words) == 1
+    one = ["--gold", "SELECT 1", "--pred", "SELECT 1"]
+    assert "no such database file" in mistake(capsys, ["--db", str(tmp_path / "no"), *one])
+    assert "not a SQLite database" in mistake(capsys, ["--db", str(text), *one])
+    assert "all of --db" in mistake(capsys, one)
+    assert "give one pair" in mistake(capsys, [])
+    assert "--out goes with" in mistake(capsys, ["--db", str(database), *one, "--out", "x"])
+    assert "add --json" in mistake(capsys, ["--file", "x.jsonl"])
+    assert "--data-root" in mistake(capsys, ["--predictions", "x.sql"])
+    assert "--max-rows" in mistake(capsys, ["--db", str(database), *one, "--max-rows", "0"])
+    assert "cannot be read" in mistake(capsys, ["--file", str(tmp_path / "no.jsonl"), "--json"])
+    for words in (["--nonsense"], ["lint"]):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def mistake(capsys, words: list[str]) -> str:
+    assert main(words) == 2
+    printed = capsys.readouterr().err
+    assert printed.count("\n") == 1
+    return printed
+
+
+def test_without_jax(database):
+    """The base install has no JAX; the command must not ask for it."""
+    code = (
+        "import sys; from launch.score import main; "
+        f"main(['--db', {str(database)!r}, '--gold', 'SELECT 1', '--pred', 'SELECT 2']); "
+        "assert not {'jax', 'flax', 'numpy'} & set(sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "≠ 1" in run.stdout
+
+
+def page(bench: Workbench, database: Path, gold: str, pred: str, **console: Any) -> str:
+    score = bench.score(example(database, gold), pred)
+    out = Console(file=io.StringIO(), width=140, **console)
+    out.print(render_page(pred, gold, score, {"emp": ["name", "dept", "sal"]}))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def test_the_page_marks_what_differs(bench, database):
+    pred = "SELECT name, sal + (sal = 30) AS sal FROM emp"
+    text = page(bench, database, "SELECT name, sal FROM emp", pred)
+    assert text.count("≠ 30") == text.count("≠ 31") == 1
+    assert text.count("≠") == 2
+    assert "SELECT -0.50" in text
+    assert "FROM +0.50" in text
+    assert "SELECT_ERROR" in text
+    assert "select: emp.name, emp.sal" in text
+    assert "test_suite 0" in text
+
+
+def test_the_page_colours_clauses_by_reward(bench, database):
+    pred = "SELECT name FROM emp ORDER BY age"
+    text = page(
+        bench, database, "SELECT name FROM emp", pred, force_terminal=True, color_system="standard"
+    )
+    assert "\x1b[33mSELECT name\x1b[0m" in text  # not to blame for the error
+    assert "\x1b[1;31mORDER BY age\x1b[0m" in text
+    assert "no such column: age" in text
+
+
+@pytest.mark.parametrize(
+    "pred", ["", "\x1b[2Jx", "SELECT '[red]' AS \"[/]\"", "SELECT x'00', '\x1b[1m'", "DROP TABLE t"]
+)
+def test_the_page_shows_any_prediction(bench, database, pred):
+    text = page(bench, database, "SELECT name FROM nowhere", pred)
+    assert "\x1b" not in text
+    assert "no such table: nowhere" in text
+    page(bench, database, "SELECT name FROM emp", pred)
+
+
+def table(*rows: Any) -> Table:
+    return Table(tuple("abc"[: len(rows[0])] if rows else "a"), rows)
+
+
+def test_rows_are_paired():
+    gold, predicted = table((1, "a"), (2, "b"), (3, "c")), table((2, "b"), (3, "x"))
+    assert align(gold, predicted, in_order=True) == [
+        ((1, "a"), (2, "b")),
+        ((2, "b"), (3, "x")),
+        ((3, "c"), None),
+    ]
+    assert align(gold, predicted, in_order=False) == [
+        ((3, "c"), (3, "x")),
+        ((1, "a"), None),
+        ((2, "b"), (2, "b")),
+    ]
+    assert differing_cells((3, "c"), (3, "x", 1)) == [False, True, True]
+    assert differing_cells((None,), None) == [True]
+
+
+rows = st.lists(st.tuples(st.integers(0, 3)), max_size=8)
+
+
+@given(rows, rows, st.booleans())
+def test_every_row_is_shown_once(left, right, in_order):
+    pairs = align(table(*left), table(*right), in_order=in_order)
+    assert sorted(row for row, _ in pairs if row is not None) == sorted(left)
+    assert sorted(row for _, row in pairs if row is not None) == sorted(right)
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_is_left(text):
+    assert all(c.isprintable() or c in "\n\t" for c in clean(text))
+
+
+def test_birds_form(tmp_path):
+    path = tmp_path / "p.json"
+    found = {"1": f"SELECT 2{BIRD_MARK}emp", "0": "SELECT 1", "2": 0}
+    path.write_text(json.dumps(found))
+    assert read_bird(path) == ["SELECT 1", "SELECT 2", ""]
+    for content in ('{"0": "a", "2": "b"}', "[1]", "{", '{"x": ""}'):
+        path.write_text(content)
+        with pytest.raises(UserError):
+            read_bird(path)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "demo"
+    config = DemoConfig(
+        train_databases=1, validation_databases=1, test_databases=1, questions_per_database=8
+    )
+    generate(folder, config)
+    return folder
+
+
+def questions(root: Path) -> list[dict[str, Any]]:
+    return json.loads((root / "train_spider.json").read_text())
+
+
+def test_predictions_in_every_form_give_the_same(tmp_path, root, capsys):
+    golds = [question["query"] for question in questions(root)]
+    plain, lines, bird = (tmp_path / name for name in ("a.sql", "b.jsonl", "c.json"))
+    plain.write_text("\n".join(golds) + "\n")
+    write_lines(lines, [{"pred": gold} for gold in golds])
+    bird.write_text(json.dumps({n: f"{gold}{BIRD_MARK}x" for n, gold in enumerate(golds)}))
+    out = tmp_path / "out.jsonl"
+    files = [str(path) for path in (plain, lines, bird)]
+    data = ["--data-root", str(root), "--data", "train_spider.json", "--out", str(out)]
+    assert main(["--predictions", *files, *data]) == 0
+    records = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [record["file"] for record in records] == [c for c in "abc" for _ in golds]
+    assert {record["astra"]["csmr"] for record in records} == {1.0}
+    assert records[0]["id"] == "spider/train_spider/0"
+    shown = capsys.readouterr().out
+    assert "SQL-ASTRA CSMR" in shown
+    assert "GROUP_BY_MISSING" in shown
+    assert main(["--predictions", *files, *data[:4], "--json"]) == 0
+    lines_again = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["id"] for line in lines_again] == [r["id"] for r in records]
+
+
+def episode(root: Path, replies: list[str], **more: Any) -> dict[str, Any]:
+    turns = [{"reply": reply} for reply in replies]
+    gold = questions(root)[0]["query"]
+    return {"step": 3, "id": "spider/train_spider/0", "gold": gold, "turns": turns, **more}
+
+
+def test_trajectories_give_every_familys_reward(tmp_path, root, capsys):
+    gold = questions(root)[0]["query"]
+    right = f"<think> … </think> <sql> {gold} </sql>"
+    path = write_lines(tmp_path / "trajectories.jsonl", [episode(root, ["nothing", right])])
+    out = tmp_path / "out.jsonl"
+    data = ["--data-root", str(root), "--data", "train_spider.json"]
+    assert main(["--predictions", str(path), *data, "--out", str(out)]) == 0
+    record = json.loads(out.read_text())
+    assert record["step"] == 3
+    assert record["progressive"] == pytest.approx(0.5 + 0.25 + 1 + 1)
+    assert record["astra"] == pytest.approx(0.9999)
+    assert (record["expo"], record["paverl"], record["turns"]) == (1.5, 10, 2)
+    assert "Trajectory rewards" in capsys.readouterr().out
+    for wrong in (episode(root, [right], gold="SELECT 1"), {**episode(root, []), "turns": [1]}):
+        write_lines(path, [wrong])
+        mistake(capsys, ["--predictions", str(path), *data])
+
+
+def test_queries_of_calls_are_found(tmp_path, database):
+    call = '<tool_call>{"name": "run_sql_remote", "arguments": {"query": "SELECT 1"}}</tool_call>'
+    last = '<tool_call>{"name": "finish", "arguments": {"answer": "SELECT 2"}}</tool_call>'
+    turns = [
+        {"reply": call, "kind": "call"},
+        {"reply": "<tool_call>{", "kind": "bad_call"},
+        {"reply": last, "kind": "answer"},
+        {"reply": "```sql\nSELECT 3\n```", "kind": "answer"},
+        {"reply": "no block", "sql": "SELECT 4", "kind": "answer"},
+    ]
+    path = write_lines(tmp_path / "t.jsonl", [{"id": "1", "gold": "SELECT 0", "turns": turns}])
+    ((_, _, found),) = read_trajectories(path, [example(database, "SELECT 0")])
+    assert [each.sql for each in found] == ["SELECT 1", "", "SELECT 2", "SELECT 3", "SELECT 4"]
+    assert found[0] == Turn(call, "SELECT 1", "call")
+
+
+LINTED = {
+    "SELECT name FROM emp": None,
+    "SELECT name FROM emp ORDER BY name LIMIT 2": None,
+    "SELECT nope FROM emp": "fails",
+    "SELECT name FROM emp WHERE sal < 0": "empty",
+    "SELECT random()": "varies",
+    "SELECT name FROM emp LIMIT 1": "row_order",
+    "SELECT name, count(*) FROM emp": "row_order",
+    "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1": "ties",
+    "SELECT name FROM emp ORDER BY sal -- rising": "ties",
+}
+
+
+@pytest.mark.parametrize(("gold", "flaw"), LINTED.items())
+def test_lint_finds_what_is_wrong_with_a_gold(database, gold, flaw):
+    with Linter(slow_s=10)(ExecutorConfig(isolation="thread", workers=1)) as look:
+        found = look(example(database, gold))
+    assert [finding.flaw for finding in found] == ([flaw] if flaw else [])
+    assert all(finding.flaw in FLAWS for finding in found)
+
+
+def test_lint_names_slow_golds(database):
+    with Linter(slow_s=0)(ExecutorConfig(isolation="thread", workers=1)) as look:
+        assert [finding.flaw for finding in look(example(database, "SELECT 1"))] == ["slow"]
+
+
+def test_ties_are_broken_by_the_querys_own_order():
+    assert break_ties("SELECT a FROM t", 1) == []
+    assert break_ties("SELECT a FROM (SELECT a FROM t ORDER BY a)", 1) == []
+    upwards, downwards = break_ties("SELECT a, b FROM t ORDER BY c LIMIT 1;", 2)
+    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1;"
+    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1;"
+
+
+def test_lint_as_a_command(tmp_path, root, capsys):
+    found = questions(root)[:2]
+    found[0]["query"] = "SELECT [nope] FROM nowhere"
+    (root / "linted.json").write_text(json.dumps(found))
+    data = ["lint", "--data-root", str(root), "--data", "linted.json"]
+    assert main([*data, "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert list(records[0]) == ["id", "db_id", "flaw", "detail", "gold"]
+    assert (records[0]["id"], records[0]["flaw"]) == ("spider/linted/0", "fails")
+    assert main(data) == 0
+    assert "[nope]" in capsys.readouterr().out
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path, database):
+    pair = {"db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
+    path = write_lines(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])
+    command = [sys.executable, "-m", "launch.score", "--file", str(path), "--json"]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout
+    assert json.loads(run.stdout.readline())["id"] == 0
+    run.stdout.close()
+    assert run.stderr
+    with run.stderr as errors:
+        assert b"Traceback" not in errors.read()
+    run.wait()
+
+
+def test_many_jobs_run_in_several_processes(database):
+    jobs = [(example(database, "SELECT 1"), f"SELECT {n}") for n in range(70)]
+    config = ExecutorConfig(workers=2)
+    scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
+    assert [score.ex["set"] for score in scores] == [n == 1 for n in range(70)]

@@ -1,0 +1,155 @@
+"""One prediction beside its gold query, by every family."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewards.workbench import MODES, PairScore, Turn, Workbench
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+from sqlenv.types import Example
+
+CASES = json.loads((Path(__file__).parents[1] / "data/workbench.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(CASES["tables"])
+    connection.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def bench():
+    config = ExecutorConfig(isolation="thread", workers=1, timeout_s=1, max_steps=2_000_000)
+    with Executor(config) as executor:
+        yield Workbench(executor, lambda _example: {"emp": ["name", "dept", "sal"]})
+
+
+def example(database: Path, gold: str) -> Example:
+    return Example("1", "", "emp", database, gold)
+
+
+@pytest.mark.parametrize("case", CASES["pairs"], ids=lambda case: case["name"])
+def test_records(bench, database, case):
+    record = bench.score(example(database, case["gold"]), case["pred"]).record()
+    assert record.pop("seconds") >= 0
+    assert list(record) == ["status", "ex", "progress", "expo", "paverl", "astra"]
+    rewards = [[each["clause"], each["reward"]] for each in record["expo"]["rewards"]]
+    expected: dict[str, Any] = case["record"]
+    assert record["status"] == expected["status"]
+    assert [int(record["ex"][mode]) for mode in MODES] == expected["ex"]
+    assert record["progress"]["tags"] == expected["tags"]
+    assert record["progress"]["struct"] == pytest.approx(expected["struct"])
+    assert record["expo"]["case"] == expected["case"]
+    assert record["expo"]["diff_types"] == expected["diff_types"]
+    assert record["expo"]["error_clauses"] == expected["error_clauses"]
+    assert rewards == expected["rewards"]
+    assert list(record["paverl"].values()) == pytest.approx(expected["paverl"])
+    assert record["astra"] == {"csmr": pytest.approx(expected["csmr"])}
+
+
+def test_clauses_cover_the_query(bench, database):
+    sql = "SELECT dept FROM emp WHERE sal > 0 ORDER BY dept;"
+    record = bench.score(example(database, "SELECT name FROM emp"), sql).record()
+    pieces = [sql[each["start"] : each["end"]] for each in record["expo"]["rewards"]]
+    assert "".join(pieces) == sql
+
+
+def worst(score: PairScore) -> bool:
+    return not any(score.ex.values()) and score.paverl <= 0.5 and score.csmr < 1
+
+
+GOLD = "SELECT name FROM emp WHERE sal > 20"
+HOSTILE = [
+    *("", " ", ";", "\0", "\ud800", "SELECT", "(" * 5000, "SELECT '" + "x" * 200_000, "🦆" * 99),
+    *("DROP TABLE emp", "PRAGMA user_version = 3", "ATTACH 'x' AS y", "SELECT 1; SELECT 2"),
+    "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r) SELECT * FROM r",
+    "SELECT zeroblob(1000000000)",
+    "SELECT " + ", ".join(["*"] * 500) + " FROM emp",
+    "SELECT " * 3000,
+    "\x1b[2J SELECT name FROM emp --",
+]
+
+
+@pytest.mark.parametrize("sql", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_predictions_are_scores(bench, database, sql):
+    score = bench.score(example(database, GOLD), sql)
+    assert worst(score)
+    json.loads(json.dumps(score.record()))
+
+
+@given(st.text(max_size=60) | st.text("SELECTFROM nameps()'\"*,=;0", max_size=60))
+def test_any_text_is_a_score(bench, database, sql):
+    record = bench.score(example(database, GOLD), sql).record()
+    assert 0 <= record["progress"]["struct"] <= 1
+    assert 0 <= record["progress"]["lex"] <= 1
+    assert 0 <= record["paverl"]["reward"] <= 10
+    assert 0 <= record["astra"]["csmr"] <= 1
+    assert all(-1.5 <= each["reward"] <= 1.5 for each in record["expo"]["rewards"])
+
+
+def test_a_failing_gold_matches_nothing(bench, database):
+    for sql in ("SELECT nope FROM emp", "SELECT name FROM emp"):
+        score = bench.score(example(database, "SELECT nope FROM emp"), sql)
+        assert not score.gold_ran
+        assert not any(score.ex.values())
+        assert score.csmr == score.ex_f == 0
+
+
+def test_results_can_be_left_out(bench, database):
+    score = bench.score(example(database, GOLD), GOLD)
+    assert score.predicted == score.gold
+    assert score.without_results() == score  # results are no part of the verdict
+    assert score.without_results().predicted != score.predicted
+
+
+REPLY = "<think> … </think> <sql> {} </sql>"
+
+
+def turn(sql: str, **more: Any) -> Turn:
+    return Turn(REPLY.format(sql), sql, **more)
+
+
+def test_trajectories(bench, database):
+    """The best second turn of Progress-SQL, after a first one that fails (papers, section 2.3)."""
+    asked = example(database, "SELECT name FROM emp")
+    rewards = bench.trajectory(asked, [turn("SELECT nope"), turn("SELECT name FROM emp")])
+    first = bench.score(asked, "SELECT nope")
+    rise = 1 - (first.diagnosis.struct + first.lexical) / 2
+    assert rewards == {
+        "progressive": pytest.approx(0.5 + 0.25 + 1 + rise),
+        "one_shot": 3.0,
+        "expo": 1.5,
+        "paverl": 10.0,
+        "astra": pytest.approx(0.9999),
+        "correct": 1.0,
+        "turns": 2.0,
+    }
+
+
+def test_trajectories_of_calls(bench, database):
+    asked = example(database, "SELECT name FROM emp")
+    call = Turn("<tool_call>…</tool_call>", "SELECT name FROM emp", "call")
+    bad = Turn("<tool_call>", "", "bad_call")
+    unanswered = bench.trajectory(asked, [bad, call])
+    assert unanswered["correct"] == unanswered["paverl"] == 0
+    assert unanswered["astra"] == pytest.approx(1 - 1.5 - 0.0002)
+    answered = bench.trajectory(asked, [bad, call, turn("SELECT name FROM emp")])
+    assert answered["correct"] == 1
+    assert answered["astra"] == pytest.approx(0.9999)
+
+
+def test_an_episode_without_turns_is_not_rewarded(bench, database):
+    rewards = bench.trajectory(example(database, "SELECT name FROM emp"), [])
+    assert rewards["correct"] == rewards["paverl"] == rewards["astra"] == rewards["one_shot"] == 0
+    assert rewards["expo"] == -1.5
