@@ -252,20 +252,16 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
         if count == 8:
             alive[0].send_signal(signal.SIGINT)
 
-    command = [sys.executable, "-m", "launch.verbal", "--cfg", str(place / "verbal.yaml")]
+    # Whoever started the tests may have them ignore this signal, and children inherit that.
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('launch.verbal', run_name='__main__', alter_sys=True)"
+    )
+    command = [sys.executable, "-c", code, "--cfg", str(place / "verbal.yaml")]
     with serve(Chat(answer, before)) as chat:
         line = [*command, "--endpoint", chat.url, "--model", "m/one", "--out", str(out)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        alive.append(
-            subprocess.Popen(
-                line,
-                env=environment,
-                stderr=subprocess.PIPE,
-                text=True,
-                # Whoever started the tests may have them ignore it, and children inherit that.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            )
-        )
+        alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True))
         _, told = alive[0].communicate(timeout=60)
         assert alive[0].returncode == 130
         assert "the same command goes on" in told
