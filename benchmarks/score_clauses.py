@@ -17,18 +17,17 @@ import json
 import os
 import random
 import statistics
-import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
 from rewards.config import ExpoConfig
 from rewards.expo import ExpoReward
 from sqlenv.compare import matches
-from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.datasets import load
-from sqlenv.demo import generate
+from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.schema import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, Table
@@ -54,12 +53,8 @@ class CountingRunner:
 
 def main() -> None:
     options = parse_arguments()
-    with tempfile.TemporaryDirectory() as folder:
-        root, file = options.data_root, options.data
-        if root is None:
-            root, file = Path(folder) / "demo", Path("train_spider.json")
-            generate(root, DemoConfig())
-        pairs = pair_up(root, file, options.predictions)
+    with open_questions(options) as examples:
+        pairs = pair_up(examples, options.predictions)
         with Executor(ExecutorConfig(isolation=options.isolation)) as executor:
             print(json.dumps(measure(wrong_episodes(pairs, executor), executor, options.runs)))
 
@@ -113,10 +108,7 @@ def respace(episode: Episode, run: int) -> Episode:
     )
 
 
-def pair_up(root: Path, file: Path, predictions: list[Path]) -> list[tuple[Example, str]]:
-    source = SourceConfig(layout="spider", path=root, file=str(file))
-    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-    examples = load(config).examples
+def pair_up(examples: Sequence[Example], predictions: list[Path]) -> list[tuple[Example, str]]:
     if not predictions:
         return [(e, damage(e.gold_sql, random.Random(e.id))) for e in examples]
     return [
@@ -139,18 +131,8 @@ def wrong_episodes(pairs: list[tuple[Example, str]], executor: Executor) -> list
     return found
 
 
-def damage(sql: str, rng: random.Random) -> str:
-    words = sql.split()
-    at = rng.randrange(1, len(words))
-    words[at : at + 1] = [] if rng.random() < 0.3 else [rng.choice(words)]
-    return " ".join(words)
-
-
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", type=Path, help="a folder in Spider's layout")
-    parser.add_argument("--data", type=Path, default=Path("dev.json"), help="in --data-root")
-    parser.add_argument("--predictions", nargs="*", type=Path, default=[])
+    parser = make_parser(__doc__.splitlines()[0])
     parser.add_argument("--isolation", choices=("thread", "process"), default="process")
     parser.add_argument("--runs", type=int, default=5, help="of which the fastest counts")
     return parser.parse_args()

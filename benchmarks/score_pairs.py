@@ -7,7 +7,7 @@
 Prints one JSON object. The gold results are there already; each prediction is one turn, and its
 results, trees and clauses are cold. Processes have started. `ex_s` is execution accuracy alone,
 gold queries included: the time of one file's questions. Without data the demo data is made, and the
-predictions are its gold queries, half of them with a word exchanged.
+predictions are its gold queries, half of them with a word lost or exchanged.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import argparse
 import json
 import os
 import random
-import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
+from benchmarks._questions import damage, make_parser, open_questions
 from launch.crew import columns_of
 from launch.predictions import read_predictions
 from rewards.workbench import Workbench
 from sqlenv.compare import matches
-from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.datasets import load
-from sqlenv.demo import generate
+from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 
@@ -38,12 +37,8 @@ Job = tuple[Example, str]
 
 def main() -> None:
     options = parse_arguments()
-    with tempfile.TemporaryDirectory() as folder:
-        root, file = options.data_root, options.data
-        if root is None:
-            root, file = Path(folder) / "demo", Path("train_spider.json")
-            generate(root, DemoConfig())
-        files = read_jobs(root, file, options.predictions)
+    with open_questions(options) as examples:
+        files = read_jobs(examples, options.predictions)
         jobs = [job for pairs in files for job in pairs]
         seconds = [time_families(jobs, options.workers) for _ in range(options.runs)]
         alone = [time_accuracy(files[0], options.workers) for _ in range(options.runs)]
@@ -64,22 +59,16 @@ def main() -> None:
         )
 
 
-def read_jobs(root: Path, file: Path, predictions: list[Path]) -> list[list[Job]]:
-    source = SourceConfig(layout="spider", path=root, split="dev", file=str(file))
-    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-    examples = load(config).examples
+def read_jobs(examples: Sequence[Example], predictions: list[Path]) -> list[list[Job]]:
     if not predictions:
         rng = random.Random(0)
         return [
-            [(e, spoil(e.gold_sql, rng) if at % 2 else e.gold_sql) for at, e in enumerate(examples)]
+            [
+                (e, damage(e.gold_sql, rng) if at % 2 else e.gold_sql)
+                for at, e in enumerate(examples)
+            ]
         ]
     return [list(zip(examples, read_predictions(path), strict=True)) for path in predictions]
-
-
-def spoil(sql: str, rng: random.Random) -> str:
-    words = sql.split()
-    at = rng.randrange(1, len(words))
-    return " ".join([*words[:at], rng.choice(words), *words[at + 1 :]])
 
 
 def time_families(jobs: list[Job], workers: int) -> float:
@@ -121,10 +110,7 @@ def score(jobs: list[Job]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--data", type=Path)
-    parser.add_argument("--predictions", type=Path, nargs="*", default=[])
+    parser = make_parser(__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     return parser.parse_args()

@@ -16,21 +16,18 @@ import argparse
 import json
 import os
 import random
-import tempfile
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
+from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
 from rewards.config import ProgressiveConfig
 from rewards.diagnosis import diagnose
 from rewards.lexical import lexical_similarity
 from rewards.progressive import ProgressiveReward
 from sqlenv.compare import matches
-from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.datasets import load
-from sqlenv.demo import generate
+from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.schema import read_schema
 from sqlenv.types import Attempt, Episode, Example
@@ -41,12 +38,8 @@ Plan = list[tuple[Example, tuple[str, ...]]]
 
 def main() -> None:
     options = parse_arguments()
-    with tempfile.TemporaryDirectory() as folder:
-        root, file = options.data_root, options.data
-        if root is None:
-            root, file = Path(folder) / "demo", Path("train_spider.json")
-            generate(root, DemoConfig())
-        plan = plan_trajectories(root, file, options)
+    with open_questions(options) as examples:
+        plan = plan_trajectories(examples, options)
         with Executor(ExecutorConfig(isolation=options.isolation)) as executor:
             print(json.dumps(measure(plan, executor), indent=1))
 
@@ -87,10 +80,7 @@ def measure(plan: Plan, executor: Executor) -> dict[str, float | int]:
     }
 
 
-def plan_trajectories(root: Path, file: Path, options: argparse.Namespace) -> Plan:
-    source = SourceConfig(layout="spider", path=root, file=str(file))
-    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-    examples = load(config).examples
+def plan_trajectories(examples: Sequence[Example], options: argparse.Namespace) -> Plan:
     if options.predictions:
         files = [read_predictions(path) for path in options.predictions]
     else:
@@ -112,13 +102,6 @@ def trajectory(
     return examples[which], queries
 
 
-def damage(sql: str, rng: random.Random) -> str:
-    words = sql.split()
-    at = rng.randrange(1, len(words))
-    words[at : at + 1] = [] if rng.random() < 0.3 else [rng.choice(words)]
-    return " ".join(words)
-
-
 @contextmanager
 def timed(seconds: dict[str, float], name: str) -> Generator[None]:
     start = time.perf_counter()
@@ -127,10 +110,7 @@ def timed(seconds: dict[str, float], name: str) -> Generator[None]:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data-root", type=Path, help="a folder in Spider's layout")
-    parser.add_argument("--data", type=Path, default=Path("dev.json"), help="in --data-root")
-    parser.add_argument("--predictions", nargs="*", type=Path, default=[])
+    parser = make_parser(__doc__.splitlines()[0])
     parser.add_argument("--groups", action="store_true")
     parser.add_argument("--isolation", choices=("thread", "process"), default="process")
     return parser.parse_args()

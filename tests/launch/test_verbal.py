@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -30,10 +29,6 @@ from sqlenv.types import Message
 from .chat_server import Chat, Failure, serve
 from .conftest import ROOT, TINY
 
-needs_openai = pytest.mark.skipif(
-    importlib.util.find_spec("openai") is None,
-    reason="the openai package is not installed: pip install 'minirl-sql[openai]'",
-)
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
 SETTINGS = {
     "candidates": CANDIDATES,
@@ -101,7 +96,6 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-@needs_openai
 def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     out, brain = tmp_path / "out", Brain(golds)
@@ -161,7 +155,6 @@ FAILURES = (
 )
 
 
-@needs_openai
 def test_failures_that_pass_change_nothing(place, golds, tmp_path, monkeypatch):
     monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
     brain, kinds = Brain(golds), iter(range(10**6))
@@ -183,7 +176,6 @@ def test_failures_that_pass_change_nothing(place, golds, tmp_path, monkeypatch):
         assert (tmp_path / "plain" / name).read_text() == (tmp_path / "shaken" / name).read_text()
 
 
-@needs_openai
 def test_judgements_that_are_garbage_are_left_out_and_counted(place, golds, tmp_path):
     brain = Brain(golds)
 
@@ -198,7 +190,6 @@ def test_judgements_that_are_garbage_are_left_out_and_counted(place, golds, tmp_
     assert result["cost"]["judge"]["calls"] == 2 * judged  # asked for again once, and no more
 
 
-@needs_openai
 def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path):
     with serve(Chat(Brain(golds))) as chat:
         plain = launch(place, tmp_path / "plain", chat)
@@ -239,7 +230,6 @@ def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path)
     ).read_text()
 
 
-@needs_openai
 def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
     out, brain = tmp_path / "out", Brain(golds)
     alive: list[subprocess.Popen] = []
@@ -271,7 +261,6 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
         assert set(chat.paid.values()) == {1}
 
 
-@needs_openai
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
@@ -291,7 +280,6 @@ def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, monkeypatch, failure
     assert not (tmp_path / "out" / "result.json").exists()
 
 
-@needs_openai
 def test_after_an_outage_the_same_command_goes_on(place, golds, tmp_path, monkeypatch):
     monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
     brain, out = Brain(golds), tmp_path / "out"
@@ -309,7 +297,6 @@ def test_after_an_outage_the_same_command_goes_on(place, golds, tmp_path, monkey
     assert result["questions"] == QUESTIONS
 
 
-@needs_openai
 def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
     brain, (first, *_) = Brain(golds), golds
 
@@ -328,7 +315,6 @@ def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
     assert "SELECT" in (tmp_path / "out" / "predictions.sql").read_text().splitlines()
 
 
-@needs_openai
 def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, tmp_path, capsys):
     records = json.loads((place / "data" / "test.json").read_text(encoding="utf-8"))
     blind = [{**record, "query": ""} for record in records]
