@@ -5,6 +5,8 @@ from pathlib import Path
 import apsw
 import pytest
 
+from . import data_folders
+
 SCHEMA = """
 CREATE TABLE city (name TEXT, country TEXT, population INTEGER);
 INSERT INTO city VALUES
@@ -36,3 +38,10 @@ def database(tmp_path: Path) -> Path:
     folder = tmp_path / "data ?#%41"
     folder.mkdir()
     return make_database(folder / "town.sqlite")
+
+
+@pytest.fixture
+def spider_folder(tmp_path: Path) -> Path:
+    """A folder in Spider's layout, without questions."""
+    data_folders.make_database(tmp_path / "database")
+    return tmp_path

@@ -1,0 +1,38 @@
+"""Small data sets on disk, in the layouts that people download."""
+
+import json
+
+import apsw
+
+from sqlenv.config import DataConfig
+from sqlenv.datasets import load
+
+
+def make_database(folder, name="band"):
+    path = folder / name / f"{name}.sqlite"
+    path.parent.mkdir(parents=True)
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE band (id INT, name TEXT); INSERT INTO band VALUES (1, 'a')")
+    connection.close()
+    return path
+
+
+def write(path, records, *, encoding="utf-8"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(records), encoding=encoding)
+
+
+def spider(query="SELECT name FROM band", db_id="band", **fields):
+    return {"db_id": db_id, "question": "Which names?", "query": query, **fields}
+
+
+def bird(**fields):
+    return {
+        "db_id": "band", "question": "Q", "evidence": "E", "SQL": "SELECT 1",
+        "difficulty": "simple", **fields,
+    }  # fmt: skip
+
+
+def load_one(path, layout="spider", executor=None, data=None, **source):
+    sources = [{"layout": layout, "path": path, **source}]
+    return load(DataConfig(sources=sources, **(data or {})), executor=executor)
