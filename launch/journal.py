@@ -115,14 +115,15 @@ class Journal:
         """Write an answer down, out of this process at once; a refusal, which cost nothing, is
         known until the end of the process only.
         """
-        line = json.dumps({"key": request.key, "kind": request.kind, **asdict(answer)})
+        key = request.key
+        line = json.dumps({"key": key, "kind": request.kind, **asdict(answer)})
         with self._lock:
             if answer.text is None:
-                self._answers[request.key] = answer
+                self._answers[key] = answer
                 return
             self._file.write(line + "\n")
             self._file.flush()
-            self._remember(request.key, request.kind, answer)
+            self._remember(key, request.kind, answer)
 
     @property
     def spent(self) -> Cost:

@@ -281,7 +281,7 @@ def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
         return [text if isinstance(text, SqlError) else next(results) for text in texts]
 
     return Task(
-        prompt=sql.first_prompt(example),
+        prompt=sql.single_turn_prompt(example),
         judge_prompt=partial(sql.judge_prompt, example),
         extract=partial(extract_sql, tag=config.env.wrapping),
         execute=execute,

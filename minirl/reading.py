@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +28,14 @@ def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
         UserError: It is of another kind.
     """
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return _adapter(kind).validate_python(value)
     except ValidationError as error:
         raise UserError(f"{where}: {_problem(error)}; {advice}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
 def read_json(path: Path, kind: type[_Kind], *, advice: str) -> _Kind:

@@ -8,7 +8,7 @@ from rewards.execution import GoldResults, gold_result, is_correct
 from rewards.trajectory import aggregate
 from rewards.types import CreditSpan, Score
 from sqlenv.parse import one_line
-from sqlenv.types import Attempt, Episode
+from sqlenv.types import Attempt, AttemptKind, Episode
 
 
 class AstraReward:
@@ -56,9 +56,13 @@ class AstraReward:
         )
 
     def _is_scored(self, attempt: Attempt) -> bool:
-        left_out = {"bad_call": "skip", "answer": "never"}
-        choices = {"bad_call": self._config.bad_call, "answer": self._config.final_step}
-        return attempt.kind == "call" or choices[attempt.kind] != left_out[attempt.kind]
+        config = self._config
+        scored: dict[AttemptKind, bool] = {
+            "call": True,
+            "bad_call": config.bad_call == "zero",
+            "answer": config.final_step != "never",
+        }
+        return scored[attempt.kind]
 
     def _repeats_last_call(self, episode: Episode) -> bool:
         if self._config.final_step != "dedup" or len(episode.attempts) < 2:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rewards.clauses import KINDS, Clause, scan_clauses
 from rewards.config import ExpoConfig
 from rewards.differences import CANDIDATES, Differences, differences
 from rewards.errors import trace_error
-from rewards.execution import gold_result, is_correct
+from rewards.execution import GoldResults, gold_result, is_correct
 from rewards.incremental import find_blamed
 from rewards.progressive import ColumnsOf
 from rewards.types import CreditSpan, Score
@@ -27,15 +27,11 @@ CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
 _REMEMBERED = 4096
 
 
-class Runner(Protocol):
+class Runner(GoldResults, Protocol):
     """What the reward needs of the executor."""
 
     def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
         """Run a query."""
-        ...
-
-    def gold(self, database: Path, sql: str, /) -> Result:
-        """Run a gold query, or return its cached result."""
         ...
 
 
@@ -54,18 +50,6 @@ class Verdict:
     clauses: tuple[Clause, ...]
     blamed: frozenset[int] = frozenset()
     differences: Differences = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """A query and what it answers; the same query gives the same result, which is not compared."""
-
-    database: Path
-    gold_sql: str
-    sql: str
-    correct: bool
-    example: Example = field(compare=False)
-    result: Result = field(compare=False)
 
 
 class ExpoReward:
@@ -91,7 +75,7 @@ class ExpoReward:
         self._executor = executor
         self._wrapping: Wrapping = wrapping
         # The metrics ask again for what the reward has just found.
-        self._judged = lru_cache(_REMEMBERED)(self._judge)
+        self._verdicts: dict[Any, Verdict] = {}
 
     def __call__(self, episode: Episode) -> Score:
         """Score an episode.
@@ -114,16 +98,16 @@ class ExpoReward:
         """Find the erroneous clauses of an attempt (section 3.2)."""
         if not attempt.sql:
             return Verdict("format", ())
-        return self._judged(
-            _Question(
-                example.database,
-                example.gold_sql,
-                attempt.sql,
-                attempt.correct,
-                example,
-                attempt.result,
-            )
-        )
+        # A result that another run would not give, such as a time-out, is another question.
+        result = type(attempt.result)
+        key = (example.database, example.gold_sql, attempt.sql, attempt.correct, result)
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = self._judge(example, attempt)
+            if len(self._verdicts) >= _REMEMBERED:
+                self._verdicts.clear()
+            self._verdicts[key] = verdict
+        return verdict
 
     def clause_rewards(self, verdict: Verdict) -> list[float]:
         """Return the reward of each clause, in the order of the text."""
@@ -152,27 +136,26 @@ class ExpoReward:
             }
         return numbers
 
-    def _judge(self, asked: _Question) -> Verdict:
-        clauses = scan_clauses(asked.sql)
-        if asked.correct:
+    def _judge(self, example: Example, attempt: Attempt) -> Verdict:
+        clauses, result = scan_clauses(attempt.sql), attempt.result
+        if attempt.correct:
             return Verdict("correct", clauses)
-        if isinstance(asked.result, Table):
-            return self._judge_result(asked, clauses, asked.result)
-        result = asked.result
-        if asked.example.dialect != "sqlite" and isinstance(result, SqlError):
+        if isinstance(result, Table):
+            return self._judge_result(example, attempt.sql, clauses, result)
+        if example.dialect != "sqlite" and isinstance(result, SqlError):
             # The place is one in the query as it was carried over.
             result = replace(result, offset=-1)
         blamed = trace_error(
-            asked.sql,
+            attempt.sql,
             clauses,
             result,
-            columns=self._columns_of(asked.example),
+            columns=self._columns_of(example),
             traced=self._config.tracing,
         )
         return Verdict("error", clauses, blamed)
 
     def _judge_result(
-        self, asked: _Question, clauses: tuple[Clause, ...], predicted: Table
+        self, example: Example, sql: str, clauses: tuple[Clause, ...], predicted: Table
     ) -> Verdict:
         """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.
 
@@ -180,14 +163,14 @@ class ExpoReward:
         kind of error, as is the case for `row_partial`.
         """
         config, everyone = self._config, frozenset(range(len(clauses)))
-        gold = gold_result(self._executor, asked.example)
+        gold = gold_result(self._executor, example)
         if not isinstance(gold, Table):
             return Verdict("incorrect", clauses, everyone)
         sought = differences(gold, predicted)
         mapped = _candidates(clauses, sought)
         blamed: frozenset[int] = frozenset()
         if config.incremental:
-            blamed = self._blame_steps(asked, clauses, gold, predicted, sought)
+            blamed = self._blame_steps(example, sql, clauses, gold, predicted, sought)
         if config.type_map == "intersect":
             blamed &= mapped
         if not blamed and config.empty_cerr == "map" and config.type_map != "off":
@@ -198,7 +181,8 @@ class ExpoReward:
 
     def _blame_steps(
         self,
-        asked: _Question,
+        example: Example,
+        sql: str,
         clauses: Sequence[Clause],
         gold: Table,
         predicted: Table,
@@ -206,16 +190,16 @@ class ExpoReward:
     ) -> frozenset[int]:
         config = self._config
 
-        def ask(database: Path, sql: str) -> Result:
-            return self._executor.execute(database, sql, max_steps=config.max_steps)
+        def ask(database: Path, step: str) -> Result:
+            return self._executor.execute(database, step, max_steps=config.max_steps)
 
         return find_blamed(
-            asked.sql,
+            sql,
             clauses,
             gold=gold,
             predicted=predicted,
             sought=sought,
-            run=partial(run, ask, asked.example),
+            run=partial(run, ask, example),
             from_check=config.from_check,
             whole_result=config.setop_dstar == "whole",
             max_rows=config.max_step_rows,

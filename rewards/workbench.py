@@ -21,10 +21,9 @@ from rewards.config import (
     PaverlConfig,
     ProgressiveConfig,
 )
-from rewards.diagnosis import Diagnosis, diagnose
-from rewards.execution import gold_result
+from rewards.diagnosis import Diagnosis
+from rewards.execution import gold_result, is_correct
 from rewards.expo import ExpoReward, Runner, Verdict
-from rewards.lexical import lexical_similarity
 from rewards.paverl import PaverlReward, payment
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
 from sqlenv.compare import MatchMode, matches
@@ -144,7 +143,7 @@ class Workbench:
 
     def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
         self._executor = executor
-        self._columns_of = columns_of
+        self._expo = ExpoReward(ExpoConfig(), columns_of=columns_of, executor=executor)
         self._paverl = PaverlReward(PaverlConfig(), executor)
         self._astra = AstraReward(AstraConfig(), executor)
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
@@ -164,11 +163,12 @@ class Workbench:
         ex = _accuracies(predicted, gold, example.gold_sql)
         verdict, rewards = self._judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
         share = _share(predicted, gold, is_match=ex["bag"])
+        alignment = self._progressive.align(example, sql)
         return PairScore(
             status=STATUSES[type(predicted)],
             ex=ex,
-            diagnosis=diagnose(sql, example.gold_sql, self._columns_of(example)),
-            lexical=lexical_similarity(sql, example.gold_sql),
+            diagnosis=alignment.diagnosis,
+            lexical=alignment.lexical,
             verdict=verdict,
             rewards=rewards,
             ex_f=share,
@@ -200,7 +200,7 @@ class Workbench:
         return {
             **totals,
             "expo": self._expo_total(example, attempts),
-            "correct": float(episode.answer is not None and episode.answer.correct),
+            "correct": float(is_correct(episode)),
             "turns": float(len(attempts)),
         }
 
@@ -220,10 +220,8 @@ class Workbench:
         return fmean(rewards or [ExpoConfig().format_fail])
 
     def _judge(self, example: Example, attempt: Attempt) -> tuple[Verdict, tuple[float, ...]]:
-        # Made anew for each query: it remembers the results that it has judged.
-        expo = ExpoReward(ExpoConfig(), columns_of=self._columns_of, executor=self._executor)
-        verdict = expo.judge(example, attempt)
-        return verdict, tuple(expo.clause_rewards(verdict))
+        verdict = self._expo.judge(example, attempt)
+        return verdict, tuple(self._expo.clause_rewards(verdict))
 
 
 def _accuracies(predicted: Result, gold: Result, gold_sql: str) -> dict[MatchMode, bool]:

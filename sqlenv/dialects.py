@@ -114,7 +114,11 @@ def _read(sql: str, dialect: str) -> Query:
     if dialect == "mysql" and _MYSQL_DASHES.search(sql):
         raise RefusedError("-- without a blank after it")
     words = tokens(sql)
-    if "\0" in sql or not is_within_limits(words) or _FOREIGN[dialect] & {w[0] for w in words}:
+    if (
+        "\0" in sql
+        or not is_within_limits(words)
+        or _FOREIGN[dialect] & {w[0] for w in words if w != "!="}
+    ):
         raise RefusedError("not one query, or too long, too deep, or with signs of its own")
     quoted = [word[0] == "'" or (dialect == "mysql" and word[0] == '"') for word in words]
     if any(one and two for one, two in pairwise(quoted)):
