@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks._questions import damage, make_parser, open_questions
-from launch.crew import columns_of
 from launch.predictions import read_predictions
+from rewards.progressive import columns_of
 from rewards.workbench import Workbench
 from sqlenv.compare import matches
 from sqlenv.config import ExecutorConfig

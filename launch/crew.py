@@ -11,17 +11,14 @@ import signal
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any, TypeVar
 
 from launch.cli import progress_bar
-from rewards.progressive import ColumnsOf
+from rewards.progressive import columns_of
 from rewards.workbench import PairScore, Turn, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.schema import read_schema
 from sqlenv.types import Example
 
 Job = TypeVar("Job")
@@ -68,16 +65,6 @@ def open_workbench(config: ExecutorConfig) -> Generator[Workbench]:
     """Open a workbench with an executor of its own."""
     with Executor(config) as executor:
         yield Workbench(executor, columns_of())
-
-
-def columns_of() -> ColumnsOf:
-    """Return what reads the columns of an example's database, each file once."""
-
-    @cache
-    def read(database: Path) -> Any:
-        return read_schema(database, examples=0).column_names()
-
-    return lambda example: read(example.database)
 
 
 @contextmanager

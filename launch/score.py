@@ -34,7 +34,6 @@ from rich.table import Table as RichTable
 
 from launch import cli, lint
 from launch.crew import (
-    columns_of,
     make_pair_scorer,
     make_trajectory_scorer,
     open_workbench,
@@ -44,6 +43,7 @@ from launch.families import Means, episode_means, pair_means, render_episodes, r
 from launch.page import render_page
 from launch.pairs import Pair, make_pair, read_pairs, warn_of_failing, write_scores
 from launch.predictions import is_trajectories, pair_up, read_trajectories
+from rewards.progressive import columns_of
 from rewards.workbench import PairScore, Workbench
 from sqlenv.config import DataConfig, ExecutorConfig, Layout, SourceConfig
 from sqlenv.datasets import load

@@ -26,7 +26,7 @@ from rewards.config import ProgressiveConfig, TreeConfig
 from rewards.execution import gold_result
 from rewards.expo import ExpoReward
 from rewards.feedback import build_feedback
-from rewards.progressive import ProgressiveReward
+from rewards.progressive import ProgressiveReward, columns_of
 from sqlenv.config import AgenticConfig, DataConfig, DiagnosedConfig, SingleTurnConfig
 from sqlenv.datasets import load
 from sqlenv.demo import generate
@@ -66,7 +66,7 @@ class SqlSide:
         self._schema_text = cache(
             lambda path: render_schema(self._schema(path), style=config.prompt.schema_style)
         )
-        self._columns = cache(lambda path: read_schema(path, examples=0).column_names())
+        self._columns_of = columns_of()
         self.reward = build_reward(
             config.reward,
             columns_of=self._columns_of,
@@ -296,9 +296,6 @@ class SqlSide:
             numbers["rollout/calls"] = float(len(calls))
             numbers["rollout/bad_calls"] = float(sum(call.kind == "bad_call" for call in calls))
         return numbers
-
-    def _columns_of(self, example: Example) -> Mapping[str, Sequence[str]]:
-        return self._columns(example.database)
 
     def _read_schema(self, database: Path) -> DatabaseSchema:
         prompt = self._config.prompt

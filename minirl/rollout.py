@@ -178,9 +178,11 @@ def _reset(
     first_episode: int,
 ) -> list[list[_Episode]]:
     """Start all episodes; a prompt is encoded once for a group that is shown the same."""
-    starts = [
-        [pool.submit(environment.reset, example) for _ in range(group_size)] for example in examples
+    # A group's members one after the other: the first one's prompt is then there for the others.
+    rounds = [
+        [pool.submit(environment.reset, example) for example in examples] for _ in range(group_size)
     ]
+    starts = list(zip(*rounds, strict=True))
     groups: list[list[_Episode]] = []
     too_long: list[tuple[int, Any]] = []
     for n, group_starts in enumerate(starts):

@@ -46,12 +46,18 @@ def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, f
     return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
 
 
-def speeds(groups: Groups, watch: Stopwatch) -> dict[str, float]:
-    """Return seconds of each phase and tokens a second; update tokens count each prompt once."""
+def speeds(groups: Groups, trained_on: Groups, watch: Stopwatch) -> dict[str, float]:
+    """Return seconds of each phase and tokens a second; update tokens count each prompt once.
+
+    Args:
+        groups: What was sampled.
+        trained_on: Those of them that the filters left for the update.
+        watch: The seconds.
+    """
     sampled = sum(len(turn.reply.ids) for group in groups for t in group for turn in t.turns)
     trained = sum(
         len(flatten(t).ids) - (len(group[0].turns[0].observation_ids) if i else 0)
-        for group in groups
+        for group in trained_on
         for i, t in enumerate(group)
     )
     return watch.numbers() | {

@@ -240,12 +240,13 @@ class Trainer:
             if len(kept) >= config.prompts_per_step:
                 break
         kept = kept[: config.prompts_per_step]
+        chosen = [groups[n] for n in kept]
         with watch.phase("update"):
-            numbers = self._update([groups[n] for n in kept], [scores[n] for n in kept])
+            numbers = self._update(chosen, [scores[n] for n in kept])
         if config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(self._rounds - before)
         numbers |= summarise(groups, scores, self._task.describe)
-        numbers |= speeds(groups, watch)
+        numbers |= speeds(groups, chosen, watch)
         if self.step % config.sample_every == 0 or self.step == 1:
             self._sample(groups, scores)
         return numbers

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from rewards.config import OneShotConfig, ProgressiveConfig
 from rewards.diagnosis import Diagnosis, diagnose
 from rewards.execution import first_match, follows_format, is_correct, is_executable
 from rewards.lexical import lexical_similarity
 from rewards.types import Score
+from sqlenv.schema import read_schema
 from sqlenv.types import Episode, Example
 
 ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
+
+
+def columns_of() -> ColumnsOf:
+    """Return what reads the columns of an example's database, each file once."""
+
+    @cache
+    def read(database: Path) -> Mapping[str, Sequence[str]]:
+        return read_schema(database, examples=0).column_names()
+
+    return lambda example: read(example.database)
 
 
 @dataclass(frozen=True, slots=True)

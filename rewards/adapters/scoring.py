@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig
+from rewards.progressive import columns_of
 from rewards.types import Score
 from sqlenv.compare import MatchMode
 from sqlenv.config import ExecutorConfig, Settings, Wrapping
@@ -20,7 +21,6 @@ from sqlenv.dialects import NAMES
 from sqlenv.envs.single_turn import judge
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.schema import read_schema
 from sqlenv.types import Attempt, Episode, Example
 
 
@@ -46,8 +46,7 @@ class Scorer:
     def __init__(self, config: AdapterConfig) -> None:
         self.config = config
         self.executor = Executor(config.executor)
-        columns = cache(lambda path: read_schema(path, examples=0).column_names())
-        self.columns_of = lambda example: columns(example.database)
+        self.columns_of = columns_of()
         self.reward = build_reward(config.reward, columns_of=self.columns_of)
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
 
