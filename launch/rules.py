@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from launch.forms import Form
 from minirl.config import contradictions as of_the_learner
 from minirl.config import tiny_contradictions
+from rewards.config import contradictions as of_reward_and_env
 
 if TYPE_CHECKING:
     from launch.config import JobConfig
@@ -35,15 +36,7 @@ def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
             (config.sampler.max_reply_tokens or 0) > config.sampler.max_response_tokens,
             "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
         ),
-        (
-            config.reward.kind == "progressive" and config.env.wrapping != "sql_tag",
-            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
-        ),
-        (
-            config.reward.kind == "expo" and config.env.kind == "agentic",
-            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
-            "use astra",
-        ),
+        *of_reward_and_env(config.reward, config.env),
         (
             config.reward.kind == "astra"
             and config.reward.aggregate == "steps"

@@ -27,11 +27,11 @@ from rewards.execution import gold_result
 from rewards.expo import ExpoReward
 from rewards.feedback import build_feedback
 from rewards.progressive import ProgressiveReward, columns_of
-from sqlenv.config import AgenticConfig, DataConfig, DiagnosedConfig, SingleTurnConfig
+from sqlenv.config import AgenticConfig, DataConfig, SingleTurnConfig
 from sqlenv.datasets import load
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
-from sqlenv.envs.diagnosed import Diagnosed
+from sqlenv.envs.build import Environment, build_environment, max_replies
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
@@ -105,29 +105,25 @@ class SqlSide:
             chosen = tuple(chosen[number] for number in sorted(numbers))
         return chosen
 
-    def environment(
-        self, tokenizer: ChatTokenizer | None = None
-    ) -> Diagnosed | SingleTurn | Agentic:
+    def environment(self, tokenizer: ChatTokenizer | None = None) -> Environment:
         """Build the environment that training episodes are played in.
 
         Args:
             tokenizer: Where given, schemas that make a prompt too long lose columns that the gold
                 query does not need.
         """
-        env = self._config.env
 
         # The episodes of a group ask the same question.
         @lru_cache(maxsize=_PROMPTS)
         def first_prompt(example: Example) -> Observation:
             return self.training_prompt(example, tokenizer)
 
-        if isinstance(env, DiagnosedConfig):
-            return Diagnosed(
-                env, executor=self.executor, first_prompt=first_prompt, feedback=self._feedback
-            )
-        if isinstance(env, AgenticConfig):
-            return Agentic(env, executor=self.executor, first_prompt=first_prompt)
-        return SingleTurn(env, executor=self.executor, first_prompt=first_prompt)
+        return build_environment(
+            self._config.env,
+            executor=self.executor,
+            first_prompt=first_prompt,
+            feedback=self._feedback,
+        )
 
     def evaluation_environment(self) -> SingleTurn | Agentic:
         """Build the environment that accuracy is measured in, by `evaluation.episode`: one turn
@@ -145,10 +141,7 @@ class SqlSide:
     @property
     def max_turns(self) -> int:
         """Return the most replies of a training episode."""
-        env = self._config.env
-        if isinstance(env, AgenticConfig):
-            return env.calls + 1
-        return env.turns if isinstance(env, DiagnosedConfig) else 1
+        return max_replies(self._config.env)
 
     @property
     def evaluation_turns(self) -> int:

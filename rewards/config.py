@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sqlenv.compare import MatchMode
-from sqlenv.config import Settings
+from sqlenv.config import EnvConfig, Settings
 
 Qualify = Literal["resolve", "bare", "raw"]
 
@@ -324,6 +324,21 @@ RewardConfig = Annotated[
     ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig,
     Field(discriminator="kind"),
 ]
+
+
+def contradictions(reward: RewardConfig, env: EnvConfig) -> list[tuple[bool, str]]:
+    """List rules that a reward and an environment may break: whether they do, and what to write."""
+    return [
+        (
+            reward.kind == "progressive" and env.wrapping != "sql_tag",
+            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
+        ),
+        (
+            reward.kind == "expo" and env.kind == "agentic",
+            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
+            "use astra",
+        ),
+    ]
 
 
 class JudgeConfig(Settings):

@@ -7,21 +7,23 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pydantic import ValidationError
 
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig, RewardConfig
+from rewards.config import ProgressiveConfig, RewardConfig, TreeConfig, contradictions
+from rewards.feedback import build_feedback
 from rewards.progressive import columns_of
 from rewards.types import Score
-from sqlenv.compare import MatchMode
-from sqlenv.config import ExecutorConfig, Settings, Wrapping
+from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import NAMES
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.build import Environment, build_environment, shorten
+from sqlenv.envs.diagnosed import Feedback
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.types import Attempt, Episode, Example
+from sqlenv.types import Episode, Example
 
 
 class AdapterConfig(Settings):
@@ -30,11 +32,9 @@ class AdapterConfig(Settings):
     reward: RewardConfig = ProgressiveConfig()
     """The reward family."""
 
-    match: MatchMode = "set"
-    """How a result is compared with the gold result."""
-
-    wrapping: Wrapping = "sql_tag"
-    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+    env: EnvConfig = DiagnosedConfig()
+    """What replies are: how SQL is found in them and compared, which of them are calls of a tool,
+    and, where the trainer plays our environment, what the model is told between them."""
 
     executor: ExecutorConfig = ExecutorConfig()
     """How queries run, and what one of them may use up."""
@@ -45,26 +45,46 @@ class Scorer:
 
     def __init__(self, config: AdapterConfig) -> None:
         self.config = config
-        self.executor = Executor(config.executor)
-        self.columns_of = columns_of()
-        self.reward = build_reward(config.reward, columns_of=self.columns_of)
+        self._executor = Executor(config.executor)
+        self._columns_of = columns_of()
+        self.reward = build_reward(
+            config.reward,
+            columns_of=self._columns_of,
+            executor=self._executor,
+            wrapping=config.env.wrapping,
+        )
+        self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
+
+    def environment(self, *, replies: int) -> Environment:
+        """Build the environment of the settings, for episodes of at most so many replies."""
+        reward = self.config.reward
+        tree = reward.tree if isinstance(reward, ProgressiveConfig) else TreeConfig()
+        feedback = build_feedback(self._columns_of, tree, style="progress")
+        return self._build(shorten(self.config.env, replies), feedback=feedback)
 
     def score(self, example: Example, replies: Sequence[str]) -> Score:
         """Score the replies of one episode, one a turn; no reply whatever raises.
 
+        When an episode ends is the trainer's business: replies after a match are judged too.
+
         Raises:
             UserError: The example's database cannot be used.
         """
-        return self.reward(Episode(example, tuple(self._judge(example, r) for r in replies)))
+        episode = Episode(example)
+        for reply in replies:
+            episode, _ = self._judging.step(episode, reply)
+        return self.reward(episode)
 
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Score]:
         """Score episodes on all workers, in order."""
         return list(self._threads.map(lambda pair: self.score(*pair), episodes))
 
-    def _judge(self, example: Example, reply: str) -> Attempt:
-        config = self.config
-        return judge(example, reply, self.executor, wrapping=config.wrapping, match=config.match)
+    def _build(self, env: EnvConfig, *, feedback: Feedback) -> Environment:
+        # The first prompt is the trainer's: it stands in the data.
+        return build_environment(
+            env, executor=self._executor, first_prompt=lambda _: (), feedback=feedback
+        )
 
 
 def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> AdapterConfig:
@@ -79,8 +99,9 @@ def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> Adapter
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"settings of the SQL reward: {where}: {first['msg']}") from None
-    if config.reward.kind == "progressive" and config.wrapping != "sql_tag":
-        raise UserError("wrapping: the progressive reward judges the <sql> tag; use sql_tag")
+    for is_wrong, message in contradictions(config.reward, config.env):
+        if is_wrong:
+            raise UserError(f"settings of the SQL reward: {message}")
     return config
 
 
@@ -89,7 +110,13 @@ def scorer_of(config: AdapterConfig) -> Scorer:
 
     Trainers pickle reward functions and fork; an executor allows neither.
     """
-    return _scorer(config, os.getpid())
+    process = os.getpid()
+    # Each process has a lock of its own: a fork may inherit another's while it is held.
+    with _LOCKS.setdefault(process, Lock()):
+        return _scorer(config, process)
+
+
+_LOCKS: dict[int, Lock] = {}
 
 
 @lru_cache(maxsize=8)

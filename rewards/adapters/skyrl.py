@@ -13,12 +13,9 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from rewards.adapters.scoring import AdapterConfig, Scorer, example_of, read_settings, scorer_of
-from rewards.config import ProgressiveConfig, TreeConfig
-from rewards.feedback import build_feedback
+from rewards.adapters.scoring import example_of, read_settings, scorer_of
 from rewards.types import Score
-from sqlenv.config import DiagnosedConfig
-from sqlenv.envs.diagnosed import Diagnosed
+from sqlenv.envs.build import max_replies
 from sqlenv.types import Episode
 
 _Base: Any = (
@@ -28,12 +25,16 @@ Message = Mapping[str, str]
 
 
 class SqlEnv(_Base):
-    """One question: up to `max_turns` queries, each but the last answered by its diagnosis.
+    """One question, played in the environment of the settings, and rewarded at its end.
+
+    The prompt is the data set's; `sqlenv.prompts` writes those of the papers. SkyRL takes a number
+    a step, so a reward's credit for parts of a reply stays unused.
 
     Args:
         env_config: SkyRL's settings of this environment: those of `AdapterConfig`.
         extras: The row of the data set: `database` (path of a SQLite file), the gold query as
-            `reward_spec.ground_truth`; and `max_turns`, which SkyRL adds (1 without it).
+            `reward_spec.ground_truth`; and `max_turns`, which SkyRL adds: the most replies, where
+            the environment allows as many.
         settings: Settings given at registration; `env_config` goes before them.
 
     Raises:
@@ -51,8 +52,9 @@ class SqlEnv(_Base):
         config = read_settings({**(settings or {}), **(env_config or {})})
         gold = (row.get("reward_spec") or {}).get("ground_truth")
         self._scorer = scorer_of(config)
-        self.turns, self.max_turns = 0, int(row.get("max_turns") or 1)
-        self._environment = _environment(self._scorer, config, turns=self.max_turns)
+        allowed = max_replies(config.env)
+        self.turns, self.max_turns = 0, min(int(row.get("max_turns") or allowed), allowed)
+        self._environment = self._scorer.environment(replies=self.max_turns)
         self._episode = Episode(example_of(row, gold_sql=gold))
         self._score: Score | None = None
 
@@ -90,15 +92,3 @@ class SqlEnv(_Base):
 
     def close(self) -> None:
         """Do nothing: the workers are shared, and end with the process."""
-
-
-def _environment(scorer: Scorer, config: AdapterConfig, *, turns: int) -> Diagnosed:
-    """Build the episode's rules; with one turn they are those of a single question."""
-    reward = config.reward
-    tree = reward.tree if isinstance(reward, ProgressiveConfig) else TreeConfig()
-    return Diagnosed(
-        DiagnosedConfig(turns=turns, match=config.match, wrapping=config.wrapping),
-        executor=scorer.executor,
-        first_prompt=lambda _: (),
-        feedback=build_feedback(scorer.columns_of, tree, style="progress"),
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -19,7 +20,7 @@ class SqlReward:
     The data set needs the columns `database` (path of a SQLite file) and `gold_sql`.
 
     Args:
-        settings: The reward family and how SQL is found, run and compared; or the same as a
+        settings: The reward family, what replies are, and how queries run; or the same as a
             mapping; None for Progress-SQL's reward.
     """
 
@@ -67,8 +68,19 @@ def replies_of(completion: Completion) -> list[str]:
     """List the texts that the policy wrote: the completion itself, or its assistant messages."""
     if isinstance(completion, str):
         return [completion]
-    own = (message for message in completion if message.get("role") == "assistant")
-    return [str(message.get("content") or "") for message in own]
+    return [_text(message) for message in completion if message.get("role") == "assistant"]
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Put together what TRL takes apart where there are tools: thinking, text, calls."""
+    thinking = message.get("reasoning_content")
+    calls = (call.get("function") for call in message.get("tool_calls") or ())
+    parts = [
+        f"<think>{thinking}</think>" if thinking else "",
+        str(message.get("content") or ""),
+        *(f"<tool_call>\n{json.dumps(call, default=str)}\n</tool_call>" for call in calls),
+    ]
+    return "\n".join(filter(None, parts))
 
 
 def means(scores: Sequence[Score]) -> dict[str, float]:

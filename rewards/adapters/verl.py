@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rewards.adapters.scoring import example_of, read_settings, scorer_of
+from sqlenv.errors import UserError
 
 
 def compute_score(
@@ -36,8 +37,14 @@ def compute_score(
     Raises:
         UserError: A setting, the database or the gold query is missing or wrong.
     """
+    config = read_settings(settings)
+    if config.env.kind == "agentic":
+        raise UserError(
+            "settings of the SQL reward: env.kind: verl gives an episode as one text, whose calls "
+            "and answer cannot be told apart; use single_turn"
+        )
     row = {"source": data_source, **(extra_info or {})}
-    scorer = scorer_of(read_settings(settings))
+    scorer = scorer_of(config)
     score = scorer.score(example_of(row, gold_sql=ground_truth), [solution_str])
     parts = {f"reward/{name}": value for name, value in score.parts.items()}
     return {"score": score.total, "acc": float(score.correct), **parts}

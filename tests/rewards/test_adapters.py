@@ -10,6 +10,8 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import pytest
 from rewards.adapters import scoring
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
 from rewards.adapters.skyrl import SqlEnv
-from rewards.adapters.trl import SqlReward
+from rewards.adapters.trl import SqlReward, replies_of
 from rewards.adapters.verl import compute_score
 from rewards.config import OneShotConfig
+from sqlenv.config import ExecutorConfig, SingleTurnConfig
 from sqlenv.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +31,11 @@ GOLD = "SELECT name FROM singer WHERE age > 20"
 GOOD = f"<think>…</think><sql>{GOLD}</sql>"
 ALL = "<think>…</think><sql>SELECT name FROM singer</sql>"
 ONE_SHOT = {"reward": {"kind": "one_shot"}, "executor": {"isolation": "thread", "workers": 2}}
-PROGRESSIVE = {**ONE_SHOT, "reward": {"kind": "progressive"}}
+FAMILIES = ("progressive", "one_shot", "expo", "paverl", "astra")
+BY_FAMILY = {kind: {**ONE_SHOT, "reward": {"kind": kind}} for kind in FAMILIES}
+PROGRESSIVE = BY_FAMILY["progressive"]
+AGENTIC = {**BY_FAMILY["astra"], "env": {"kind": "agentic", "tool": "run_sql"}}
+SEARCH = "SELECT age FROM singer"
 HOSTILE = ["", "<sql></sql>", "<sql>DROP TABLE singer</sql>", "<sql>\0", "<sql>SELECT (</sql>"]
 
 
@@ -95,11 +102,32 @@ def test_trl_rewards_are_named_and_can_be_pickled(database):
     assert reward([GOOD], **rows(database, 1)) == [3.0]
 
 
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("reply", HOSTILE)
-def test_no_reply_raises_nor_beats_a_right_one(database, reply):
-    for settings in (ONE_SHOT, PROGRESSIVE):
-        bad, good = SqlReward(settings)([reply, GOOD], **rows(database, 2))
-        assert bad < good
+def test_no_reply_raises_nor_beats_a_right_one(database, reply, family):
+    bad, good = SqlReward(BY_FAMILY[family])([reply, GOOD], **rows(database, 2))
+    assert bad < good
+
+
+def call(sql: str) -> dict[str, Any]:
+    """Call the tool, as TRL writes it once it has read a reply."""
+    function = {"name": "run_sql", "arguments": {"query": sql}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
+
+
+def call_text(sql: str) -> str:
+    return replies_of([call(sql)])[0]
+
+
+def test_calls_that_trl_has_read_are_calls(database):
+    tool = {"role": "tool", "name": "run_sql", "content": "[[19], [30]]"}
+    answer = {"role": "assistant", "content": f"```sql\n{GOLD}\n```", "reasoning_content": "So."}
+    found = SqlReward(AGENTIC)(
+        [[call(SEARCH), tool, answer], [answer], [call(GOLD)], [call("SELECT")]],
+        **rows(database, 4),
+    )
+    # A rise from 0 to 1, less the cost of a step; right at once; a fall without an answer; nothing.
+    assert found == pytest.approx([0.9999, 1.0, 1 - 1.5001, -0.0001])
 
 
 def test_verl_gets_a_score_accuracy_and_parts(database):
@@ -130,12 +158,69 @@ def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
     assert env.get_metrics()["turns"] == 2.0
 
 
+def test_verl_scores_by_every_family_and_cannot_tell_calls(database):
+    info = {"database": str(database)}
+    for settings in BY_FAMILY.values():
+        right, wrong = (
+            compute_score("spider", reply, GOLD, info, settings=settings) for reply in (GOOD, ALL)
+        )
+        assert (right["acc"], wrong["acc"]) == (1.0, 0.0)
+        assert right["score"] > wrong["score"]
+    with pytest.raises(UserError, match=r"env\.kind: .*use single_turn"):
+        compute_score("spider", GOOD, GOLD, info, settings=AGENTIC)
+
+
 def test_skyrl_ends_after_the_last_turn(database):
-    row = {"database": database, "reward_spec": {"ground_truth": GOLD}}
+    row = {"database": database, "reward_spec": {"ground_truth": GOLD}, "max_turns": 1}
     env = SqlEnv(extras=row, settings=ONE_SHOT)
     assert env.get_metrics() == {"turns": 0.0}
     step = env.step(ALL)
     assert (step["done"], step["reward"], step["metadata"]) == (True, 1.0, {"correct": False})
+
+
+def test_skyrl_allows_as_many_replies_as_the_environment_and_the_row(database):
+    def most(kind, **row):
+        row = {"database": database, "gold_sql": GOLD, **row}
+        return SqlEnv(extras=row, settings={**ONE_SHOT, "env": {"kind": kind}}).max_turns
+
+    kinds = ("single_turn", "diagnosed", "agentic")
+    assert [most(kind) for kind in kinds] == [1, 4, 4]
+    assert [most(kind, max_turns=3) for kind in kinds] == [1, 3, 3]
+    assert [most(kind, max_turns=9) for kind in kinds] == [1, 4, 4]
+
+
+def test_skyrl_plays_the_tool_and_shows_its_rows(database):
+    row = {"database": database, "reward_spec": {"ground_truth": GOLD}, "max_turns": 3}
+    env = SqlEnv(extras=row, settings=AGENTIC)
+    calls = [call_text(SEARCH), call_text("SELECT a FROM b")]
+    first, second, last = (env.step(reply) for reply in (*calls, f"```sql\n{GOLD}\n```"))
+    assert "[[19], [30]]" in first["observations"][0]["content"]
+    assert "error: no such table" in second["observations"][0]["content"]
+    assert [step["done"] for step in (first, second, last)] == [False, False, True]
+    assert last["reward"] == pytest.approx(1 - 2 * 0.0001)
+    assert env.get_metrics() == {"turns": 3.0, "correct": 1.0, "reward/atr": last["reward"]}
+
+
+def test_skyrl_without_a_turn_left_takes_a_call_for_the_answer(database):
+    row = {"database": database, "gold_sql": GOLD, "max_turns": 1}
+    step = SqlEnv(extras=row, settings=AGENTIC).step(call_text(GOLD))
+    assert (step["done"], step["reward"]) == (True, 0.0)
+
+
+def test_threads_that_ask_first_share_one_scorer(monkeypatch):
+    made = []
+
+    def make(config):
+        made.append(config)
+        time.sleep(0.05)
+        return object()
+
+    monkeypatch.setattr(scoring, "Scorer", make)
+    config = AdapterConfig(executor=ExecutorConfig(workers=3))
+    with ThreadPoolExecutor(8) as threads:
+        found = set(threads.map(lambda _: scoring.scorer_of(config), range(8)))
+    assert len(made) == len(found) == 1
+    scoring._scorer.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +242,9 @@ def test_rows_without_what_is_needed_are_refused(row, words):
     [
         ({"rewards": {}}, "rewards: "),
         ({"reward": {"kind": "one_shot", "decay": 1}}, "decay"),
-        ({"wrapping": "fence"}, "use sql_tag"),
+        ({"env": {"kind": "single_turn", "wrapping": "fence"}}, "use sql_tag"),
+        ({"reward": {"kind": "expo"}, "env": {"kind": "agentic"}}, "use astra"),
+        ({"env": {"kind": "chess"}}, "'single_turn', 'diagnosed', 'agentic'"),
     ],
 )
 def test_wrong_settings_are_one_line(settings, words):
@@ -166,7 +253,7 @@ def test_wrong_settings_are_one_line(settings, words):
 
 
 def test_settings_may_be_objects():
-    config = AdapterConfig(reward=OneShotConfig(), wrapping="fence")
+    config = AdapterConfig(reward=OneShotConfig(), env=SingleTurnConfig(wrapping="fence"))
     assert read_settings(config) is config
 
 
@@ -201,15 +288,26 @@ def step(library: str, folder: Path) -> dict:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def test_trl_takes_a_real_step(tmp_path):
-    found = step("trl", tmp_path)
-    assert found["steps"] == 1
-    assert len(found["rewards"]) == 8
-    assert found["rewards"][0] == 2.25  # the gold query, without a think block
-    assert found["gold_rewards"] == [2.75] * 8
-    assert found["logged"]["reward"] == pytest.approx(sum(found["rewards"]) / 8)
-    assert found["logged"]["sql/correct"] >= 1 / 8
-    assert found["weights_moved"] > 0
+# The first completion is the gold query without a think block; golds have one.
+TRAINED = {
+    "progressive": (2.25, 2.75),
+    "one_shot": (2.5, 3.0),
+    "expo": (1.5, 1.5),
+    "paverl": (10.0, 10.0),
+    "astra": (1.0, 1.0),
+}
+
+
+def test_trl_takes_a_real_step_with_every_family(tmp_path):
+    for family, found in step("trl", tmp_path).items():
+        first, gold = TRAINED[family]
+        assert found["steps"] == 1
+        assert len(found["rewards"]) == 8
+        assert found["rewards"][0] == first
+        assert found["gold_rewards"] == [gold] * 8
+        assert found["logged"]["reward"] == pytest.approx(sum(found["rewards"]) / 8)
+        assert found["logged"]["sql/correct"] >= 1 / 8
+        assert found["weights_moved"] > 0
 
 
 def test_verls_reward_managers_call_compute_score(tmp_path):
@@ -219,9 +317,28 @@ def test_verls_reward_managers_call_compute_score(tmp_path):
     assert found["extra"]["reward/match"] == 2.0
 
 
-def test_skyrl_makes_and_plays_the_environment(tmp_path):
+# A right query: at once, at the second turn, and after a call that gives a row too many.
+PLAYED = {
+    "single_turn progressive": 2.75, "single_turn one_shot": 3.0, "single_turn expo": 1.5,
+    "single_turn paverl": 10.0, "single_turn astra": 1.0,
+    "diagnosed progressive": 2.3557143, "diagnosed one_shot": 3.0, "diagnosed expo": 1.5,
+    "diagnosed paverl": 10.0, "diagnosed astra": 0.9999,
+    "agentic one_shot": 2.5, "agentic paverl": 10.0, "agentic astra": 0.9999,
+}  # fmt: skip
+
+
+def test_skyrl_makes_and_plays_every_environment_with_every_family(tmp_path):
     found = step("skyrl", tmp_path)
-    assert found["is_env"]
-    assert [s["done"] for s in found["steps"]] == [False, True]
-    assert found["steps"][1]["reward"] == pytest.approx(2.3557143)
-    assert found["metrics"]["correct"] == 1.0
+    assert {name: one["steps"][-1]["reward"] for name, one in found.items()} == pytest.approx(
+        PLAYED
+    )
+    for name, one in found.items():
+        *before, last = one["steps"]
+        assert one["is_env"]
+        assert [s["done"] for s in one["steps"]] == [False] * len(before) + [True]
+        assert [s["reward"] for s in before] == [0.0] * len(before)
+        assert [s["observations"] == [] for s in one["steps"]] == [False] * len(before) + [True]
+        assert one["metrics"]["correct"] == 1.0, name
+        assert last["metadata"] == {"correct": True}
+    assert "WHERE_ERROR" in found["diagnosed expo"]["steps"][0]["observations"][0]["content"]
+    assert "['Ada']" in found["agentic astra"]["steps"][0]["observations"][0]["content"]

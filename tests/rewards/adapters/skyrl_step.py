@@ -1,4 +1,4 @@
-"""Our environment, registered, made and played in the real SkyRL-gym.
+"""Our environments, registered, made and played in the real SkyRL-gym, with every reward family.
 
     python tests/rewards/adapters/skyrl_step.py FOLDER
 
@@ -17,10 +17,25 @@ from omegaconf import OmegaConf
 from skyrl_gym.metrics import aggregate_for_environment
 
 GOLD = "SELECT name FROM singer WHERE age > 20"
-REPLIES = (
-    "<think></think><sql>SELECT name FROM singer</sql>",
-    f"<think></think><sql>{GOLD}</sql>",
-)
+WRONG = "SELECT name FROM singer"
+CALL = '<tool_call>\n{{"name": "run_sql_remote", "arguments": {{"query": "{}"}}}}\n</tool_call>'
+
+
+def tagged(sql: str) -> str:
+    return f"<think></think><sql>{sql}</sql>"
+
+
+REPLIES = {
+    "single_turn": (tagged(GOLD),),
+    "diagnosed": (tagged(WRONG), tagged(GOLD)),
+    "agentic": (CALL.format(WRONG), f"```sql\n{GOLD}\n```"),
+}
+# The progressive reward judges the <sql> tag, and clauses are credited in answers.
+FAMILIES = {
+    "single_turn": ("progressive", "one_shot", "expo", "paverl", "astra"),
+    "diagnosed": ("progressive", "one_shot", "expo", "paverl", "astra"),
+    "agentic": ("one_shot", "paverl", "astra"),
+}
 
 
 def main(folder: Path) -> None:
@@ -29,25 +44,34 @@ def main(folder: Path) -> None:
         db.executescript(
             "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30);"
         )
+    db.close()
     skyrl_gym.register(id="minirl_sql", entry_point="rewards.adapters.skyrl:SqlEnv")
+    told = {
+        f"{kind} {family}": play(database, kind, family)
+        for kind, families in FAMILIES.items()
+        for family in families
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def play(database: Path, kind: str, family: str) -> dict:
     row = {
         "database": str(database),
         "reward_spec": {"method": "rule", "ground_truth": GOLD},
         "max_turns": 3,
     }
-    env = skyrl_gym.make(
-        "minirl_sql",
-        env_config=OmegaConf.create({"reward": {"kind": "progressive"}}),
-        extras=row,
-    )
+    settings = {"reward": {"kind": family}, "env": {"kind": kind}, "executor": {"workers": 1}}
+    env = skyrl_gym.make("minirl_sql", env_config=OmegaConf.create(settings), extras=row)
     prompt, _ = env.init([{"role": "user", "content": "Who is over 20?"}])
-    steps = [env.step(reply) for reply in REPLIES]
+    steps = [env.step(reply) for reply in REPLIES[kind]]
     metrics = aggregate_for_environment("minirl_sql", [env.get_metrics()])
     env.close()
-    is_env = isinstance(env, skyrl_gym.Env)
-    sys.stdout.write(
-        json.dumps({"is_env": is_env, "prompt": prompt, "steps": steps, "metrics": metrics}) + "\n"
-    )
+    return {
+        "is_env": isinstance(env, skyrl_gym.Env),
+        "prompt": prompt,
+        "steps": steps,
+        "metrics": metrics,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One step of TRL's own GRPOTrainer with our reward, on the CPU, with a model made on the spot.
+"""One step of TRL's own GRPOTrainer with every reward family, on the CPU, with a model made here.
 
     python tests/rewards/adapters/trl_step.py FOLDER
 
@@ -29,10 +29,10 @@ from sqlenv.schema_text import render_schema
 from sqlenv.types import Example
 
 ROWS, GROUP = 2, 4
+FAMILIES = ("progressive", "one_shot", "expo", "paverl", "astra")
 
 
 def main(folder: Path) -> None:
-    torch.manual_seed(0)
     examples = questions(folder / "data")
     rows = [row(example) for example in examples]
     answers = [f"<think></think><sql>{example.gold_sql}</sql>" for example in examples]
@@ -41,12 +41,23 @@ def main(folder: Path) -> None:
         vocab_size=600, hidden_size=32, intermediate_size=64, layers=1, heads=2, kv_heads=1
     )
     make_tiny(folder / "model", texts, shape, 0)
-    seen = Seen(SqlReward({"reward": {"kind": "progressive"}}))
-    weights = Weights()
+    columns: dict[str, Any] = {name: [r[name] for r in rows] for name in rows[0]}
+    told = {}
+    for family in FAMILIES:
+        reward = SqlReward({"reward": {"kind": family}, "executor": {"workers": 1}})
+        told[family] = train(folder, rows[:ROWS], reward)
+        told[family]["gold_rewards"] = reward(answers, **columns)
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+def train(folder: Path, rows: list[dict], reward: SqlReward) -> dict:
+    """Take one step, and tell what the reward gave and how far the weights moved."""
+    torch.manual_seed(0)
+    seen, weights = Seen(reward), Weights()
     trainer = GRPOTrainer(
         model=str(folder / "model"),
         reward_funcs=seen,
-        train_dataset=Dataset.from_list(rows[:ROWS]),
+        train_dataset=Dataset.from_list(rows),
         args=GRPOConfig(
             output_dir=str(folder / "run"),
             per_device_train_batch_size=ROWS * GROUP,
@@ -65,16 +76,12 @@ def main(folder: Path) -> None:
     )
     trainer.train()
     logged = next(log for log in trainer.state.log_history if "reward" in log)
-    columns: dict[str, Any] = {name: [r[name] for r in rows] for name in rows[0]}
-    golds = seen.reward(answers, **columns)
-    told = {
+    return {
         "steps": trainer.state.global_step,
         "rewards": seen.rewards,
-        "gold_rewards": golds,
         "weights_moved": weights.moved,
         "logged": {k: v for k, v in logged.items() if "sql" in k or k == "reward"},
     }
-    sys.stdout.write(json.dumps(told) + "\n")
 
 
 class Seen:

@@ -1,0 +1,44 @@
+"""From the settings of an environment to the environment."""
+
+from __future__ import annotations
+
+from sqlenv.config import AgenticConfig, DiagnosedConfig, EnvConfig
+from sqlenv.envs.agentic import Agentic
+from sqlenv.envs.diagnosed import Diagnosed, Feedback
+from sqlenv.envs.single_turn import FirstPrompt, Runner, SingleTurn
+
+Environment = SingleTurn | Diagnosed | Agentic
+
+
+def build_environment(
+    config: EnvConfig, *, executor: Runner, first_prompt: FirstPrompt, feedback: Feedback
+) -> Environment:
+    """Build the environment that the settings name.
+
+    Args:
+        config: One of the kinds.
+        executor: Runs queries and gives gold results.
+        first_prompt: Puts the question.
+        feedback: What the diagnosed environment says between attempts.
+    """
+    if isinstance(config, DiagnosedConfig):
+        return Diagnosed(config, executor=executor, first_prompt=first_prompt, feedback=feedback)
+    if isinstance(config, AgenticConfig):
+        return Agentic(config, executor=executor, first_prompt=first_prompt)
+    return SingleTurn(config, executor=executor, first_prompt=first_prompt)
+
+
+def max_replies(config: EnvConfig) -> int:
+    """Return the most replies of an episode."""
+    if isinstance(config, AgenticConfig):
+        return config.calls + 1
+    return config.turns if isinstance(config, DiagnosedConfig) else 1
+
+
+def shorten(config: EnvConfig, replies: int) -> EnvConfig:
+    """Let an episode have at most so many replies; with one a tool-calling one is an answer."""
+    if isinstance(config, AgenticConfig):
+        return config.model_copy(update={"calls": min(config.calls, replies - 1)})
+    if isinstance(config, DiagnosedConfig):
+        return config.model_copy(update={"turns": min(config.turns, replies)})
+    return config
