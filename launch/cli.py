@@ -85,7 +85,7 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Run a command; a user's mistake ends it with one line and status 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_log_handler()])
-    for noisy in ("jax", "orbax", "httpx"):
+    for noisy in ("jax", "orbax", "httpx", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # Orbax logs the tracebacks of errors that it also raises.
     logging.getLogger("absl").setLevel(logging.CRITICAL)
@@ -104,6 +104,13 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         sys.stderr.write("interrupted; the same command goes on where it was\n")
         sys.exit(130)
     sys.exit(0)
+
+
+def give_up() -> NoReturn:
+    """End at once, whatever threads still wait for; what is written stays written."""
+    sys.stderr.write("interrupted again; the same command goes on where it was\n")
+    sys.stderr.flush()
+    os._exit(130)
 
 
 def _log_handler() -> logging.Handler:

@@ -99,7 +99,7 @@ class Endpoint:
                 if error.status_code < 500 and error.status_code not in (408, 409, 429):
                     raise UserError(self._advice(error.status_code, problem)) from None
                 self._pause(failures, problem, wished=error.response.headers.get("retry-after"))
-            except (self._openai.APIError, ValueError, TypeError, AttributeError) as error:
+            except (self._openai.APIError, ValueError, RecursionError) as error:
                 # No connection, too slow, cut short, or something that is no completion.
                 problem = _brief(error)
                 self._pause(failures, problem)
@@ -116,27 +116,26 @@ class Endpoint:
         }
         return {
             "model": self._model,
-            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+            "messages": [{"role": m.role, "content": _sound(m.content)} for m in request.messages],
             "max_completion_tokens": config.max_tokens,
             **{name: value for name, value in optional.items() if value is not None},
         }
 
-    @staticmethod
-    def _read(completion: Any) -> Answer:
+    def _read(self, completion: Any) -> Answer:
         """Take the text and the cost out of a completion.
 
         Raises:
-            ValueError, TypeError, AttributeError: It is none.
+            ValueError: It is none.
         """
-        choices, usage = completion.choices, completion.usage
-        if not choices:
-            raise ValueError("a completion without choices")
-        text = choices[0].message.content
-        return Answer(
-            text if isinstance(text, str) else "",
-            int(getattr(usage, "prompt_tokens", 0) or 0),
-            int(getattr(usage, "completion_tokens", 0) or 0),
-        )
+        try:
+            text = completion.choices[0].message.content
+        except (AttributeError, LookupError, TypeError):
+            raise ValueError("the answer is no chat completion") from None
+        counts = [_count(completion, name) for name in ("prompt_tokens", "completion_tokens")]
+        if None in counts:
+            self._warn("answers do not tell their tokens, which count as 0")
+        read, written = (count or 0 for count in counts)
+        return Answer(_sound(text) if isinstance(text, str) else "", read, written)
 
     def _pause(self, failures: int, problem: str, *, wished: str | None = None) -> None:
         """Wait as the endpoint wishes, else twice as long each time, a little at random."""
@@ -145,7 +144,7 @@ class Endpoint:
         self._warn(f"{problem}; trying again")
         pause_s = _FIRST_PAUSE_S * 2**failures * (0.75 + random() / 2)
         with suppress(TypeError, ValueError):  # none, or a date
-            pause_s = max(float(wished or ""), 0.0)
+            pause_s = max(0.0, float(wished or ""))
         self._stopped.wait(min(pause_s, _LONGEST_PAUSE_S))
 
     def _warn(self, problem: str) -> None:
@@ -164,4 +163,17 @@ class Endpoint:
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    """Say what went wrong in a line; of a connection that failed, also why."""
+    words = " ".join(f"{error} {error.__cause__ or ''}".split())
+    return words[:200] or type(error).__name__
+
+
+def _count(completion: Any, name: str) -> int | None:
+    """Read a number of tokens; None where there is none. An answer that is there is taken."""
+    count = getattr(getattr(completion, "usage", None), name, None)
+    return count if isinstance(count, int) and count >= 0 else None
+
+
+def _sound(text: str) -> str:
+    """Replace halves of characters, which JSON can spell and UTF-8 cannot."""
+    return text.encode("utf-8", "replace").decode()

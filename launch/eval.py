@@ -9,7 +9,7 @@ interrupted one was.
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import yaml
@@ -47,6 +47,18 @@ def main(arguments: list[str]) -> None:
 
 def _arguments(arguments: list[str]) -> Namespace:
     parser = cli.make_parser("launch.eval", __doc__ or "")
+    add_arguments(parser)
+    parser.add_argument(
+        "--decode",
+        default="greedy",
+        metavar="greedy|vote@N",
+        help="one greedy reply, or the majority of N samples' results (default: greedy)",
+    )
+    return parser.parse_intermixed_args(arguments)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add what says who is measured, on which questions, and where results go."""
     parser.add_argument(
         "--checkpoint",
         type=Path,
@@ -54,12 +66,6 @@ def _arguments(arguments: list[str]) -> Namespace:
         help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
         "model folder; without it, what reinforcement learning starts from: the model that the "
         "warm start left in the config's run folder, else model.path",
-    )
-    parser.add_argument(
-        "--decode",
-        default="greedy",
-        metavar="greedy|vote@N",
-        help="one greedy reply, or the majority of N samples' results (default: greedy)",
     )
     parser.add_argument(
         "--data", choices=SPLITS, default="test", help="which questions (default: test)"
@@ -70,7 +76,6 @@ def _arguments(arguments: list[str]) -> Namespace:
         metavar="DIR",
         help="folder of the results (default: evals/, named after policy, data, decoding, seed)",
     )
-    return parser.parse_intermixed_args(arguments)
 
 
 def default_folder(config: JobConfig, options: Namespace, name: str) -> Path:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,12 +22,42 @@ from launch.evaluation import (
     read_verdicts,
     write_official,
 )
-from launch.folders import RESULT, claim, claim_data, versions, write_json
+from launch.folders import RESULT, claim, claim_data, locked, versions, write_json
 from launch.policy import PolicySource, load_policy
 from launch.wiring import SqlSide
 from minirl.reading import read_json
+from sqlenv.types import Example
 
 PREDICTIONS = "predictions.jsonl"
+
+
+@contextmanager
+def questions(
+    config: JobConfig, split: Split, *, out: Path, settings: str
+) -> Generator[tuple[SqlSide, tuple[Example, ...], dict[str, Any]]]:
+    """Claim a folder of results, and load the questions of a split.
+
+    Args:
+        config: The job.
+        split: `validation` is cut as in training, the others to `evaluation.questions`.
+        out: Folder of the results.
+        settings: YAML of what decides them.
+
+    Yields:
+        Databases and prompts, the questions, and their facts for `result.json`.
+
+    Raises:
+        UserError: The folder belongs to other settings or questions, or to another process.
+    """
+    limits = config.evaluation
+    limit = limits.validation_questions if split == "validation" else limits.questions
+    # Demo data is that of the run where there is one; the same settings make the same.
+    made = config.folder if (config.folder / "data").is_dir() else out
+    with locked(out, key="--out"):
+        claim(out, settings, key="--out")
+        with SqlSide(config, made) as sql:
+            examples = sql.examples(getattr(config.data, split), limit=limit)
+            yield sql, examples, claim_data(out, {split: examples})
 
 
 def evaluate(
@@ -49,14 +80,7 @@ def evaluate(
         settings: YAML of what decides them.
     """
     start = perf_counter()
-    claim(out, settings, key="--out")
-    limits = config.evaluation
-    limit = limits.validation_questions if split == "validation" else limits.questions
-    # Demo data is that of the run where there is one; the same settings make the same.
-    made = config.folder if (config.folder / "data").is_dir() else out
-    with SqlSide(config, made) as sql:
-        examples = sql.examples(getattr(config.data, split), limit=limit)
-        data = claim_data(out, {split: examples})
+    with questions(config, split, out=out, settings=settings) as (sql, examples, data):
         model, tokenizer = load_policy(source, dtype=config.model.dtype)
         sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
         environment = sql.evaluation_environment()

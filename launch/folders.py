@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
 import platform
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,6 +106,33 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
     except OSError as error:
         raise _unwritable(folder, error.strerror, key=key) from None
     return folder
+
+
+@contextmanager
+def locked(folder: Path, *, key: str) -> Generator[None]:
+    """Make a folder, and keep other processes that ask for it out until the block ends.
+
+    Raises:
+        UserError: Another process has it, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise _unwritable(folder, error.strerror, key=key) from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError(
+            f"{folder}: another process writes here; wait for it, or set {key} to another folder"
+        ) from None
+    except OSError as error:
+        _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:

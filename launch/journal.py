@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import threading
@@ -10,8 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from pydantic import BaseModel, model_validator
+
 from minirl.reading import keep_lines
-from sqlenv.errors import UserError
 from sqlenv.types import Observation
 
 
@@ -64,6 +64,18 @@ class _Name:
     kind: str
 
 
+class _Line(BaseModel):
+    """A line of the file: one object with the fields of both."""
+
+    name: _Name
+    answer: Answer
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, line: Any) -> Any:
+        return {"name": line, "answer": line}
+
+
 @dataclass(slots=True)
 class Cost:
     """Calls and tokens of one kind of request."""
@@ -80,26 +92,24 @@ class Cost:
 
 
 class Journal:
-    """A file of answers by request, only ever appended to. Threads may share one.
+    """A file of answers by request, only ever appended to. Threads may share one; of processes one
+    at a time, which `launch.folders.locked` sees to.
 
     Args:
         path: JSON lines; a last line that a kill cut short is taken away.
 
     Raises:
-        UserError: The file is damaged, or another process is writing it.
+        UserError: The file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self._lock = threading.Lock()
         self._answers: dict[str, Answer] = {}
         self.cost: dict[str, Cost] = {}
-        self._file = path.open("a+", encoding="utf-8")
-        try:
-            self._lock_file()
-            self._read()
-        except Exception:
-            self._file.close()
-            raise
+        if path.exists():
+            for line in keep_lines(path, _Line, advice="it is not a file of answers; move it away"):
+                self._remember(line.name.key, line.name.kind, line.answer)
+        self._file = path.open("a", encoding="utf-8")
 
     def __enter__(self) -> Self:
         return self
@@ -141,21 +151,6 @@ class Journal:
         if self.cost:
             return ""
         return next((answer.refusal for answer in self._answers.values()), "")
-
-    def _lock_file(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(
-                f"{self._path}: another process writes here; wait for it, or name another --out"
-            ) from None
-
-    def _read(self) -> None:
-        advice = "it is not a file of answers; move it away"
-        names = keep_lines(self._path, _Name, advice=advice)
-        answers = keep_lines(self._path, Answer, advice=advice)
-        for name, answer in zip(names, answers, strict=True):
-            self._remember(name.key, name.kind, answer)
 
     def _remember(self, key: str, kind: str, answer: Answer) -> None:
         if key not in self._answers:

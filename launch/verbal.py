@@ -13,13 +13,12 @@ result.json with accuracy and cost. The same command goes on where an interrupte
 from __future__ import annotations
 
 from argparse import Namespace
-from pathlib import Path
 
 import yaml
 
 from launch import cli
-from launch.config import SPLITS, JobConfig, load_config
-from launch.eval import default_folder
+from launch.config import JobConfig, load_config
+from launch.eval import add_arguments, default_folder
 from launch.folders import RESULT, check
 from launch.inputs import check_data
 from minirl.errors import UserError
@@ -50,26 +49,13 @@ def main(arguments: list[str]) -> None:
 
 def _arguments(arguments: list[str]) -> Namespace:
     parser = cli.make_parser("launch.verbal", __doc__ or "")
+    add_arguments(parser)
     parser.add_argument(
-        "--endpoint", metavar="URL", help="an OpenAI-compatible endpoint, up to and including /v1"
+        "--endpoint",
+        metavar="URL",
+        help="an OpenAI-compatible endpoint, up to and including /v1, in place of --checkpoint",
     )
     parser.add_argument("--model", metavar="NAME", help="the endpoint's name of the model")
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        metavar="DIR",
-        help="a policy of ours instead: a run folder, one of its checkpoints/N, or a Hugging Face "
-        "model folder; without this and --endpoint, what the config's run starts from",
-    )
-    parser.add_argument(
-        "--data", choices=SPLITS, default="test", help="which questions (default: test)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="folder of the results (default: evals/, named after model, data and seed)",
-    )
     return parser.parse_intermixed_args(arguments)
 
 
@@ -85,6 +71,10 @@ def _check(options: Namespace) -> None:
         (
             options.endpoint and not options.endpoint.startswith(("http://", "https://")),
             f"--endpoint {options.endpoint}: write a URL, for example http://127.0.0.1:30000/v1",
+        ),
+        (
+            "@" in (options.endpoint or "").partition("://")[2].partition("/")[0],
+            "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY",
         ),
         (
             options.checkpoint and not options.checkpoint.is_dir(),
@@ -104,8 +94,10 @@ def _settings(config: JobConfig, options: Namespace, identity: str) -> str:
     """Write down what decides the predictions."""
     used = {"seed", "data", "prompt", "env", "executor", "evaluation"}
     native = {"sampler"} if options.endpoint is None else set()
+    numerics = {"dtype": config.model.dtype, "accelerator": options.accel} if native else {}
     settings = {
         "model": identity,
+        **numerics,
         "split": options.data,
         **config.model_dump(mode="json", include=used | native),
         "verbal": config.verbal.model_dump(mode="json", exclude=_MANNERS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -11,17 +12,17 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig, Split
 from launch.endpoint import Endpoint
-from launch.eval_job import PREDICTIONS, accuracies
+from launch.eval_job import PREDICTIONS, accuracies, questions
 from launch.evaluation import Verdict, accuracy_table, read_verdicts, write_official
-from launch.folders import RESULT, claim, claim_data, versions, write_json
+from launch.folders import RESULT, versions, write_json
 from launch.journal import Answer, Journal, Request
 from launch.native import Native
 from launch.policy import PolicySource, find_policy, load_policy
@@ -34,6 +35,8 @@ from sqlenv.dialects import run as run_sql
 from sqlenv.errors import UserError
 from sqlenv.parse import extract_sql
 from sqlenv.types import Example, Result, SqlError
+
+_log = logging.getLogger(__name__)
 
 ANSWERS = "answers.jsonl"
 CHOICES = "choices.jsonl"
@@ -119,6 +122,18 @@ class Desk:
         return answer.text
 
 
+class _Line(BaseModel):
+    """A line of the file of choices: one object with the fields of both."""
+
+    verdict: Verdict
+    choice: Choice
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, line: Any) -> Any:
+        return {"verdict": line, "choice": line}
+
+
 class Choices:
     """A file of finished questions, and their verdicts by id; the whole lines of it are kept."""
 
@@ -127,14 +142,15 @@ class Choices:
         self.verdicts: dict[str, Verdict] = {}
         self._totals: Counter[str] = Counter()
         if path.exists():
-            advice = "bring back the file of choices, or move it away"
-            verdicts = keep_lines(path, Verdict, advice=advice)
-            choices = keep_lines(path, Choice, advice=advice)
-            for verdict, choice in zip(verdicts, choices, strict=True):
-                self._remember(verdict, choice)
+            for line in keep_lines(
+                path, _Line, advice="bring back the file of choices, or move it away"
+            ):
+                self._remember(line.verdict, line.choice)
 
     def add(self, example: Example, choice: Choice) -> None:
-        """Judge what was chosen for a question, and write it down."""
+        """Judge what was chosen for a question, and write it down unless requests were refused:
+        those cost nothing, and may be taken another day.
+        """
         verdict = Verdict(
             example.id,
             example.db_id,
@@ -144,9 +160,10 @@ class Choices:
             choice.sql,
             self._is_correct(example, choice.sql),
         )
-        fields = {**asdict(choice), **asdict(verdict)}
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(fields) + "\n")
+        if not choice.refused:
+            fields = {**asdict(choice), **asdict(verdict)}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(fields) + "\n")
         self._remember(verdict, choice)
 
     def totals(self) -> dict[str, int]:
@@ -186,14 +203,10 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
         UserError: The endpoint fails, or takes no request at all.
     """
     start = perf_counter()
-    claim(out, settings, key="--out")
-    limits = config.evaluation
-    limit = limits.validation_questions if split == "validation" else limits.questions
-    # Demo data is that of the run where there is one; the same settings make the same.
-    made = config.folder if (config.folder / "data").is_dir() else out
-    with SqlSide(config, made) as sql, Journal(out / ANSWERS) as journal:
-        examples = sql.examples(getattr(config.data, split), limit=limit)
-        data = claim_data(out, {split: examples})
+    with (
+        questions(config, split, out=out, settings=settings) as (sql, examples, data),
+        Journal(out / ANSWERS) as journal,
+    ):
         choices = Choices(out / CHOICES, sql, config)
         left = [example for example in examples if example.id not in choices.verdicts]
         with cli.progress_bar(f"verbal {split}") as progress:
@@ -251,6 +264,8 @@ def show(out: Path) -> None:
         f"{result.refused:,} requests refused",
         soft_wrap=True,
     )
+    if result.refused:
+        cli.output.print(f"Delete {out / RESULT} to ask those again.", soft_wrap=True)
     cli.output.print(f"Predictions, choices and result: {out}", soft_wrap=True)
 
 
@@ -309,10 +324,19 @@ def _play(
         futures = [threads.submit(_alone, name, game, desk) for name, game in games.items()]
         for future in as_completed(futures):
             yield future.result()
+    except KeyboardInterrupt:
+        _log.warning(
+            "calls under way end, in %g s at most; interrupt again not to wait for them",
+            verbal.timeout_s,
+        )
+        raise
     finally:
         # After a failure or an interruption calls under way end, and no more begin.
         endpoint.stop()
-        threads.shutdown(cancel_futures=True)
+        try:
+            threads.shutdown(cancel_futures=True)
+        except KeyboardInterrupt:
+            cli.give_up()
         endpoint.close()
 
 

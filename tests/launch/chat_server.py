@@ -6,6 +6,7 @@ import hashlib
 import json
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ class Failure:
     text: str = '{"error": {"message": "told to fail"}}'
     headers: Mapping[str, str] = field(default_factory=dict)
     hang_up: bool = False
+    delay_s: float = 0.0
 
 
 @dataclass
@@ -107,6 +109,7 @@ def serve(chat: Chat) -> Generator[Chat]:
             chat.pay(key, usage)
 
         def send(self, answer: Failure) -> None:
+            time.sleep(answer.delay_s)
             if answer.hang_up:
                 self.close_connection = True
                 self.connection.shutdown(socket.SHUT_RDWR)

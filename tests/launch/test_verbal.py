@@ -8,23 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import yaml
 
-import minirl.errors
 from launch import verbal
-from launch.journal import Answer, Cost, Journal, Request
-from launch.verbal_job import Choices
 from minirl.config import TinyConfig
 from minirl.tiny import make_tiny
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
-from sqlenv.types import Message
 
 from .chat_server import Chat, Failure, serve
 from .conftest import ROOT, TINY
@@ -230,6 +226,19 @@ def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path)
     ).read_text()
 
 
+def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Popen:
+    """Start the command as a user does, with an interruption that it hears."""
+    # Whoever started the tests may have them ignore this signal, and children inherit that.
+    code = (
+        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "runpy.run_module('launch.verbal', run_name='__main__', alter_sys=True)"
+    )
+    named = ["--cfg", str(place / "verbal.yaml"), "--endpoint", chat.url, "--model", "m/one"]
+    line = [sys.executable, "-c", code, *named, "--out", str(out), *overrides]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+
+
 def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
     out, brain = tmp_path / "out", Brain(golds)
     alive: list[subprocess.Popen] = []
@@ -242,23 +251,91 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
         if count == 8:
             alive[0].send_signal(signal.SIGINT)
 
-    # Whoever started the tests may have them ignore this signal, and children inherit that.
-    code = (
-        "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "runpy.run_module('launch.verbal', run_name='__main__', alter_sys=True)"
-    )
-    command = [sys.executable, "-c", code, "--cfg", str(place / "verbal.yaml")]
     with serve(Chat(answer, before)) as chat:
-        line = [*command, "--endpoint", chat.url, "--model", "m/one", "--out", str(out)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True))
+        alive.append(start(place, out, chat))
         _, told = alive[0].communicate(timeout=60)
         assert alive[0].returncode == 130
         assert "the same command goes on" in told
         assert "Traceback" not in told
+        assert "HTTP Request" not in told
         assert len(lines(out / "answers.jsonl")) == sum(chat.paid.values()) >= 8
         launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
+
+
+def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_path):
+    asked, ended = threading.Event(), threading.Event()
+
+    def answer(body, earlier):
+        asked.set()
+        ended.wait(60)
+        return Failure(hang_up=True)
+
+    with serve(Chat(answer)) as chat:
+        process = start(place, tmp_path / "out", chat, "verbal.timeout_s=600")
+        assert asked.wait(60)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1)  # what is under way is paid for
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=10)
+        ended.set()
+    assert process.returncode == 130
+    assert "interrupt again not to wait" in told
+    assert "the same command goes on" in told
+    assert "Traceback" not in told
+
+
+def test_a_second_process_in_a_folder_is_refused(place, golds, tmp_path):
+    brain, out = Brain(golds), tmp_path / "out"
+    others: list[subprocess.Popen] = []
+
+    def answer(body, earlier):
+        if not earlier and len(chat.seen) == 5:
+            others.append(start(place, out, chat))
+            assert "another process writes here" in others[0].communicate(timeout=60)[1]
+        return brain(body, earlier)
+
+    with serve(Chat(answer)) as chat:
+        result = launch(place, out, chat)
+        assert set(chat.paid.values()) == {1}
+    assert others[0].returncode == 2
+    assert result["questions"] == QUESTIONS
+
+
+def test_a_folder_of_other_settings_is_refused_and_kept(place, golds, tmp_path):
+    out = tmp_path / "out"
+    with serve(Chat(Brain(golds))) as chat:
+        launch(place, out, chat)
+        before, asked = (out / "answers.jsonl").read_bytes(), chat.requests
+        with pytest.raises(UserError, match=r"verbal\.judgements is 4 there and 5 here"):
+            launch(place, out, chat, "verbal.judgements=5")
+        assert ((out / "answers.jsonl").read_bytes(), chat.requests) == (before, asked)
+
+
+def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsys):
+    """As by a server that came back with a smaller context, and is mended."""
+    brain, out = Brain(golds), tmp_path / "out"
+    answers = iter(range(10))
+    told: list[Failure | None] = [Failure(401)]
+
+    def answer(body, earlier):
+        return told[0] if told[0] and next(answers, None) is None else brain(body, earlier)
+
+    with serve(Chat(answer)) as chat:
+        with pytest.raises(UserError, match="OPENAI_API_KEY"):
+            launch(place, out, chat, "verbal.parallel=1")
+        told[0] = Failure(400, '{"error": {"message": "too long"}}')
+        assert launch(place, out, chat)["refused"] > 0
+        assert f"Delete {out / 'result.json'}" in capsys.readouterr().out
+        told[0] = None
+        (out / "result.json").unlink()
+        result = launch(place, out, chat)
+        assert set(chat.paid.values()) == {1}
+        plain = launch(place, tmp_path / "plain", chat)
+    for name in ("refused", "cost", "ex", "attempts", "executable", "judged"):
+        assert result[name] == plain[name], name
+    assert len(lines(out / "choices.jsonl")) == QUESTIONS
 
 
 @pytest.mark.parametrize(
@@ -355,6 +432,7 @@ def test_a_policy_of_ours_answers_in_process(place, tmp_path):
         (["--model", "m"], "say --endpoint"),
         (["--endpoint", "localhost:1", "--model", "m"], "write a URL"),
         (["--endpoint", "http://x", "--model", "m", "--checkpoint", "."], "one of the two"),
+        (["--endpoint", "http://me:secret@x/v1", "--model", "m"], "without user and password"),
         (["--checkpoint", "nowhere"], "no such folder"),
     ],
 )
@@ -368,62 +446,3 @@ def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(UserError, match=r"pip install .*openai"):
         launch(place, tmp_path / "out", Chat(Brain({}), url="http://127.0.0.1:9/v1"))
-
-
-# The journal.
-
-
-def request(number: int, **settings) -> Request:
-    fixed = {"model": "m", **settings}
-    return Request("generate", (Message("user", "?"),), number, tuple(fixed.items()))
-
-
-def test_answers_are_kept_by_request(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    with Journal(path) as journal:
-        journal.put(request(1), Answer("one", 3, 5))
-        journal.put(request(2), Answer(None, refusal="too long"))
-        assert journal.get(request(2)) == Answer(None, refusal="too long")
-        assert journal.cost == {"generate": Cost(1, 3, 5)}
-    with Journal(path) as journal:
-        assert journal.get(request(1)) == Answer("one", 3, 5)
-        assert journal.get(request(2)) is None  # cost nothing, and may be taken another day
-        assert journal.get(request(1, temperature=0.5)) is None
-        assert journal.spent == Cost(1, 3, 5)
-
-
-def test_a_line_cut_short_is_taken_away(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    with Journal(path) as journal:
-        journal.put(request(1), Answer("é" * 50))
-    whole = path.read_bytes()
-    path.write_bytes(whole + whole[:-9])
-    with Journal(path) as journal:
-        journal.put(request(2), Answer("two"))
-    with Journal(path) as journal:
-        assert [journal.get(request(n)) for n in (1, 2)] == [Answer("é" * 50), Answer("two")]
-    assert len(path.read_text().splitlines()) == 2
-
-
-def test_a_foreign_file_and_a_second_writer_are_refused(tmp_path):
-    path = tmp_path / "answers.jsonl"
-    with Journal(path), pytest.raises(UserError, match="another process"):
-        Journal(path)
-
-
-@pytest.mark.parametrize(
-    "line", [b"{}", b"[1]", b"{", b"\xff", b'{"key": "k", "kind": 3, "text": "x"}']
-)
-def test_a_damaged_line_of_answers_is_told(tmp_path, line):
-    path = tmp_path / "answers.jsonl"
-    path.write_bytes(line + b"\n")
-    with pytest.raises(minirl.errors.UserError, match=r"line 1: .*not a file of answers"):
-        Journal(path)
-
-
-@pytest.mark.parametrize("line", [b"{}", b"[1]", b"{", b"\xff", b'{"id": "a", "sql": 3}'])
-def test_a_damaged_line_of_choices_is_told(tmp_path, line):
-    path = tmp_path / "choices.jsonl"
-    path.write_bytes(line + b"\n")
-    with pytest.raises(minirl.errors.UserError, match=r"line 1: .*; bring back the file of"):
-        Choices(path, Mock(), Mock())
