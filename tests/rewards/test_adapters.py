@@ -7,9 +7,11 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import sqlite3
 import subprocess
 import sys
+import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -266,6 +268,18 @@ def test_a_database_that_is_not_there_is_named(tmp_path):
 # environment of its own: MINIRL_TRL_PYTHON and so on name its interpreter.
 
 
+def readme_lines(library: str) -> str:
+    """Return the lines that the README shows to a user of a library."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    name = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL-gym"}[library]
+    (block,) = re.findall(rf"^{name}, with .*:\n\n((?: {{4}}.*\n)+)", text, re.MULTILINE)
+    return textwrap.dedent(block)
+
+
+def test_the_readme_shows_three_lines_a_library():
+    assert [readme_lines(name).count("\n") for name in ("trl", "verl", "skyrl")] == [3, 3, 3]
+
+
 def step(library: str, folder: Path) -> dict:
     """Run the library's script and read what it printed, or skip."""
     module = {"skyrl": "skyrl_gym"}.get(library, library)
@@ -277,7 +291,7 @@ def step(library: str, folder: Path) -> dict:
         )
     script = Path(__file__).parent / "adapters" / f"{library}_step.py"
     run = subprocess.run(
-        [python or sys.executable, str(script), str(folder)],
+        [python or sys.executable, str(script), str(folder), readme_lines(library)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -299,7 +313,10 @@ TRAINED = {
 
 
 def test_trl_takes_a_real_step_with_every_family(tmp_path):
-    for family, found in step("trl", tmp_path).items():
+    told = step("trl", tmp_path)
+    assert told.pop("readme") == {"steps": 1, "reward": "sql_reward"}
+    assert told.keys() == TRAINED.keys()
+    for family, found in told.items():
         first, gold = TRAINED[family]
         assert found["steps"] == 1
         assert len(found["rewards"]) == 8
@@ -329,6 +346,9 @@ PLAYED = {
 
 def test_skyrl_makes_and_plays_every_environment_with_every_family(tmp_path):
     found = step("skyrl", tmp_path)
+    readme = found.pop("readme")
+    assert [one["done"] for one in readme] == [False, True]
+    assert readme[1]["reward"] == pytest.approx(PLAYED["diagnosed progressive"])
     assert {name: one["steps"][-1]["reward"] for name, one in found.items()} == pytest.approx(
         PLAYED
     )

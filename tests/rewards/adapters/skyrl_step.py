@@ -1,8 +1,9 @@
 """Our environments, registered, made and played in the real SkyRL-gym, with every reward family.
 
-    python tests/rewards/adapters/skyrl_step.py FOLDER
+    python tests/rewards/adapters/skyrl_step.py FOLDER LINES
 
-Needs skyrl-gym (`pip install . skyrl-gym`). Prints one JSON object.
+LINES are the README's, which make `env` out of `row`. Needs skyrl-gym (`pip install . skyrl-gym`).
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import sqlite3
 import sys
 from pathlib import Path
+from typing import Any
 
 import skyrl_gym
 from omegaconf import OmegaConf
@@ -38,7 +40,7 @@ FAMILIES = {
 }
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, lines: str) -> None:
     database = folder / "music.sqlite"
     with sqlite3.connect(database) as db:
         db.executescript(
@@ -46,22 +48,30 @@ def main(folder: Path) -> None:
         )
     db.close()
     skyrl_gym.register(id="minirl_sql", entry_point="rewards.adapters.skyrl:SqlEnv")
-    told = {
+    told: dict[str, Any] = {
         f"{kind} {family}": play(database, kind, family)
         for kind, families in FAMILIES.items()
         for family in families
     }
+    names: dict[str, Any] = {"row": row_of(database)}
+    exec(lines, names)  # noqa: S102  (the README's own lines)
+    told["readme"] = [names["env"].step(reply) for reply in REPLIES["diagnosed"]]
     sys.stdout.write(json.dumps(told) + "\n")
 
 
-def play(database: Path, kind: str, family: str) -> dict:
-    row = {
+def row_of(database: Path) -> dict:
+    return {
         "database": str(database),
         "reward_spec": {"method": "rule", "ground_truth": GOLD},
         "max_turns": 3,
     }
+
+
+def play(database: Path, kind: str, family: str) -> dict:
     settings = {"reward": {"kind": family}, "env": {"kind": kind}, "executor": {"workers": 1}}
-    env = skyrl_gym.make("minirl_sql", env_config=OmegaConf.create(settings), extras=row)
+    env = skyrl_gym.make(
+        "minirl_sql", env_config=OmegaConf.create(settings), extras=row_of(database)
+    )
     prompt, _ = env.init([{"role": "user", "content": "Who is over 20?"}])
     steps = [env.step(reply) for reply in REPLIES[kind]]
     metrics = aggregate_for_environment("minirl_sql", [env.get_metrics()])
@@ -75,4 +85,4 @@ def play(database: Path, kind: str, family: str) -> dict:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,8 +1,10 @@
 """One step of TRL's own GRPOTrainer with every reward family, on the CPU, with a model made here.
 
-    python tests/rewards/adapters/trl_step.py FOLDER
+    python tests/rewards/adapters/trl_step.py FOLDER LINES
 
-Needs TRL beside the `cpu` extra (`pip install '.[cpu]' trl`). Prints one JSON object.
+LINES are the README's, which make `trainer`.
+Needs TRL beside the `cpu` extra (`pip install '.[cpu]' trl`).
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch  # ty: ignore[import-not-found]  (no dependency of ours)
+import trl
 from datasets import Dataset
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -32,7 +35,7 @@ ROWS, GROUP = 2, 4
 FAMILIES = ("progressive", "one_shot", "expo", "paverl", "astra")
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, lines: str) -> None:
     examples = questions(folder / "data")
     rows = [row(example) for example in examples]
     answers = [f"<think></think><sql>{example.gold_sql}</sql>" for example in examples]
@@ -42,12 +45,39 @@ def main(folder: Path) -> None:
     )
     make_tiny(folder / "model", texts, shape, 0)
     columns: dict[str, Any] = {name: [r[name] for r in rows] for name in rows[0]}
-    told = {}
+    told: dict[str, Any] = {}
     for family in FAMILIES:
         reward = SqlReward({"reward": {"kind": family}, "executor": {"workers": 1}})
         told[family] = train(folder, rows[:ROWS], reward)
         told[family]["gold_rewards"] = reward(answers, **columns)
+    names: dict[str, Any] = {
+        "trl": trl,
+        "model": str(folder / "model"),
+        "args": settings(folder),
+        "dataset": Dataset.from_list(rows[:ROWS]),
+    }
+    exec(lines, names)  # noqa: S102  (the README's own lines)
+    names["trainer"].train()
+    steps = names["trainer"].state.global_step
+    told["readme"] = {"steps": steps, "reward": names["reward"].__name__}
     sys.stdout.write(json.dumps(told) + "\n")
+
+
+def settings(folder: Path) -> GRPOConfig:
+    return GRPOConfig(
+        output_dir=str(folder / "run"),
+        per_device_train_batch_size=ROWS * GROUP,
+        num_generations=GROUP,
+        max_completion_length=24,
+        max_steps=1,
+        learning_rate=0.01,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
 
 
 def train(folder: Path, rows: list[dict], reward: SqlReward) -> dict:
@@ -58,20 +88,7 @@ def train(folder: Path, rows: list[dict], reward: SqlReward) -> dict:
         model=str(folder / "model"),
         reward_funcs=seen,
         train_dataset=Dataset.from_list(rows),
-        args=GRPOConfig(
-            output_dir=str(folder / "run"),
-            per_device_train_batch_size=ROWS * GROUP,
-            num_generations=GROUP,
-            max_completion_length=24,
-            max_steps=1,
-            learning_rate=0.01,
-            lr_scheduler_type="constant",
-            logging_steps=1,
-            use_cpu=True,
-            save_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        ),
+        args=settings(folder),
         callbacks=[weights],
     )
     trainer.train()
@@ -131,4 +148,4 @@ def row(example: Example) -> dict:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

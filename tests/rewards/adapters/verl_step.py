@@ -1,8 +1,9 @@
 """Our `compute_score`, loaded and called by verl's own reward managers.
 
-    python tests/rewards/adapters/verl_step.py FOLDER
+    python tests/rewards/adapters/verl_step.py FOLDER LINES
 
-Needs verl (`pip install . verl`). Prints one JSON object.
+LINES are the README's overrides of verl's settings. Needs verl (`pip install . verl`).
+Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch  # ty: ignore[import-not-found]  (no dependency of ours)
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_module
 from tensordict import TensorDict
 from verl import DataProto
 from verl.trainer.ppo.reward import get_custom_reward_fn, load_reward_manager
@@ -23,19 +24,6 @@ from verl.workers.reward_manager import get_reward_manager_cls
 
 GOLD = "SELECT name FROM singer WHERE age > 20"
 REPLIES = (f"<think></think><sql>{GOLD}</sql>", "<sql>SELECT name FROM singer</sql>", "no idea")
-# The part of verl's configuration that names a reward.
-CONFIG = OmegaConf.create(
-    {
-        "reward": {
-            "custom_reward_function": {
-                "path": "pkg://rewards.adapters.verl",
-                "name": "compute_score",
-                "reward_kwargs": {"settings": {"reward": {"kind": "one_shot"}}},
-            },
-            "reward_manager": {"source": "register", "name": "naive"},
-        }
-    }
-)
 
 
 class Characters:
@@ -45,17 +33,19 @@ class Characters:
         return "".join(chr(i) for i in ids.tolist() if i)
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, lines: str) -> None:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=lines.split())
     database = folder / "music.sqlite"
     with sqlite3.connect(database) as db:
         db.executescript(
             "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30);"
         )
     data = batch(database)
-    manager = load_reward_manager(CONFIG, Characters())
+    manager = load_reward_manager(config, Characters())
     loop = [manager.loop.run_until_complete(manager.run_single(data[i : i + 1])) for i in range(3)]
     classic = get_reward_manager_cls("naive")(
-        Characters(), num_examine=0, compute_score=get_custom_reward_fn(CONFIG)
+        Characters(), num_examine=0, compute_score=get_custom_reward_fn(config)
     )(data, return_dict=True)
     told = {
         "managers": [type(manager).__module__, "verl.workers.reward_manager"],
@@ -87,4 +77,4 @@ def batch(database: Path) -> DataProto:
 
 if __name__ == "__main__":
     asyncio.set_event_loop(asyncio.new_event_loop())
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,62 @@
+"""A real SGLang server on 127.0.0.1, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+SHIM = Path(__file__).parent / "sglang_shim"
+OPTIONS = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "dtype": "float32",
+    "context-length": 4096,
+    "max-total-tokens": 16384,
+    "max-running-requests": 8,
+}
+
+
+@contextmanager
+def serve(python: str, model: Path, log: Path, *, start_s: float = 180) -> Generator[str]:
+    """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}
+    line = [python, "-m", "sglang.launch_server", "--skip-server-warmup", "--host", "127.0.0.1"]
+    line += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    variables = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(SHIM), "HF_HUB_OFFLINE": "1"}
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            line,
+            env=os.environ | variables,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            _wait(process, f"http://127.0.0.1:{port}/ready", log, start_s)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            with suppress(ProcessLookupError):  # the session holds the server's other processes
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+
+
+def _wait(process: subprocess.Popen, url: str, log: Path, start_s: float) -> None:
+    end = time.monotonic() + start_s
+    while time.monotonic() < end and process.poll() is None:
+        with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=5):
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"no SGLang server: {log.read_text(errors='replace')[-2000:]}")
