@@ -27,7 +27,7 @@ OPTIONS = {
 
 
 @contextmanager
-def serve(python: str, model: Path, log: Path, *, start_s: float = 180) -> Generator[str]:
+def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Generator[str]:
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -119,7 +119,7 @@ class Proxy:
         return Failure(200, text)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_real_server_writes_candidates_and_is_paid_once(python, place, tmp_path):
     out = tmp_path / "out"
     named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--out", str(out)]
