@@ -55,7 +55,7 @@ def evaluate(
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
     with SqlSide(config, made) as sql:
-        examples = sql.examples(getattr(config.data, split), limit=limit)
+        examples = sql.examples(split, limit=limit)
         data = claim_data(out, {split: examples})
         model, tokenizer = load_policy(source, dtype=config.model.dtype)
         sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)

@@ -192,7 +192,7 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
     with SqlSide(config, made) as sql, Journal(out / ANSWERS) as journal:
-        examples = sql.examples(getattr(config.data, split), limit=limit)
+        examples = sql.examples(split, limit=limit)
         data = claim_data(out, {split: examples})
         choices = Choices(out / CHOICES, sql, config)
         left = [example for example in examples if example.id not in choices.verdicts]
