@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -98,8 +99,8 @@ def render(findings: Sequence[Finding], questions: int) -> RichTable:
     counts = Counter(finding.flaw for finding in findings)
     summary = ", ".join(f"{counts[flaw]:,} {flaw}" for flaw in FLAWS)
     table = RichTable(
-        "question",
-        "database",
+        Column("question", no_wrap=True),  # a name that is cut names nothing
+        Column("database", overflow="fold"),
         "flaw",
         "detail",
         "gold query",

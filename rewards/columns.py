@@ -58,9 +58,14 @@ def binary_accuracy(predicted: Result, gold: Result, *, extra_columns: int = 5) 
     Returns:
         1.0 or 0.0.
     """
-    if fractional_accuracy(predicted, gold) < 1 or not isinstance(predicted, Table):
+    share = fractional_accuracy(predicted, gold)
+    return binary_of(share, predicted, gold, extra_columns=extra_columns)
+
+
+def binary_of(share: float, predicted: Result, gold: Result, *, extra_columns: int = 5) -> float:
+    """Tell what `binary_accuracy` does where the `fractional_accuracy` is known."""
+    if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    assert isinstance(gold, Table)
     return float(predicted.width - gold.width < extra_columns)
 
 
