@@ -88,7 +88,7 @@ _NAME_CHARS = 14
 def pair_means(scores: Sequence[PairScore]) -> dict[str, float]:
     """Average what the families say of predictions; shares in percent, 0 without predictions."""
     return {
-        _COUNT: float(len(scores)),
+        _COUNT: len(scores),
         **{
             name: _mean([value(score) for score in scores])
             for section in (*_TREE, *_FAMILIES)
@@ -116,6 +116,13 @@ def render_pairs(means: Sequence[Means], *, width: int) -> list[RichTable]:
     ]
 
 
+def render_means(
+    title: str, rows: Sequence[str], means: Sequence[Means], *, width: int
+) -> list[RichTable]:
+    """Lay out some rows of means, one column a file."""
+    return list(_tables(title, [{name: name for name in rows}], means, width))
+
+
 def render_episodes(means: Sequence[Means], *, width: int) -> list[RichTable]:
     """Lay out the mean rewards of files of episodes, one column a file."""
     return list(_tables("Trajectory rewards, means", [EPISODE_ROWS], means, width))
@@ -136,10 +143,14 @@ def _tables(
         table = RichTable(Column(no_wrap=True), *names, title=title)
         for section in sections:
             for key, label in section.items():
-                digits = 0 if key == _COUNT else 1 if label.endswith("%") else 3
-                table.add_row(label, *(f"{each[key]:,.{digits}f}" for _, each in block))
+                digits = 1 if label.endswith("%") else 3
+                table.add_row(label, *(_shown(each[key], digits) for _, each in block))
             table.add_section()
         yield table
+
+
+def _shown(value: float, digits: int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
 
 def _mean(values: Sequence[float]) -> float:
