@@ -89,8 +89,9 @@ def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
         warn_of_failing([] if score.gold_ran else [pair.example.db_id])
     else:
         columns = columns_of()(pair.example)
-        page = render_page(pair.pred, pair.example.gold_sql, score, columns)
-        Console(highlight=False).print(page)
+        console = Console(highlight=False)
+        gold_sql = pair.example.gold_sql
+        console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
 
 def _score_file_of_pairs(options: argparse.Namespace, config: ExecutorConfig) -> None:

@@ -7,6 +7,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from sqlenv.demo import generate
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.parse import extract_sql
-from sqlenv.types import Example, Table
+from sqlenv.types import Example, SqlError, Table
 
 ROOT = Path(__file__).parents[2]
 TABLES = """
@@ -252,6 +253,23 @@ def test_the_page_marks_what_differs(bench, database):
     assert "test_suite 0" in text
 
 
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_results_stand_side_by_side_however_wide(bench, database, width):
+    """What does not fit beside the other result is left out, columns that differ last."""
+    wide = Table(tuple(f"column_{n}" for n in range(40)), (tuple(range(40)),))
+    other = Table(wide.columns, ((*range(30), "x", *range(31, 40)),))
+    score = bench.score(example(database, "SELECT"), "SELECT")
+    for predicted in (other, SqlError("no such column: " + "x" * 90)):
+        out = Console(file=io.StringIO(), width=width)
+        page = replace(score, gold=wide, predicted=predicted)
+        out.print(render_page("SELECT", "SELECT", page, width=width))
+        assert isinstance(out.file, io.StringIO)
+        lines = out.file.getvalue().splitlines()
+        assert any("gold result" in line and "predicted result" in line for line in lines)
+        assert all(len(line) <= width for line in lines)
+        assert predicted != other or any("≠ 30" in line and "≠ 'x'" in line for line in lines)
+
+
 def test_the_page_colours_clauses_by_reward(bench, database):
     pred = "SELECT name FROM emp ORDER BY age"
     text = page(
@@ -458,6 +476,13 @@ def test_lint_finds_what_is_wrong_with_a_gold(database, gold, flaw):
 def test_lint_names_slow_golds(database):
     with Linter(slow_s=0)(ExecutorConfig(isolation="thread", workers=1)) as look:
         assert [finding.flaw for finding in look(example(database, "SELECT 1"))] == ["slow"]
+
+
+def test_lint_does_not_blame_a_query_for_the_start_of_the_executor(database, monkeypatch):
+    seconds = iter([2.0, 0.1])
+    monkeypatch.setattr("launch.lint._timed", lambda *_: (Table(("1",), ((1,),)), next(seconds)))
+    with Linter(slow_s=1)(ExecutorConfig(isolation="thread", workers=1)) as look:
+        assert look(example(database, "SELECT 1")) == []
 
 
 def test_ties_are_broken_by_the_querys_own_order():
