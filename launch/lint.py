@@ -1,6 +1,6 @@
 """Gold queries that teach something wrong: they fail, return nothing, are slow or unstable.
 
-    python -m launch.score lint --data-root spider_data --data dev.json
+    python -m launch.score lint --data spider_data/dev.json
 
 Every gold query runs twice alike, then on tables that are read from their ends, then with rows that
 tie in its ORDER BY put in either order. An answer that changes is not decided by the query, and a

@@ -3,7 +3,7 @@
     python -m launch.score --db shop.sqlite --gold "SELECT …" --pred "SELECT …"
     python -m launch.score --file pairs.jsonl --json
     python -m launch.score --predictions model.sql --data-root spider_data --data dev.json
-    python -m launch.score lint --data-root spider_data --data dev.json
+    python -m launch.score lint --data spider_data/dev.json
 
 One pair gives a page, or with --json one object. A file of pairs has a JSON object a line with
 `id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
@@ -104,8 +104,8 @@ def _score_file_of_pairs(options: argparse.Namespace, config: ExecutorConfig) ->
 
 
 def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> None:
-    if options.data_root is None or options.data is None:
-        raise UserError("--predictions needs the questions: --data-root and --data")
+    if options.data is None:
+        raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
     episodes = [path for path in options.predictions if is_trajectories(path)]
     queries = [path for path in options.predictions if path not in episodes]
@@ -195,9 +195,12 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
         UserError: They are not there, or not as --layout says.
     """
     root, file, layout = options.data_root, options.data, options.layout
+    if root is None:
+        root, file = file.parent, Path(file.name)
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"
-        raise UserError(f"--data-root {root}: {what}; give the data set's folder")
+        option = "--data-root" if options.data_root else f"--data {options.data}:"
+        raise UserError(f"{option} {root}: {what}; give the data set's folder")
     if not any((root / base / file).is_file() for base in (FORMS[layout].omnisql, "")):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
@@ -265,15 +268,14 @@ def _add_data(parser: argparse._ActionsContainer, *, required: bool = False) -> 
         "--data-root",
         type=Path,
         metavar="DIR",
-        required=required,
-        help="the data set's folder, which holds its databases",
+        help="the data set's folder, which holds its databases (default: the folder of --data)",
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
         required=required,
-        help="file of the questions and gold queries, relative to --data-root",
+        help="file of the questions and gold queries; with --data-root, relative to it",
     )
     parser.add_argument(
         "--layout",

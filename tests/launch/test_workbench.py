@@ -148,7 +148,7 @@ def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
     assert "give one pair" in mistake(capsys, [])
     assert "--out goes with" in mistake(capsys, ["--db", str(database), *one, "--out", "x"])
     assert "add --json" in mistake(capsys, ["--file", "x.jsonl"])
-    assert "--data-root" in mistake(capsys, ["--predictions", "x.sql"])
+    assert "needs the questions: --data" in mistake(capsys, ["--predictions", "x.sql"])
     assert "--max-rows" in mistake(capsys, ["--db", str(database), *one, "--max-rows", "0"])
     assert "no.jsonl: no such file" in mistake(
         capsys, ["--file", str(tmp_path / "no.jsonl"), "--json"]
@@ -187,6 +187,10 @@ def test_messages_speak_of_the_commands_own_options(tmp_path, root, capsys):
         f"--data-root {latin}: is a file": [
             ["lint", "--data-root", str(latin), "--data", "dev.json"]
         ],
+        "--data nowhere/dev.json: nowhere: there is no such folder": [
+            ["lint", "--data", "nowhere/dev.json"]
+        ],
+        "--data nothing.json: not in .": [["lint", "--data", "nothing.json"]],
         "--data no.json: not in ": [["lint", "--data-root", str(root), "--data", "no.json"]],
         ", which has dev.json; give one of its files": [
             ["lint", "--data-root", str(tmp_path / "data"), "--data", "no.json"]
@@ -502,7 +506,7 @@ def test_lint_as_a_command(tmp_path, root, capsys):
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert list(records[0]) == ["id", "db_id", "flaw", "detail", "gold"]
     assert (records[0]["id"], records[0]["flaw"]) == ("spider/linted/0", "fails")
-    assert main(data) == 0
+    assert main(["lint", "--data", str(root / "linted.json")]) == 0
     assert "[nope]" in capsys.readouterr().out
 
 
