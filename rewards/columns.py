@@ -17,8 +17,9 @@ from sqlenv.types import Result, Table, Value
 
 Variant = Literal["paper", "code"]
 
-_NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*")
-_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+# Blanks are those of ASCII: `int` does not know all the others.
+_NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
 # Nobody writes longer numbers, and reading a very long one takes time.
 _NUMBER_CHARS = 64
 
