@@ -8,17 +8,20 @@ import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
-from sqlenv.config import DataConfig, DemoConfig, SourceConfig
-from sqlenv.datasets import load
+from sqlenv.config import DemoConfig, Layout, SourceConfig
+from sqlenv.datasets import read_all
 from sqlenv.demo import generate
-from sqlenv.types import Example
+from sqlenv.types import Dialect, Example
 
 
 def make_parser(description: str) -> argparse.ArgumentParser:
     """Make a parser with the options that name questions and predictions."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--data-root", type=Path, help="a folder in Spider's layout")
+    parser.add_argument("--data-root", type=Path, help="a data set's folder")
+    parser.add_argument("--layout", default="spider", choices=get_args(Layout))
+    parser.add_argument("--dialect", default="sqlite", choices=get_args(Dialect))
     parser.add_argument("--data", type=Path, default=Path("dev.json"), help="in --data-root")
     parser.add_argument("--predictions", nargs="*", type=Path, default=[])
     return parser
@@ -28,13 +31,16 @@ def make_parser(description: str) -> argparse.ArgumentParser:
 def open_questions(options: argparse.Namespace) -> Generator[tuple[Example, ...]]:
     """Load the questions that the options name; without a folder, make those of the demo."""
     with tempfile.TemporaryDirectory() as folder:
-        root, file = options.data_root, options.data
-        if root is None:
-            root, file = Path(folder) / "demo", Path("train_spider.json")
-            generate(root, DemoConfig())
-        source = SourceConfig(layout="spider", path=root, file=str(file))
-        config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-        yield load(config).examples
+        source = SourceConfig(
+            layout=options.layout,
+            path=options.data_root or Path(folder) / "demo",
+            file=str(options.data),
+            dialect=options.dialect,
+        )
+        if options.data_root is None:
+            generate(source.path, DemoConfig())
+            source = source.model_copy(update={"file": "train_spider.json"})
+        yield read_all(source)
 
 
 def damage(sql: str, rng: random.Random) -> str:

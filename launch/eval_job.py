@@ -56,7 +56,7 @@ def questions(
     with locked(out, key="--out"):
         claim(out, settings, key="--out")
         with SqlSide(config, made) as sql:
-            examples = sql.examples(getattr(config.data, split), limit=limit)
+            examples = sql.examples(split, limit=limit)
             yield sql, examples, claim_data(out, {split: examples})
 
 

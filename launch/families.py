@@ -1,25 +1,35 @@
-"""The means of every reward family over files of predictions or of episodes, as tables."""
+"""What every reward family says of files of predictions or of episodes, as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from rich.markup import escape
+from rich.table import Column
 from rich.table import Table as RichTable
 
 from rewards.expo import CASES
 from rewards.workbench import MODES, STATUSES, PairScore
+from sqlenv.envs.tags import TAG_SENTENCES
 
 Means = tuple[str, Mapping[str, float]]
 """The name of a file, and its means."""
 
+CATEGORIES: Mapping[str, frozenset[str]] = {
+    "SELECT": frozenset({"SELECT_ERROR", "AGGREGATE_ERROR", "DISTINCT_MISMATCH"}),
+    "JOIN": frozenset({"JOIN_MISSING", "JOIN_KEY_MISMATCH", "FROM_OR_JOIN_TABLE_MISMATCH"}),
+    "WHERE": frozenset({"WHERE_ERROR"}),
+    "GROUP": frozenset({"GROUP_BY_MISSING", "GROUP_BY_ERROR"}),
+}
+"""The columns of Progress-SQL's table 8, as sets of tags."""
+
 _Value = Callable[[PairScore], float]
 
-_PAIR_ROWS: tuple[Mapping[str, _Value], ...] = (
+_FAMILIES: tuple[Mapping[str, _Value], ...] = (
     {
         f"{status} %": lambda score, status=status: 100.0 * (score.status == status)
-        for status in STATUSES.values()
+        for status in STATUSES
     },
     {f"EX {mode} %": lambda score, mode=mode: 100.0 * score.ex[mode] for mode in MODES},
     {
@@ -40,7 +50,26 @@ _PAIR_ROWS: tuple[Mapping[str, _Value], ...] = (
     },
     {"SQL-ASTRA CSMR": lambda score: score.csmr},
 )
-"""What a table of predictions shows, a section a family."""
+"""What the table of the families shows, a section a family."""
+
+
+def _errors(category: str) -> _Value:
+    tags = CATEGORIES[category]
+    return lambda score: 100.0 * (not tags.isdisjoint(score.diagnosis.tags))
+
+
+_TREE: tuple[Mapping[str, _Value], ...] = (
+    {"not parsed %": lambda score: 100.0 * (not score.diagnosis.pred_parsed)},
+    {
+        **{f"{category} errors %": _errors(category) for category in CATEGORIES},
+        "average errors %": lambda score: fmean(_errors(name)(score) for name in CATEGORIES),
+    },
+    {
+        f"{tag} %": lambda score, tag=tag: 100.0 * (tag in score.diagnosis.tags)
+        for tag in TAG_SENTENCES
+    },
+)
+"""What the table of Progress-SQL's diagnostic tree shows: table 8, then every tag."""
 
 EPISODE_ROWS: Mapping[str, str] = {
     "correct": "correct",
@@ -51,12 +80,21 @@ EPISODE_ROWS: Mapping[str, str] = {
     "paverl": "PaVeRL-SQL",
     "astra": "SQL-ASTRA",
 }
+_COUNT = "questions"
+_NAME_CHARS = 14
+"""Longer names of files are broken into several lines."""
 
 
 def pair_means(scores: Sequence[PairScore]) -> dict[str, float]:
     """Average what the families say of predictions; shares in percent, 0 without predictions."""
-    rows = {name: value for section in _PAIR_ROWS for name, value in section.items()}
-    return {name: _mean([value(score) for score in scores]) for name, value in rows.items()}
+    return {
+        _COUNT: len(scores),
+        **{
+            name: _mean([value(score) for score in scores])
+            for section in (*_TREE, *_FAMILIES)
+            for name, value in section.items()
+        },
+    }
 
 
 def episode_means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -64,30 +102,55 @@ def episode_means(rewards: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: _mean([each[name] for each in rewards]) for name in EPISODE_ROWS}
 
 
-def render_pairs(means: Sequence[Means]) -> RichTable:
-    """Lay out the means of files of predictions, one column a file."""
-    table = _table("Reward families, means", means)
-    for section in _PAIR_ROWS:
-        for name in section:
-            digits = 1 if name.endswith("%") else 3
-            table.add_row(name, *(f"{each[name]:.{digits}f}" for _, each in means))
-        table.add_section()
-    return table
+def render_pairs(means: Sequence[Means], *, width: int) -> list[RichTable]:
+    """Lay out the means of files of predictions, one column a file.
+
+    Args:
+        means: What `pair_means` says of each file.
+        width: Of the terminal; files that do not fit beside the others have tables of their own.
+    """
+    tree, families = ([{name: name for name in part} for part in all] for all in (_TREE, _FAMILIES))
+    return [
+        *_tables("Diagnostic tree", [{_COUNT: _COUNT}, *tree], means, width),
+        *_tables("Reward families, means", families, means, width),
+    ]
 
 
-def render_episodes(means: Sequence[Means]) -> RichTable:
+def render_means(
+    title: str, rows: Sequence[str], means: Sequence[Means], *, width: int
+) -> list[RichTable]:
+    """Lay out some rows of means, one column a file."""
+    return list(_tables(title, [{name: name for name in rows}], means, width))
+
+
+def render_episodes(means: Sequence[Means], *, width: int) -> list[RichTable]:
     """Lay out the mean rewards of files of episodes, one column a file."""
-    table = _table("Trajectory rewards, means", means)
-    for name, title in EPISODE_ROWS.items():
-        table.add_row(title, *(f"{each[name]:.3f}" for _, each in means))
-    return table
+    return list(_tables("Trajectory rewards, means", [EPISODE_ROWS], means, width))
 
 
-def _table(title: str, means: Sequence[Means]) -> RichTable:
-    table = RichTable("", *(escape(name) for name, _ in means), title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
+def _tables(
+    title: str, sections: Sequence[Mapping[str, str]], means: Sequence[Means], width: int
+) -> Iterator[RichTable]:
+    """Lay out the rows of each section, which are given with what to call them."""
+    longest = max(len(label) for section in sections for label in section.values())
+    fitting = max(1, (width - longest - 4) // (_NAME_CHARS + 3))
+    for at in range(0, len(means), fitting):
+        block = means[at : at + fitting]
+        names = [
+            Column(escape(name), justify="right", max_width=_NAME_CHARS, overflow="fold")
+            for name, _ in block
+        ]
+        table = RichTable(Column(no_wrap=True), *names, title=title)
+        for section in sections:
+            for key, label in section.items():
+                digits = 1 if label.endswith("%") else 3
+                table.add_row(label, *(_shown(each[key], digits) for _, each in block))
+            table.add_section()
+        yield table
+
+
+def _shown(value: float, digits: int) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}f}"
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,7 +8,7 @@ from launch.config import SPLITS, JobConfig, Split
 from minirl.errors import UserError as ModelError
 from minirl.files import check_folder
 from sqlenv.config import DataConfig
-from sqlenv.datasets import load
+from sqlenv.datasets import GoldRunner, LoadedData, load
 from sqlenv.errors import UserError
 from sqlenv.layouts import locate
 
@@ -51,6 +51,21 @@ def rooted(split: DataConfig, root: Path) -> DataConfig:
     return split.model_copy(update={"sources": tuple(sources)})
 
 
+def load_split(
+    config: JobConfig, split: Split, root: Path, executor: GoldRunner | None = None
+) -> LoadedData:
+    """Read the questions of a split from a data folder.
+
+    Raises:
+        UserError: A file is damaged, a database is not there, or no question is left.
+    """
+    section = f"data.{split}"
+    try:
+        return load(rooted(getattr(config.data, split), root), executor=executor, section=section)
+    except UserError as error:
+        raise UserError(f"{section}: {error}") from None
+
+
 def check_questions(config: JobConfig) -> None:
     """Read every question of a data folder and find its database; no query is run.
 
@@ -61,10 +76,7 @@ def check_questions(config: JobConfig) -> None:
     if root is None:
         return
     for split in SPLITS:
-        try:
-            load(rooted(getattr(config.data, split), root))
-        except UserError as error:
-            raise UserError(f"data.{split}: {error}") from None
+        load_split(config, split, root)
 
 
 def check_model(config: JobConfig) -> None:

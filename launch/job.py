@@ -26,10 +26,10 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     start = perf_counter()
     folder = claim_run(config)
     with SqlSide(config, folder) as sql:
-        examples = sql.examples(config.data.train)
+        examples = sql.examples("train")
         limits = config.evaluation
-        validation = sql.examples(config.data.validation, limit=limits.validation_questions)
-        test = sql.examples(config.data.test, limit=limits.questions)
+        validation = sql.examples("validation", limit=limits.validation_questions)
+        test = sql.examples("test", limit=limits.questions)
         claim_data(folder, {"train": examples, "validation": validation, "test": test})
         tokenizer = ChatTokenizer(model_folder(config, folder, sql, examples))
         sql.check_prompts(

@@ -1,6 +1,6 @@
 """Gold queries that teach something wrong: they fail, return nothing, are slow or unstable.
 
-    python -m launch.score lint --data-root spider_data --data dev.json
+    python -m launch.score lint --data spider_data/dev.json
 
 Every gold query runs twice alike, then on tables that are read from their ends, then with rows that
 tie in its ORDER BY put in either order. An answer that changes is not decided by the query, and a
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -80,9 +81,10 @@ class Linter:
         def found(flaw: Flaw, detail: str = "") -> Finding:
             return Finding(example.id, example.db_id, flaw, detail, example.gold_sql)
 
-        start = time.perf_counter()
-        first = run(plain.execute, example, example.gold_sql)
-        seconds = time.perf_counter() - start
+        first, seconds = _timed(example, plain)
+        if seconds > self.slow_s:
+            # Not the query's fault, perhaps: the first one of all waits for the executor to start.
+            seconds = min(seconds, _timed(example, plain)[1])
         findings = [found("slow", f"{seconds:.2f} s")] if seconds > self.slow_s else []
         if not isinstance(first, Table):
             return [found("fails", describe_failure(first)), *findings]
@@ -93,13 +95,19 @@ class Linter:
         return [*findings, found(*unstable)] if unstable else findings
 
 
+def _timed(example: Example, executor: Executor) -> tuple[Result, float]:
+    start = time.perf_counter()
+    result = run(executor.execute, example, example.gold_sql)
+    return result, time.perf_counter() - start
+
+
 def render(findings: Sequence[Finding], questions: int) -> RichTable:
     """Lay findings out, the flaws in the order of `FLAWS`."""
     counts = Counter(finding.flaw for finding in findings)
     summary = ", ".join(f"{counts[flaw]:,} {flaw}" for flaw in FLAWS)
     table = RichTable(
-        "question",
-        "database",
+        Column("question", no_wrap=True),  # a name that is cut names nothing
+        Column("database", overflow="fold"),
         "flaw",
         "detail",
         "gold query",

@@ -8,6 +8,7 @@ from itertools import zip_longest
 
 from rich.columns import Columns
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.panel import Panel
 from rich.table import Column
 from rich.table import Table as RichTable
@@ -24,7 +25,6 @@ from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.types import Result, Row, Table, Value
 
 SHOWN_ROWS = 20
-SHOWN_COLUMNS = 12
 _CELL_CHARS = 40
 _SOUGHT_ROWS = 50
 """Rows of each side among which the most alike are paired."""
@@ -37,7 +37,12 @@ RowPair = tuple[Row | None, Row | None]
 
 
 def render_page(
-    sql: str, gold_sql: str, score: PairScore, columns: Mapping[str, Sequence[str]] | None = None
+    sql: str,
+    gold_sql: str,
+    score: PairScore,
+    columns: Mapping[str, Sequence[str]] | None = None,
+    *,
+    width: int = 120,
 ) -> Group:
     """Lay a prediction out: clauses, results, trees and what every family says.
 
@@ -46,6 +51,7 @@ def render_page(
         gold_sql: The gold query.
         score: What the workbench says of it, with both results.
         columns: Column names by table of the database.
+        width: Of the terminal; each result takes half of it.
     """
     trees = Columns(
         [
@@ -57,7 +63,7 @@ def render_page(
     return Group(
         Panel(Text(clean(gold_sql)), title="gold", title_align="left"),
         Panel(_clauses(sql, score), title="prediction, by clause reward", title_align="left"),
-        _results(score, gold_sql),
+        _results(score, gold_sql, width),
         trees,
         _tags(score),
         _numbers(score),
@@ -138,7 +144,7 @@ def _clauses(sql: str, score: PairScore) -> RenderableType:
     return text
 
 
-def _results(score: PairScore, gold_sql: str) -> RenderableType:
+def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
     gold, predicted = score.gold, score.predicted
     if isinstance(gold, Table) and isinstance(predicted, Table):
         pairs = align(gold, predicted, in_order=is_ordered(gold_sql))
@@ -147,38 +153,55 @@ def _results(score: PairScore, gold_sql: str) -> RenderableType:
     else:
         pairs = [(None, row) for row in _rows(predicted)]
     sides = (("gold result", gold), ("predicted result", predicted))
-    return Columns([_result(*titled, pairs, side) for side, titled in enumerate(sides)])
+    half = (width - 1) // 2
+    return Columns([_result(*titled, pairs, side, half) for side, titled in enumerate(sides)])
 
 
 def _rows(result: Result) -> tuple[Row, ...]:
     return result.rows if isinstance(result, Table) else ()
 
 
-def _result(title: str, result: Result, pairs: Sequence[RowPair], side: int) -> RenderableType:
+def _result(
+    title: str, result: Result, pairs: Sequence[RowPair], side: int, width: int
+) -> RenderableType:
     """Show one side of the pairs; cells that differ from the other side are marked."""
     if not isinstance(result, Table):
-        return Panel(Text(clean(describe_failure(result)), style=_DIFFERS), title=title)
-    shown = result.columns[:SHOWN_COLUMNS]
-    names = [Column(Text(clean(name)[:_CELL_CHARS])) for name in shown]
+        return Panel(
+            Text(clean(describe_failure(result)), style=_DIFFERS), title=title, width=width
+        )
+    rows = [_cells(pair, side, result.width) for pair in pairs[:SHOWN_ROWS]]
+    names = [Text(clean(name)[:_CELL_CHARS]) for name in result.columns]
+    shown = _fitting(list(zip(names, *rows, strict=True)), width)
+    table = RichTable(*(Column(names[at]) for at in shown))
+    for row in rows:
+        table.add_row(*(row[at] for at in shown))
+    left_out = [f"the first {SHOWN_ROWS} of {len(pairs):,}"] if len(pairs) > SHOWN_ROWS else []
+    left_out += [f"{len(shown)} of {result.width} columns"] if len(shown) < result.width else []
+    table.caption = "; ".join(left_out) or None
     count = f"{len(result.rows):,} rows, {result.width} columns"
-    table = RichTable(*names)
-    for pair in pairs[:SHOWN_ROWS]:
-        table.add_row(*_cells(pair, side, result.width))
-    if len(pairs) > SHOWN_ROWS:
-        table.caption = f"the first {SHOWN_ROWS} of {len(pairs):,}"
-    return Group(Text(f"{title}: {count}", style="bold"), table)
+    return Constrain(Group(Text(f"{title}: {count}", style="bold"), table), width)
 
 
-def _cells(pair: RowPair, side: int, width: int) -> Iterator[Text]:
+def _fitting(columns: Sequence[Sequence[Text]], width: int) -> list[int]:
+    """Choose columns that fit side by side, and of these first the ones with marks."""
+    sizes = [max(cell.cell_len for cell in column) + 3 for column in columns]
+    plain = [not any(cell.style == _DIFFERS for cell in column) for column in columns]
+    chosen: list[int] = []
+    for at in sorted(range(len(columns)), key=plain.__getitem__):
+        if not chosen or 1 + sizes[at] + sum(sizes[other] for other in chosen) <= width:
+            chosen.append(at)
+    return sorted(chosen)
+
+
+def _cells(pair: RowPair, side: int, width: int) -> list[Text]:
     row = pair[side]
     if row is None:
-        yield from (Text("") for _ in range(min(width, SHOWN_COLUMNS)))
-        return
-    marks = differing_cells(*pair)
-    for value, differs in zip(row[:SHOWN_COLUMNS], marks, strict=False):
-        text = _cell(value)
-        # A mark as well as a colour: pages are also read in files.
-        yield Text(f"≠ {text}", style=_DIFFERS) if differs else Text(text)
+        return [Text("")] * width
+    # A mark as well as a colour: pages are also read in files.
+    return [
+        Text(f"≠ {_cell(value)}", style=_DIFFERS) if differs else Text(_cell(value))
+        for value, differs in zip(row, differing_cells(*pair), strict=False)
+    ]
 
 
 def _cell(value: Value) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from launch.crew import make_pair_scorer, spread
+from launch.texts import read_lines
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import check_database
+from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
@@ -29,42 +31,66 @@ class Pair:
 
 
 def make_pair(
-    database: str,
-    gold: str,
-    pred: str,
-    name: Any = None,
+    fields: Mapping[str, Any],
+    dialect: str = "sqlite",
     *,
     check: Callable[[Path], None] = check_database,
 ) -> Pair:
     """Make a pair of what a user gives.
 
+    A prediction that is no text is one without SQL, as in BIRD's evaluator.
+
+    Args:
+        fields: `db`, `gold` and `pred`; there may be `id` and `dialect`.
+        dialect: What both queries are written in, unless the fields say it.
+        check: Refuses a file that is no database.
+
     Raises:
-        UserError: The database cannot be used, or the gold query is blank.
+        UserError: The database cannot be used, the gold query is blank or the dialect is unknown.
     """
-    path = Path(database)
+    database, gold, pred = (fields[name] for name in ("db", "gold", "pred"))
+    if not isinstance(database, str) or not isinstance(gold, str):
+        raise UserError("`db` and `gold` have to be text")
+    path, dialect = Path(database), str(fields.get("dialect") or dialect)
     try:
         check(path)
     except ValueError:  # a NUL in the path
         raise UserError(f"{database!r}: not a path") from None
     if not gold.strip():
         raise UserError("the gold query is empty")
-    return Pair(name, Example(str(name), "", path.stem, path, gold), pred)
+    if dialect.lower() not in NAMES:
+        raise UserError(f"dialect {dialect}: should be one of {', '.join(NAMES)}")
+    name = fields.get("id")
+    known = NAMES[dialect.lower()]
+    example = Example(str(name), "", path.stem, path, gold, dialect=known)
+    return Pair(name, example, pred if isinstance(pred, str) else "")
 
 
-def read_pairs(path: Path) -> list[Pair]:
-    """Read JSON lines with `id`, `db`, `gold` and `pred`; blank lines are left out.
-
-    A prediction that is no text is one without SQL, as in BIRD's evaluator.
+def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
+    """Read JSON lines with the fields of `make_pair`; blank lines are left out.
 
     Raises:
         UserError: The file or one of its lines is not of this form, or a database cannot be used.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from None
     check = cache(check_database)  # many pairs share a database
-    return [_read(path, at, line, check) for at, line in enumerate(lines, 1) if line.strip()]
+
+    def read(number: int, line: str) -> Pair:
+        try:
+            return make_pair(_fields(line), dialect, check=check)
+        except UserError as error:
+            raise UserError(f"{path}:{number}: {error}") from None
+
+    return [read(*numbered) for numbered in read_lines(path)]
+
+
+def _fields(line: str) -> Mapping[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict) or not {"db", "gold", "pred"} <= record.keys():
+        raise UserError("not a JSON object with `id`, `db`, `gold` and `pred`; write one a line")
+    return record
 
 
 def write_scores(pairs: Sequence[Pair], config: ExecutorConfig) -> Iterator[dict[str, Any]]:
@@ -86,21 +112,3 @@ def warn_of_failing(names: Sequence[Any]) -> None:
         more = ", …" if len(names) > _NAMED else ""
         first = ", ".join(str(name) for name in names[:_NAMED])
         sys.stderr.write(f"warning: {len(names)} gold queries do not run: {first}{more}\n")
-
-
-def _read(path: Path, number: int, line: str, check: Callable[[Path], None]) -> Pair:
-    try:
-        record = json.loads(line)
-        database, gold, pred = (record[name] for name in ("db", "gold", "pred"))
-    except (ValueError, TypeError, LookupError, RecursionError):
-        raise UserError(
-            f"{path}:{number}: not a JSON object with `id`, `db`, `gold` and `pred`; "
-            "write one a line"
-        ) from None
-    if not isinstance(database, str) or not isinstance(gold, str):
-        raise UserError(f"{path}:{number}: `db` and `gold` have to be text")
-    try:
-        text = pred if isinstance(pred, str) else ""
-        return make_pair(database, gold, text, record.get("id"), check=check)
-    except UserError as error:
-        raise UserError(f"{path}:{number}: {error}") from None

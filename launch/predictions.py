@@ -5,47 +5,64 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launch.texts import read_lines, read_text
 from rewards.workbench import Turn
-from sqlenv.config import AgenticConfig
-from sqlenv.envs.agentic import Call, read_call
 from sqlenv.errors import UserError
-from sqlenv.parse import extract_sql
 from sqlenv.types import Example
 
 BIRD_MARK = "\t----- bird -----\t"
-_TOOLS = (
-    AgenticConfig(),
-    AgenticConfig(tool="execute_sql", finish_tool="finish"),
-)
+
+Paired = list[tuple[Example, str]]
+Played = tuple[Mapping[str, Any], Example, list[Turn]]
+"""The record of an episode, its question and its turns."""
 
 
-def pair_up(path: Path, examples: Sequence[Example]) -> list[tuple[Example, str]]:
-    """Give each prediction of a file its question: by id if its lines have ids, else by order.
+@dataclass(frozen=True, slots=True)
+class _Prediction:
+    """One query, and what its line says of the question.
+
+    Attributes:
+        number: Of the line, from 1.
+        question: The text, or database and text; empty where the line does not have it.
+    """
+
+    number: int
+    sql: str
+    id: str | None = None
+    question: tuple[str, ...] = ()
+
+
+def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
+    """Give each prediction of a file its question.
+
+    By `id` if its lines have ids, else by `question` (and `db_id`) if they have one that `examples`
+    has, else by order.
 
     Raises:
-        UserError: An id is of no question, is there twice or only in some lines; or lines without
-            ids are not as many as the questions.
+        UserError: An id or a question is unknown, an id is there twice or only in some lines; or
+            lines without either are not as many as the questions.
     """
     predictions = _predictions(path)
-    names = [name for name, _ in predictions if name is not None]
-    if names:
-        by_id = {example.id: example for example in examples}
-        _check_ids(path, names, by_id, count=len(predictions))
-        return [(by_id[name], sql) for name, sql in predictions if name is not None]
+    if any(one.id is not None for one in predictions):
+        return _by_id(path, predictions, examples)
+    if found := _by_question(path, predictions, examples):
+        return found
     if len(predictions) != len(examples):
         raise UserError(
             f"{path}: {len(predictions)} predictions for {len(examples)} questions; give one a "
-            "line, in the order of --data, or a .jsonl file with the field `id`"
+            "line, in the order of --data, or a .jsonl file with the field `id` or `question`"
         )
-    return [(example, sql) for (_, sql), example in zip(predictions, examples, strict=True)]
+    return [(example, one.sql) for one, example in zip(predictions, examples, strict=True)]
 
 
-def _check_ids(
-    path: Path, names: Sequence[str], known: Mapping[str, Example], *, count: int
-) -> None:
+def _by_id(path: Path, predictions: Sequence[_Prediction], examples: Sequence[Example]) -> Paired:
+    known = {example.id: example for example in examples}
+    names = [one.id for one in predictions if one.id is not None]
+    count = len(predictions)
     if len(names) < count:
         raise UserError(f"{path}: {count - len(names)} of {count} lines have no `id`; add it")
     if unknown := [name for name in names if name not in known]:
@@ -55,7 +72,29 @@ def _check_ids(
         )
     if len(set(names)) < count:
         twice, _ = Counter(names).most_common(1)[0]
-        raise UserError(f"{path}: the id {twice} is there twice")
+        raise UserError(f"{path}: the id {twice} is there twice; leave one out")
+    return [(known[str(one.id)], one.sql) for one in predictions]
+
+
+def _by_question(
+    path: Path, predictions: Sequence[_Prediction], examples: Sequence[Example]
+) -> Paired | None:
+    """Find the questions by their text; None where it does not tell them, or tells none."""
+    named: list[tuple[str, ...]] = [(example.question,) for example in examples]
+    named += [(example.db_id, example.question) for example in examples]
+    counts = Counter(named)
+    known = dict(zip(named, [*examples, *examples], strict=True))
+    if not any(one.question in known for one in predictions):
+        return None
+    for one in predictions:
+        if one.question not in known:
+            raise UserError(
+                f"{path}:{one.number}: its `question` is none of --data, though others are; check "
+                "--data, or add the field `id`"
+            )
+        if counts[one.question] > 1:
+            return None
+    return [(known[one.question], one.sql) for one in predictions]
 
 
 def read_predictions(path: Path) -> list[str]:
@@ -63,30 +102,35 @@ def read_predictions(path: Path) -> list[str]:
 
     A file that ends in .json has BIRD's form.
     """
-    return [sql for _, sql in _predictions(path)]
+    return [one.sql for one in _predictions(path)]
 
 
-def _predictions(path: Path) -> list[tuple[str | None, str]]:
-    """Read the id, where there is one, and the query of each line."""
+def _predictions(path: Path) -> list[_Prediction]:
+    if path.suffix == ".jsonl":
+        return [_prediction(path, *numbered) for numbered in read_lines(path)]
     if path.suffix == ".json":
-        return [(None, sql) for sql in read_bird(path)]
+        lines = read_bird(path)
+    else:
+        lines = read_text(path).removesuffix("\n").split("\n")
+    return [_Prediction(number, line) for number, line in enumerate(lines, 1)]
+
+
+def _prediction(path: Path, number: int, line: str) -> _Prediction:
+    """Read a JSON line; a query that is no text is an empty one, as in BIRD's evaluator."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text ({error})") from error
-    if path.suffix != ".jsonl":
-        return [(None, line) for line in lines]
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            sql = record["pred" if "pred" in record else "sql"]
-            found.append((record.get("id"), str(sql)))
-        except (ValueError, TypeError, LookupError, AttributeError):
-            raise UserError(
-                f"{path}:{number}: not a JSON object with `pred` or `sql`; write one a line"
-            ) from None
-    return [(None if name is None else str(name), sql) for name, sql in found]
+        record = json.loads(line)
+        sql, name = record["pred" if "pred" in record else "sql"], record.get("id")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise UserError(
+            f"{path}:{number}: not a JSON object with `pred` or `sql`; write one a line"
+        ) from None
+    asked = [record[key] for key in ("db_id", "question") if key in record]
+    return _Prediction(
+        number,
+        sql if isinstance(sql, str) else "",
+        None if name is None else str(name),
+        tuple(str(each).strip() for each in asked) if "question" in record else (),
+    )
 
 
 def read_bird(path: Path) -> list[str]:
@@ -97,10 +141,10 @@ def read_bird(path: Path) -> list[str]:
     Raises:
         UserError: It is not of this form, or numbers are left out.
     """
+    text = read_text(path)
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        queries = {int(number): query for number, query in found.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
+        queries = {int(number): query for number, query in json.loads(text).items()}
+    except (ValueError, AttributeError, RecursionError):
         raise UserError(
             f'{path}: not of BIRD\'s form {{"0": "SQL{BIRD_MARK!r:.20}…db_id"}}; one query a line '
             "goes into a file that does not end in .json"
@@ -122,29 +166,23 @@ def is_trajectories(path: Path) -> bool:
     return isinstance(first, dict) and "turns" in first
 
 
-def read_trajectories(
-    path: Path, examples: Sequence[Example]
-) -> list[tuple[Mapping[str, Any], Example, list[Turn]]]:
+def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
     """Read episodes as a run writes them, and find the question of each by its `id`.
-
-    Returns:
-        The record, the question and the turns of each.
 
     Raises:
         UserError: A line is not of this form, or asks for another question than `examples` has.
     """
     known = {example.id: example for example in examples}
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
             record = json.loads(line)
             name, gold = record["id"], record["gold"]
             turns = [_turn(turn) for turn in record["turns"]]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise UserError(
-                f"{path}:{number}: not an episode with `id`, `gold` and `turns`"
+                f"{path}:{number}: not an episode with `id`, `gold` and `turns` of `reply`, `sql` "
+                "and `kind`; give the trajectories.jsonl of a run"
             ) from None
         example = known.get(name) if isinstance(name, str) else None
         if example is None or example.gold_sql != gold:
@@ -161,18 +199,7 @@ def _bird_query(entry: Any) -> str:
 
 
 def _turn(record: Mapping[str, Any]) -> Turn:
-    text = str(record["reply"])
-    kind = record.get("kind", "answer")
-    if kind not in ("answer", "call", "bad_call"):
+    kind, sql = record.get("kind", "answer"), record["sql"]
+    if kind not in ("answer", "call", "bad_call") or not isinstance(sql, str):
         raise ValueError(kind)
-    sql = record.get("sql")
-    return Turn(text, sql if isinstance(sql, str) else _sql(text, is_call=kind == "call"), kind)
-
-
-def _sql(text: str, *, is_call: bool) -> str:
-    """Find the query of a reply whose record does not have it apart."""
-    calls = [call for tool in _TOOLS if isinstance(call := read_call(text, tool), Call)]
-    chosen = next((call.sql for call in calls if call.is_final != is_call), "")
-    if is_call:
-        return chosen
-    return extract_sql(text, "sql_tag") or extract_sql(text, "fence") or chosen
+    return Turn(str(record["reply"]), sql, kind)

@@ -3,34 +3,30 @@
     python -m launch.score --db shop.sqlite --gold "SELECT …" --pred "SELECT …"
     python -m launch.score --file pairs.jsonl --json
     python -m launch.score --predictions model.sql --data-root spider_data --data dev.json
-    python -m launch.score lint --data-root spider_data --data dev.json
+    python -m launch.score lint --data spider_data/dev.json
 
 One pair gives a page, or with --json one object. A file of pairs has a JSON object a line with
 `id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
 with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval, or is
 BIRD's JSON: it gives tables over all families and over the tags of Progress-SQL's diagnostic tree
-(paper 000, table 8). Lines are matched with questions by their field `id` where they have one, else
-by their order. trajectories.jsonl of a run gives the reward of its episodes by every family.
+(paper 000, table 8). Lines are matched with questions by their field `id`, else by `question` (and
+`db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by every
+family.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
 from launch import cli, lint
 from launch.crew import (
@@ -42,40 +38,18 @@ from launch.crew import (
 from launch.families import Means, episode_means, pair_means, render_episodes, render_pairs
 from launch.page import render_page
 from launch.pairs import Pair, make_pair, read_pairs, warn_of_failing, write_scores
-from launch.predictions import is_trajectories, pair_up, read_trajectories
+from launch.predictions import Paired, Played, is_trajectories, pair_up, read_trajectories
 from rewards.progressive import columns_of
-from rewards.workbench import PairScore, Workbench
-from sqlenv.config import DataConfig, ExecutorConfig, Layout, SourceConfig
-from sqlenv.datasets import load
-from sqlenv.envs.tags import TAG_SENTENCES
+from rewards.workbench import Workbench
+from sqlenv.config import ExecutorConfig, Layout, SourceConfig
+from sqlenv.datasets import read_all
+from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
+from sqlenv.layouts import FORMS
 from sqlenv.types import Example
 
 Write = Callable[[Mapping[str, Any]], None]
-
-CATEGORIES: Mapping[str, frozenset[str]] = {
-    "SELECT": frozenset({"SELECT_ERROR", "AGGREGATE_ERROR", "DISTINCT_MISMATCH"}),
-    "JOIN": frozenset({"JOIN_MISSING", "JOIN_KEY_MISMATCH", "FROM_OR_JOIN_TABLE_MISMATCH"}),
-    "WHERE": frozenset({"WHERE_ERROR"}),
-    "GROUP": frozenset({"GROUP_BY_MISSING", "GROUP_BY_ERROR"}),
-}
-"""The columns of table 8, as sets of tags."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileScore:
-    """What one file of predictions scores; shares in percent of all its predictions."""
-
-    name: str
-    count: int
-    accuracy: float
-    struct: float
-    lexical: float
-    unparsed: float
-    categories: Mapping[str, float]
-    tags: Mapping[str, float]
-    means: Mapping[str, float]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -103,7 +77,8 @@ def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
     elif None in one:
         raise UserError("one pair takes all of --db, --gold and --pred")
     else:
-        _score_pair(make_pair(*one), config, as_json=options.json)
+        fields = {"db": options.db, "gold": options.gold, "pred": options.pred}
+        _score_pair(make_pair(fields, options.dialect), config, as_json=options.json)
 
 
 def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
@@ -114,67 +89,69 @@ def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
         warn_of_failing([] if score.gold_ran else [pair.example.db_id])
     else:
         columns = columns_of()(pair.example)
-        page = render_page(pair.pred, pair.example.gold_sql, score, columns)
-        Console(highlight=False).print(page)
+        console = Console(highlight=False)
+        gold_sql = pair.example.gold_sql
+        console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
 
 def _score_file_of_pairs(options: argparse.Namespace, config: ExecutorConfig) -> None:
-    if not options.json:
-        raise UserError("--file gives JSON lines: add --json")
-    with _lines(options.out) as write:
-        for record in write_scores(read_pairs(options.file), config):
+    if not (options.json or options.out):
+        raise UserError("--file gives JSON lines: add --json, or --out FILE")
+    pairs = read_pairs(options.file, options.dialect)
+    with _lines(options) as write:
+        for record in write_scores(pairs, config):
             write(record)
 
 
 def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> None:
-    if options.data_root is None or options.data is None:
-        raise UserError("--predictions needs the questions: --data-root and --data")
+    if options.data is None:
+        raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
+    episodes = [path for path in options.predictions if is_trajectories(path)]
+    queries = [path for path in options.predictions if path not in episodes]
+    # All files are read before the first result is written over an older one.
+    paired = [(path, pair_up(path, examples)) for path in queries]
+    played = [(path, read_trajectories(path, examples)) for path in episodes]
+    with _lines(options) as write:
+        pairs = _score_queries(paired, config, write)
+        rewards = _score_episodes(played, config, write)
     # With --json and nowhere else to write, the lines take the place of the tables.
-    is_table = bool(options.out) or not options.json
-    with _lines(options.out or (Path(os.devnull) if is_table else None)) as write:
-        episodes = [path for path in options.predictions if is_trajectories(path)]
-        queries = [path for path in options.predictions if path not in episodes]
-        tables = [
-            *_tables_of_queries(queries, examples, config, write),
-            *_tables_of_episodes(episodes, examples, config, write),
-        ]
-    if is_table:
-        Console().print(*tables, sep="\n\n")
+    if options.out or not options.json:
+        console = Console()
+        width = console.width
+        tables = (*render_pairs(pairs, width=width), *render_episodes(rewards, width=width))
+        console.print(*tables, sep="\n\n")
 
 
-def _tables_of_queries(
-    paths: Sequence[Path], examples: Sequence[Example], config: ExecutorConfig, write: Write
-) -> list[RichTable]:
-    paired = [pair_up(path, examples) for path in paths]
-    jobs = [pair for pairs in paired for pair in pairs]
+def _score_queries(
+    files: Sequence[tuple[Path, Paired]], config: ExecutorConfig, write: Write
+) -> list[Means]:
+    jobs = [pair for _, pairs in files for pair in pairs]
     scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
     warn_of_failing(
         list(dict.fromkeys(e.id for (e, _), s in zip(jobs, scores, strict=True) if not s.gold_ran))
     )
-    files: list[FileScore] = []
+    means: list[Means] = []
     waiting = iter(scores)
-    for path, pairs in zip(paths, paired, strict=True):
+    for path, pairs in files:
         own = list(islice(waiting, len(pairs)))
         for (example, _), score in zip(pairs, own, strict=True):
             write({"file": path.stem, "id": example.id, **score.record()})
-        files.append(_summary(path.stem, own))
-    means = [(file.name, file.means) for file in files]
-    return [render(files), render_pairs(means)] if files else []
+        means.append((path.stem, pair_means(own)))
+    return means
 
 
-def _tables_of_episodes(
-    paths: Sequence[Path], examples: Sequence[Example], config: ExecutorConfig, write: Write
-) -> list[RichTable]:
+def _score_episodes(
+    files: Sequence[tuple[Path, Sequence[Played]]], config: ExecutorConfig, write: Write
+) -> list[Means]:
     means: list[Means] = []
-    for path in paths:
-        episodes = read_trajectories(path, examples)
+    for path, episodes in files:
         jobs = [(example, turns) for _, example, turns in episodes]
         rewards = list(spread(make_trajectory_scorer, config, jobs, title=path.stem))
         for (record, example, _), reward in zip(episodes, rewards, strict=True):
             write({"file": str(path), "id": example.id, "step": record.get("step"), **reward})
         means.append((path.parent.name or path.stem, episode_means(rewards)))
-    return [render_episodes(means)] if means else []
+    return means
 
 
 def _lint(options: argparse.Namespace, config: ExecutorConfig) -> None:
@@ -188,77 +165,51 @@ def _lint(options: argparse.Namespace, config: ExecutorConfig) -> None:
 
 
 @contextmanager
-def _lines(path: Path | None) -> Generator[Write]:
-    """Open what JSON lines go to: a file, or standard output."""
-    if path is None:
-        yield lambda record: print(json.dumps(record), flush=True)  # noqa: T201
+def _lines(options: argparse.Namespace) -> Generator[Write]:
+    """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
+    if options.out is None:
+        yield _print if options.json else lambda _record: None
         return
     try:
-        file = path.open("w", encoding="utf-8")
+        file = options.out.open("w", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"--out {options.out}: cannot be written ({error.strerror})") from None
     with file:
         yield lambda record: print(json.dumps(record), file=file)
 
 
-def score_file(path: Path, examples: Sequence[Example], executor: Executor) -> FileScore:
-    """Score the predictions of a file, one an example and in their order, in this process."""
+def _print(record: Mapping[str, Any]) -> None:
+    print(json.dumps(record), flush=True)  # noqa: T201
+
+
+def score_file(path: Path, examples: Sequence[Example], executor: Executor) -> dict[str, float]:
+    """Average what the families say of the predictions of a file, in this process."""
     bench = Workbench(executor, columns_of())
-    pairs = pair_up(path, examples)
-    return _summary(path.stem, [bench.score(*pair).without_results() for pair in pairs])
-
-
-def render(scores: Sequence[FileScore]) -> RichTable:
-    """Lay the scores out, one column a file; shares in percent."""
-    table = RichTable("", *(escape(score.name) for score in scores), title="Diagnostic tree")
-    for column in table.columns[1:]:
-        column.justify = "right"
-
-    def row(name: str, values: Iterable[str]) -> None:
-        table.add_row(name, *values)
-
-    row("questions", (f"{score.count:,}" for score in scores))
-    row("execution accuracy %", (f"{score.accuracy:.1f}" for score in scores))
-    row("structural alignment", (f"{score.struct:.3f}" for score in scores))
-    row("lexical alignment", (f"{score.lexical:.3f}" for score in scores))
-    row("not parsed %", (f"{score.unparsed:.1f}" for score in scores))
-    table.add_section()
-    for category in (*CATEGORIES, "average"):
-        row(f"{category} errors %", (f"{score.categories[category]:.1f}" for score in scores))
-    table.add_section()
-    for tag in TAG_SENTENCES:
-        row(f"{tag} %", (f"{score.tags[tag]:.1f}" for score in scores))
-    return table
-
-
-def _summary(name: str, scores: Sequence[PairScore]) -> FileScore:
-    found = [score.diagnosis for score in scores]
-    share = 100 / len(found)
-    tags = Counter(tag for one in found for tag in one.tags)
-    categories = {
-        category: share * sum(not members.isdisjoint(one.tags) for one in found)
-        for category, members in CATEGORIES.items()
-    }
-    categories["average"] = sum(categories.values()) / len(categories)
-    return FileScore(
-        name,
-        len(found),
-        accuracy=share * sum(score.ex["set"] for score in scores),
-        struct=sum(one.struct for one in found) / len(found),
-        lexical=sum(score.lexical for score in scores) / len(found),
-        unparsed=share * sum(not one.pred_parsed for one in found),
-        categories=categories,
-        tags={tag: share * tags[tag] for tag in TAG_SENTENCES},
-        means=pair_means(scores),
-    )
+    return pair_means([bench.score(*pair).without_results() for pair in pair_up(path, examples)])
 
 
 def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
-    source = SourceConfig(
-        layout=options.layout, path=options.data_root, split="dev", file=str(options.data)
-    )
-    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-    return load(config).examples
+    """Read the questions that the options name.
+
+    Raises:
+        UserError: They are not there, or not as --layout says.
+    """
+    root, file, layout = options.data_root, options.data, options.layout
+    if root is None:
+        root, file = file.parent, Path(file.name)
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "there is no such folder"
+        option = "--data-root" if options.data_root else f"--data {options.data}:"
+        raise UserError(f"{option} {root}: {what}; give the data set's folder")
+    if not any((root / base / file).is_file() for base in (FORMS[layout].omnisql, "")):
+        found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
+        raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
+    dialect = NAMES[options.dialect]
+    source = SourceConfig(layout=layout, path=root, split="dev", file=str(file), dialect=dialect)
+    try:
+        return read_all(source)
+    except UserError as error:
+        raise UserError(f"--data {file} as --layout {layout}: {error}") from None
 
 
 def _executor_config(options: argparse.Namespace) -> ExecutorConfig:
@@ -293,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_data(files)
     files.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines here")
     parser.add_argument("--json", action="store_true", help="JSON in place of a page or of tables")
+    _add_dialect(parser)
     _add_limits(parser)
     return parser
 
@@ -306,6 +258,7 @@ def _lint_parser() -> argparse.ArgumentParser:
     _add_data(parser, required=True)
     parser.add_argument("--slow-s", type=float, default=1.0, help="slow from here (default: 1)")
     parser.add_argument("--json", action="store_true", help="a JSON object a flaw")
+    _add_dialect(parser)
     _add_limits(parser)
     return parser
 
@@ -315,15 +268,14 @@ def _add_data(parser: argparse._ActionsContainer, *, required: bool = False) -> 
         "--data-root",
         type=Path,
         metavar="DIR",
-        required=required,
-        help="the data set's folder, which holds its databases",
+        help="the data set's folder, which holds its databases (default: the folder of --data)",
     )
     parser.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
         required=required,
-        help="file of the questions and gold queries, relative to --data-root",
+        help="file of the questions and gold queries; with --data-root, relative to it",
     )
     parser.add_argument(
         "--layout",
@@ -331,6 +283,17 @@ def _add_data(parser: argparse._ActionsContainer, *, required: bool = False) -> 
         choices=get_args(Layout),
         metavar="NAME",
         help=f"how the data set is laid out: {', '.join(get_args(Layout))} (default: spider)",
+    )
+
+
+def _add_dialect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dialect",
+        default="sqlite",
+        choices=tuple(NAMES),
+        metavar="NAME",
+        help=f"what queries are written in, where a record does not say it: {', '.join(NAMES)} "
+        "(default: sqlite); others run on SQLite where they mean the same there",
     )
 
 

@@ -68,4 +68,4 @@ def only_warm_start(config: JobConfig) -> Path:
     """Run the warm start of a job, or what is left of it; return the model's folder."""
     folder = claim_run(config)
     with SqlSide(config, folder) as sql:
-        return start_model(config, folder, sql, sql.examples(config.data.train))
+        return start_model(config, folder, sql, sql.examples("train"))

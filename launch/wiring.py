@@ -12,9 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from launch.config import JobConfig
+from launch.config import JobConfig, Split
 from launch.forms import Form
-from launch.inputs import rooted
+from launch.inputs import load_split
 from minirl import weights
 from minirl.model import Decoder
 from minirl.tiny import make_tiny
@@ -27,8 +27,7 @@ from rewards.execution import gold_result
 from rewards.expo import ExpoReward
 from rewards.feedback import build_feedback
 from rewards.progressive import ProgressiveReward, columns_of
-from sqlenv.config import AgenticConfig, DataConfig, SingleTurnConfig
-from sqlenv.datasets import load
+from sqlenv.config import AgenticConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.build import Environment, build_environment, max_replies
@@ -93,9 +92,9 @@ class SqlSide:
     def __exit__(self, *_exception: object) -> None:
         self.executor.close()
 
-    def examples(self, split: DataConfig, *, limit: int | None = None) -> tuple[Example, ...]:
+    def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
-        loaded = load(rooted(split, self._root), executor=self.executor)
+        loaded = load_split(self._config, split, self._root, self.executor)
         for line in loaded.report.lines():
             _log.info(line)
         self._descriptions |= loaded.descriptions

@@ -17,8 +17,9 @@ from sqlenv.types import Result, Table, Value
 
 Variant = Literal["paper", "code"]
 
-_NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*")
-_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+# Blanks are those of ASCII: `int` does not know all the others.
+_NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
 # Nobody writes longer numbers, and reading a very long one takes time.
 _NUMBER_CHARS = 64
 
@@ -58,9 +59,14 @@ def binary_accuracy(predicted: Result, gold: Result, *, extra_columns: int = 5) 
     Returns:
         1.0 or 0.0.
     """
-    if fractional_accuracy(predicted, gold) < 1 or not isinstance(predicted, Table):
+    share = fractional_accuracy(predicted, gold)
+    return binary_of(share, predicted, gold, extra_columns=extra_columns)
+
+
+def binary_of(share: float, predicted: Result, gold: Result, *, extra_columns: int = 5) -> float:
+    """Tell what `binary_accuracy` does where the `fractional_accuracy` is known."""
+    if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    assert isinstance(gold, Table)
     return float(predicted.width - gold.width < extra_columns)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from rewards.astra import AstraReward
 from rewards.clauses import Clause
-from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from rewards.columns import binary_of, csmr, fractional_accuracy
 from rewards.config import (
     AstraConfig,
     ExpoConfig,
@@ -27,7 +27,7 @@ from rewards.expo import ExpoReward, Runner, Verdict
 from rewards.paverl import PaverlReward, payment
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
 from sqlenv.compare import MatchMode, matches
-from sqlenv.dialects import run
+from sqlenv.dialects import carry_over, run
 from sqlenv.envs.single_turn import judge_query
 from sqlenv.types import (
     Attempt,
@@ -42,8 +42,11 @@ from sqlenv.types import (
     TooLarge,
 )
 
-Status = Literal["ok", "error", "timeout", "too_large", "denied"]
-STATUSES: Mapping[type[Result], Status] = {
+Status = Literal["ok", "error", "timeout", "too_large", "denied", "not_carried"]
+"""How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
+be run there without a change of meaning; so nothing is known of its result."""
+STATUSES: tuple[Status, ...] = get_args(Status)
+_STATUS_OF: Mapping[type[Result], Status] = {
     Table: "ok",
     SqlError: "error",
     TimedOut: "timeout",
@@ -157,22 +160,21 @@ class Workbench:
         """
         gold = gold_result(self._executor, example)
         start = time.perf_counter()
-        predicted = run(self._executor.execute, example, sql)
-        if not sql.strip():
-            sql, predicted = "", SqlError("no SQL")
+        sql = sql if sql.strip() else ""
+        predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         ex = _accuracies(predicted, gold, example.gold_sql)
         verdict, rewards = self._judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
         share = _share(predicted, gold, is_match=ex["bag"])
         alignment = self._progressive.align(example, sql)
         return PairScore(
-            status=STATUSES[type(predicted)],
+            status=_status(example, sql, predicted),
             ex=ex,
             diagnosis=alignment.diagnosis,
             lexical=alignment.lexical,
             verdict=verdict,
             rewards=rewards,
             ex_f=share,
-            ex_b=binary_accuracy(predicted, gold) if share == 1 else 0.0,
+            ex_b=binary_of(share, predicted, gold),
             paverl=sum(payment(share, PaverlConfig(), ran=isinstance(predicted, Table)).values()),
             csmr=csmr(predicted, gold),
             gold_ran=isinstance(gold, Table),
@@ -222,6 +224,12 @@ class Workbench:
     def _judge(self, example: Example, attempt: Attempt) -> tuple[Verdict, tuple[float, ...]]:
         verdict = self._expo.judge(example, attempt)
         return verdict, tuple(self._expo.clause_rewards(verdict))
+
+
+def _status(example: Example, sql: str, predicted: Result) -> Status:
+    if sql and isinstance(carry_over(sql, example.dialect), SqlError):
+        return "not_carried"
+    return _STATUS_OF[type(predicted)]
 
 
 def _accuracies(predicted: Result, gold: Result, gold_sql: str) -> dict[MatchMode, bool]:

@@ -24,7 +24,7 @@ def check_database(path: Path) -> None:
         UserError: The file is missing, empty, not SQLite, or has unfinished writes beside it.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such database file; check the data folder and the db_id")
+        raise UserError(f"{path}: no such database file; check the path")
     try:
         with path.open("rb") as file:
             header = file.read(len(_MAGIC))
@@ -55,9 +55,7 @@ def identify(path: Path) -> Identity:
     try:
         status = os.stat(name)  # noqa: PTH116 - once a query, and three times as quick
     except (OSError, ValueError):
-        raise UserError(
-            f"{name}: no such database file; check the data folder and the db_id"
-        ) from None
+        raise UserError(f"{name}: no such database file; check the path") from None
     return name, status.st_ino, status.st_size, status.st_mtime_ns
 
 

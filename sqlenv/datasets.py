@@ -124,7 +124,9 @@ class LoadedData:
     descriptions: Mapping[Path, Descriptions]
 
 
-def load(config: DataConfig, *, executor: GoldRunner | None = None) -> LoadedData:
+def load(
+    config: DataConfig, *, executor: GoldRunner | None = None, section: str = ""
+) -> LoadedData:
     """Read, check and sample the questions of a run; the same settings give the same questions.
 
     Files are streamed and at most the sample is held in memory. With a `total`, each source gives
@@ -133,25 +135,45 @@ def load(config: DataConfig, *, executor: GoldRunner | None = None) -> LoadedDat
     Args:
         config: Sources, mixture and what to leave out.
         executor: Runs the gold queries that come into the choice; None trusts them all.
+        section: What a job's config calls these settings, such as `data.train`, for messages.
 
     Raises:
         UserError: A source is not as its layout says, or no question is left.
     """
-    pools = [_opened(source, config, executor) for source in config.sources]
+    key = f"{section}.drop_missing_database".lstrip(".")
+    advice = f"set {key}=true to leave such questions out"
+    pools = [_Pool(source, locate(source), config, executor, advice) for source in config.sources]
+    for pool in pools:
+        _open(pool)
     _fill(pools, config.total)
     chosen = [example for pool in pools for _, example in sorted(pool.kept, key=itemgetter(0))]
     reports = tuple(pool.report() for pool in pools)
     if not chosen:
-        raise UserError(f"data: no question is left; {'; '.join(r.line() for r in reports)}")
+        raise UserError(f"no question is left; {'; '.join(r.line() for r in reports)}")
     names = Counter(example.id for example in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
-        raise UserError(f"data.sources: the same questions come twice, the first is {twice[0]}")
+        raise UserError(f"the same questions come twice in sources, the first is {twice[0]}")
     descriptions: dict[Path, Descriptions] = {}
     for pool in pools:
         used = {example.db_id: example.database for _, example in pool.kept}
         descriptions |= read_descriptions(pool.location, pool.source, used)
     report = DataReport(reports, config.total, fingerprint(chosen))
     return LoadedData(tuple(chosen), report, descriptions)
+
+
+def read_all(source: SourceConfig) -> tuple[Example, ...]:
+    """Read every question of a source in the order of its files, whatever its gold query.
+
+    Raises:
+        UserError: The source is not as its layout says, a database is not there, or there is no
+            question for SQLite.
+    """
+    advice = "take such questions out of the file"
+    pool = _Pool(source, locate(source), DataConfig(sources=(source,)), None, advice)
+    pool.drops = {OTHER_ENGINE}
+    if examples := tuple(pool.questions()):
+        return examples
+    raise UserError(f"no question is left; {pool.report().line()}")
 
 
 _Candidate = tuple[int, Example]
@@ -166,12 +188,19 @@ class _Pool:
     location: Location
     config: DataConfig
     executor: GoldRunner | None
+    advice: str  # what to do about a missing database, but unpacking it
+    drops: set[str] = field(init=False)  # flaws that leave a question out
     found: Counter[str] = field(default_factory=Counter)
     waiting: deque[_Candidate] = field(default_factory=deque)
     kept: list[_Candidate] = field(default_factory=list)
     read: int = 0
     checked: int = 0
     failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED}
+        self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
+        self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
 
     @property
     def name(self) -> str:
@@ -193,8 +222,8 @@ class _Pool:
                     self._note(example, refused.message)
                 self.found.update(flaws)
                 if MISSING_DATABASE in flaws and not self.config.drop_missing_database:
-                    raise UserError(_no_database(self.location, example))
-                if not self._drops.intersection(flaws):
+                    raise UserError(f"{_no_database(self.location, example)}, or {self.advice}")
+                if not self.drops.intersection(flaws):
                     yield example
 
     def draw(self, count: int) -> None:
@@ -216,13 +245,6 @@ class _Pool:
             failures=tuple(self.failures),
         )
 
-    @property
-    def _drops(self) -> set[str]:
-        """Name the flaws that leave a question out."""
-        drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED}
-        drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
-        return drops | ({EMPTY_GOLD} if self.config.drop_empty_gold else set())
-
     def _checked(self, batch: Sequence[_Candidate]) -> Iterator[_Candidate]:
         """Run the gold queries of some candidates and pass on those that may stay."""
         if self.executor is None:
@@ -235,7 +257,7 @@ class _Pool:
         return (
             candidate
             for candidate, flaw in zip(batch, flaws, strict=True)
-            if flaw not in self._drops
+            if flaw not in self.drops
         )
 
     def _flaw(self, example: Example, result: Result) -> str:
@@ -254,21 +276,19 @@ class _Pool:
             self.failures.append(f"{example.id}: {words}")
 
 
-def _opened(source: SourceConfig, config: DataConfig, executor: GoldRunner | None) -> _Pool:
+def _open(pool: _Pool) -> None:
     """Read a source: all of it in file order, or a sample in the order of the draw."""
-    pool = _Pool(source, locate(source), config, executor)
-    wanted = min(source.limit or math.inf, config.total or math.inf)
+    wanted = min(pool.source.limit or math.inf, pool.config.total or math.inf)
     if wanted == math.inf:
         pool.waiting.extend(enumerate(pool.questions()))
-        return pool
-    spare = 0 if executor is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
+        return
+    spare = 0 if pool.executor is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
     # One random number a question, the smallest win: one pass, and a larger sample contains a
     # smaller one.
-    rng = Random(f"{config.seed} {pool.name}")
+    rng = Random(f"{pool.config.seed} {pool.name}")
     numbered = ((rng.random(), *pair) for pair in enumerate(pool.questions()))
     drawn = heapq.nsmallest(int(wanted) + spare, numbered)
     pool.waiting.extend((position, example) for _, position, example in drawn)
-    return pool
 
 
 def _fill(pools: Sequence[_Pool], total: int | None) -> None:
@@ -354,10 +374,7 @@ def _evidence(form: Form, folder: Path, asked: Question) -> str:
 
 def _no_database(location: Location, example: Example) -> str:
     expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
-    return (
-        f"{expected} is not there, but question {example.id} needs it; unpack it, or set "
-        "data.drop_missing_database to true to leave such questions out"
-    )
+    return f"{expected} is not there, but question {example.id} needs it; unpack it"
 
 
 def fingerprint(examples: Sequence[Example]) -> str:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,6 +25,10 @@ if importlib.util.find_spec("jax") is not None:
             "--xla_cpu_use_fusion_emitters=false",
         ]
     ).strip()
+
+
+# pytest --hypothesis-profile=nightly
+settings.register_profile("nightly", max_examples=2_000, deadline=None)
 
 
 @pytest.fixture(scope="session")

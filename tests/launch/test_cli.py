@@ -163,6 +163,7 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
     model = [*train, "data.root=whole", "model.tiny=null"]
     cases = [
         ([*train, "data.root=no-database"], f"{missing.name} is not there, but question "),
+        ([*train, "data.root=no-database"], ".drop_missing_database=true to leave such questions"),
         ([*train, "data.root=cut"], "data.test: "),
         *(([*model, f"model.path=no-{name}"], name) for name in files),
     ]

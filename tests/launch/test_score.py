@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from launch.families import CATEGORIES
 from launch.predictions import pair_up, read_predictions
-from launch.score import CATEGORIES, main, score_file
-from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.datasets import load
+from launch.score import main, score_file
+from rewards.workbench import MODES
+from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
+from sqlenv.datasets import read_all
 from sqlenv.demo import generate
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
@@ -31,9 +33,7 @@ def root(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def examples(root) -> tuple[Example, ...]:
-    source = SourceConfig(layout="spider", path=root, file="train_spider.json")
-    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-    return load(config).examples
+    return read_all(SourceConfig(layout="spider", path=root, file="train_spider.json"))
 
 
 @pytest.fixture(scope="module")
@@ -53,11 +53,14 @@ def write(path: Path, queries: list[str]) -> Path:
 def test_gold_queries_score_everything(tmp_path, examples, executor, name):
     path = write(tmp_path / name, [example.gold_sql for example in examples])
     score = score_file(path, examples, executor)
-    assert (score.name, score.count) == ("gold", len(examples))
-    assert (score.accuracy, score.struct, score.lexical, score.unparsed) == (100, 1, 1, 0)
-    assert set(score.tags) == set(TAG_SENTENCES)
-    assert not any(score.tags.values())
-    assert not any(score.categories.values())
+    assert score["questions"] == len(examples)
+    assert {score[f"EX {mode} %"] for mode in MODES} == {100}
+    assert score["Progress-SQL struct"] == score["Progress-SQL lex"] == 1
+    assert (score["EXPO-SQL clause reward"], score["PaVeRL-SQL reward"]) == (1.5, 10)
+    assert score["PaVeRL-SQL EX_f"] == score["PaVeRL-SQL EX_b"] == score["SQL-ASTRA CSMR"] == 1
+    assert not any(score[f"{tag} %"] for tag in TAG_SENTENCES)
+    assert not any(score[f"{category} errors %"] for category in (*CATEGORIES, "average"))
+    assert score["not parsed %"] == 0
 
 
 def test_shares_are_of_all_predictions(tmp_path, examples, executor):
@@ -65,15 +68,15 @@ def test_shares_are_of_all_predictions(tmp_path, examples, executor):
     queries = [example.gold_sql for example in examples]
     queries[:half] = [""] + ["SELECT FROM"] * (half - 1)
     score = score_file(write(tmp_path / "half.sql", queries), examples, executor)
-    assert score.accuracy == pytest.approx(50)
-    assert score.unparsed == pytest.approx(50)
-    assert score.struct == pytest.approx(0.5)
+    assert score["EX set %"] == score["ok %"] == pytest.approx(50)
+    assert score["not parsed %"] == score["error %"] == pytest.approx(50)
+    assert score["Progress-SQL struct"] == pytest.approx(0.5)
     nowhere = score_file(
         write(tmp_path / "n.sql", ["SELECT 1 FROM nowhere"] * len(examples)), examples, executor
     )
-    assert nowhere.tags["FROM_OR_JOIN_TABLE_MISMATCH"] == nowhere.categories["JOIN"] == 100
-    average = sum(nowhere.categories[name] for name in CATEGORIES) / 4
-    assert nowhere.categories["average"] == pytest.approx(average)
+    assert nowhere["FROM_OR_JOIN_TABLE_MISMATCH %"] == nowhere["JOIN errors %"] == 100
+    average = sum(nowhere[f"{name} errors %"] for name in CATEGORIES) / 4
+    assert nowhere["average errors %"] == pytest.approx(average)
 
 
 def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkeypatch):
@@ -89,7 +92,7 @@ def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkey
         for line in printed.split("\n")
         if (cells := line.split("│"))[1:]
     }
-    assert [float(cell) for cell in rows["execution accuracy %"]] == [100, 100]
+    assert [float(cell) for cell in rows["EX set %"]] == [100, 100]
     assert [float(cell) for cell in rows["PaVeRL-SQL reward"]] == [10, 10]
 
 
@@ -109,7 +112,7 @@ def test_mistakes_are_one_line(tmp_path, root):
         ("short.sql", "1 predictions for 20 questions"),
         ("broken.jsonl", "broken.jsonl:2: not a JSON object with `pred` or `sql`"),
         ("list.jsonl", "list.jsonl:1: not a JSON object"),
-        ("none.sql", "cannot be read"),
+        ("none.sql", "none.sql: no such file"),
         ("other.jsonl", "of no question of --data, the first is bird/dev/0; theirs are such as "),
         ("twice.jsonl", "the id spider/train_spider/0 is there twice"),
         ("some.jsonl", "1 of 2 lines have no `id`"),
@@ -129,7 +132,7 @@ def test_predictions_of_our_own_runs_are_matched_by_id(tmp_path, examples, execu
     path.write_text("".join(json.dumps(verdict) + "\n" for verdict in verdicts))
     assert pair_up(path, examples) == [(e, e.gold_sql) for e in sample]
     score = score_file(path, examples, executor)
-    assert (score.count, score.accuracy) == (len(sample), 100)
+    assert (score["questions"], score["EX set %"]) == (len(sample), 100)
 
 
 def test_every_option_is_explained_and_every_layout_offered(capsys):
@@ -154,16 +157,14 @@ def test_lines_are_kept_as_they_are(tmp_path):
 def test_five_models_on_spider(shared):
     """Sensible to a person: better models have fewer errors, and values are no structure."""
     data = shared / "data/spider_data"
-    source = SourceConfig(layout="spider", path=data, split="dev", file="dev_visible.json")
-    config = DataConfig(sources=(source,), drop_failing_gold=False, drop_empty_gold=False)
-    examples = load(config).examples
+    examples = read_all(SourceConfig(layout="spider", path=data, file="dev_visible.json"))
     folder = shared / "data/predictions/spider_dev"
     with Executor(ExecutorConfig(isolation="thread")) as executor:
         scores = {p.stem: score_file(p, examples, executor) for p in sorted(folder.glob("*.sql"))}
     assert len(scores) == 5
     graphix, few_shot = scores["graphix_t5"], scores["codex_few_shot"]
-    assert graphix.accuracy > few_shot.accuracy
-    assert graphix.categories["average"] < few_shot.categories["average"]
+    assert graphix["EX set %"] > few_shot["EX set %"]
+    assert graphix["average errors %"] < few_shot["average errors %"]
     # Never predicts values, and values are no part of a structure.
-    assert scores["spider_repo_example"].struct == max(s.struct for s in scores.values())
-    assert scores["spider_repo_example"].accuracy == min(s.accuracy for s in scores.values())
+    for name, extreme in (("Progress-SQL struct", max), ("EX set %", min)):
+        assert scores["spider_repo_example"][name] == extreme(s[name] for s in scores.values())

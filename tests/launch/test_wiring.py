@@ -23,7 +23,7 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path, wrapping)
     opening, closing = {"sql_tag": ("<sql>", "</sql>"), "fence": ("```sql\n", "\n```")}[wrapping]
     with SqlSide(config, tmp_path) as sql:
         assert isinstance(sql.reward, ExpoReward)
-        example = sql.examples(config.data.train)[0]
+        example = sql.examples("train")[0]
         environment = sql.environment()
         for query, case in (
             (example.gold_sql, "correct"),

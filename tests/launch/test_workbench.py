@@ -7,6 +7,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ from rich.console import Console
 from launch.crew import make_pair_scorer, spread
 from launch.lint import FLAWS, Linter, break_ties
 from launch.page import align, clean, differing_cells, render_page
-from launch.predictions import BIRD_MARK, read_bird, read_trajectories
+from launch.predictions import BIRD_MARK, read_bird
 from launch.score import main as run_command
-from rewards.workbench import Turn, Workbench
+from rewards.workbench import Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Table
+from sqlenv.parse import extract_sql
+from sqlenv.types import Example, SqlError, Table
 
 ROOT = Path(__file__).parents[2]
 TABLES = """
@@ -130,7 +132,9 @@ def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
     pair = {"id": 1, "db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
     lines = {
         "bad.jsonl:2: not a JSON object": [pair, {"db": str(database)}],
-        "gone.sqlite: no such database": [{**pair, "db": "gone.sqlite"}],
+        "bad.jsonl:1: gone.sqlite: no such database file; check the path": [
+            {**pair, "db": "gone.sqlite"}
+        ],
         "`db` and `gold` have to be text": [{**pair, "gold": 3}],
         "the gold query is empty": [{**pair, "gold": " "}],
     }
@@ -144,14 +148,72 @@ def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
     assert "give one pair" in mistake(capsys, [])
     assert "--out goes with" in mistake(capsys, ["--db", str(database), *one, "--out", "x"])
     assert "add --json" in mistake(capsys, ["--file", "x.jsonl"])
-    assert "--data-root" in mistake(capsys, ["--predictions", "x.sql"])
+    assert "needs the questions: --data" in mistake(capsys, ["--predictions", "x.sql"])
     assert "--max-rows" in mistake(capsys, ["--db", str(database), *one, "--max-rows", "0"])
-    assert "cannot be read" in mistake(capsys, ["--file", str(tmp_path / "no.jsonl"), "--json"])
+    assert "no.jsonl: no such file" in mistake(
+        capsys, ["--file", str(tmp_path / "no.jsonl"), "--json"]
+    )
     for words in (["--nonsense"], ["lint"]):
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert stop.value.code == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_messages_speak_of_the_commands_own_options(tmp_path, root, capsys):
+    """Who scores predictions has no config whose keys could be set."""
+    latin = tmp_path / "latin.jsonl"
+    latin.write_bytes('{"id": "1", "gold": "", "turns": []}\n"größer"\n'.encode("latin-1"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dev.json").write_text(json.dumps(questions(root)))
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "database").mkdir()
+    (tmp_path / "gone" / "dev.json").write_text(json.dumps(questions(root)))
+    spider = ["--data-root", str(root), "--data", "train_spider.json"]
+    cases = {
+        "latin.jsonl: cannot be read as text, byte 40 is not UTF-8; save it as UTF-8": [
+            ["--file", str(latin), "--json"],
+            ["--predictions", str(latin), *spider],
+        ],
+        "no.jsonl: no such file; check the path": [
+            ["--file", "no.jsonl", "--json"],
+            ["--predictions", "no.jsonl", *spider],
+        ],
+        f"{tmp_path}: cannot be read (Is a directory)": [["--file", str(tmp_path), "--json"]],
+        "--data-root nowhere: there is no such folder": [
+            ["lint", "--data-root", "nowhere", "--data", "dev.json"],
+            ["--predictions", "x", "--data-root", "nowhere", "--data", "dev.json"],
+        ],
+        f"--data-root {latin}: is a file": [
+            ["lint", "--data-root", str(latin), "--data", "dev.json"]
+        ],
+        "--data nowhere/dev.json: nowhere: there is no such folder": [
+            ["lint", "--data", "nowhere/dev.json"]
+        ],
+        "--data nothing.json: not in .": [["lint", "--data", "nothing.json"]],
+        "--data no.json: not in ": [["lint", "--data-root", str(root), "--data", "no.json"]],
+        ", which has dev.json; give one of its files": [
+            ["lint", "--data-root", str(tmp_path / "data"), "--data", "no.json"]
+        ],
+        "--data dev.json as --layout spider: ": [
+            ["lint", "--data-root", str(tmp_path / "data"), "--data", "dev.json"]
+        ],
+        "unpack it, or take such questions out of the file": [
+            ["lint", "--data-root", str(tmp_path / "gone"), "--data", "dev.json"]
+        ],
+        "--out ": [["--predictions", write_golds(tmp_path, root), *spider, "--out", str(tmp_path)]],
+    }
+    for words, commands in cases.items():
+        for command in commands:
+            told = mistake(capsys, command)
+            assert words in told
+            assert not any(key in told for key in ("`path`", "`layout`", "`split`", "data."))
+
+
+def write_golds(folder: Path, root: Path) -> str:
+    path = folder / "golds.sql"
+    path.write_text("".join(f"{question['query']}\n" for question in questions(root)))
+    return str(path)
 
 
 def mistake(capsys, words: list[str]) -> str:
@@ -193,6 +255,23 @@ def test_the_page_marks_what_differs(bench, database):
     assert "SELECT_ERROR" in text
     assert "select: emp.name, emp.sal" in text
     assert "test_suite 0" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_results_stand_side_by_side_however_wide(bench, database, width):
+    """What does not fit beside the other result is left out, columns that differ last."""
+    wide = Table(tuple(f"column_{n}" for n in range(40)), (tuple(range(40)),))
+    other = Table(wide.columns, ((*range(30), "x", *range(31, 40)),))
+    score = bench.score(example(database, "SELECT"), "SELECT")
+    for predicted in (other, SqlError("no such column: " + "x" * 90)):
+        out = Console(file=io.StringIO(), width=width)
+        page = replace(score, gold=wide, predicted=predicted)
+        out.print(render_page("SELECT", "SELECT", page, width=width))
+        assert isinstance(out.file, io.StringIO)
+        lines = out.file.getvalue().splitlines()
+        assert any("gold result" in line and "predicted result" in line for line in lines)
+        assert all(len(line) <= width for line in lines)
+        assert predicted != other or any("≠ 30" in line and "≠ 'x'" in line for line in lines)
 
 
 def test_the_page_colours_clauses_by_reward(bench, database):
@@ -297,8 +376,52 @@ def test_predictions_in_every_form_give_the_same(tmp_path, root, capsys):
     assert [json.loads(line)["id"] for line in lines_again] == [r["id"] for r in records]
 
 
+def test_lines_are_matched_by_their_question(tmp_path, root, capsys):
+    """In another order, and several to one question: a file may hold several systems."""
+    asked = questions(root)
+    lines = [{"question": q["question"], "pred": q["query"], "db_id": q["db_id"]} for q in asked]
+    path = write_lines(tmp_path / "p.jsonl", [*lines[::-1], lines[2], {**lines[1], "pred": None}])
+    data = ["--data-root", str(root), "--data", "train_spider.json", "--json"]
+    assert main(["--predictions", str(path), *data]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    numbers = [*reversed(range(len(asked))), 2, 1]
+    assert [each["id"] for each in records] == [f"spider/train_spider/{n}" for n in numbers]
+    assert [each["ex"]["set"] for each in records] == [True] * (len(asked) + 1) + [False]
+    other = {**lines[0], "question": "Who?"}
+    told = mistake(capsys, ["--predictions", str(write_lines(path, [lines[0], other])), *data])
+    assert f"{path}:2: its `question` is none of --data" in told
+    write_lines(path, [{**line, "question": "Who?"} for line in lines])  # prompts, say: by order
+    assert main(["--predictions", str(path), *data]) == 0
+    assert all(json.loads(line)["ex"]["set"] for line in capsys.readouterr().out.splitlines())
+
+
+def test_tables_of_many_files_stay_readable(tmp_path, root, capsys, monkeypatch):
+    """No number and no label is cut: files that have no room beside others come below them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    golds = Path(write_golds(tmp_path, root)).read_text()
+    files = [tmp_path / f"a-system-of-a-long-name-{n}.sql" for n in range(7)]
+    for path in files:
+        path.write_text(golds)
+    data = ["--data-root", str(root), "--data", "train_spider.json"]
+    assert main(["--predictions", *map(str, files), *data]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    rows = [line.split("│")[2:-1] for line in shown.splitlines() if "PaVeRL-SQL reward" in line]
+    assert [float(cell) for row in rows for cell in row] == [10.0] * 7
+    assert len(rows) > 1
+
+
+def test_every_id_of_lint_is_readable(tmp_path, root, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    found = [{**question, "query": "SELECT nope"} for question in questions(root)]
+    (root / "linted-with-a-long-name.json").write_text(json.dumps(found))
+    assert main(["lint", "--data-root", str(root), "--data", "linted-with-a-long-name.json"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"spider/linted-with-a-long-name/{n}" in shown for n in range(len(found)))
+
+
 def episode(root: Path, replies: list[str], **more: Any) -> dict[str, Any]:
-    turns = [{"reply": reply} for reply in replies]
+    turns = [{"reply": reply, "sql": extract_sql(reply, "sql_tag")} for reply in replies]
     gold = questions(root)[0]["query"]
     return {"step": 3, "id": "spider/train_spider/0", "gold": gold, "turns": turns, **more}
 
@@ -316,25 +439,21 @@ def test_trajectories_give_every_familys_reward(tmp_path, root, capsys):
     assert record["astra"] == pytest.approx(0.9999)
     assert (record["expo"], record["paverl"], record["turns"]) == (1.5, 10, 2)
     assert "Trajectory rewards" in capsys.readouterr().out
-    for wrong in (episode(root, [right], gold="SELECT 1"), {**episode(root, []), "turns": [1]}):
+    called = episode(root, [right, right])
+    called["turns"][1] |= {"reply": "<tool_call>{", "sql": "", "kind": "bad_call"}
+    assert main(["--predictions", str(write_lines(path, [called])), *data, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["correct"], record["paverl"], record["turns"]) == (0, 0, 2)
+    other = episode(root, [right])
+    other["turns"][0]["kind"] = "guess"
+    without = {**episode(root, []), "turns": [{"reply": right}]}
+    for wrong in (
+        episode(root, [right], gold="SELECT 1"),
+        {**episode(root, []), "turns": [1]},
+        *(other, without),
+    ):
         write_lines(path, [wrong])
-        mistake(capsys, ["--predictions", str(path), *data])
-
-
-def test_queries_of_calls_are_found(tmp_path, database):
-    call = '<tool_call>{"name": "run_sql_remote", "arguments": {"query": "SELECT 1"}}</tool_call>'
-    last = '<tool_call>{"name": "finish", "arguments": {"answer": "SELECT 2"}}</tool_call>'
-    turns = [
-        {"reply": call, "kind": "call"},
-        {"reply": "<tool_call>{", "kind": "bad_call"},
-        {"reply": last, "kind": "answer"},
-        {"reply": "```sql\nSELECT 3\n```", "kind": "answer"},
-        {"reply": "no block", "sql": "SELECT 4", "kind": "answer"},
-    ]
-    path = write_lines(tmp_path / "t.jsonl", [{"id": "1", "gold": "SELECT 0", "turns": turns}])
-    ((_, _, found),) = read_trajectories(path, [example(database, "SELECT 0")])
-    assert [each.sql for each in found] == ["SELECT 1", "", "SELECT 2", "SELECT 3", "SELECT 4"]
-    assert found[0] == Turn(call, "SELECT 1", "call")
+        assert "trajectories.jsonl:1: " in mistake(capsys, ["--predictions", str(path), *data])
 
 
 LINTED = {
@@ -363,6 +482,13 @@ def test_lint_names_slow_golds(database):
         assert [finding.flaw for finding in look(example(database, "SELECT 1"))] == ["slow"]
 
 
+def test_lint_does_not_blame_a_query_for_the_start_of_the_executor(database, monkeypatch):
+    seconds = iter([2.0, 0.1])
+    monkeypatch.setattr("launch.lint._timed", lambda *_: (Table(("1",), ((1,),)), next(seconds)))
+    with Linter(slow_s=1)(ExecutorConfig(isolation="thread", workers=1)) as look:
+        assert look(example(database, "SELECT 1")) == []
+
+
 def test_ties_are_broken_by_the_querys_own_order():
     assert break_ties("SELECT a FROM t", 1) == []
     assert break_ties("SELECT a FROM (SELECT a FROM t ORDER BY a)", 1) == []
@@ -380,7 +506,7 @@ def test_lint_as_a_command(tmp_path, root, capsys):
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert list(records[0]) == ["id", "db_id", "flaw", "detail", "gold"]
     assert (records[0]["id"], records[0]["flaw"]) == ("spider/linted/0", "fails")
-    assert main(data) == 0
+    assert main(["lint", "--data", str(root / "linted.json")]) == 0
     assert "[nope]" in capsys.readouterr().out
 
 
@@ -403,3 +529,58 @@ def test_many_jobs_run_in_several_processes(database):
     config = ExecutorConfig(workers=2)
     scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
     assert [score.ex["set"] for score in scores] == [n == 1 for n in range(70)]
+
+
+def test_queries_of_other_dialects(tmp_path, database, capsys):
+    """What cannot be carried over to SQLite is told as such, and never right."""
+    pair = {"id": 1, "db": str(database), "gold": "SELECT name FROM emp WHERE name = 'ANN'"}
+    records = [
+        {**pair, "pred": "SELECT name FROM emp WHERE dept = 'X' AND sal / 4 = 2.5"},
+        {**pair, "pred": "SELECT `name` FROM emp WHERE name REGEXP '^a'"},
+        {**pair, "pred": " "},
+        {**pair, "gold": "SELECT name FROM emp LIMIT 1", "pred": "DROP TABLE emp"},
+        {**pair, "pred": "SELECT 'ann'", "dialect": "sqlite"},
+        {**pair, "pred": "SELECT 'ann' WHERE 'a' ILIKE 'A'", "dialect": "PostgreSQL"},
+        {**pair, "gold": "SELECT YEAR(name) FROM emp", "pred": "SELECT 1"},
+    ]
+    path = write_lines(tmp_path / "pairs.jsonl", records)
+    assert main(["--file", str(path), "--json", "--dialect", "mysql"]) == 0
+    printed = capsys.readouterr()
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    assert [(each["status"], each["ex"]["set"]) for each in found] == [
+        ("ok", True),
+        ("not_carried", False),
+        ("error", False),
+        ("not_carried", False),
+        ("ok", False),
+        ("ok", False),
+        ("ok", False),
+    ]
+    assert [each["expo"]["case"] for each in found[:3]] == ["correct", "error", "format"]
+    assert printed.err.endswith("warning: 1 gold queries do not run: 1\n")
+    one = ["--db", str(database), "--gold", pair["gold"], "--pred", "SELECT name REGEXP 'a'"]
+    assert main([*one, "--dialect", "mysql"]) == 0
+    assert "not carried over from MySQL" in capsys.readouterr().out
+    write_lines(path, [{**records[0], "dialect": "oracle"}])
+    told = mistake(capsys, ["--file", str(path), "--json"])
+    assert "pairs.jsonl:1: dialect oracle: should be one of sqlite, mysql, postgres" in told
+
+
+def test_questions_of_other_dialects(tmp_path, root, capsys):
+    """Every question stays, so that predictions can be matched by order; lint names the golds."""
+    asked = questions(root)[:2]
+    asked[0]["query"] = "SELECT YEAR('2026-11-21')"
+    asked[1]["query"] = "SELECT 'A' = 'a'"
+    (root / "mysql.json").write_text(json.dumps(asked))
+    golds = write_lines(tmp_path / "golds.jsonl", [{"pred": q["query"]} for q in asked])
+    data = ["--data-root", str(root), "--data", "mysql.json", "--dialect", "mysql", "--json"]
+    assert main(["--predictions", str(golds), *data]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["status"], one["ex"]["set"]) for one in found] == [
+        ("not_carried", False),
+        ("ok", True),
+    ]
+    assert main(["lint", *data]) == 0
+    (flaw,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (flaw["id"], flaw["flaw"]) == ("spider/mysql/0", "fails")
+    assert flaw["detail"].startswith("not carried over from MySQL: ")

@@ -123,6 +123,13 @@ def test_csmr(case):
         assert csmr(pred, gold, alpha=0.4) == pytest.approx(case["csmr"] / 2, abs=1e-6)
 
 
+@pytest.mark.parametrize("blank", [*map(chr, range(33)), "\x85", "\xa0", "\u2003"])
+def test_any_blank_beside_a_number_is_text_or_blank(blank):
+    for text in (f"{blank}7", f"7{blank}", f"{blank}7.5", f"-7e1{blank}"):
+        score = fractional_accuracy(Table(("a",), ((text,),)), Table(("a",), ((float(7),),)))
+        assert score == float(text.strip(" \t\n\r\f\v") == "7")
+
+
 def test_csmr_takes_the_match_that_is_asked_for():
     gold, pred = table([[1, 2], [3, 4]]), table([[3, 4], [1, 2], [1, 2]])
     assert csmr(pred, gold) == 1

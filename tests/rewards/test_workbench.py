@@ -98,6 +98,55 @@ def test_any_text_is_a_score(bench, database, sql):
     assert all(-1.5 <= each["reward"] <= 1.5 for each in record["expo"]["rewards"])
 
 
+COLUMNS = st.lists(st.sampled_from(["name", "dept", "sal"]), min_size=1, max_size=3, unique=True)
+FILTERS = st.sampled_from(
+    ["", " WHERE sal > 20", " WHERE sal < 0", " WHERE name = 'a' OR dept = 'z'", " ORDER BY sal"]
+)
+
+
+@st.composite
+def queries(draw: st.DrawFn) -> str:
+    columns, where = draw(COLUMNS), draw(FILTERS)
+    distinct = draw(st.sampled_from(["", "DISTINCT "]))
+    return f"SELECT {distinct}{', '.join(columns)} FROM emp{where}"
+
+
+@given(queries())
+def test_gold_is_at_the_top_of_every_family(bench, database, sql):
+    score = bench.score(example(database, sql), sql)
+    assert score.status == "ok"
+    assert all(score.ex.values())
+    assert (score.diagnosis.struct, score.lexical, score.diagnosis.tags) == (1, 1, ())
+    assert (score.verdict.case, set(score.rewards), score.expo) == ("correct", {1.5}, 1.5)
+    assert (score.ex_f, score.ex_b, score.paverl, score.csmr) == (1, 1, 10, 1)
+    rewards = bench.trajectory(example(database, sql), [turn(sql)])
+    assert (rewards["correct"], rewards["one_shot"], rewards["expo"]) == (1, 3, 1.5)
+    assert (rewards["paverl"], rewards["astra"]) == (10, 1)
+
+
+@given(queries(), queries())
+def test_aliases_and_case_change_nothing_but_the_text(bench, database, gold, sql):
+    """Lexical alignment alone reads the text; the names of tables and keywords have no case."""
+    as_alias = sql.replace("FROM emp", "FROM emp AS e").replace("SELECT", "select")
+    renamed = as_alias.replace(" emp ", " EMP ").replace("sal", "e.SAL").replace("WHERE", "where")
+    one, other = (bench.score(example(database, gold), text).record() for text in (sql, renamed))
+    for record in (one, other):
+        del record["seconds"], record["progress"]["lex"]
+        for clause in record["expo"]["rewards"]:
+            del clause["start"], clause["end"]
+    # EXPO-SQL compares the names of columns, which is what SQLite makes of their text.
+    assert one == other
+
+
+@given(queries(), st.sampled_from(["name", "dept", "sal DESC"]))
+def test_order_of_rows_changes_nothing_where_the_gold_has_none(bench, database, gold, key):
+    if "ORDER BY" in gold or ("DISTINCT" in gold and key.split()[0] not in gold):
+        return
+    score = bench.score(example(database, gold), f"{gold} ORDER BY {key}")
+    assert all(score.ex.values())
+    assert (score.verdict.case, score.ex_f, score.ex_b, score.csmr) == ("correct", 1, 1, 1)
+
+
 def test_a_failing_gold_matches_nothing(bench, database):
     for sql in ("SELECT nope FROM emp", "SELECT name FROM emp"):
         score = bench.score(example(database, "SELECT nope FROM emp"), sql)

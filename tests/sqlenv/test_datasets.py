@@ -8,8 +8,8 @@ from functools import cache
 import apsw
 import pytest
 
-from sqlenv.config import DataConfig
-from sqlenv.datasets import load
+from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.datasets import load, read_all
 from sqlenv.errors import UserError
 from sqlenv.schema import read_schema
 from sqlenv.schema_text import render_schema
@@ -194,8 +194,13 @@ def test_bad_golds_are_counted_and_dropped_by_name(spider_folder, drops, kept):
 
 def test_a_missing_database_stops_the_run_unless_it_may_be_left_out(spider_folder):
     write(spider_folder / "dev.json", [spider(), spider(db_id="gone"), spider(db_id="gone")])
-    with pytest.raises(UserError, match=r"gone\.sqlite is not there.*drop_missing_database"):
+    with pytest.raises(UserError, match=r"gone\.sqlite is not there.*set drop_missing_database"):
         load_one(spider_folder, split="dev")
+    source = SourceConfig(layout="spider", path=spider_folder, split="dev")
+    with pytest.raises(UserError, match=r"set data\.test\.drop_missing_database=true"):
+        load(DataConfig(sources=(source,)), section="data.test")
+    with pytest.raises(UserError, match=r"gone\.sqlite.*unpack it, or take such questions out"):
+        read_all(source)
     data = load_one(spider_folder, split="dev", data={"drop_missing_database": True})
     assert [e.id for e in data.examples] == ["spider/dev/0"]
     assert data.report.lines() == ["spider/dev: 1 of 3 questions, 2 missing database"]
