@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from rewards.adapters.scoring import AdapterConfig, Scorer, example_of, read_settings, scorer_of
-from rewards.config import ProgressiveConfig, TreeConfig
+from rewards.config import tree_of
 from rewards.feedback import build_feedback
 from rewards.types import Score
 from sqlenv.config import DiagnosedConfig
@@ -94,11 +94,9 @@ class SqlEnv(_Base):
 
 def _environment(scorer: Scorer, config: AdapterConfig, *, turns: int) -> Diagnosed:
     """Build the episode's rules; with one turn they are those of a single question."""
-    reward = config.reward
-    tree = reward.tree if isinstance(reward, ProgressiveConfig) else TreeConfig()
     return Diagnosed(
         DiagnosedConfig(turns=turns, match=config.match, wrapping=config.wrapping),
         executor=scorer.executor,
         first_prompt=lambda _: (),
-        feedback=build_feedback(scorer.columns_of, tree, style="progress"),
+        feedback=build_feedback(scorer.columns_of, tree_of(config.reward), style="progress"),
     )

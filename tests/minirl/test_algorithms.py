@@ -6,6 +6,8 @@ The plain versions loop over rows and tokens in NumPy and share nothing with the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,8 @@ from minirl.config import (
     Grpo,
     Gspo,
     GspoToken,
+    KlEstimator,
+    KlPlace,
     ReinforcePlusPlus,
     Rloo,
 )
@@ -81,7 +85,7 @@ def all_tokens(row, advantage):
     return [advantage] * len(row.new)
 
 
-def plain_grpo(rows, start, *, dual=None, kl=None):
+def plain_grpo(rows, start, *, dual=None, kl=None, by_response=False):
     """arXiv:2402.03300, Eq. 3: a mean over rows of means over tokens, less the KL."""
     total = 0.0
     advantages = by_group(rows, [row.reward for row in rows], normalised)
@@ -89,7 +93,7 @@ def plain_grpo(rows, start, *, dual=None, kl=None):
         terms = np.array(token_terms(row, all_tokens(row, advantage), dual=dual))
         if kl is not None:
             terms = terms - kl(row.new - row.ref)
-        total += terms.mean() / len(rows)
+        total += terms.sum() / (row.length if by_response else len(terms)) / len(rows)
     return -total
 
 
@@ -197,28 +201,80 @@ def plain_corrected(rows, start, weight):
     return -total
 
 
-def plain_kl_everywhere(rows, start):
-    """GRPO's advantages, with k3 of each token taken from its credit."""
+KL: dict[KlEstimator, Any] = {
+    "k1": lambda x: x,
+    "k2": lambda x: x**2 / 2,
+    "k3": lambda x: np.exp(-x) + x - 1,
+}
+
+
+def plain_kl_in_credit(rows, start, kl):
+    """GRPO's advantages, with the KL of each token taken from its credit."""
     total = 0.0
     advantages = by_group(rows, [row.reward for row in rows], normalised)
     for row, advantage in zip(rows, advantages, strict=True):
-        gap = k1(row)
-        own = advantage - 0.1 * (np.exp(-gap) + gap - 1)
+        own = advantage - 0.1 * kl(k1(row))
         total += np.mean(token_terms(row, own)) / len(rows)
+    return -total
+
+
+def plain_kl_in_reward(rows, start, kl):
+    """GRPO, with the KL of the whole row taken from its reward."""
+    poorer = [replace(row, reward=row.reward - 0.1 * sum(kl(k1(row)))) for row in rows]
+    return plain_grpo(poorer, start)
+
+
+def plain_kl_in_loss(rows, start, kl):
+    return plain_grpo(rows, start, kl=lambda x: 0.1 * kl(x))
+
+
+PLACES: dict[KlPlace, Any] = {
+    "loss": plain_kl_in_loss,
+    "reward": plain_kl_in_reward,
+    "credit": plain_kl_in_credit,
+}
+
+
+def kl_cases():
+    """Yield every estimator in every place."""
+    for place, plain in PLACES.items():
+        for estimator, kl in KL.items():
+            yield (
+                f"grpo, {estimator} in the {place}",
+                (Grpo(kl_coef=0.1, kl_estimator=estimator, kl_in=place), partial(plain, kl=kl)),
+            )
+
+
+def plain_whitened_clauses(rows, start):
+    """REINFORCE++ on clauses: the sum of their credit less k1 from each token on, whitened."""
+    own = [np.where(row.is_covered, row.credit - 0.1 * k1(row), 0.0) for row in rows]
+    returns = [[values[t:].sum() for t in range(len(values))] for values in own]
+    flat = [value for row in returns for value in row]
+    mean, std = np.mean(flat), np.std(flat, ddof=1)
+    terms = []
+    for row, values in zip(rows, returns, strict=True):
+        terms += token_terms(row, [(value - mean) / (std + 1e-6) for value in values])
+    return -sum(terms) / len(terms)
+
+
+def plain_clauses_by_sequence(rows, start):
+    """GSPO-token's ratio with an advantage of each token: what it is there for."""
+    total = 0.0
+    for row, at in zip(rows, start, strict=True):
+        sequence = np.exp(np.mean(at.new - at.old))
+        credit = np.where(row.is_covered, row.credit, 0.0)
+        pairs = zip(row.new - at.new, credit, strict=True)
+        total += sum(surrogate(sequence * np.exp(step), value) for step, value in pairs) / len(rows)
     return -total
 
 
 CASES = {
     "grpo": (Grpo(), plain_grpo),
-    "grpo, k3 in the loss": (
-        Grpo(kl_coef=0.1),
-        lambda rows, start: plain_grpo(rows, start, kl=lambda x: 0.1 * (np.exp(-x) + x - 1)),
+    **dict(kl_cases()),
+    "grpo, by the response": (
+        Grpo(aggregation="response_mean"),
+        lambda rows, start: plain_grpo(rows, start, by_response=True),
     ),
-    "grpo, k2 in the loss": (
-        Grpo(kl_coef=0.1, kl_estimator="k2"),
-        lambda rows, start: plain_grpo(rows, start, kl=lambda x: 0.1 * x**2 / 2),
-    ),
-    "grpo, k3 in the credit": (Grpo(kl_coef=0.1, kl_in="credit"), plain_kl_everywhere),
     "grpo, dual clip": (
         Grpo(dual_clip=1.5),
         lambda rows, start: plain_grpo(rows, start, dual=1.5),
@@ -245,6 +301,11 @@ CASES = {
     ),
     "expo": (Expo(), plain_expo),
     "expo, returns": (Expo(token_credit="return_to_go"), plain_expo_returns),
+    "reinforce_pp on clauses": (ReinforcePlusPlus(kl_coef=0.1), plain_whitened_clauses),
+    "gspo_token on clauses": (
+        Expo(kl_coef=0.0, ratio_level="sequence_token"),
+        plain_clauses_by_sequence,
+    ),
 }
 
 
@@ -304,7 +365,7 @@ def batch_of(groups, algorithm):
     return batch
 
 
-def batch_with_advantages(scene, algorithm: AlgorithmConfig):
+def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool):
     """Do what a step of training does between scores and the loss."""
     kl = None
     if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
@@ -313,7 +374,7 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig):
             for row, ref in zip(scene.rows, scene.reference, strict=True)
         ]
     penalty = overlong_penalty(scene.lengths, longest=LONGEST, cache=algorithm.overlong_tokens)
-    spans = scene.spans if isinstance(algorithm, Expo) else None
+    spans = scene.spans if on_clauses else None
     found = token_advantages(
         scene.rows, scene.rewards, algorithm, penalty_NG=penalty, spans=spans, kl=kl
     )
@@ -321,11 +382,13 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig):
     return batch_of([rows[n * G : n * G + G] for n in range(N)], algorithm)
 
 
-def loss_function(scene, algorithm):
+def loss_function(scene, name):
     """Return the package's loss as a function of the log-probabilities, and where it is asked."""
+    algorithm, _ = CASES[name]
+    on_clauses = "expo" in name or "clauses" in name
     batch = jax.tree.map(
         lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x,
-        batch_with_advantages(scene, algorithm),
+        batch_with_advantages(scene, algorithm, on_clauses=on_clauses),
     )
     reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
     logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
@@ -335,22 +398,22 @@ def loss_function(scene, algorithm):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_loss_is_that_of_the_plain_formula(name, seed):
-    algorithm, plain = CASES[name]
+    _, plain = CASES[name]
     scene = Scene(seed)
     rows = scene.plain_rows()
     with jax.enable_x64(True):
-        loss, logp, _ = loss_function(scene, algorithm)
+        loss, logp, _ = loss_function(scene, name)
         # Weights and advantages have been float32 before.
         assert float(loss(logp)) == pytest.approx(plain(rows, rows), rel=2e-6, abs=2e-6)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_gradient_is_the_slope_of_the_plain_formula(name):
-    algorithm, plain = CASES[name]
+    _, plain = CASES[name]
     scene = Scene(7)
     rows = scene.plain_rows()
     with jax.enable_x64(True):
-        loss, logp, batch = loss_function(scene, algorithm)
+        loss, logp, batch = loss_function(scene, name)
         gradient_BC = np.asarray(jax.grad(loss)(logp))
         is_action_BC = np.asarray(batch.is_action_BC)
     assert (gradient_BC[~is_action_BC] == 0).all()
@@ -376,12 +439,11 @@ def in_batch_order(scene):
 
 # Without a frozen part, in which value and gradient are of two functions.
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if "corr" not in name and name != "gspo_token"]
+    "name", [name for name in CASES if "corr" not in name and "gspo_token" not in name]
 )
 def test_the_gradient_is_the_slope_of_the_loss_itself(name):
-    algorithm, _ = CASES[name]
     with jax.enable_x64(True):
-        loss, logp, _ = loss_function(Scene(11), algorithm)
+        loss, logp, _ = loss_function(Scene(11), name)
         gradient = np.asarray(jax.grad(loss)(logp))
         rng = np.random.default_rng(0)
         for _ in range(5):
