@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from rich.table import Column
@@ -57,7 +57,7 @@ class Finding:
 
     def record(self) -> dict[str, Any]:
         """Write it for programs."""
-        return {name: getattr(self, name) for name in ("id", "db_id", "flaw", "detail", "gold")}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from minirl.tokenizer import ChatTokenizer
 from minirl.trainer import Task
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig, TreeConfig
+from rewards.config import ProgressiveConfig, tree_of
 from rewards.execution import gold_result
 from rewards.expo import ExpoReward
 from rewards.feedback import build_feedback
@@ -72,12 +72,9 @@ class SqlSide:
             executor=self.executor,
             wrapping=config.env.wrapping,
         )
-        # Without a progressive reward the diagnosis of episodes is that of the paper.
-        progressive = isinstance(config.reward, ProgressiveConfig)
-        tree = config.reward.tree if progressive else TreeConfig()
         self._feedback = build_feedback(
             self._columns_of,
-            tree,
+            tree_of(config.reward),
             style="demo" if config.prompt.style == "demo" else "progress",
         )
         self._judge = (
@@ -159,6 +156,7 @@ class SqlSide:
             environment=self.environment(tokenizer),
             score=self.reward,
             describe=self.describe,
+            record=_record,
             train=train,
             validate=validate,
             max_turns=self.max_turns,
@@ -240,8 +238,8 @@ class SqlSide:
             return agent_observation(example, schema_text, env, style=style)
         return first_observation(example, schema_text, style=style)
 
-    def describe(self, episode: Episode) -> tuple[Mapping[str, float], Mapping[str, Any]]:
-        """Say what a final episode adds to the metrics, and how `trajectories.jsonl` shows it."""
+    def describe(self, episode: Episode) -> Mapping[str, float]:
+        """Say what a final episode adds to the metrics."""
         attempts = episode.attempts
         invalid = [not isinstance(attempt.result, Table) for attempt in attempts]
         found = self._judge.diagnostics(episode)
@@ -254,26 +252,9 @@ class SqlSide:
         numbers |= {name: value for name, value in found.items() if name != "turns"}
         if isinstance(self.reward, ExpoReward):
             numbers |= self.reward.diagnostics(episode)
-        numbers |= self._column_numbers(episode)
-        record = {
-            "id": episode.example.id,
-            "question": episode.example.question,
-            "gold": episode.example.gold_sql,
-            "turns": [
-                {
-                    "reply": attempt.text,
-                    "sql": attempt.sql,
-                    "result": _brief(attempt.result),
-                    "correct": attempt.correct,
-                    "tags": list(attempt.tags),
-                    "kind": attempt.kind,
-                }
-                for attempt in attempts
-            ],
-        }
-        return numbers, record
+        return numbers | self._column_numbers(episode)
 
-    def _column_numbers(self, episode: Episode) -> Mapping[str, float]:
+    def _column_numbers(self, episode: Episode) -> dict[str, float]:
         """Compare the answer's result with the gold's by columns; 0 without an answer."""
         example, answer = episode.example, episode.answer
         gold = gold_result(self.executor, example)
@@ -297,6 +278,26 @@ class SqlSide:
             profile=prompt.schema_style == "profile",
             descriptions=self._descriptions.get(database),
         )
+
+
+def _record(episode: Episode) -> Mapping[str, Any]:
+    """Write a final episode as `trajectories.jsonl` shows it."""
+    return {
+        "id": episode.example.id,
+        "question": episode.example.question,
+        "gold": episode.example.gold_sql,
+        "turns": [
+            {
+                "reply": attempt.text,
+                "sql": attempt.sql,
+                "result": _brief(attempt.result),
+                "correct": attempt.correct,
+                "tags": list(attempt.tags),
+                "kind": attempt.kind,
+            }
+            for attempt in episode.attempts
+        ],
+    }
 
 
 def _brief(result: Any) -> str:

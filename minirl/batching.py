@@ -47,7 +47,8 @@ class Batch(NamedTuple):
         old_logp_BC: Log-probability of the target under the sampler.
         advantage_BC: Advantage of the target.
         weight_BC: Share of the target in the mean over the whole batch (0 in padding); sums to 1
-            over all micro-batches, but where tokens are summed and divided by a constant.
+            over all micro-batches, but where sums over tokens are divided by something else than
+            their number.
     """
 
     prefix_NP: Array
@@ -60,22 +61,34 @@ class Batch(NamedTuple):
     weight_BC: Array
 
 
-def token_weights(
-    actions: Sequence[int], *, aggregation: Aggregation, divisor: int = 1
-) -> list[float]:
-    """Return the weight of each sampled token of a row, from the rows' numbers of sampled tokens.
+def row_length(row: TokenRow, *, aggregation: Aggregation) -> int:
+    """Count the tokens of a row that `token_weights` asks for.
 
-    `sequence_mean` is GRPO's mean over rows of the mean over tokens, 1 / (B |y_i|);
+    Returns:
+        Its sampled tokens; for `response_mean` everything after the prompt.
+    """
+    if aggregation == "response_mean":
+        return len(row.ids) - row.prompt_length
+    return int(row.is_action.sum())
+
+
+def token_weights(
+    lengths: Sequence[int], *, aggregation: Aggregation, divisor: int = 1
+) -> list[float]:
+    """Return the weight of each sampled token of a row, from the rows' lengths (`row_length`).
+
+    `sequence_mean` is GRPO's mean over rows of the mean over tokens, 1 / (B |y_i|), and so is
+    `response_mean`, of which |y_i| counts observations too (SQL-ASTRA, arXiv:2603.16161, Eq. 7);
     `token_mean` is the mean over all sampled tokens, 1 / sum |y_i| (DAPO, arXiv:2503.14476, Eq. 8);
     `constant` is 1 / (B divisor): the length that a row could have (Dr.GRPO, arXiv:2503.20783,
     section 3.2), or 1 for the sum over a row's tokens.
     """
     if aggregation == "token_mean":
-        total = max(sum(actions), 1)
-        return [1.0 / total for _ in actions]
+        total = max(sum(lengths), 1)
+        return [1.0 / total for _ in lengths]
     if aggregation == "constant":
-        return [1.0 / (len(actions) * divisor) for _ in actions]
-    return [1.0 / (len(actions) * max(count, 1)) for count in actions]
+        return [1.0 / (len(lengths) * divisor) for _ in lengths]
+    return [1.0 / (len(lengths) * max(length, 1)) for length in lengths]
 
 
 def round_up(length: int, *, multiple: int) -> int:
@@ -108,8 +121,8 @@ def micro_batches(
         pad_id: What padding is written as.
         divisor: The constant of `aggregation="constant"`.
     """
-    counts = [int(row.is_action.sum()) for group in groups for row in group]
-    weights = iter(token_weights(counts, aggregation=aggregation, divisor=divisor))
+    lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
+    weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
     weight_of = [[next(weights) for _ in group] for group in groups]
     for chosen in _chosen(groups, sizes):
         yield _pack(

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
 TokenCredit = Literal["own", "return_to_go"]
 RatioLevel = Literal["token", "sequence", "sequence_token"]
-Aggregation = Literal["sequence_mean", "token_mean", "constant"]
+Aggregation = Literal["sequence_mean", "response_mean", "token_mean", "constant"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward", "credit"]
 Correction = Literal["none", "truncated", "masked"]
@@ -93,8 +93,9 @@ class AlgorithmConfig(Settings):
     dual_clip: float | None = Field(default=None, gt=1)
     """Ratio beyond which a negative advantage counts no more; None for no such bound."""
     aggregation: Aggregation = "sequence_mean"
-    """Mean over rows of the mean over their tokens; mean over all tokens; or mean over rows of the
-    sum over their tokens, divided by a constant."""
+    """Mean over rows of the mean over their sampled tokens; the same sum divided by all tokens of
+    the response, observations too; mean over all sampled tokens; or mean over rows of the sum over
+    their tokens, divided by a constant."""
     aggregation_divisor: PositiveInt | None = None
     """That constant; None for sampler.max_response_tokens."""
     kl_coef: float = Field(default=0.0, ge=0)

@@ -14,8 +14,8 @@ from minirl.types import Score, Trajectory
 
 Groups = Sequence[Sequence[Trajectory]]
 Scores = Sequence[Sequence[Score]]
-# Of a final episode: numbers for the metrics, and a record for a person to read.
-Describe = Callable[[Any], tuple[Mapping[str, float], Mapping[str, Any]]]
+# From a final episode to numbers for the metrics.
+Describe = Callable[[Any], Mapping[str, float]]
 
 
 def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, float]:
@@ -38,7 +38,7 @@ def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, f
             "rollout/cut_share": float(trajectory.turns[-1].reply.finish == "length"),
         }
         numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
-        for name, value in (numbers | dict(describe(trajectory.episode)[0])).items():
+        for name, value in (numbers | dict(describe(trajectory.episode))).items():
             sums[name] += value
             counts[name] += 1
     equal = [np.ptp([score.total for score in group]) == 0 for group in scores]

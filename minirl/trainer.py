@@ -7,7 +7,7 @@ The path of a step: `Trainer._step` -> `rollout.rollout` -> the task's score ->
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,14 @@ from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
 from minirl.advantages import groups_to_train
-from minirl.batching import Batch, TokenRow, micro_batches, read_back, token_weights
+from minirl.batching import (
+    Batch,
+    TokenRow,
+    micro_batches,
+    read_back,
+    row_length,
+    token_weights,
+)
 from minirl.checkpoint import Checkpoints
 from minirl.config import SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
@@ -55,8 +62,8 @@ class Task:
     Attributes:
         environment: Where training episodes are played.
         score: What a final episode earns.
-        describe: Numbers of a final episode that are averaged into the metrics, and a record of it
-            for `trajectories.jsonl`.
+        describe: Numbers of a final episode that are averaged into the metrics.
+        record: A final episode for a person to read, in `trajectories.jsonl`.
         train: Examples to learn from.
         validate: The accuracy of weights, given with their version, that the best checkpoint is
             chosen by.
@@ -66,6 +73,7 @@ class Task:
     environment: Environment
     score: Callable[[Any], Score]
     describe: Describe
+    record: Callable[[Any], Mapping[str, Any]]
     train: Sequence[Any]
     validate: Callable[[nnx.State, int], float]
     max_turns: int
@@ -346,10 +354,11 @@ class Trainer:
     def _whole_weight(self, rows: Sequence[TokenRow]) -> float:
         """Return what the weights of all sampled tokens add up to: 1 for a mean."""
         aggregation = self._config.algorithm.aggregation
-        if aggregation != "constant":
+        if aggregation in ("sequence_mean", "token_mean"):
             return 1.0
+        lengths = [row_length(row, aggregation=aggregation) for row in rows]
+        weights = token_weights(lengths, aggregation=aggregation, divisor=self._divisor)
         counts = [int(row.is_action.sum()) for row in rows]
-        weights = token_weights(counts, aggregation=aggregation, divisor=self._divisor)
         return float(np.dot(counts, weights)) or 1.0
 
     def _divergence(self, rows: Sequence[Sequence[TokenRow]]) -> list[np.ndarray]:
@@ -376,9 +385,7 @@ class Trainer:
         for trajectory, score in zip(groups[0], scores[0], strict=True) if groups else ():
             parts = {name: round(value, 6) for name, value in score.parts.items()}
             record = {"reward": score.total, "parts": parts, "correct": score.correct}
-            self._samples.write(
-                self.step, record | dict(self._task.describe(trajectory.episode)[1])
-            )
+            self._samples.write(self.step, record | dict(self._task.record(trajectory.episode)))
 
 
 def _row(trajectory: Trajectory) -> TokenRow:

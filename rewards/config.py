@@ -182,7 +182,11 @@ class ExpoConfig(Settings):
     The other gets the middle of its two rewards everywhere."""
 
     format_fail: float = -1.5
-    """Reward of a whole reply without SQL."""
+    """Reward of a whole reply that breaks the format."""
+
+    format: Literal["sql", "think_sql"] = "sql"
+    """What the format asks for: a complete SQL block, wherever it is; or one think block, then one
+    SQL block, and nothing else but blanks."""
 
     outside_tokens: Literal["zero", "mean", "query"] = "query"
     """Credit of what is not SQL, such as the thinking: none as equation 4 has it, the mean of the
@@ -366,3 +370,8 @@ class JudgeConfig(Settings):
 
     normalise: Literal["none", "z_score"] = "none"
     """Scores as they are, or standardised within each judgement."""
+
+
+def tree_of(reward: RewardConfig) -> TreeConfig:
+    """Return the tree that episodes are diagnosed by; but for a progressive reward the paper's."""
+    return reward.tree if isinstance(reward, ProgressiveConfig) else TreeConfig()

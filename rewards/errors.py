@@ -67,6 +67,11 @@ class _Failure:
             return others
         return {n for n in others if self.clauses[n].operand in operands}
 
+    def owners(self, name: str) -> set[str]:
+        """Name the tables of the database that have a column, all in lower case."""
+        tables = self.columns.items()
+        return {t.lower() for t, columns in tables if any(name == c.lower() for c in columns)}
+
     def place_or(self, numbers: Numbers) -> Numbers:
         """Number the clause where SQLite stopped, else those given."""
         return numbers if self.at is None else {self.at}
@@ -136,7 +141,7 @@ def _defining(failure: _Failure, qualifier: str, using: Numbers) -> Numbers:
 
 def _lacking(failure: _Failure, name: str, using: Numbers) -> Numbers:
     """Number FROM and JOINs where some table has the column, and no table of the query does."""
-    owners = {t.lower() for t, columns in failure.columns.items() if name in _lowered(columns)}
+    owners = failure.owners(name)
     read = {source.table for source in sources(failure.sql)}
     if not owners or owners & read:
         return set()
@@ -149,7 +154,7 @@ def _ambiguous(failure: _Failure, match: re.Match[str]) -> Numbers:
     using = failure.near(_using(failure, qualifier, name))
     if not failure.traced:
         return failure.place_or(using)
-    owners = {t.lower() for t, columns in failure.columns.items() if name in _lowered(columns)}
+    owners = failure.owners(name)
     bringing = failure.holding(s.start for s in sources(failure.sql) if s.table in owners)
     mentioning = failure.holding(r.start for r in references(failure.sql) if r.name == name)
     joins = failure.of_kinds("JOIN") & (bringing | mentioning)
@@ -253,10 +258,6 @@ def _items_named(failure: _Failure, tables: set[str]) -> Numbers:
 def _parts(element: str) -> list[str]:
     """Split `table.column` as SQLite's message has it, without quotes."""
     return [part.strip('"`[]') for part in element.lower().split(".")][-2:]
-
-
-def _lowered(names: Iterable[str]) -> set[str]:
-    return {name.lower() for name in names}
 
 
 _FUNCTION = r"(?P<element>.+?)\(\)"

@@ -6,11 +6,18 @@ import re
 from pathlib import Path
 from typing import Protocol
 
+from sqlenv.config import Wrapping
 from sqlenv.dialects import run
 from sqlenv.types import Attempt, Episode, Example, Result, Table
 
-_FORMAT = re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL)
-_TAGS = ("<think>", "</think>", "<sql>", "</sql>")
+_FORMATS: dict[Wrapping, re.Pattern[str]] = {
+    "sql_tag": re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL),
+    "fence": re.compile(r"\s*<think>.*</think>\s*```sql.*```\s*", re.DOTALL),
+}
+_MARKS: dict[Wrapping, dict[str, int]] = {
+    "sql_tag": {"<think>": 1, "</think>": 1, "<sql>": 1, "</sql>": 1},
+    "fence": {"<think>": 1, "</think>": 1, "```": 2},
+}
 
 
 class GoldResults(Protocol):
@@ -41,6 +48,7 @@ def first_match(episode: Episode) -> int | None:
     return next((t for t, attempt in enumerate(episode.attempts, 1) if attempt.correct), None)
 
 
-def follows_format(reply: str) -> bool:
+def follows_format(reply: str, wrapping: Wrapping = "sql_tag") -> bool:
     """Tell whether a reply is one think block, then one sql block, and blanks (Progress-SQL)."""
-    return all(reply.count(tag) == 1 for tag in _TAGS) and bool(_FORMAT.fullmatch(reply))
+    counted = all(reply.count(mark) == count for mark, count in _MARKS[wrapping].items())
+    return counted and bool(_FORMATS[wrapping].fullmatch(reply))

@@ -13,7 +13,7 @@ from rewards.clauses import KINDS, Clause, scan_clauses
 from rewards.config import ExpoConfig
 from rewards.differences import CANDIDATES, Differences, differences
 from rewards.errors import trace_error
-from rewards.execution import GoldResults, gold_result, is_correct
+from rewards.execution import GoldResults, follows_format, gold_result, is_correct
 from rewards.incremental import find_blamed
 from rewards.progressive import ColumnsOf
 from rewards.types import CreditSpan, Score
@@ -88,15 +88,15 @@ class ExpoReward:
         case, total = "format", self._config.format_fail
         for turn, attempt in enumerate(episode.attempts):
             verdict = self.judge(episode.example, attempt)
-            rewards = self.clause_rewards(verdict)
-            case, total = verdict.case, fmean(rewards or [self._config.format_fail])
-            spans += self._spans(turn, attempt, verdict, rewards)
+            case, total = verdict.case, self.mean_reward(verdict)
+            spans += self._spans(turn, attempt, verdict)
         parts = {str(name): total if name == case else 0.0 for name in CASES}
         return Score(total, is_correct(episode), parts, tuple(spans))
 
     def judge(self, example: Example, attempt: Attempt) -> Verdict:
         """Find the erroneous clauses of an attempt (section 3.2)."""
-        if not attempt.sql:
+        strict = self._config.format == "think_sql"
+        if not attempt.sql or (strict and not follows_format(attempt.text, self._wrapping)):
             return Verdict("format", ())
         # A result that another run would not give, such as a time-out, is another question.
         result = type(attempt.result)
@@ -115,6 +115,10 @@ class ExpoReward:
         return [
             blamed if number in verdict.blamed else other for number in range(len(verdict.clauses))
         ]
+
+    def mean_reward(self, verdict: Verdict) -> float:
+        """Return the mean of the clauses' rewards; `format_fail` where there are no clauses."""
+        return fmean(self.clause_rewards(verdict) or [self._config.format_fail])
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics: how the last query ended, and who is to blame.
@@ -220,15 +224,13 @@ class ExpoReward:
         middle = (blamed + other) / 2
         return middle + scale * (blamed - middle), middle + scale * (other - middle)
 
-    def _spans(
-        self, turn: int, attempt: Attempt, verdict: Verdict, rewards: Sequence[float]
-    ) -> list[CreditSpan]:
+    def _spans(self, turn: int, attempt: Attempt, verdict: Verdict) -> list[CreditSpan]:
         """Lay the rewards over the characters of a reply, each character once."""
-        length = len(attempt.text)
+        length, rewards = len(attempt.text), self.clause_rewards(verdict)
         if not rewards:
             return [CreditSpan(turn, 0, length, self._config.format_fail)] if length else []
         start, end = self._place(attempt)
-        outside = self._outside(verdict, rewards)
+        outside = self._outside(verdict)
         spans = [
             CreditSpan(turn, start + clause.start, start + clause.end, value)
             for clause, value in zip(verdict.clauses, rewards, strict=True)
@@ -245,12 +247,12 @@ class ExpoReward:
             raise ValueError(f"the reply does not hold its query as {self._wrapping} has it")
         return start, end
 
-    def _outside(self, verdict: Verdict, rewards: Sequence[float]) -> float | None:
+    def _outside(self, verdict: Verdict) -> float | None:
         """Return the credit of what is not SQL (ambiguity E5); None for no credit."""
         if self._config.outside_tokens == "zero":
             return None
         if self._config.outside_tokens == "mean":
-            return fmean(rewards)
+            return self.mean_reward(verdict)
         return self._values(verdict.case)[0]
 
 

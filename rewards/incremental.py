@@ -6,14 +6,14 @@ effect is among the differences between the gold result and the predicted one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from rewards.clauses import WHOLE, Clause, ClauseKind
 from rewards.config import FromCheck
 from rewards.differences import CANDIDATES, Difference, Differences, differences
-from rewards.lexer import replace_names, select_aliases
+from rewards.lexer import replace_names, select_aliases, sources
 from sqlenv.types import Result, SqlError, Table
 
 Effect = Literal["source", "filter", "project", "collapse", "order", "compound"]
@@ -253,13 +253,16 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
         _of_kinds(clauses, operand, kind) for kind in ("WHERE", "GROUP BY", "HAVING")
     )
     if tables:
-        source = f"{head}SELECT *\n{text(tables)}"
-        yield Step(source, "source", (*items, *tables))
+        source = f"{head}SELECT *\n"
+
+        def plain(numbers: Sequence[int]) -> str:
+            written = _written_out(sql, clauses, selects, numbers)
+            return written and source + written
+
+        yield Step(source + text(tables), "source", (*items, *tables), plain(tables))
         if where:
-            plain = _written_out(sql, clauses, selects, where)
-            yield Step(
-                f"{source}\n{text(where)}", "filter", (*where,), plain and f"{source}\n{plain}"
-            )
+            read = [*tables, *where]
+            yield Step(source + text(read), "filter", (*where,), plain(read))
     select, windows = selects[:1], selects[1:]
     body = [*select, *tables, *where, *group]
     if having and group:
@@ -279,18 +282,23 @@ def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> 
 
 
 def _written_out(
-    sql: str, clauses: Sequence[Clause], selects: Sequence[int], where: Sequence[int]
+    sql: str, clauses: Sequence[Clause], selects: Sequence[int], numbers: Sequence[int]
 ) -> str:
-    """Write WHERE without select aliases, which `SELECT *` does not define; "" where it has none.
+    """Write FROM to WHERE without select aliases, which `SELECT *` does not define.
 
     A column of that name comes first in SQLite, so this is for queries that fail as they stand.
+
+    Returns:
+        "" where there are none.
     """
-    aliases = {}
+    aliases: Mapping[str, str] = {}
     for number in selects[:1]:
         aliases = select_aliases(sql, clauses[number].start, clauses[number].stop)
     if not aliases:
         return ""
-    start, stop = clauses[where[0]].start, clauses[where[-1]].stop
+    tables = {name for source in sources(sql) for name in (source.table, source.alias)}
+    aliases = {name: text for name, text in aliases.items() if name not in tables}
+    start, stop = clauses[numbers[0]].start, clauses[numbers[-1]].stop
     plain = replace_names(sql, start, stop, aliases)
     return plain if plain != sql[start:stop] else ""
 

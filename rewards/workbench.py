@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 from typing import Any, Literal, get_args
 
 from rewards.astra import AstraReward
@@ -65,6 +64,7 @@ class PairScore:
     Attributes:
         ex: Execution accuracy under each comparator.
         rewards: EXPO-SQL's reward of each clause, in the order of the text.
+        expo: Their mean, EXPO-SQL's total.
         paverl: PaVeRL-SQL's reward.
         gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
         seconds: Wall time to run and score it; the gold result is there already.
@@ -77,6 +77,7 @@ class PairScore:
     lexical: float
     verdict: Verdict
     rewards: tuple[float, ...]
+    expo: float
     ex_f: float
     ex_b: float
     paverl: float
@@ -112,11 +113,6 @@ class PairScore:
             "astra": {"csmr": self.csmr},
             "seconds": round(self.seconds, 6),
         }
-
-    @property
-    def expo(self) -> float:
-        """Average the rewards of the clauses, as EXPO-SQL's total does."""
-        return fmean(self.rewards or [ExpoConfig().format_fail])
 
     def clauses(self) -> list[tuple[Clause, float]]:
         """Pair each clause with its reward."""
@@ -163,7 +159,7 @@ class Workbench:
         sql = sql if sql.strip() else ""
         predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         ex = _accuracies(predicted, gold, example.gold_sql)
-        verdict, rewards = self._judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
+        verdict = self._expo.judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
         share = _share(predicted, gold, is_match=ex["bag"])
         alignment = self._progressive.align(example, sql)
         return PairScore(
@@ -172,7 +168,8 @@ class Workbench:
             diagnosis=alignment.diagnosis,
             lexical=alignment.lexical,
             verdict=verdict,
-            rewards=rewards,
+            rewards=tuple(self._expo.clause_rewards(verdict)),
+            expo=self._expo.mean_reward(verdict),
             ex_f=share,
             ex_b=binary_of(share, predicted, gold),
             paverl=sum(payment(share, PaverlConfig(), ran=isinstance(predicted, Table)).values()),
@@ -218,12 +215,7 @@ class Workbench:
             return ExpoConfig().format_fail
         last, gold = attempts[-1], gold_result(self._executor, example)
         correct = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
-        rewards = self._judge(example, replace(last, correct=correct))[1]
-        return fmean(rewards or [ExpoConfig().format_fail])
-
-    def _judge(self, example: Example, attempt: Attempt) -> tuple[Verdict, tuple[float, ...]]:
-        verdict = self._expo.judge(example, attempt)
-        return verdict, tuple(self._expo.clause_rewards(verdict))
+        return self._expo.mean_reward(self._expo.judge(example, replace(last, correct=correct)))
 
 
 def _status(example: Example, sql: str, predicted: Result) -> Status:

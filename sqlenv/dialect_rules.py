@@ -6,7 +6,8 @@ said of it that no table has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 from sqlglot import exp
 
@@ -31,15 +32,15 @@ def check(tree: exp.Expr, dialect: str) -> None:
         _check(node, dialect)
     for select in tree.find_all(exp.Select):
         _check_groups(select)
+    _check_texts_of_numbers(tree)
 
 
 _ALWAYS_THE_SAME = (
     *(exp.Select, exp.From, exp.Where, exp.Having, exp.Order, exp.Ordered, exp.Offset),
     *(exp.Table, exp.TableAlias, exp.Alias, exp.Column, exp.Identifier, exp.Star, exp.Paren),
-    *(exp.Null, exp.Boolean, exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.GT, exp.GTE),
-    *(exp.LT, exp.LTE, exp.Between, exp.In, exp.Is, exp.Exists, exp.With, exp.CTE),
-    *(exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Case, exp.If, exp.Coalesce, exp.Nullif),
-    *(exp.Count, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Abs, exp.Upper, exp.Lower),
+    *(exp.Null, exp.Is, exp.Boolean, exp.And, exp.Or, exp.Not, exp.Exists, exp.With, exp.CTE),
+    *(exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Nullif),
+    *(exp.Count, exp.Sum, exp.Avg, exp.Abs, exp.Upper, exp.Lower),
     *(exp.Window, exp.WindowSpec, exp.RowNumber, exp.Rank, exp.DenseRank, exp.Lag, exp.Lead),
     *(exp.Filter, exp.Group, exp.DataType, exp.DataTypeParam, exp.Var),
 )
@@ -89,12 +90,30 @@ def kind_of(node: exp.Expr | None) -> str:
         return "text" if node.is_string else "int" if node.this.isdigit() else "real"
     if isinstance(node, exp.Cast):
         return next((kind for kind, types in _TYPES.items() if node.to.this in types), "")
-    if isinstance(node, exp.Add | exp.Sub | exp.Mul | exp.Div):
-        kinds = {kind_of(node.this), kind_of(node.expression)}
-        return "real" if "real" in kinds else "int" if kinds == {"int"} else ""
-    if isinstance(node, exp.Sum | exp.Nullif | exp.Coalesce | exp.Min | exp.Max):
+    if isinstance(node, exp.Div) and not node.args.get("typed"):
+        return "real"  # MySQL's
+    if isinstance(node, exp.Add | exp.Sub | exp.Mul | exp.Div | exp.Nullif | exp.Coalesce):
+        return _common_kind(kind_of(side) for side in _sides(node))
+    if isinstance(node, exp.Sum | exp.Min | exp.Max | exp.Subquery):
         return kind_of(node.this)
+    if isinstance(node, exp.Select):
+        return kind_of(node.expressions[0]) if len(node.expressions) == 1 else ""
+    if isinstance(node, exp.Round):
+        return kind_of(node.this) or "real"
     return next((kind for kind, classes in _RETURNS.items() if isinstance(node, classes)), "")
+
+
+def _common_kind(kinds: Iterable[str]) -> str:
+    """Tell the kind of what is made of several values: a fraction makes all of them fractions."""
+    found = set(kinds)
+    return "real" if "real" in found else found.pop() if len(found) == 1 else ""
+
+
+def _sides(node: exp.Expr) -> list[exp.Expr]:
+    """List the values that a node puts side by side."""
+    names = ("this", "expression", "low", "high", "query")
+    sides = [value for name in names if isinstance(value := node.args.get(name), exp.Expr)]
+    return [*sides, *node.expressions, *(branch.this for branch in node.args.get("ifs") or ())]
 
 
 _TYPES = {
@@ -121,15 +140,19 @@ def _check_whole_division(_node: exp.Expr, dialect: str) -> str:
     return "" if dialect == "mysql" else "whole division"
 
 
-def _check_like(node: exp.Expr, _dialect: str) -> str:
+def _check_like(node: exp.Expr, dialect: str) -> str:
     pattern = node.expression
+    if problem := _check_comparison(node, dialect):
+        return problem
     written = isinstance(pattern, exp.Literal) and pattern.is_string and pattern.this.isascii()
     return "" if written else "LIKE with a pattern that is not written out in ASCII"
 
 
-def _check_cast(node: exp.Expr, _dialect: str) -> str:
+def _check_cast(node: exp.Expr, dialect: str) -> str:
     """Casts to whole numbers round there and cut here; numbers become other texts."""
     target = node.args["to"]
+    if dialect == "postgres" and target.this is TYPE.CHAR:
+        return "CAST to CHAR, which is one letter"
     wanted = next((kind for kind, types in _TYPES.items() if target.this in types), "")
     sized = bool(target.expressions)
     if wanted == "real" and (not sized or target.this is TYPE.DECIMAL):
@@ -141,8 +164,28 @@ def _check_cast(node: exp.Expr, _dialect: str) -> str:
 
 
 def _check_concat(node: exp.Expr, _dialect: str) -> str:
-    parts = [node.this, node.expression] if isinstance(node, exp.DPipe) else node.expressions
-    return "a number with a fraction as text" if "real" in map(kind_of, parts) else ""
+    if any(isinstance(part, (*_TRUTHS, exp.Boolean)) for part in map(_bare_value, _sides(node))):
+        return "a truth value as text"
+    return "a number with a fraction as text" if "real" in map(kind_of, _sides(node)) else ""
+
+
+def _bare_value(node: exp.Expr) -> exp.Expr:
+    while isinstance(node, exp.Paren):
+        node = node.this
+    return node
+
+
+def _check_comparison(node: exp.Expr, _dialect: str) -> str:
+    """Every engine has its own precedence of comparisons."""
+    return "comparisons in a chain" if any(isinstance(s, _TRUTHS) for s in _sides(node)) else ""
+
+
+_COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
+_TRUTHS = (*_COMPARED, exp.Is, exp.Like, exp.ILike, exp.And, exp.Or, exp.Not)
+
+
+def _check_extreme(node: exp.Expr, _dialect: str) -> str:
+    return "MIN or MAX of several values" if node.expressions else ""
 
 
 def _check_round(node: exp.Expr, dialect: str) -> str:
@@ -190,7 +233,29 @@ def _check_set_operation(node: exp.Expr, _dialect: str) -> str:
     mixed = any(
         isinstance(side, exp.SetOperation) and type(side) is not type(node) for side in sides
     )
-    return "set operations of several kinds" if mixed else ""
+    if mixed:
+        return "set operations of several kinds"
+    columns = zip(node.this.selects, node.expression.selects, strict=False)
+    return next(filter(None, (_mixture(map(kind_of, pair)) for pair in columns)), "")
+
+
+def _mixture(kinds: Iterable[str]) -> str:
+    """Other engines make all of them texts, or numbers."""
+    found = set(kinds)
+    return "numbers and texts in one place" if "text" in found and len(found - {""}) > 1 else ""
+
+
+def _check_branches(node: exp.Expr, _dialect: str) -> str:
+    return _mixture(kind_of(branch) for branch in branches(node))
+
+
+def branches(node: exp.Expr) -> list[exp.Expr]:
+    """List the values that CASE, IF or COALESCE may have."""
+    if isinstance(node, exp.Coalesce):
+        return [node.this, *node.expressions]
+    conditions = [node, *(node.args.get("ifs") or ())]
+    found = [one.args.get(name) for one in conditions for name in ("true", "false", "default")]
+    return [branch for branch in found if branch is not None]
 
 
 def _check_join(node: exp.Expr, dialect: str) -> str:
@@ -203,8 +268,17 @@ def _check_join(node: exp.Expr, dialect: str) -> str:
 
 def _check_literal(node: exp.Expr, dialect: str) -> str:
     """MySQL folds accents and the case of letters that SQLite's NOCASE leaves alone."""
-    plain = node.this.isascii() or dialect != "mysql" or not node.is_string
+    if not node.is_string:
+        return ""
+    if _DATE.match(node.this) and not _ISO_DATE.fullmatch(node.this):
+        return "a date that is not written as 2026-11-21 or 2026-11-21 08:00:00"
+    plain = node.this.isascii() or dialect != "mysql"
     return "" if plain else "a string with letters beyond ASCII"
+
+
+# As text, 2026-1-2 comes after 2026-01-10.
+_DATE = re.compile(r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}(?!\d)")
+_ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?")
 
 
 def _check_subquery(node: exp.Expr, _dialect: str) -> str:
@@ -232,7 +306,54 @@ _SOMETIMES: Mapping[type[exp.Expr], Check] = {
     exp.Join: _check_join,
     exp.Literal: _check_literal,
     exp.Subquery: _check_subquery,
+    exp.Min: _check_extreme,
+    exp.Max: _check_extreme,
+    **dict.fromkeys((exp.Case, exp.If, exp.Coalesce), _check_branches),
+    **dict.fromkeys(_COMPARED, _check_comparison),
 }
+
+
+_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+
+
+def _check_texts_of_numbers(tree: exp.Expr) -> None:
+    """Refuse `COUNT(*) > '3'`: MySQL and PostgreSQL compare numbers, SQLite a number with a text.
+
+    A column's own type makes a number of the text in SQLite too.
+    """
+    computed = _computed_names(tree)
+    for node in tree.find_all(*_COMPARED, exp.Nullif, exp.Case):
+        sides = [_bare_value(side) for side in _sides(node)]
+        if isinstance(node, exp.Case) and node.this is None:
+            continue
+        texts = [s for s in sides if isinstance(s, exp.Literal) and s.is_string]
+        kinds = {kind_of(side) for side in sides}
+        like_numbers = any(_NUMBER.fullmatch(text.this) for text in texts)
+        unknown = any(not kind_of(s) and not _is_stored(s, computed) for s in sides)
+        if _mixture(kinds) or (like_numbers and unknown):
+            raise RefusedError("a number compared with a text")
+
+
+def _is_stored(node: exp.Expr, computed: set[str]) -> bool:
+    """Tell whether a value is a column of a table, or NULL."""
+    if isinstance(node, exp.Column):
+        return node.name.lower() not in computed
+    return isinstance(node, exp.Null)
+
+
+def _computed_names(tree: exp.Expr) -> set[str]:
+    """List the names that queries give to what is not a column of a table."""
+    aliases = [(alias.alias.lower(), alias.this) for alias in tree.find_all(exp.Alias)]
+    aliases = [(name, value) for name, value in aliases if kind_of(value) != "text"]
+    found = {name.name.lower() for t in tree.find_all(exp.TableAlias) for name in t.columns}
+    found |= {name for name, value in aliases if not isinstance(value, exp.Column)}
+    while more := {
+        name
+        for name, value in aliases
+        if isinstance(value, exp.Column) and name not in found and value.name.lower() in found
+    }:
+        found |= more
+    return found
 
 
 def _check_groups(select: exp.Expr) -> None:

@@ -6,13 +6,18 @@ so by a rewrite below. `tests/data/dialects.json` shows both kinds.
 
 What is assumed, since the engine is not there to be asked:
 
-- MySQL compares text in its default way (utf8mb4_0900_ai_ci: case does not count), PostgreSQL byte
-  by byte and in the order of the code points (collation C).
-- Letters beyond ASCII have no case, as in SQLite.
-- Text is compared with text and numbers with numbers; dates are text such as 2026-11-21. Decimals
-  are binary floats of full length. Columns have no collation of their own.
+- MySQL compares text in its default way (utf8mb4_0900_ai_ci: case does not count) and orders signs
+  as their codes are, PostgreSQL byte by byte and in the order of the code points (collation C).
+- Letters beyond ASCII have neither case, as in SQLite, nor accents that could be left out.
+- Columns have the type of their values, hence text is compared with text and numbers with numbers.
+  They have no collation of their own. Dates are text such as 2026-11-21, and are compared with
+  text that is as long.
+- Decimals are binary floats of full length, and numbers with a fraction are decimals in MySQL, of
+  which ROUND takes halves away from 0.
 
-A query that the engine itself would refuse (for its types, say) may run here.
+What only the data can tell (a date in a subtraction, a fraction as text, a divisor of 0) makes the
+query fail while it runs: `sqlenv.dialect_guards`. Otherwise a query that the engine itself would
+refuse (for its types, say) may run here.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
+from sqlenv.dialect_guards import guard
 from sqlenv.dialect_rules import TYPE, RefusedError, check, kind_of
 from sqlenv.parse import Query, cached, is_within_limits, parse, strip_comments, tokens
 from sqlenv.types import Dialect, Example, Result, SqlError
@@ -71,12 +77,16 @@ def carry_over(sql: str, dialect: str) -> str | SqlError:
     try:
         return _carried(sql, dialect)
     except RefusedError as refusal:
-        return SqlError(f"not carried over from {_ENGINES[dialect]}: {refusal}")
+        why = str(refusal)
+    except RecursionError:  # long chains are deep trees
+        why = "too deep"
+    return SqlError(f"not carried over from {_ENGINES[dialect]}: {why}")
 
 
 def _carried(sql: str, dialect: str) -> str:
     tree = _read(sql, dialect)
     check(tree, dialect)
+    guard(tree, dialect)
     rewrite = _REWRITES[dialect]
     for node in reversed(list(tree.walk())):  # children before their parents
         new = rewrite(node)
@@ -86,7 +96,7 @@ def _carried(sql: str, dialect: str) -> str:
         text = tree.sql(dialect="sqlite", unsupported_level=ErrorLevel.RAISE, comments=False)
     except _FAILURES as error:
         raise RefusedError(_first_line(error)) from None
-    text = _QUOTED.sub(lambda m: m[1] or "`{}`".format(m[2].replace("`", "``")), text)
+    text = _QUOTED.sub(_in_backticks, text)
     if parse(text) is None:
         raise RefusedError("no query of SQLite comes of it")
     return text
@@ -98,11 +108,16 @@ _FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError
 _QUOTED = re.compile(r"""('(?:[^']|'')*')|"((?:[^"]|"")*)\"""")
 
 
+def _in_backticks(match: re.Match[str]) -> str:
+    text, name = match.groups()
+    return text or "`{}`".format(name.replace('""', '"').replace("`", "``"))
+
+
 # Reading.
 
 # Words that the scan of brackets, which knows SQLite's quotes and comments, would read otherwise
 # than the dialect does; and what comments do in MySQL only.
-_OWN_TEXT = re.compile(r"\\|/\*[!+]|\$\$|\$\w*\$")
+_OWN_TEXT = re.compile(r"\\|/\*[!+]|\$\$|\$\w*\$|\b\d+_\d")
 _FOREIGN = {"mysql": frozenset("#$!["), "postgres": frozenset("#$![`")}
 _MYSQL_DASHES = re.compile(r"--(?=\S)")
 
@@ -147,6 +162,10 @@ def _for_both(node: exp.Expr) -> exp.Expr:
         )
     if isinstance(node, exp.Cast) and node.to.this is TYPE.DECIMAL:
         return _decimal(node)
+    if isinstance(node, exp.Concat | exp.DPipe):  # SQLite's || binds closer than anything
+        for part in (node.this, node.args.get("expression"), *node.expressions):
+            if isinstance(part, exp.Binary) and not isinstance(part, exp.DPipe):
+                part.replace(exp.Paren(this=part.copy()))
     return node
 
 

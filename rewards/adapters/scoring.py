@@ -129,7 +129,7 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
 
     Args:
         row: `database`, the path of a SQLite file; `gold_sql`, unless it is given apart; and where
-            there are any `id`, `question`, `evidence`, `difficulty` and `dialect`.
+            there are any `id` and `dialect`. The prompt is the trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
 
     Raises:
@@ -143,22 +143,17 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
                 "database is the path of a SQLite file, gold_sql the query that answers"
             )
     database = Path(str(found["database"]))
-    more = {name: str(row[name]) for name in _OPTIONAL if row.get(name)}
     dialect = NAMES.get(str(row.get("dialect") or "sqlite").lower())
     if dialect is None:
         raise UserError(f"dialect {row['dialect']}: should be one of {', '.join(NAMES)}")
     return Example(
         id=str(row.get("id", "")),
-        question=str(row.get("question") or ""),
-        db_id=str(row.get("db_id") or database.stem),
+        question="",
+        db_id=database.stem,
         database=database,
         gold_sql=str(found["gold_sql"]).strip(),
         dialect=dialect,
-        **more,
     )
-
-
-_OPTIONAL = ("evidence", "difficulty", "source")
 
 
 def _plain(value: Any) -> Any:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.envs.single_turn import FirstPrompt, Runner, judge, judge_query
+from sqlenv.envs.single_turn import Asking, judge, judge_query
 from sqlenv.parse import extract_sql
 from sqlenv.types import (
     Attempt,
@@ -49,19 +48,8 @@ class BadCall:
     why: str
 
 
-class Agentic:
-    """Runs the model's queries until it answers or has no call left. Stateless."""
-
-    def __init__(
-        self, config: AgenticConfig, *, executor: Runner, first_prompt: FirstPrompt
-    ) -> None:
-        self._config = config
-        self._executor = executor
-        self._first_prompt = first_prompt
-
-    def reset(self, example: Example) -> tuple[Episode, Observation]:
-        """Ask the question."""
-        return Episode(example), self._first_prompt(example)
+class Agentic(Asking[AgenticConfig]):
+    """Runs the model's queries until it answers or has no call left."""
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
         """Run the call of a reply, or judge its answer.
@@ -76,9 +64,9 @@ class Agentic:
         """
         config, example = self._config, episode.example
         call = read_call(reply, config)
-        is_final = isinstance(call, Call) and call.is_final
-        if call is None or is_final or len(episode.attempts) >= config.calls:
-            attempt = self._answer(example, reply, call if is_final else None)
+        final = call if isinstance(call, Call) and call.is_final else None
+        if call is None or final or len(episode.attempts) >= config.calls:
+            attempt = self._answer(example, reply, final)
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         if isinstance(call, BadCall):
             attempt = Attempt(reply, "", SqlError(call.why), correct=False, kind="bad_call")
@@ -91,9 +79,9 @@ class Agentic:
         following = (Message("user", response),)
         return replace(episode, attempts=(*episode.attempts, attempt)), following
 
-    def _answer(self, example: Example, reply: str, call: Any) -> Attempt:
+    def _answer(self, example: Example, reply: str, call: Call | None) -> Attempt:
         config = self._config
-        if isinstance(call, Call):
+        if call is not None:
             return judge_query(example, reply, call.sql, self._executor, match=config.match)
         said = _CALL.sub("", reply)  # the query of a call too many is no answer
         attempt = judge(example, said, self._executor, wrapping=config.wrapping, match=config.match)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sqlenv.config import DiagnosedConfig
-from sqlenv.envs.single_turn import FirstPrompt, Runner, judge
+from sqlenv.envs.single_turn import Asking, FirstPrompt, Runner, judge
 from sqlenv.types import Denied, Episode, Example, Message, Observation, Result, SqlError, Table
 
 Feedback = Callable[[Example, str, str], tuple[tuple[str, ...], str]]
@@ -14,8 +14,8 @@ Feedback = Callable[[Example, str, str], tuple[tuple[str, ...], str]]
 the tags and the text of the next message."""
 
 
-class Diagnosed:
-    """Gives the model several turns and ends at the first match. Stateless."""
+class Diagnosed(Asking[DiagnosedConfig]):
+    """Gives the model several turns and ends at the first match."""
 
     def __init__(
         self,
@@ -25,14 +25,8 @@ class Diagnosed:
         first_prompt: FirstPrompt,
         feedback: Feedback,
     ) -> None:
-        self._config = config
-        self._executor = executor
-        self._first_prompt = first_prompt
+        super().__init__(config, executor=executor, first_prompt=first_prompt)
         self._feedback = feedback
-
-    def reset(self, example: Example) -> tuple[Episode, Observation]:
-        """Ask the question."""
-        return Episode(example), self._first_prompt(example)
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
         """Judge a reply.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from sqlenv.compare import MatchMode, matches
 from sqlenv.config import SingleTurnConfig, Wrapping
@@ -12,6 +12,7 @@ from sqlenv.dialects import run
 from sqlenv.parse import extract_sql
 from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
 
+Config = TypeVar("Config")
 FirstPrompt = Callable[[Example], Observation]
 
 
@@ -27,12 +28,16 @@ class Runner(Protocol):
         ...
 
 
-class SingleTurn:
-    """Judges one reply by execution. Stateless, so that threads can share it."""
+class Asking(Generic[Config]):
+    """How every environment begins. Stateless, so that threads can share one.
 
-    def __init__(
-        self, config: SingleTurnConfig, *, executor: Runner, first_prompt: FirstPrompt
-    ) -> None:
+    Args:
+        config: Its settings.
+        executor: Runs queries and gives gold results.
+        first_prompt: Puts the question.
+    """
+
+    def __init__(self, config: Config, *, executor: Runner, first_prompt: FirstPrompt) -> None:
         self._config = config
         self._executor = executor
         self._first_prompt = first_prompt
@@ -40,6 +45,10 @@ class SingleTurn:
     def reset(self, example: Example) -> tuple[Episode, Observation]:
         """Ask the question."""
         return Episode(example), self._first_prompt(example)
+
+
+class SingleTurn(Asking[SingleTurnConfig]):
+    """Judges one reply by execution."""
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
         """Judge the reply; the episode is over."""

@@ -34,7 +34,7 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path, wrapping)
             episode, _ = environment.step(environment.reset(example)[0], reply)
             score = sql.reward(episode)
             assert "".join(reply[span.start : span.end] for span in score.spans) == reply
-            numbers, _ = sql.describe(episode)
+            numbers = sql.describe(episode)
             assert numbers[f"case/{case}"] == 1.0
             blamed = [name for name in numbers if name.startswith("blamed/")]
             assert len(blamed) == (0 if case == "correct" else 9)

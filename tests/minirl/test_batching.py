@@ -57,6 +57,9 @@ def test_one_group_by_hand():
     assert batch.advantage_BC[:, 0].tolist() == [1.5, -0.5]
     # 1 / (2 rows x 3 actions), and 1 / (2 rows x 1 action).
     np.testing.assert_allclose(batch.weight_BC, [[1 / 6, 1 / 6, 0, 1 / 6], [0.5, 0, 0, 0]])
+    # By the response the first row has a fourth token, the 31 that it was told.
+    (batch,) = batches_of([group], aggregation="response_mean")
+    np.testing.assert_allclose(batch.weight_BC, [[1 / 8, 1 / 8, 0, 1 / 8], [0.5, 0, 0, 0]])
 
 
 def test_every_row_can_be_read_back():

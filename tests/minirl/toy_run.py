@@ -120,7 +120,7 @@ def score(episode):
 
 
 def describe(episode):
-    return {"toy/letters": float(len(episode.replies[-1]))}, {"replies": list(episode.replies)}
+    return {"toy/letters": float(len(episode.replies[-1]))}
 
 
 def seldom_mixed(episode):
@@ -145,6 +145,7 @@ def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge
         environment=Capitals(),
         score=judge,
         describe=describe,
+        record=lambda episode: {"replies": list(episode.replies)},
         train=examples,
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,

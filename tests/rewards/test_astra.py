@@ -115,6 +115,8 @@ def test_without_any_reply_nothing_is_earned():
 def test_binary_scores_and_matches():
     attempts = (step(0.8), step(1.0), step(0.2, "answer"))
     assert steps(*attempts, step_score="binary") == [0, 1, 0]
+    bad = Attempt("<tool_call>", "", SqlError("x"), correct=False, kind="bad_call")
+    assert steps(bad, step(1.0, "answer"), step_score="binary") == [0, 1]
     doubled = Attempt("q", "q", Table(("a", "b"), GOLD.rows * 2), correct=False)
     assert steps(doubled) == [1]
     assert steps(doubled, match="bag") == pytest.approx([0.8])

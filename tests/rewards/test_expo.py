@@ -6,6 +6,7 @@ import json
 import re
 import sqlite3
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from rewards.types import Score
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.types import Attempt, Dialect, Episode, Example
+from sqlenv.types import Attempt, Dialect, Episode, Example, TimedOut
 
 DATA = Path(__file__).parents[1] / "data"
 INCORRECT = json.loads((DATA / "expo_incorrect.json").read_text())
@@ -209,6 +210,27 @@ def test_a_reply_without_sql_is_punished_everywhere(reply, play, executor):
     assert reward_of(executor)(play("")).spans == ()
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "<sql>{}</sql>",
+        "<think>a</think><sql>{}</sql> Done.",
+        "<think>a<sql>{}</sql>",
+        "<think>a</think><sql>SELECT 1</sql><sql>{}</sql>",
+    ],
+)
+def test_a_broken_format_is_punished_everywhere_on_demand(reply, play, executor):
+    text = reply.format(GOLD)
+    assert reward_of(executor)(play(text)).total == 1.5
+    strict = reward_of(executor, format="think_sql")
+    score = strict(play(text))
+    assert score.total == score.parts["format"] == -1.5
+    assert credit_of(score, text) == [(text, -1.5)]
+    assert score.correct
+    assert strict.diagnostics(play(text))["case/format"] == 1.0
+    assert strict(play(REPLY.format(GOLD))).total == 1.5
+
+
 def test_every_turn_has_its_credit_and_the_last_one_counts(play, executor):
     replies = [REPLY.format(WRONG), "?", REPLY.format(GOLD)]
     score = reward_of(executor)(play(*replies))
@@ -250,6 +272,22 @@ def test_asking_twice_runs_nothing_twice(play, executor, monkeypatch):
     assert reward.diagnostics(episode)["blamed/incorrect/WHERE"] == 1.0
 
 
+def test_another_result_of_a_query_is_another_question(play, executor):
+    reward = reward_of(executor)
+    episode = play(REPLY.format(WRONG))
+    (attempt,) = episode.attempts
+    found = [
+        reward.judge(episode.example, one).case
+        for one in (
+            attempt,
+            replace(attempt, result=TimedOut("wall")),
+            replace(attempt, correct=True),
+            attempt,
+        )
+    ]
+    assert found == ["incorrect", "error", "correct", "incorrect"]
+
+
 def test_a_reply_that_does_not_hold_the_query_is_our_mistake(database, executor):
     example = Example("1", "?", "a", database, GOLD)
     attempt = Attempt(
@@ -265,6 +303,8 @@ def test_a_reply_that_does_not_hold_the_query_is_our_mistake(database, executor)
         ("SELECT name FROM emp WHERE name ILIKE 'A'", "correct", set()),
         ("SELECT name FROM emp WHERE name ILIKE 'A' AND sal > 40", "incorrect", {"WHERE"}),
         ("SELECT name FROM emp WHERE name ILIKE 'A' ORDER BY age", "error", {"ORDER BY"}),
+        # The place of the error is one in the query as it was carried over, which is longer.
+        ("SELECT UPPER(name) FROM emp WHERE age > 1 ORDER BY name", "error", {"WHERE"}),
     ],
 )
 def test_queries_of_another_dialect_run_step_by_step(query, case, blamed, play, executor):

@@ -135,6 +135,9 @@ def test_format_of_all_turns():
 )
 def test_format(reply, expected):
     assert follows_format(reply) is expected
+    fenced = reply.replace("<sql>", "```sql\n").replace("</sql>", "```")
+    assert follows_format(fenced, "fence") is expected
+    assert not follows_format(reply, "fence")
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,25 @@ def test_what_would_change_its_meaning_is_refused(case):
     assert case["words"] in found.message
 
 
+@pytest.mark.parametrize("case", CASES["stopped"], ids=lambda case: case["id"])
+def test_what_only_the_data_can_tell_stops_the_query(case, database, executor):
+    text = carry_over(case["sql"], case["dialect"])
+    assert isinstance(text, str)
+    result = executor.execute(database, text)
+    assert isinstance(result, SqlError)
+    assert case["words"] in result.message
+
+
+def test_guards_do_not_grow_without_bound():
+    nested = "1.0"
+    for _ in range(12):
+        nested = f"COALESCE({nested}, a) || d"
+    texts = ["1.0 / (" * 40 + "a" + ")" * 40, nested, "a" + " + COALESCE(a" * 40 + ", d)" * 40]
+    for text in texts:
+        found = carry_over(f"SELECT {text} FROM t", "postgres")
+        assert isinstance(found, SqlError) or len(found) < 10_000
+
+
 @pytest.mark.parametrize("sql", ["SELECT a / b FROM t", "no SQL", ""])
 def test_sqlite_is_left_alone(sql):
     assert carry_over(sql, "sqlite") is sql
@@ -90,8 +109,12 @@ def test_a_name_that_is_not_there_stays_an_error(database, executor):
         "SELECT " + "NOT " * 5000 + "1",
         "SELECT '" + "a" * 1_000_000,
         "SELECT \0",
+        "SELECT a" + " + a" * 2400,
+        "SELECT 1" + "+1" * 3000 + " / 2",
+        "SELECT CONCAT(" + "a," * 3000 + "a)",
+        "SELECT 1 + 1 AS c0, " + ", ".join(f"c{n} AS c{n + 1}" for n in range(700)) + " = '1'",
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_hostile_text_is_read_in_time(text, dialect):
     found = carry_over(text, dialect)

@@ -1,0 +1,301 @@
+"""The objectives of the papers, written out plainly: loops over rows and tokens in NumPy.
+
+They share nothing with the package but its settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from minirl.config import (
+    Dapo,
+    DrGrpo,
+    Expo,
+    Grpo,
+    Gspo,
+    GspoToken,
+    KlEstimator,
+    KlPlace,
+    ReinforcePlusPlus,
+    Rloo,
+)
+
+LONGEST = 14
+N, G = 3, 4
+
+
+@dataclass(frozen=True)
+class Row:
+    """Numbers of the sampled tokens of one row, in order."""
+
+    new: np.ndarray
+    old: np.ndarray
+    ref: np.ndarray
+    credit: np.ndarray
+    is_covered: np.ndarray
+    reward: float
+    length: int
+
+
+def k1(row):
+    return row.old - row.ref
+
+
+def mean_of_others(rewards, g):
+    return np.mean([reward for other, reward in enumerate(rewards) if other != g])
+
+
+def by_group(rows, rewards, rule):
+    """Return an advantage a row from a rule on (rewards of its group, its place)."""
+    return [rule(rewards[b - b % G : b - b % G + G], b % G) for b in range(len(rows))]
+
+
+def normalised(rewards, g):
+    return (rewards[g] - np.mean(rewards)) / (np.std(rewards, ddof=1) + 1e-6)
+
+
+def surrogate(ratio, advantage, *, low=0.2, high=0.2, dual=None):
+    """Return PPO's term of one token, by cases."""
+    if advantage >= 0:
+        return min(ratio, 1 + high) * advantage
+    bounded = max(ratio, 1 - low)
+    return (bounded if dual is None else min(bounded, dual)) * advantage
+
+
+def token_terms(row, advantage, **bounds):
+    return [
+        surrogate(np.exp(new - old), advantage[t], **bounds)
+        for t, (new, old) in enumerate(zip(row.new, row.old, strict=True))
+    ]
+
+
+def all_tokens(row, advantage):
+    return [advantage] * len(row.new)
+
+
+def plain_grpo(rows, start, *, dual=None, kl=None, by_response=False):
+    """arXiv:2402.03300, Eq. 3: a mean over rows of means over tokens, less the KL."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, advantage in zip(rows, advantages, strict=True):
+        terms = np.array(token_terms(row, all_tokens(row, advantage), dual=dual))
+        if kl is not None:
+            terms = terms - kl(row.new - row.ref)
+        total += terms.sum() / (row.length if by_response else len(terms)) / len(rows)
+    return -total
+
+
+def plain_dr_grpo(rows, start):
+    """arXiv:2503.20783: no std, no length; the constant is the longest response."""
+    advantages = by_group(rows, [row.reward for row in rows], lambda r, g: r[g] - np.mean(r))
+    sums = [
+        sum(token_terms(row, all_tokens(row, advantage)))
+        for row, advantage in zip(rows, advantages, strict=True)
+    ]
+    return -sum(sums) / (len(rows) * LONGEST)
+
+
+def plain_dapo(rows, start):
+    """arXiv:2503.14476, Eqs. 8, 10 and 13, the cache being 5 of 14 tokens."""
+
+    def penalty(length):
+        if length <= 9:
+            return 0.0
+        return (9 - length) / 5 if length <= 14 else -1.0
+
+    rewards = [row.reward + penalty(row.length) for row in rows]
+    terms = []
+    for row, advantage in zip(rows, by_group(rows, rewards, normalised), strict=True):
+        terms += token_terms(row, all_tokens(row, advantage), high=0.28)
+    return -sum(terms) / len(terms)
+
+
+def plain_gspo(rows, start):
+    """arXiv:2507.18071, Eqs. 5 to 7."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, advantage in zip(rows, advantages, strict=True):
+        total += surrogate(np.exp(np.mean(row.new - row.old)), advantage) / len(rows)
+    return -total
+
+
+def plain_gspo_token(rows, start):
+    """arXiv:2507.18071, Eqs. 13 and 14: `start` is what no gradient flows through."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, at, advantage in zip(rows, start, advantages, strict=True):
+        sequence = np.exp(np.mean(at.new - at.old))
+        terms = [surrogate(sequence * np.exp(step), advantage) for step in row.new - at.new]
+        total += np.mean(terms) / len(rows)
+    return -total
+
+
+def plain_rloo(rows, start):
+    """arXiv:2402.14740: the sum over a row's tokens, KL of the whole row in the reward."""
+    rewards = [row.reward - 0.1 * sum(k1(row)) for row in rows]
+    advantages = by_group(rows, rewards, lambda r, g: r[g] - mean_of_others(r, g))
+    sums = [
+        sum(token_terms(row, all_tokens(row, advantage)))
+        for row, advantage in zip(rows, advantages, strict=True)
+    ]
+    return -sum(sums) / len(rows)
+
+
+def plain_reinforce_pp(rows, start, *, white=True):
+    """arXiv:2501.03262: the return less the KL from the token on, whitened over the batch."""
+    returns = [[row.reward - 0.1 * sum(k1(row)[t:]) for t in range(len(row.new))] for row in rows]
+    if white:
+        flat = [value for row in returns for value in row]
+        mean, std = np.mean(flat), np.std(flat, ddof=1)
+        returns = [[(value - mean) / (std + 1e-6) for value in row] for row in returns]
+    terms = []
+    for row, advantage in zip(rows, returns, strict=True):
+        terms += token_terms(row, advantage)
+    return -sum(terms) / len(terms)
+
+
+def plain_expo(rows, start):
+    """EXPO-SQL, Eq. 4: (r_c - beta k1) of each token of a clause, summed; a mean over rows."""
+    total = 0.0
+    for row in rows:
+        coefficients = [
+            value - 0.01 * gap if is_covered else 0.0
+            for value, gap, is_covered in zip(row.credit, k1(row), row.is_covered, strict=True)
+        ]
+        total += sum(token_terms(row, coefficients)) / len(rows)
+    return -total
+
+
+def plain_expo_returns(rows, start):
+    """EXPO-SQL's coefficients summed from each token on."""
+    total = 0.0
+    for row in rows:
+        own = np.where(row.is_covered, row.credit - 0.01 * k1(row), 0.0)
+        total += sum(token_terms(row, [own[t:].sum() for t in range(len(own))])) / len(rows)
+    return -total
+
+
+def plain_corrected(rows, start, weight):
+    """GRPO with the learner's own ratio, each token weighed by a rule on p / p of the sampler."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, at, advantage in zip(rows, start, advantages, strict=True):
+        rho = np.exp(at.new - at.old)
+        terms = [
+            weight(rho[t]) * surrogate(np.exp(row.new[t] - at.new[t]), advantage)
+            for t in range(len(rho))
+        ]
+        total += np.mean(terms) / len(rows)
+    return -total
+
+
+KL: dict[KlEstimator, Any] = {
+    "k1": lambda x: x,
+    "k2": lambda x: x**2 / 2,
+    "k3": lambda x: np.exp(-x) + x - 1,
+}
+
+
+def plain_kl_in_credit(rows, start, kl):
+    """GRPO's advantages, with the KL of each token taken from its credit."""
+    total = 0.0
+    advantages = by_group(rows, [row.reward for row in rows], normalised)
+    for row, advantage in zip(rows, advantages, strict=True):
+        own = advantage - 0.1 * kl(k1(row))
+        total += np.mean(token_terms(row, own)) / len(rows)
+    return -total
+
+
+def plain_kl_in_reward(rows, start, kl):
+    """GRPO, with the KL of the whole row taken from its reward."""
+    poorer = [replace(row, reward=row.reward - 0.1 * sum(kl(k1(row)))) for row in rows]
+    return plain_grpo(poorer, start)
+
+
+def plain_kl_in_loss(rows, start, kl):
+    return plain_grpo(rows, start, kl=lambda x: 0.1 * kl(x))
+
+
+PLACES: dict[KlPlace, Any] = {
+    "loss": plain_kl_in_loss,
+    "reward": plain_kl_in_reward,
+    "credit": plain_kl_in_credit,
+}
+
+
+def kl_cases():
+    """Yield every estimator in every place."""
+    for place, plain in PLACES.items():
+        for estimator, kl in KL.items():
+            yield (
+                f"grpo, {estimator} in the {place}",
+                (Grpo(kl_coef=0.1, kl_estimator=estimator, kl_in=place), partial(plain, kl=kl)),
+            )
+
+
+def plain_whitened_clauses(rows, start):
+    """REINFORCE++ on clauses: the sum of their credit less k1 from each token on, whitened."""
+    own = [np.where(row.is_covered, row.credit - 0.1 * k1(row), 0.0) for row in rows]
+    returns = [[values[t:].sum() for t in range(len(values))] for values in own]
+    flat = [value for row in returns for value in row]
+    mean, std = np.mean(flat), np.std(flat, ddof=1)
+    terms = []
+    for row, values in zip(rows, returns, strict=True):
+        terms += token_terms(row, [(value - mean) / (std + 1e-6) for value in values])
+    return -sum(terms) / len(terms)
+
+
+def plain_clauses_by_sequence(rows, start):
+    """GSPO-token's ratio with an advantage of each token: what it is there for."""
+    total = 0.0
+    for row, at in zip(rows, start, strict=True):
+        sequence = np.exp(np.mean(at.new - at.old))
+        credit = np.where(row.is_covered, row.credit, 0.0)
+        pairs = zip(row.new - at.new, credit, strict=True)
+        total += sum(surrogate(sequence * np.exp(step), value) for step, value in pairs) / len(rows)
+    return -total
+
+
+CASES = {
+    "grpo": (Grpo(), plain_grpo),
+    **dict(kl_cases()),
+    "grpo, by the response": (
+        Grpo(aggregation="response_mean"),
+        lambda rows, start: plain_grpo(rows, start, by_response=True),
+    ),
+    "grpo, dual clip": (
+        Grpo(dual_clip=1.5),
+        lambda rows, start: plain_grpo(rows, start, dual=1.5),
+    ),
+    "grpo, truncated correction": (
+        Grpo(correction="truncated", correction_high=1.3),
+        lambda rows, start: plain_corrected(rows, start, lambda rho: min(rho, 1.3)),
+    ),
+    "grpo, masked correction": (
+        Grpo(correction="masked", correction_low=0.8, correction_high=1.3),
+        lambda rows, start: plain_corrected(
+            rows, start, lambda rho: rho if 0.8 <= rho <= 1.3 else 0.0
+        ),
+    ),
+    "dr_grpo": (DrGrpo(), plain_dr_grpo),
+    "dapo": (Dapo(overlong_tokens=5), plain_dapo),
+    "gspo": (Gspo(), plain_gspo),
+    "gspo_token": (GspoToken(), plain_gspo_token),
+    "rloo": (Rloo(kl_coef=0.1), plain_rloo),
+    "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), plain_reinforce_pp),
+    "reinforce_pp, not whitened": (
+        ReinforcePlusPlus(kl_coef=0.1, whiten=False),
+        lambda rows, start: plain_reinforce_pp(rows, start, white=False),
+    ),
+    "expo": (Expo(), plain_expo),
+    "expo, returns": (Expo(token_credit="return_to_go"), plain_expo_returns),
+    "reinforce_pp on clauses": (ReinforcePlusPlus(kl_coef=0.1), plain_whitened_clauses),
+    "gspo_token on clauses": (
+        Expo(kl_coef=0.0, ratio_level="sequence_token"),
+        plain_clauses_by_sequence,
+    ),
+}
