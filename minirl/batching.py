@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from minirl.config import Aggregation, BatchingConfig
+from minirl.config import Aggregation, BatchingConfig, RowLength
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class TokenRow:
         logprobs: Log-probability under the sampler where `is_action`, else 0.
         advantage: One number for the whole row, or one for each of its ids.
         prompt_length: How many ids the group shares.
+        start_logprobs: Log-probability under the learner at the weights that sampled, where
+            `is_action`; None where these are the weights at hand.
     """
 
     ids: np.ndarray
@@ -30,6 +35,7 @@ class TokenRow:
     logprobs: np.ndarray
     advantage: float | np.ndarray
     prompt_length: int
+    start_logprobs: np.ndarray | None = None
 
 
 class Batch(NamedTuple):
@@ -47,7 +53,10 @@ class Batch(NamedTuple):
         old_logp_BC: Log-probability of the target under the sampler.
         advantage_BC: Advantage of the target.
         weight_BC: Share of the target in the mean over the whole batch (0 in padding); sums to 1
-            over all micro-batches, but where tokens are summed and divided by a constant.
+            over all micro-batches, but where tokens are summed and divided by a constant, or rows
+            by a length with observations.
+        start_logp_BC: Log-probability of the target under the learner at the weights that sampled;
+            None where these are the weights at hand.
     """
 
     prefix_NP: Array
@@ -58,12 +67,31 @@ class Batch(NamedTuple):
     old_logp_BC: Array
     advantage_BC: Array
     weight_BC: Array
+    start_logp_BC: Array | None = None
+
+
+def mini_batches(groups: Sequence[Group], *, count: int) -> list[Sequence[Group]]:
+    """Share groups out to mini-batches, in order; sizes differ by one at most, and none is empty.
+
+    Returns:
+        `count` parts, or one for each group where there are fewer.
+    """
+    count = min(count, len(groups))
+    bounds = [len(groups) * n // count for n in range(count + 1)] if count else []
+    return [groups[start:end] for start, end in pairwise(bounds)]
+
+
+def row_lengths(rows: Sequence[TokenRow], *, kind: RowLength) -> list[int]:
+    """Return the length of each row: its sampled tokens, or all tokens after the prompt."""
+    if kind == "all":
+        return [len(row.ids) - row.prompt_length for row in rows]
+    return [int(row.is_action.sum()) for row in rows]
 
 
 def token_weights(
-    actions: Sequence[int], *, aggregation: Aggregation, divisor: int = 1
+    lengths: Sequence[int], *, aggregation: Aggregation, divisor: int = 1
 ) -> list[float]:
-    """Return the weight of each sampled token of a row, from the rows' numbers of sampled tokens.
+    """Return the weight of each sampled token of a row, from the rows' lengths (`row_lengths`).
 
     `sequence_mean` is GRPO's mean over rows of the mean over tokens, 1 / (B |y_i|);
     `token_mean` is the mean over all sampled tokens, 1 / sum |y_i| (DAPO, arXiv:2503.14476, Eq. 8);
@@ -71,11 +99,11 @@ def token_weights(
     section 3.2), or 1 for the sum over a row's tokens.
     """
     if aggregation == "token_mean":
-        total = max(sum(actions), 1)
-        return [1.0 / total for _ in actions]
+        total = max(sum(lengths), 1)
+        return [1.0 / total for _ in lengths]
     if aggregation == "constant":
-        return [1.0 / (len(actions) * divisor) for _ in actions]
-    return [1.0 / (len(actions) * max(count, 1)) for count in actions]
+        return [1.0 / (len(lengths) * divisor) for _ in lengths]
+    return [1.0 / (len(lengths) * max(length, 1)) for length in lengths]
 
 
 def round_up(length: int, *, multiple: int) -> int:
@@ -95,6 +123,7 @@ def micro_batches(
     sizes: BatchingConfig,
     pad_id: int,
     divisor: int = 1,
+    row_length: RowLength = "sampled",
 ) -> Iterator[Batch]:
     """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
 
@@ -107,9 +136,10 @@ def micro_batches(
         sizes: Groups of a micro-batch, and the granularity of padded lengths.
         pad_id: What padding is written as.
         divisor: The constant of `aggregation="constant"`.
+        row_length: What `aggregation="sequence_mean"` divides by.
     """
-    counts = [int(row.is_action.sum()) for group in groups for row in group]
-    weights = iter(token_weights(counts, aggregation=aggregation, divisor=divisor))
+    lengths = row_lengths([row for group in groups for row in group], kind=row_length)
+    weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
     weight_of = [[next(weights) for _ in group] for group in groups]
     for chosen in _chosen(groups, sizes):
         yield _pack(
@@ -169,7 +199,7 @@ def _pack(
     prefix_length_N = np.zeros(N, np.int32)
     input_BC, target_BC = np.full((2, N * G, C), pad_id, np.int32)
     is_action_BC = np.zeros((N * G, C), bool)
-    old_logp_BC, advantage_BC, weight_BC = np.zeros((3, N * G, C), np.float32)
+    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, N * G, C), np.float32)
     for n, group in enumerate(groups):
         start = group[0].prompt_length - 1
         prefix_length_N[n] = start
@@ -183,5 +213,9 @@ def _pack(
             advantage_T = np.broadcast_to(row.advantage, len(row.ids))
             advantage_BC[b, :length] = advantage_T[start + 1 :]
             weight_BC[b] = weights[n][g] * is_action_BC[b]
+            if row.start_logprobs is not None:
+                start_logp_BC[b, :length] = row.start_logprobs[start + 1 :]
     tokens = (prefix_NP, prefix_length_N, input_BC, target_BC)
-    return Batch(*map(jnp.asarray, (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)))
+    arrays = (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)
+    has_start = groups[0][0].start_logprobs is not None
+    return Batch(*map(jnp.asarray, (*arrays, start_logp_BC) if has_start else arrays))

@@ -117,6 +117,16 @@ def test_only_mistakes_of_their_own_are_counted(tmp_path):
         ("train.algorithm.kind=dapo", "train.algorithm.overlong_tokens: 4096 is not below"),
         ("sampler.max_reply_tokens=9999", "larger than sampler.max_response_tokens"),
         ("env.wrapping=fence", "env.wrapping: the progressive reward judges the <sql> tag"),
+        (
+            "warm_start.optimizer.schedule=ramp_cosine",
+            "warm_start.optimizer.warmup_steps: schedule=ramp_cosine rises for ramp_share",
+        ),
+        ("warm_start.optimizer.lr_ramp=code", "warm_start.optimizer.lr_ramp: code is the rise"),
+        ("train.mini_batches=17", "train.mini_batches: 17 are more than train.prompts_per_step"),
+        (
+            "train.algorithm={kind: dapo, row_length: all, overlong_tokens: 9}",
+            "train.algorithm.row_length: counts with aggregation=sequence_mean only",
+        ),
         ("model.tiny.heads=5", "model.tiny.kv_heads: 4 does not divide heads = 5"),
         (
             "model.tiny.hidden_size=129",

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minirl.batching import TokenRow, micro_batches, round_up, token_weights
+from minirl.batching import (
+    TokenRow,
+    micro_batches,
+    mini_batches,
+    round_up,
+    row_lengths,
+    token_weights,
+)
 from minirl.config import BatchingConfig
 
 PAD = 99
@@ -117,3 +128,41 @@ def test_round_up():
     assert len(set(sizes)) <= 32
     assert round_up(0, multiple=16) == 16
     assert [round_up(n, multiple=1) for n in (7, 8, 9, 15, 17)] == [7, 8, 10, 16, 20]
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_mini_batches_are_all_groups_in_order_and_as_even_as_can_be(count, parts):
+    groups = list(range(count))
+    found = mini_batches(groups, count=parts)
+    assert [group for part in found for group in part] == groups
+    assert len(found) == min(parts, count)
+    sizes = [len(part) for part in found]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert all(sizes)
+
+
+def test_rows_may_be_divided_by_all_that_came_after_the_prompt():
+    # The row of `test_one_group_by_hand`: 21 22, told 31, then 23; and a row of one token.
+    group = [
+        row([11, 12, 13, 21, 22, 31, 23], [3, 4, 6], prompt_length=3),
+        row([11, 12, 13, 24], [3], prompt_length=3),
+    ]
+    assert row_lengths(group, kind="sampled") == [3, 1]
+    assert row_lengths(group, kind="all") == [4, 1]
+    sizes = BatchingConfig(prompt_multiple=4, answer_multiple=4)
+    (batch,) = micro_batches(
+        [group], aggregation="sequence_mean", sizes=sizes, pad_id=PAD, row_length="all"
+    )
+    np.testing.assert_allclose(batch.weight_BC, [[1 / 8, 1 / 8, 0, 1 / 8], [0.5, 0, 0, 0]])
+
+
+def test_log_probabilities_of_the_weights_that_sampled_are_packed_where_they_are_known():
+    group = [
+        row([11, 12, 21, 22], [2, 3], prompt_length=2),
+        row([11, 12, 23], [2], prompt_length=2),
+    ]
+    (batch,) = batches_of([group])
+    assert batch.start_logp_BC is None
+    known = [replace(one, start_logprobs=one.logprobs - 0.5) for one in group]
+    (batch,) = batches_of([known])
+    assert batch.start_logp_BC.tolist() == [[-2.5, -3.5, 0, 0], [-2.5, 0, 0, 0]]
