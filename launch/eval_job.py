@@ -21,7 +21,7 @@ from launch.evaluation import (
     read_verdicts,
     write_official,
 )
-from launch.folders import RESULT, claim, claim_data, versions, write_json
+from launch.folders import RESULT, claim_data, claimed, versions, write_json
 from launch.policy import PolicySource, load_policy
 from launch.wiring import SqlSide
 from minirl.reading import read_json
@@ -49,16 +49,16 @@ def evaluate(
         settings: YAML of what decides them.
     """
     start = perf_counter()
-    claim(out, settings, key="--out")
     limits = config.evaluation
     limit = limits.validation_questions if split == "validation" else limits.questions
+    # Before the folder is claimed: weights that cannot be read leave none behind.
+    model, tokenizer = load_policy(source, dtype=config.model.dtype)
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
-    with SqlSide(config, made) as sql:
+    with claimed(out, settings, key="--out"), SqlSide(config, made) as sql:
         examples = sql.examples(getattr(config.data, split), limit=limit)
-        data = claim_data(out, {split: examples})
-        model, tokenizer = load_policy(source, dtype=config.model.dtype)
         sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
+        data = claim_data(out, {split: examples})
         environment = sql.evaluation_environment()
         evaluator = Evaluator(
             model,

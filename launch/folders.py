@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import platform
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
@@ -74,7 +75,7 @@ def check(folder: Path, settings: str, *, key: str) -> None:
 
 
 def check_place(folder: Path, *, key: str) -> None:
-    """Refuse a folder that `claim` could not make or write; nothing is made.
+    """Refuse a folder that `claim` could not make or write; nothing is left there.
 
     Raises:
         UserError: It lies below a file, or where this user may not write.
@@ -86,8 +87,12 @@ def check_place(folder: Path, *, key: str) -> None:
         raise _unwritable(folder, error.strerror, key=key) from None
     if not ground.is_dir():
         raise _unwritable(folder, f"{ground} is a file", key=key)
-    if not os.access(ground, os.W_OK | os.X_OK):
-        raise _unwritable(folder, f"you may not write in {ground}", key=key)
+    try:
+        # What may be written is not always writable: a full disk, /proc, a file system mounted so.
+        with TemporaryDirectory(prefix=".", dir=ground):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, f"{ground}: {error.strerror}", key=key) from None
 
 
 def claim(folder: Path, settings: str, *, key: str) -> Path:
@@ -104,6 +109,26 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
     except OSError as error:
         raise _unwritable(folder, error.strerror, key=key) from None
     return folder
+
+
+@contextmanager
+def claimed(folder: Path, settings: str, *, key: str) -> Generator[None]:
+    """Claim a folder for a while; what was made for it goes again if no work came to it.
+
+    Raises:
+        UserError: The folder belongs to other settings, or cannot be written.
+    """
+    fresh = [path for path in (folder, *folder.parents) if not path.exists()]
+    claim(folder, settings, key=key)
+    try:
+        yield
+    finally:
+        paths = list(folder.iterdir())
+        if fresh and _is_untouched({path.name for path in paths}):
+            for path in paths:
+                path.unlink()
+            for path in fresh:
+                path.rmdir()
 
 
 def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:

@@ -116,6 +116,45 @@ def test_help_names_every_argument_and_gives_examples(command, place):
     assert not jax_came_in
 
 
+# Lets nothing of the learner be imported, as where it is not installed.
+WITHOUT = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+from launch import cli
+from {module} import main
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "blocked"),
+    [
+        ("launch.train", "jax"),
+        ("launch.sft", "jax"),
+        ("launch.eval", "jax"),
+        ("launch.train", "flax"),
+    ],
+)
+def test_a_base_install_says_what_to_install(command, place, tiny, module, blocked):
+    parts = {blocked} if blocked == "flax" else {"jax", "jaxlib", "flax", "optax", "orbax", "numpy"}
+    before = snapshot(place)
+    code = WITHOUT.format(blocked=parts, module=module)
+    done = command("--cfg", tiny, cwd=place, code=code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {blocked} is not installed, and this command needs it: "
+        "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')\n"
+    )
+    assert snapshot(place) == before
+    # What is missing beside it is a mistake of ours.
+    code = WITHOUT.format(blocked={"apsw"}, module=module)
+    assert "ModuleNotFoundError" in command("--cfg", tiny, cwd=place, code=code).stderr
+
+
 @pytest.mark.parametrize("accelerator", ["gpu", "tpu"])
 def test_an_accelerator_that_is_not_there(command, place, tiny, accelerator):
     before = snapshot(place)
@@ -161,7 +200,11 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
                 (tmp_path / f"no-{left_out}" / name).write_text(text)
     train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
     model = [*train, "data.root=whole", "model.tiny=null"]
+    shutil.copytree(whole, tmp_path / "text")
+    (tmp_path / "text" / missing.relative_to(whole)).write_text("CREATE TABLE t (a);")
     cases = [
+        ([*train, "data.root=text"], f"{missing.name}: not a SQLite database; download it again"),
+        ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x: cannot be written (/proc: "),
         ([*train, "data.root=no-database"], f"{missing.name} is not there, but question "),
         ([*train, "data.root=cut"], "data.test: "),
         *(([*model, f"model.path=no-{name}"], name) for name in files),
@@ -202,7 +245,7 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tin
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("ENOSPC", "f: full; make room, and the same command goes on where it was"),
+        ("ENOSPC", "f: full; make room, and the same command goes on from what it has saved"),
         ("ENOTDIR", "f: full; move away what is there, or choose another folder"),
         ("EACCES", "f: full; allow it, or choose another folder"),
     ],
