@@ -181,10 +181,11 @@ def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, ti
 
 def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
     shutil.copytree(place / "data", tmp_path / "whole")
-    for name in ("no-database", "cut"):
+    for name in ("no-database", "text", "cut"):
         shutil.copytree(place / "data", tmp_path / name)
     missing = min((tmp_path / "no-database" / "database").rglob("*.sqlite"))
     missing.unlink()
+    min((tmp_path / "text" / "database").rglob("*.sqlite")).write_text("CREATE TABLE t (a);")
     questions = tmp_path / "cut" / "test.json"
     questions.write_text(questions.read_text()[:-20])
     files = {
@@ -200,8 +201,6 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
                 (tmp_path / f"no-{left_out}" / name).write_text(text)
     train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
     model = [*train, "data.root=whole", "model.tiny=null"]
-    shutil.copytree(whole, tmp_path / "text")
-    (tmp_path / "text" / missing.relative_to(whole)).write_text("CREATE TABLE t (a);")
     cases = [
         ([*train, "data.root=text"], f"{missing.name}: not a SQLite database; download it again"),
         ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x: cannot be written (/proc: "),
