@@ -96,6 +96,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     # first error has left behind.
     for noisy in ("absl", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    _hush()
     try:
         main(sys.argv[1:])
     except USER_ERRORS as error:
@@ -119,6 +120,23 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         sys.stderr.write("interrupted; the same command goes on from what it has saved\n")
         sys.exit(130)
     sys.exit(0)
+
+
+def _hush() -> None:
+    """Keep quiet what is said of a damaged checkpoint after the first read of it has failed.
+
+    Orbax then closes its event loop with other reads under way. TensorStore's threads and Orbax's
+    coroutines complain of that to the interpreter, in tracebacks that no log level stops.
+    """
+    tell = sys.unraisablehook
+
+    def hush(unraisable: Any) -> None:
+        code = getattr(unraisable.object, "cr_code", None)
+        is_of_orbax = code is not None and "orbax" in code.co_filename
+        if not is_of_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            tell(unraisable)
+
+    sys.unraisablehook = hush
 
 
 def _log_handler() -> logging.Handler:
