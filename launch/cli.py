@@ -32,7 +32,7 @@ console = Console(stderr=True, highlight=False)
 output = Console(highlight=False)
 
 # What to do about errors of the file system that are no fault of ours.
-_MAKE_ROOM = "make room, and the same command goes on where it was"
+_MAKE_ROOM = "make room, and the same command goes on from what it has saved"
 _MOVE_AWAY = "move away what is there, or choose another folder"
 _ALLOW = "allow it, or choose another folder"
 _ADVICE = {
@@ -40,6 +40,11 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _MOVE_AWAY),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
 }
+# What the extras for an accelerator install, by the names that are imported.
+_LEARNER = frozenset(
+    {"jax", "jaxlib", "jaxtyping", "flax", "optax", "orbax", "numpy", "safetensors"}
+    | {"tensorboardX", "tokenizers", "transformers", "jinja2"}
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -87,12 +92,23 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_log_handler()])
     for noisy in ("jax", "orbax", "httpx", "httpx2"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    # Orbax logs the tracebacks of errors that it also raises.
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    # Orbax logs the tracebacks of errors that it also raises; asyncio those of Orbax's tasks that a
+    # first error has left behind.
+    for noisy in ("absl", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    _hush()
     try:
         main(sys.argv[1:])
     except USER_ERRORS as error:
         fail(" ".join(str(error).split()))
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _LEARNER:
+            raise
+        fail(
+            f"{missing} is not installed, and this command needs it: "
+            "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
+        )
     except BrokenPipeError:  # whoever reads our output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
@@ -101,7 +117,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             raise
         fail(f"{error.filename or 'a file'}: {error.strerror}; {_ADVICE[error.errno]}")
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on where it was\n")
+        sys.stderr.write("interrupted; the same command goes on from what it has saved\n")
         sys.exit(130)
     sys.exit(0)
 
@@ -111,6 +127,23 @@ def give_up() -> NoReturn:
     sys.stderr.write("interrupted again; the same command goes on where it was\n")
     sys.stderr.flush()
     os._exit(130)
+
+
+def _hush() -> None:
+    """Keep quiet what is said of a damaged checkpoint after the first read of it has failed.
+
+    Orbax then closes its event loop with other reads under way. TensorStore's threads and Orbax's
+    coroutines complain of that to the interpreter, in tracebacks that no log level stops.
+    """
+    tell = sys.unraisablehook
+
+    def hush(unraisable: Any) -> None:
+        code = getattr(unraisable.object, "cr_code", None)
+        is_of_orbax = code is not None and "orbax" in code.co_filename
+        if not is_of_orbax and str(unraisable.exc_value) != "Event loop is closed":
+            tell(unraisable)
+
+    sys.unraisablehook = hush
 
 
 def _log_handler() -> logging.Handler:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import Field, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic.fields import FieldInfo
 
 from launch import rules
+from launch.layers import Layer, lay_over, origin, read_layers
 from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
-from rewards.config import JudgeConfig, PaperAtr, ProgressiveConfig, RewardConfig
+from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
     DemoConfig,
@@ -156,30 +157,27 @@ class Decode:
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
-_PACKAGED = resources.files("launch") / "configs"
-
-
-def packaged() -> list[str]:
-    """List the names of the configs that come with the project."""
-    return sorted(entry.name for entry in _PACKAGED.iterdir() if entry.name.endswith(".yaml"))
 
 
 def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
     """Read a config by path or packaged name, apply `key.sub=value` overrides, and check it.
 
+    A config with `base: other.yaml` is laid over that one first (`layers.lay_over`).
+
     Raises:
         UserError: The file is not there or not YAML; a key is unknown, of a wrong type, or
             contradicts another one.
     """
-    raw = _read(name)
+    layers = read_layers(name)
+    raw = lay_over(layers, _DEFAULT_KINDS)
     for override in overrides:
         _override(raw, override)
     _name_kinds(raw)
     try:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
-        raise UserError(f"{name}: {_explain(error)}") from None
-    _refuse_booleans(raw, config.model_dump(), name)
+        raise UserError(_explain(error, layers)) from None
+    _refuse_booleans(raw, config.model_dump(), layers)
     check(config)
     return config
 
@@ -194,38 +192,6 @@ def check(config: JobConfig) -> None:
 def dump(config: JobConfig) -> str:
     """Write a resolved config as YAML that `load_config` reads back."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
-
-
-def _read(name: str) -> dict[str, Any]:
-    path = Path(name)
-    if path.is_file():
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{name}: cannot be read as text ({error})") from None
-    elif name in packaged():
-        text = (_PACKAGED / name).read_text(encoding="utf-8")
-    else:
-        raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
-    try:
-        raw = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise UserError(f"{name}: a config is a mapping of keys to values")
-    return raw
-
-
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that is written twice; PyYAML takes the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
-        keys = [key.value for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                mark = node.value[number][0].start_mark
-                raise yaml.YAMLError(f"line {mark.line + 1}: {key} is there twice")
-        return super().construct_mapping(node, deep)
 
 
 def _name_kinds(raw: dict[str, Any]) -> None:
@@ -257,14 +223,18 @@ def _override(raw: dict[str, Any], override: str) -> None:
         node[last] = value
 
 
-def _refuse_booleans(raw: Any, read: Any, name: str, path: tuple[Any, ...] = ()) -> None:
+def _refuse_booleans(
+    raw: Any, read: Any, layers: Sequence[Layer], path: tuple[Any, ...] = ()
+) -> None:
     """Refuse true and false where a number is meant; pydantic takes them for 1 and 0."""
     if isinstance(raw, bool) and not isinstance(read, bool):
         where = ".".join(map(str, path))
-        raise UserError(f"{name}: {where}: should be a number, not {str(raw).lower()}")
+        raise UserError(
+            f"{origin(layers, path)}: {where}: should be a number, not {str(raw).lower()}"
+        )
     if isinstance(raw, dict | list):
         for key, value in raw.items() if isinstance(raw, dict) else enumerate(raw):
-            _refuse_booleans(value, read[key], name, (*path, key))
+            _refuse_booleans(value, read[key], layers, (*path, key))
 
 
 def _child(node: Any, key: str, override: str) -> Any:
@@ -283,27 +253,32 @@ def _index(node: list[Any], key: str, override: str) -> int:
     return int(key)
 
 
-def _explain(error: ValidationError) -> str:
-    """Say the first error in a line, with the key's path and what to write instead."""
+def _explain(error: ValidationError, layers: Sequence[Layer]) -> str:
+    """Say the first error in a line: the file, the key's path, and what to write instead."""
     first, *others = _mistakes(error)
-    where = ".".join(str(part) for part in first["loc"] if part not in _UNION_TAGS)
+    keys = tuple(part for part in first["loc"] if part not in _UNION_TAGS)
+    where = ".".join(map(str, keys))
     more = f" (and {len(others)} more)" if others else ""
-    if first["type"] == "extra_forbidden":
+    return f"{origin(layers, keys)}: {where}{_said(first, where)}{more}"
+
+
+def _said(mistake: Any, where: str) -> str:
+    """Say what is wrong with the key that stands before it."""
+    if mistake["type"] == "extra_forbidden":
         parent, _, word = where.rpartition(".")
-        hint = _closest(word, _keys_beside(first["loc"]), parent=parent)
-        return f"{where}: unknown key{hint}{more}"
-    if first["type"] == "missing":
-        return f"{where}: has to be set{more}"
-    if first["type"] == "union_tag_invalid":
-        context = first.get("ctx", {})
-        return f"{where}.kind: should be {context['expected_tags']}, not {context['tag']!r}{more}"
-    words = first["msg"][:1].lower() + first["msg"][1:]
-    wanted = _PLAIN_WORDS.get(first["type"], words)
-    return f"{where}: {wanted}, not {first['input']!r:.60}{more}"
+        return f": unknown key{_closest(word, _keys_beside(mistake['loc']), parent=parent)}"
+    if mistake["type"] == "missing":
+        return ": has to be set"
+    if mistake["type"] == "union_tag_invalid":
+        context = mistake.get("ctx", {})
+        return f".kind: should be {context['expected_tags']}, not {context['tag']!r}"
+    words = mistake["msg"][:1].lower() + mistake["msg"][1:]
+    wanted = _PLAIN_WORDS.get(mistake["type"], words)
+    return f": {wanted}, not {mistake['input']!r:.60}"
 
 
 def _mistakes(error: ValidationError) -> list[Any]:
-    """List the errors, without those that only follow from another."""
+    """List the errors without those that only follow from another, missing keys last."""
     errors = error.errors()
     unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
 
@@ -314,7 +289,9 @@ def _mistakes(error: ValidationError) -> list[Any]:
         beside = [str(key) for *parents, key in unknown if parents == [*place[:-1]]]
         return one["type"] == "missing" and bool(difflib.get_close_matches(place[-1], beside))
 
-    return [one for one in errors if not follows(one)]
+    # What a person wrote goes first: much may be missing because of it.
+    own = [one for one in errors if not follows(one)]
+    return sorted(own, key=lambda one: one["type"] == "missing")
 
 
 _PLAIN_WORDS = {
@@ -323,17 +300,25 @@ _PLAIN_WORDS = {
     "path_type": "should be a path",
     "too_short": "should have at least one item",
 }
-_DEFAULT_KINDS = {
-    ("env",): DiagnosedConfig().kind,
-    ("reward",): ProgressiveConfig().kind,
-    ("reward", "atr"): PaperAtr().kind,
-    ("train", "algorithm"): TrainConfig().algorithm.kind,
-}
-_ALGORITHMS = {"grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo", "reinforce_pp", "expo"}
+
+
+def _unions(
+    settings: type[BaseModel], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """List the fields whose keys depend on their `kind`, with their paths."""
+    for name, field in settings.model_fields.items():
+        if field.discriminator == "kind":
+            yield (*path, name), field
+        for member in get_args(field.annotation) or (field.annotation,):
+            if isinstance(member, type) and issubclass(member, BaseModel):
+                yield from _unions(member, (*path, name))
+
+
+_DEFAULT_KINDS = {path: field.default.kind for path, field in _unions(JobConfig)}
 _UNION_TAGS = {
-    *("diagnosed", "single_turn", "agentic"),
-    *("progressive", "one_shot", "expo", "paverl", "astra", "paper", "fig2"),
-    *_ALGORITHMS,
+    member.model_fields["kind"].default
+    for _, field in _unions(JobConfig)
+    for member in get_args(field.annotation)
 }
 
 

@@ -22,7 +22,7 @@ from launch.evaluation import (
     read_verdicts,
     write_official,
 )
-from launch.folders import RESULT, claim, claim_data, locked, versions, write_json
+from launch.folders import RESULT, claim_data, claimed, versions, write_json
 from launch.policy import PolicySource, load_policy
 from launch.wiring import SqlSide
 from minirl.reading import read_json
@@ -53,11 +53,9 @@ def questions(
     limit = limits.validation_questions if split == "validation" else limits.questions
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
-    with locked(out, key="--out"):
-        claim(out, settings, key="--out")
-        with SqlSide(config, made) as sql:
-            examples = sql.examples(split, limit=limit)
-            yield sql, examples, claim_data(out, {split: examples})
+    with claimed(out, settings, key="--out"), SqlSide(config, made) as sql:
+        examples = sql.examples(split, limit=limit)
+        yield sql, examples, claim_data(out, {split: examples})
 
 
 def evaluate(
@@ -80,8 +78,9 @@ def evaluate(
         settings: YAML of what decides them.
     """
     start = perf_counter()
+    # Before the folder is claimed: weights that cannot be read leave none behind.
+    model, tokenizer = load_policy(source, dtype=config.model.dtype)
     with questions(config, split, out=out, settings=settings) as (sql, examples, data):
-        model, tokenizer = load_policy(source, dtype=config.model.dtype)
         sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
         environment = sql.evaluation_environment()
         evaluator = Evaluator(

@@ -8,9 +8,10 @@ import logging
 import os
 import platform
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import apsw
@@ -39,9 +40,9 @@ def check_run(config: JobConfig) -> None:
     check(config.folder, dump(config), key="run.dir")
 
 
-def claim_run(config: JobConfig) -> Path:
-    """Make the run folder, or find the same run's; see `check`."""
-    return claim(config.folder, dump(config), key="run.dir")
+def claimed_run(config: JobConfig) -> AbstractContextManager[Path]:
+    """Make the run folder, or find the same run's; see `claimed`."""
+    return claimed(config.folder, dump(config), key="run.dir")
 
 
 def check(folder: Path, settings: str, *, key: str) -> None:
@@ -76,7 +77,7 @@ def check(folder: Path, settings: str, *, key: str) -> None:
 
 
 def check_place(folder: Path, *, key: str) -> None:
-    """Refuse a folder that `claim` could not make or write; nothing is made.
+    """Refuse a folder that `claim` could not make or write; nothing is left there.
 
     Raises:
         UserError: It lies below a file, or where this user may not write.
@@ -88,8 +89,12 @@ def check_place(folder: Path, *, key: str) -> None:
         raise _unwritable(folder, error.strerror, key=key) from None
     if not ground.is_dir():
         raise _unwritable(folder, f"{ground} is a file", key=key)
-    if not os.access(ground, os.W_OK | os.X_OK):
-        raise _unwritable(folder, f"you may not write in {ground}", key=key)
+    try:
+        # What may be written is not always writable: a full disk, /proc, a file system mounted so.
+        with TemporaryDirectory(prefix=".", dir=ground):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, f"{ground}: {error.strerror}", key=key) from None
 
 
 def claim(folder: Path, settings: str, *, key: str) -> Path:
@@ -109,7 +114,30 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
 
 
 @contextmanager
-def locked(folder: Path, *, key: str) -> Generator[None]:
+def claimed(folder: Path, settings: str, *, key: str) -> Generator[Path]:
+    """Claim a folder, and keep other processes out of it until the block ends.
+
+    What was made for it goes again if no work came to it.
+
+    Raises:
+        UserError: The folder belongs to other settings or to another process, or cannot be written.
+    """
+    fresh = [path for path in (folder, *folder.parents) if not path.exists()]
+    with _locked(folder, key=key):
+        try:
+            yield claim(folder, settings, key=key)
+        finally:
+            paths = list(folder.iterdir())
+            if fresh and _is_untouched({path.name for path in paths}):
+                with suppress(OSError):  # something else came to a parent in the meantime
+                    for path in paths:
+                        path.unlink()
+                    for path in fresh:
+                        path.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path, *, key: str) -> Generator[None]:
     """Make a folder, and keep other processes that ask for it out until the block ends.
 
     Raises:

@@ -8,6 +8,7 @@ from launch.config import SPLITS, JobConfig, Split
 from minirl.errors import UserError as ModelError
 from minirl.files import check_folder
 from sqlenv.config import DataConfig
+from sqlenv.database import check_database
 from sqlenv.datasets import GoldRunner, LoadedData, load
 from sqlenv.errors import UserError
 from sqlenv.layouts import locate
@@ -67,16 +68,22 @@ def load_split(
 
 
 def check_questions(config: JobConfig) -> None:
-    """Read every question of a data folder and find its database; no query is run.
+    """Read every question of a data folder and look at its database; no query is run.
 
     Raises:
-        UserError: A file is damaged, a database is not there, or no question is left.
+        UserError: A file is damaged, a database is not there or none of SQLite's, or no question
+            is left.
     """
     root = config.data.root
     if root is None:
         return
     for split in SPLITS:
-        load_split(config, split, root)
+        loaded = load_split(config, split, root)
+        try:
+            for database in dict.fromkeys(example.database for example in loaded.examples):
+                check_database(database)
+        except UserError as error:
+            raise UserError(f"data.{split}: {error}") from None
 
 
 def check_model(config: JobConfig) -> None:

@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 from launch import cli
 from launch.config import Decode, JobConfig
 from launch.evaluation import Evaluator, Verdict, accuracy, ci95, write_official
-from launch.folders import RESULT, claim_data, claim_run, write_json
+from launch.folders import RESULT, claim_data, claimed_run, write_json
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl.metrics import read_metrics
@@ -24,8 +24,7 @@ from sqlenv.types import Example
 def train(config: JobConfig, *, accelerator: str) -> None:
     """Run a job, or what is left of it."""
     start = perf_counter()
-    folder = claim_run(config)
-    with SqlSide(config, folder) as sql:
+    with claimed_run(config) as folder, SqlSide(config, folder) as sql:
         examples = sql.examples("train")
         limits = config.evaluation
         validation = sql.examples("validation", limit=limits.validation_questions)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launch.forms import Form
 from minirl.config import contradictions as of_the_learner
-from minirl.config import tiny_contradictions
+from minirl.config import schedule_contradictions, tiny_contradictions
 from rewards.config import contradictions as of_reward_and_env
 
 if TYPE_CHECKING:
@@ -55,8 +55,16 @@ def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
             "omnisql",
         ),
         *of_the_learner(config.train, config.sampler),
+        *_of_the_warm_start(config),
         *_of_the_tiny_model(config),
     ]
+
+
+def _of_the_warm_start(config: JobConfig) -> list[tuple[bool, str]]:
+    warm = config.warm_start
+    if warm is None:
+        return []
+    return schedule_contradictions(warm.optimizer, key="warm_start.optimizer")
 
 
 def _of_the_tiny_model(config: JobConfig) -> list[tuple[bool, str]]:

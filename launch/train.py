@@ -1,6 +1,7 @@
 """Train a model: warm start, accuracy before, reinforcement learning, accuracy after.
 
-Every phase leaves its result in the run folder, so that the same command goes on where a run was.
+Every phase leaves its result and its checkpoints in the run folder, so that the same command goes
+on from the last of them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from flax import nnx
 from launch import cli
 from launch.config import JobConfig, WarmStartConfig
 from launch.demonstrations import demonstrations
-from launch.folders import claim_run
+from launch.folders import claimed_run
 from launch.forms import Form
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import weights
@@ -66,6 +66,5 @@ def _sample(train: Sequence[Example], warm: WarmStartConfig, seed: int) -> Seque
 
 def only_warm_start(config: JobConfig) -> Path:
     """Run the warm start of a job, or what is left of it; return the model's folder."""
-    folder = claim_run(config)
-    with SqlSide(config, folder) as sql:
+    with claimed_run(config) as folder, SqlSide(config, folder) as sql:
         return start_model(config, folder, sql, sql.examples("train"))

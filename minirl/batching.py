@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from minirl.config import Aggregation, BatchingConfig
+
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,8 @@ class TokenRow:
         logprobs: Log-probability under the sampler where `is_action`, else 0.
         advantage: One number for the whole row, or one for each of its ids.
         prompt_length: How many ids the group shares.
+        start_logprobs: Log-probability under the learner at the weights that sampled, where
+            `is_action`; None where these are the weights at hand.
     """
 
     ids: np.ndarray
@@ -30,6 +35,7 @@ class TokenRow:
     logprobs: np.ndarray
     advantage: float | np.ndarray
     prompt_length: int
+    start_logprobs: np.ndarray | None = None
 
 
 class Batch(NamedTuple):
@@ -49,6 +55,8 @@ class Batch(NamedTuple):
         weight_BC: Share of the target in the mean over the whole batch (0 in padding); sums to 1
             over all micro-batches, but where sums over tokens are divided by something else than
             their number.
+        start_logp_BC: Log-probability of the target under the learner at the weights that sampled;
+            None where these are the weights at hand.
     """
 
     prefix_NP: Array
@@ -59,6 +67,18 @@ class Batch(NamedTuple):
     old_logp_BC: Array
     advantage_BC: Array
     weight_BC: Array
+    start_logp_BC: Array | None = None
+
+
+def mini_batches(groups: Sequence[Group], *, count: int) -> list[Sequence[Group]]:
+    """Share groups out to mini-batches, in order; sizes differ by one at most, and none is empty.
+
+    Returns:
+        `count` parts, or one for each group where there are fewer.
+    """
+    count = min(count, len(groups))
+    bounds = [len(groups) * n // count for n in range(count + 1)] if count else []
+    return [groups[start:end] for start, end in pairwise(bounds)]
 
 
 def row_length(row: TokenRow, *, aggregation: Aggregation) -> int:
@@ -182,7 +202,7 @@ def _pack(
     prefix_length_N = np.zeros(N, np.int32)
     input_BC, target_BC = np.full((2, N * G, C), pad_id, np.int32)
     is_action_BC = np.zeros((N * G, C), bool)
-    old_logp_BC, advantage_BC, weight_BC = np.zeros((3, N * G, C), np.float32)
+    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, N * G, C), np.float32)
     for n, group in enumerate(groups):
         start = group[0].prompt_length - 1
         prefix_length_N[n] = start
@@ -196,5 +216,9 @@ def _pack(
             advantage_T = np.broadcast_to(row.advantage, len(row.ids))
             advantage_BC[b, :length] = advantage_T[start + 1 :]
             weight_BC[b] = weights[n][g] * is_action_BC[b]
+            if row.start_logprobs is not None:
+                start_logp_BC[b, :length] = row.start_logprobs[start + 1 :]
     tokens = (prefix_NP, prefix_length_N, input_BC, target_BC)
-    return Batch(*map(jnp.asarray, (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)))
+    arrays = (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)
+    has_start = groups[0][0].start_logprobs is not None
+    return Batch(*map(jnp.asarray, (*arrays, start_logp_BC) if has_start else arrays))

@@ -271,7 +271,7 @@ class SecondStage(Settings):
     """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
 
     steps: PositiveInt = 312
-    """Updates of the second stage."""
+    """Steps of the second stage."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of its first learning rate that the cosine ends at."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
@@ -282,12 +282,16 @@ class TrainConfig(Settings):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
-    """Updates (of the first stage); 312 batches of 64 prompts pass once over 20,000 examples."""
+    """Steps (of the first stage); 312 batches of 64 prompts pass once over 20,000 examples."""
     second_stage: SecondStage | None = None
     """What follows the first stage; None for nothing."""
     prompts_per_step: PositiveInt = 64
     group_size: PositiveInt = 8
     """Trajectories a prompt (G)."""
+    mini_batches: PositiveInt = 1
+    """Parts that a step's groups are shared out to, in order and as evenly as possible, with an
+    update each: from the second on the importance ratio is away from 1. All updates of a step have
+    the learning rate of that step; where filters leave fewer groups, there are fewer updates."""
     algorithm: Algorithm = Grpo()
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
@@ -306,13 +310,13 @@ class TrainConfig(Settings):
 
     @property
     def all_steps(self) -> int:
-        """Return the updates of all stages."""
+        """Return the steps of all stages."""
         return self.steps + (self.second_stage.steps if self.second_stage else 0)
 
 
 def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[bool, str]]:
     """List rules that settings may break: whether they do, and a line that says what to write."""
-    algorithm, optimizer, size = train.algorithm, train.optimizer, train.group_size
+    algorithm, size = train.algorithm, train.group_size
     direct = algorithm.estimator == "direct"
     has_kl = algorithm.kl_coef > 0
     by_token = direct or algorithm.token_credit == "return_to_go" or algorithm.correction != "none"
@@ -346,6 +350,11 @@ def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[boo
             "set it to null",
         ),
         (
+            train.mini_batches > train.prompts_per_step,
+            f"train.mini_batches: {train.mini_batches} are more than train.prompts_per_step = "
+            f"{train.prompts_per_step}, and each has at least one prompt",
+        ),
+        (
             algorithm.max_rounds > 1 and not filtered,
             "train.algorithm.max_rounds: without a filter the first round is full; use 1, or "
             "train.algorithm.correctness_filter=mixed",
@@ -355,25 +364,30 @@ def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[boo
             f"train.algorithm.overlong_tokens: {algorithm.overlong_tokens} is not below "
             f"sampler.max_response_tokens; the paper's share of it is a fifth: use {longest // 5}",
         ),
-        *_schedule_contradictions(optimizer),
+        *schedule_contradictions(train.optimizer, key="train.optimizer"),
     ]
 
 
-def _schedule_contradictions(optimizer: OptimizerConfig) -> list[tuple[bool, str]]:
+def schedule_contradictions(optimizer: OptimizerConfig, *, key: str) -> list[tuple[bool, str]]:
+    """List the rules of a learning rate's course, in the form of `contradictions`.
+
+    Args:
+        optimizer: Its settings.
+        key: Where these stand.
+    """
     ramp = optimizer.schedule == "ramp_cosine"
     return [
         (
             ramp and optimizer.warmup_steps > 0,
-            "train.optimizer.warmup_steps: schedule=ramp_cosine rises for ramp_share of the "
-            "steps; use 0",
+            f"{key}.warmup_steps: schedule=ramp_cosine rises for ramp_share of the steps; use 0",
         ),
         (
             ramp and optimizer.flat_share >= optimizer.ramp_share,
-            "train.optimizer.flat_share: not below ramp_share, so that no step is left to rise in",
+            f"{key}.flat_share: not below ramp_share, so that no step is left to rise in",
         ),
         (
             optimizer.lr_ramp == "code" and not ramp,
-            "train.optimizer.lr_ramp: code is the rise of schedule=ramp_cosine; set that too",
+            f"{key}.lr_ramp: code is the rise of schedule=ramp_cosine; set that too",
         ),
     ]
 

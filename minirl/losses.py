@@ -190,8 +190,9 @@ def objective(
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the whole loss of a micro-batch, and what is worth knowing of it.
 
-    With a correction, the ratio is that of the learner to itself at the weights that sampled. There
-    is one update a batch, so these are the weights at hand: the ratio is 1 and never clipped.
+    With a correction, the ratio is that of the learner to itself at the weights that sampled. In
+    the only update of a step these are the weights at hand: the ratio is 1 and never clipped. With
+    several mini-batches the learner's log-probabilities at those weights come in the batch.
 
     Args:
         logp_BT: Natural-log probability of each target under the policy being trained.
@@ -206,8 +207,10 @@ def objective(
     gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
     old_logp_BT, advantage_BT, stats = batch.old_logp_BC, batch.advantage_BC, {}
     if algorithm.correction != "none":
+        start_logp_BT = batch.start_logp_BC
+        old_logp_BT = jax.lax.stop_gradient(logp_BT) if start_logp_BT is None else start_logp_BT
         weight_BT = importance_correction(
-            logp_BT,
+            old_logp_BT,
             batch.old_logp_BC,
             batch.is_action_BC,
             kind=algorithm.correction,
@@ -216,7 +219,6 @@ def objective(
         )
         # The clipped term is homogeneous in the advantage, so that is where the weight goes.
         advantage_BT = advantage_BT * weight_BT
-        old_logp_BT = jax.lax.stop_gradient(logp_BT)
         stats["correction_mean"] = jnp.sum(weight_BT * batch.weight_BC)
     loss, clip_fraction = policy_loss(
         logp_BT,

@@ -10,12 +10,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
@@ -24,12 +27,13 @@ from minirl.batching import (
     Batch,
     TokenRow,
     micro_batches,
+    mini_batches,
     read_back,
     row_length,
     token_weights,
 )
 from minirl.checkpoint import Checkpoints
-from minirl.config import SamplerConfig, TrainConfig
+from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
@@ -43,6 +47,7 @@ from minirl.types import Environment, Score, Tokenizer, Trajectory
 from minirl.update import Learner, make_optimizer, policy_objective
 
 Progress = Callable[[int, int, str], None]
+Rows = Sequence[Sequence[TokenRow]]  # of each group
 _log = logging.getLogger(__name__)
 # Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
 _MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
@@ -124,7 +129,7 @@ class Trainer:
         self._learner = Learner(
             graph,
             policy_objective(config.algorithm, temperature=sampler.temperature),
-            make_optimizer(config.optimizer, steps=config.steps),
+            self._optimizer(config.optimizer, steps=config.steps),
             temperature=sampler.temperature,
         )
         self._sampler = NativeSampler(
@@ -152,6 +157,9 @@ class Trainer:
         with closing(self._metrics), closing(self._checkpoints):
             while self.step < self._config.all_steps:
                 progress(*self._advance())
+
+    def _optimizer(self, config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
+        return make_optimizer(config, steps=steps, updates_per_step=self._config.mini_batches)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
@@ -211,7 +219,7 @@ class Trainer:
             alpha=stage.alpha,
         )
         optimizer = second_optimizer(config.optimizer, stage, start)
-        self._learner.use(make_optimizer(optimizer, steps=stage.steps))
+        self._learner.use(self._optimizer(optimizer, steps=stage.steps))
         self.restart = start
         return start
 
@@ -327,17 +335,29 @@ class Trainer:
         rows = [[replace(row, advantage=next(credit)) for row in group] for group in rows]
         in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss"
         needs_reference = in_loss or (kl is None and self.step % self._config.kl_every == 0)
-        self._state, stats = self._learner.update(
-            self._state,
-            self._micro_batches(rows),
-            reference=self._reference if needs_reference else None,
-        )
-        whole = self._whole_weight(flat)
-        for name, value in stats.items():
-            numbers[f"update/{name}"] = value / whole if name in _MEANS else value
-        return numbers
+        return numbers | self._apply(rows, self._reference if needs_reference else None)
 
-    def _micro_batches(self, rows: Sequence[Sequence[TokenRow]]) -> Iterator[Batch]:
+    def _apply(self, rows: Rows, reference: nnx.State | None) -> dict[str, float]:
+        """Make an update with each mini-batch of a step; return the means of their statistics."""
+        if self._config.mini_batches > 1 and self._config.algorithm.correction != "none":
+            # After the first update the weights that sampled are gone.
+            known = self._logprobs(self._state.params, rows)
+            rows = [
+                [replace(row, start_logprobs=logp) for row, logp in zip(*pair, strict=True)]
+                for pair in zip(rows, known, strict=True)
+            ]
+        found = []
+        for part in mini_batches(rows, count=self._config.mini_batches):
+            self._state, stats = self._learner.update(
+                self._state, self._micro_batches(part), reference=reference
+            )
+            whole = self._whole_weight([row for group in part for row in group])
+            found.append({k: v / whole if k in _MEANS else v for k, v in stats.items()})
+        return {
+            f"update/{key}": _over_updates(key, [one[key] for one in found]) for key in found[0]
+        }
+
+    def _micro_batches(self, rows: Rows) -> Iterator[Batch]:
         return micro_batches(
             rows,
             aggregation=self._config.algorithm.aggregation,
@@ -361,10 +381,14 @@ class Trainer:
         counts = [int(row.is_action.sum()) for row in rows]
         return float(np.dot(counts, weights)) or 1.0
 
-    def _divergence(self, rows: Sequence[Sequence[TokenRow]]) -> list[np.ndarray]:
+    def _logprobs(self, params: nnx.State, rows: Rows) -> list[list[np.ndarray]]:
+        """Return the log-probability of each id under these weights, 0 on prompts."""
+        values = self._learner.logprobs(params, self._micro_batches(rows))
+        return read_back(rows, values, sizes=self._config.batching)
+
+    def _divergence(self, rows: Rows) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""
-        values = self._learner.logprobs(self._reference, self._micro_batches(rows))
-        reference = read_back(rows, values, sizes=self._config.batching)
+        reference = self._logprobs(self._reference, rows)
         estimator = self._config.algorithm.kl_estimator
         return [
             np.where(row.is_action, kl_numbers(row.logprobs, logprobs, estimator=estimator), 0.0)
@@ -391,6 +415,13 @@ class Trainer:
 def _row(trajectory: Trajectory) -> TokenRow:
     flat = flatten(trajectory)
     return TokenRow(flat.ids, flat.is_action, flat.logprobs, 0.0, flat.prompt_length)
+
+
+def _over_updates(name: str, values: Sequence[float]) -> float:
+    """Return the mean of a statistic over the updates of a step; of a `_max` the largest."""
+    if name.endswith("_max"):
+        return max(values)
+    return reduce(add, values) / len(values)
 
 
 def _rewards(scores: Scores) -> np.ndarray:

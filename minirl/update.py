@@ -45,14 +45,18 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
+def make_optimizer(
+    config: OptimizerConfig, *, steps: int, updates_per_step: int = 1
+) -> optax.GradientTransformation:
     """Build AdamW or Muon with its course of the learning rate, and clipping by global norm.
 
     Args:
         config: Its settings.
         steps: Length of the whole run, where a cosine ends.
+        updates_per_step: Updates of one step, which all have its learning rate.
     """
-    rate = learning_rate(config, steps=steps)
+    course = learning_rate(config, steps=steps)
+    rate = course if updates_per_step == 1 else lambda count: course(count // updates_per_step)
     decay = config.weight_decay
     if config.kind == "adamw":
         rule = optax.adamw(rate, b1=config.beta1, b2=config.beta2, weight_decay=decay)

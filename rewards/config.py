@@ -104,6 +104,9 @@ class ProgressiveConfig(Settings):
     decay: float = Field(default=0.5, gt=0, le=1)
     """Factor on the reward of a match for every turn it comes later (gamma)."""
 
+    alignment: Literal["both", "structural", "lexical"] = "both"
+    """What F measures: the mean of structure and words, or one of them alone (table 3)."""
+
     align_gain: float = 1.0
     """Factor on the rise of alignment from the first to the last query."""
 
@@ -126,8 +129,8 @@ class ProgressiveConfig(Settings):
     """Whether the last reply alone or every reply must follow the format."""
 
     gold_unparsed: Literal["half", "lexical"] = "half"
-    """Alignment when the gold has no tree: half the lexical one (as if no structure agreed), or
-    all of it."""
+    """Alignment by both when the gold has no tree: half the lexical one (as if no structure
+    agreed), or all of it."""
 
     tree: TreeConfig = TreeConfig()
     """The diagnostic tree."""
@@ -195,7 +198,7 @@ class ExpoConfig(Settings):
     incremental: bool = True
     """Find blamed clauses by clause-wise execution; without it by the types alone (table 5)."""
 
-    type_map: Literal["fallback", "intersect", "off"] = "fallback"
+    type_map: Literal["fallback", "intersect", "none"] = "fallback"
     """Use of the clauses that can cause a type of difference (table 12): where clause-wise
     execution blames none, also to narrow down what it blames, or not at all."""
 

@@ -177,7 +177,7 @@ class ExpoReward:
             blamed = self._blame_steps(example, sql, clauses, gold, predicted, sought)
         if config.type_map == "intersect":
             blamed &= mapped
-        if not blamed and config.empty_cerr == "map" and config.type_map != "off":
+        if not blamed and config.empty_cerr == "map" and config.type_map != "none":
             blamed = mapped
         if not blamed and config.empty_cerr != "none":
             blamed = everyone

@@ -60,13 +60,17 @@ class ProgressiveReward:
         return Score(sum(parts.values()), is_correct(episode), parts)
 
     def align(self, example: Example, sql: str) -> Alignment:
-        """Measure F of one query: the mean of structural and lexical alignment, in [0, 1]."""
+        """Measure F of one query, in [0, 1]: the mean of structural and lexical alignment, or one
+        of them where an ablation leaves the other out.
+        """
         columns = self._columns_of(example)
         found = diagnose(sql, example.gold_sql, columns, self._config.tree)
         lexical = lexical_similarity(sql, example.gold_sql)
+        mean = (found.struct + lexical) / 2
         if self._config.gold_unparsed == "lexical" and not found.gold_parsed:
-            return Alignment(lexical, lexical, found)
-        return Alignment((found.struct + lexical) / 2, lexical, found)
+            mean = lexical
+        value = {"both": mean, "structural": found.struct, "lexical": lexical}
+        return Alignment(value[self._config.alignment], lexical, found)
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics: F, structure and words of the first and the last query,

@@ -98,13 +98,14 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path):
     blocks = re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL)
     (_, code), (_, expected) = blocks
     without_jax = "\nimport sys\nassert not {'jax', 'flax', 'minirl'} & set(sys.modules)\n"
-    run = subprocess.run(
-        [sys.executable, "-c", code + without_jax],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (run.stdout, run.stderr) == (expected, "")
+    for _ in range(2):  # what the first run made does not stand in the way of the second
+        run = subprocess.run(
+            [sys.executable, "-c", code + without_jax],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert (run.stdout, run.stderr) == (expected, "")

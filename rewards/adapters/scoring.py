@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rewards.compose import build_reward
-from rewards.config import ProgressiveConfig, RewardConfig, TreeConfig, contradictions
+from rewards.config import ProgressiveConfig, RewardConfig, contradictions, tree_of
 from rewards.feedback import build_feedback
 from rewards.progressive import columns_of
 from rewards.types import Score
@@ -59,8 +59,7 @@ class Scorer:
     def environment(self, *, replies: int) -> Environment:
         """Build the environment of the settings, for episodes of at most so many replies."""
         reward = self.config.reward
-        tree = reward.tree if isinstance(reward, ProgressiveConfig) else TreeConfig()
-        feedback = build_feedback(self._columns_of, tree, style="progress")
+        feedback = build_feedback(self._columns_of, tree_of(reward), style="progress")
         return self._build(shorten(self.config.env, replies), feedback=feedback)
 
     def score(self, example: Example, replies: Sequence[str]) -> Score:

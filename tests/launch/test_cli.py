@@ -11,7 +11,7 @@ import yaml
 
 import minirl.errors
 from launch import folders
-from launch.config import SPLITS, load_config
+from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.inputs import check_data, check_inputs
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
@@ -116,6 +116,45 @@ def test_help_names_every_argument_and_gives_examples(command, place):
     assert not jax_came_in
 
 
+# Lets nothing of the learner be imported, as where it is not installed.
+WITHOUT = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+from launch import cli
+from {module} import main
+cli.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "blocked"),
+    [
+        ("launch.train", "jax"),
+        ("launch.sft", "jax"),
+        ("launch.eval", "jax"),
+        ("launch.train", "flax"),
+    ],
+)
+def test_a_base_install_says_what_to_install(command, place, tiny, module, blocked):
+    parts = {blocked} if blocked == "flax" else {"jax", "jaxlib", "flax", "optax", "orbax", "numpy"}
+    before = snapshot(place)
+    code = WITHOUT.format(blocked=parts, module=module)
+    done = command("--cfg", tiny, cwd=place, code=code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {blocked} is not installed, and this command needs it: "
+        "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')\n"
+    )
+    assert snapshot(place) == before
+    # What is missing beside it is a mistake of ours.
+    code = WITHOUT.format(blocked={"apsw"}, module=module)
+    assert "ModuleNotFoundError" in command("--cfg", tiny, cwd=place, code=code).stderr
+
+
 @pytest.mark.parametrize("accelerator", ["gpu", "tpu"])
 def test_an_accelerator_that_is_not_there(command, place, tiny, accelerator):
     before = snapshot(place)
@@ -142,10 +181,11 @@ def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, ti
 
 def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
     shutil.copytree(place / "data", tmp_path / "whole")
-    for name in ("no-database", "cut"):
+    for name in ("no-database", "text", "cut"):
         shutil.copytree(place / "data", tmp_path / name)
     missing = min((tmp_path / "no-database" / "database").rglob("*.sqlite"))
     missing.unlink()
+    min((tmp_path / "text" / "database").rglob("*.sqlite")).write_text("CREATE TABLE t (a);")
     questions = tmp_path / "cut" / "test.json"
     questions.write_text(questions.read_text()[:-20])
     files = {
@@ -162,6 +202,8 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
     train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
     model = [*train, "data.root=whole", "model.tiny=null"]
     cases = [
+        ([*train, "data.root=text"], f"{missing.name}: not a SQLite database; download it again"),
+        ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x: cannot be written (/proc: "),
         ([*train, "data.root=no-database"], f"{missing.name} is not there, but question "),
         ([*train, "data.root=no-database"], ".drop_missing_database=true to leave such questions"),
         ([*train, "data.root=cut"], "data.test: "),
@@ -203,7 +245,7 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tin
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("ENOSPC", "f: full; make room, and the same command goes on where it was"),
+        ("ENOSPC", "f: full; make room, and the same command goes on from what it has saved"),
         ("ENOTDIR", "f: full; move away what is there, or choose another folder"),
         ("EACCES", "f: full; allow it, or choose another folder"),
     ],
@@ -260,15 +302,20 @@ def test_the_papers_run_reads_omnisqls_download(tmp_path):
 # Folders.
 
 
+def claim_run(config: JobConfig) -> Path:
+    """Leave a run folder behind as a run that was killed would."""
+    return folders.claim(config.folder, dump(config), key="run.dir")
+
+
 def test_a_folder_of_other_settings_is_refused_and_kept(tiny, tmp_path):
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = folders.claim_run(ours)
-    assert folders.claim_run(ours) == folder
+    folder = claim_run(ours)
+    assert claim_run(ours) == folder
     (folder / "metrics.jsonl").write_text("work\n")
     before = snapshot(folder)
-    assert folders.claim_run(ours) == folder
+    assert claim_run(ours) == folder
     others = ours.model_copy(update={"seed": 9})
-    for refuse in (folders.check_run, folders.claim_run):
+    for refuse in (folders.check_run, claim_run):
         with pytest.raises(UserError, match="seed is 0 there and 9 here") as caught:
             refuse(others)
         assert "run.dir" in str(caught.value)
@@ -278,19 +325,19 @@ def test_a_folder_of_other_settings_is_refused_and_kept(tiny, tmp_path):
 def test_a_folder_without_work_may_have_other_settings(tiny, tmp_path):
     """A first start that failed must not stand in the way of the corrected one."""
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = folders.claim_run(ours)
-    folders.claim_run(ours.model_copy(update={"seed": 9}))
+    folder = claim_run(ours)
+    claim_run(ours.model_copy(update={"seed": 9}))
     assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
 
 
 def test_versions_that_changed_since_are_named(tiny, tmp_path, caplog):
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    path = folders.claim_run(ours) / "versions.json"
-    folders.claim_run(ours)
+    path = claim_run(ours) / "versions.json"
+    claim_run(ours)
     assert not caplog.records
     noted = json.loads(path.read_text())
     path.write_text(json.dumps(noted | {"sqlite": "3.40.1"}))
-    folders.claim_run(ours)
+    claim_run(ours)
     assert "sqlite 3.40.1 began" in caplog.text
     assert json.loads(path.read_text()) == noted
 
@@ -300,26 +347,26 @@ def test_a_kill_while_the_folder_was_claimed_is_no_obstacle(tiny, tmp_path):
     folder.mkdir()
     (folder / ".config.yaml.part").write_text("seed")
     ours = load_config(str(tiny), [f"run.dir={folder}"])
-    assert folders.claim_run(ours) == folder
+    assert claim_run(ours) == folder
     assert {path.name for path in folder.iterdir()} == {"config.yaml", "versions.json"}
 
 
 def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = folders.claim_run(ours)
+    folder = claim_run(ours)
     (folder / "metrics.jsonl").write_text("work\n")
     (folder / "config.yaml").write_text("seed: [")
     with pytest.raises(UserError, match=r"its config.yaml is damaged"):
-        folders.claim_run(ours)
+        claim_run(ours)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\x00", '{"sqlite": 3}'])
 def test_damaged_versions_are_told(tiny, tmp_path, text):
     ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    path = folders.claim_run(ours) / "versions.json"
+    path = claim_run(ours) / "versions.json"
     path.write_text(text)
     with pytest.raises(minirl.errors.UserError, match=r"versions.json: .*; delete it to go on"):
-        folders.claim_run(ours)
+        claim_run(ours)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "\x00"])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.config import Decode, dump, load_config, packaged
+from launch.config import Decode, dump, load_config
+from launch.layers import packaged
 from sqlenv.config import DiagnosedConfig
 from sqlenv.errors import UserError
 
@@ -93,7 +94,11 @@ def test_only_mistakes_of_their_own_are_counted(tmp_path):
         ({"layout": "spyder"}, "not 'spyder'"),
         ({"splt": "dev", "layout": "spyder"}, "not 'spyder' (and 1 more)"),
         ({"path": ..., "pth": "."}, "did you mean data.test.sources.0.path?"),
-        ({"path": ..., "rubbish": "."}, "data.test.sources.0.path: has to be set (and 1 more)"),
+        # What a person wrote goes before what is missing, perhaps because of it.
+        (
+            {"path": ..., "rubbish": "."},
+            "known here: comments, dialect, file, layout, limit, path, split, weight (and 1 more)",
+        ),
     ]
     for changes, words in cases:
         changed = {key: value for key, value in (source | changes).items() if value is not ...}
@@ -112,6 +117,12 @@ def test_only_mistakes_of_their_own_are_counted(tmp_path):
         ("train.algorithm.kind=dapo", "train.algorithm.overlong_tokens: 4096 is not below"),
         ("sampler.max_reply_tokens=9999", "larger than sampler.max_response_tokens"),
         ("env.wrapping=fence", "env.wrapping: the progressive reward judges the <sql> tag"),
+        (
+            "warm_start.optimizer.schedule=ramp_cosine",
+            "warm_start.optimizer.warmup_steps: schedule=ramp_cosine rises for ramp_share",
+        ),
+        ("warm_start.optimizer.lr_ramp=code", "warm_start.optimizer.lr_ramp: code is the rise"),
+        ("train.mini_batches=17", "train.mini_batches: 17 are more than train.prompts_per_step"),
         ("model.tiny.heads=5", "model.tiny.kv_heads: 4 does not divide heads = 5"),
         (
             "model.tiny.hidden_size=129",
@@ -178,6 +189,19 @@ def test_files_that_are_no_configs(tmp_path):
     assert "line 3: train is there twice" in message(written(b"train: {}\nseed: 1\ntrain: {}\n"))
     assert "data: has to be set (and 1 more)" in message(written(b"seed: 1"))
     assert DEMO in message(tmp_path / "none.yaml")
+
+
+def test_a_misspelt_section_is_named_before_what_is_missing(tmp_path):
+    raw = yaml.safe_load(dump(load_config(DEMO, [])))
+    for section, words in (
+        ("data", "dta: unknown key; did you mean data?"),
+        ("data", "questions: unknown key; known here: data, "),
+        ("model", "modle: unknown key; did you mean model?"),
+    ):
+        misspelt = words.split(":")[0]
+        changed = {misspelt if key == section else key: value for key, value in raw.items()}
+        (tmp_path / "run.yaml").write_text(yaml.safe_dump(changed))
+        assert message(tmp_path / "run.yaml").startswith(f"{tmp_path / 'run.yaml'}: {words}")
 
 
 def test_a_file_goes_before_a_packaged_config(tmp_path, monkeypatch):

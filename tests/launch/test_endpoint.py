@@ -10,7 +10,7 @@ import minirl.errors
 from launch import endpoint
 from launch.config import VerbalConfig
 from launch.endpoint import Endpoint
-from launch.folders import locked
+from launch.folders import claimed
 from launch.journal import Answer, Cost, Journal, Request
 from launch.verbal_job import Choices
 from sqlenv.errors import UserError
@@ -140,15 +140,19 @@ def test_a_line_cut_short_is_taken_away(tmp_path):
 def test_a_folder_has_one_writer_at_a_time(tmp_path):
     folder = tmp_path / "out"
     with (
-        locked(folder, key="--out"),
+        claimed(folder, "a: 1\n", key="--out"),
         pytest.raises(UserError, match="another process writes here"),
-        locked(folder, key="--out"),
+        claimed(folder, "a: 1\n", key="--out"),
     ):
         pass
-    with locked(folder, key="--out"):
-        assert folder.is_dir()
+    with claimed(folder, "a: 1\n", key="--out"):
+        assert (folder / "config.yaml").is_file()
+    assert not folder.exists()
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"), locked(tmp_path / "file", key="x"):
+    with (
+        pytest.raises(UserError, match="cannot be written"),
+        claimed(tmp_path / "file", "a: 1\n", key="x"),
+    ):
         pass
 
 

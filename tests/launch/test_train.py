@@ -213,6 +213,75 @@ def test_evaluation_agrees_with_training(command, place, tiny):
     assert ours.read_bytes() == theirs.read_bytes()
 
 
+# Reads many policies in one process; what libraries say late is said before it ends.
+READING = """
+import gc, json, sys
+from pathlib import Path
+from launch import cli
+from launch.config import load_config
+from launch.policy import find_policy, load_policy
+config = load_config(sys.argv[1], [])
+def main(arguments):
+    load_policy(find_policy(config, Path(arguments[0])), dtype="float32")
+for name in sys.argv[2:]:
+    sys.argv = ["", name]
+    try:
+        cli.run(main)
+    except SystemExit as end:
+        print(end.code)
+    gc.collect()
+"""
+
+
+def test_damaged_checkpoints_are_told_in_one_line_each(command, place, tiny, tmp_path):
+    """Nothing but our line: no traceback that Orbax, TensorStore or asyncio print beside it."""
+    whole = place / "finished" / "checkpoints" / "3" / "tree"
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    assert len(files) > 5
+    names = []
+    for number, name in enumerate(files):
+        for kind in ("missing", "empty", "rubbish", "half"):
+            run = tmp_path / f"{kind}{number}"
+            folder = run / "checkpoints" / "3"
+            shutil.copytree(whole, folder / "tree")
+            (run / "config.yaml").write_bytes((place / "finished" / "config.yaml").read_bytes())
+            (run / "model").symlink_to(place / "finished" / "model")
+            file = folder / "tree" / name
+            content = file.read_bytes()
+            damaged = {"empty": b"", "rubbish": b"x" * 99, "half": content[: len(content) // 2]}
+            if kind in damaged:
+                file.write_bytes(damaged[kind])
+            else:
+                file.unlink()
+            names.append(str(folder))
+    done = command(tiny, *names, cwd=tmp_path, code=READING)
+    codes = done.stdout.split()
+    assert len(codes) == len(names), done.stderr
+    # Reading needs not every file.
+    assert codes.count("2") >= len(names) // 3
+    said = done.stderr.splitlines()
+    assert len(said) == codes.count("2"), done.stderr
+    assert all("checkpoints/3: the checkpoint cannot be read" in line for line in said)
+
+
+def test_an_evaluation_that_fails_leaves_no_folder(command, place, tiny, tmp_path):
+    folder = tmp_path / "finished"
+    shutil.copytree(place / "finished", folder)
+    for path in (folder / "checkpoints").rglob("manifest.ocdbt"):
+        path.write_bytes(path.read_bytes()[:10])
+    line = ["--cfg", tiny, "run.dir=finished"]
+    done = command("launch.eval", *line, "--checkpoint", "finished", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    # No prompt fits: found when questions are read.
+    short = [*line, "--checkpoint", "finished/model", "sampler.max_prompt_tokens=5"]
+    done = command("launch.eval", *short, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "no test prompt fits 5 tokens" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "evals").exists()
+
+
 @pytest.fixture
 def policy(place) -> Callable[[Path | None], Any]:
     from launch.config import load_config

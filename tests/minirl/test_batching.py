@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from minirl.batching import TokenRow, micro_batches, round_up, token_weights
+from minirl.batching import (
+    TokenRow,
+    micro_batches,
+    mini_batches,
+    round_up,
+    token_weights,
+)
 from minirl.config import BatchingConfig
 
 PAD = 99
@@ -120,3 +130,26 @@ def test_round_up():
     assert len(set(sizes)) <= 32
     assert round_up(0, multiple=16) == 16
     assert [round_up(n, multiple=1) for n in (7, 8, 9, 15, 17)] == [7, 8, 10, 16, 20]
+
+
+@given(st.integers(0, 40), st.integers(1, 12))
+def test_mini_batches_are_all_groups_in_order_and_as_even_as_can_be(count, parts):
+    groups = list(range(count))
+    found = mini_batches(groups, count=parts)
+    assert [group for part in found for group in part] == groups
+    assert len(found) == min(parts, count)
+    sizes = [len(part) for part in found]
+    assert not sizes or max(sizes) - min(sizes) <= 1
+    assert all(sizes)
+
+
+def test_log_probabilities_of_the_weights_that_sampled_are_packed_where_they_are_known():
+    group = [
+        row([11, 12, 21, 22], [2, 3], prompt_length=2),
+        row([11, 12, 23], [2], prompt_length=2),
+    ]
+    (batch,) = batches_of([group])
+    assert batch.start_logp_BC is None
+    known = [replace(one, start_logprobs=one.logprobs - 0.5) for one in group]
+    (batch,) = batches_of([known])
+    assert batch.start_logp_BC.tolist() == [[-2.5, -3.5, 0, 0], [-2.5, 0, 0, 0]]

@@ -63,6 +63,31 @@ def test_gradient_of_expo_is_its_coefficients(divisor, share):
     np.testing.assert_allclose(gradient_BT, -share * np.array([EXPO["own"]]), atol=1e-6)
 
 
+def test_corrections_of_later_mini_batches_are_those_of_the_weights_that_sampled():
+    # The sampler, the learner as it sampled, the learner now; the second token is past the clip.
+    sampler, start, now = np.log([[0.5, 0.4, 0.2], [0.4, 0.4, 0.4], [0.42, 0.6, 0.36]])
+    advantage = np.array([1.0, 1.0, -1.0])
+    correction, ratio = np.exp(start - sampler), np.exp(now - start)
+    terms = np.minimum(ratio, np.clip(ratio, 0.8, 1.2)) * np.minimum(correction, 1.5)
+    # Of a negative advantage the larger side counts.
+    terms[2] = -max(ratio[2], np.clip(ratio[2], 0.8, 1.2)) * min(correction[2], 1.5)
+    ones_BT = jnp.ones((1, 3), bool)
+    fields = (ones_BT, jnp.array([sampler]), jnp.array([advantage]), ones_BT / 3)
+    batch = Batch(*[None] * 4, *fields, jnp.array([start]))  # ty: ignore[invalid-argument-type]
+    algorithm = Grpo(correction="truncated", correction_high=1.5)
+
+    def loss(logp_BT):
+        found, stats = losses.objective(logp_BT, logp_BT, batch, algorithm)
+        return found, stats
+
+    (found, stats), slope_BT = jax.value_and_grad(loss, has_aux=True)(jnp.array([now]))
+    assert float(found) == pytest.approx(-terms.mean(), rel=1e-5)
+    assert float(stats["clip_fraction"]) == pytest.approx(1 / 3)
+    assert float(stats["correction_mean"]) == pytest.approx(np.minimum(correction, 1.5).mean())
+    # The correction has no gradient, and what is clipped neither.
+    np.testing.assert_allclose(slope_BT, [[-terms[0] / 3, 0, -terms[2] / 3]], rtol=1e-5)
+
+
 @pytest.mark.parametrize("case", CASES["leave_one_out"])
 def test_leave_one_out(case):
     advantages = estimate(np.array([case["rewards"]]), estimator="leave_one_out")

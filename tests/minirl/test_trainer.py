@@ -16,13 +16,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
+from minirl.batching import micro_batches
 from minirl.config import (
     BatchingConfig,
     Dapo,
     DrGrpo,
     Expo,
     Grpo,
+    Gspo,
     GspoToken,
     ReinforcePlusPlus,
     Rloo,
@@ -30,6 +33,7 @@ from minirl.config import (
 from minirl.summary import summarise
 from minirl.trainer import examples_of_step
 from minirl.types import Reply, Trajectory, Turn
+from minirl.update import Learner, make_optimizer, policy_objective
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "toy_run.py"
@@ -265,6 +269,7 @@ def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished
 KILLS_OF_COURSES = {
     "two stages": (("checkpoint", 4), ("metrics", 5), ("update", 7)),
     "dynamic": (("rollout", 2), ("update", 3)),
+    "mini-batches": (("second update", 2), ("update", 3), ("progress", 4)),
 }
 
 
@@ -283,6 +288,59 @@ def test_killed_courses_end_as_if_they_never_had_been(toy, tmp_path, cache, cour
     assert trainer.step == whole.step
     assert trainer.restart == whole.restart
     assert_same_weights(trainer.params, whole.params)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [Grpo(), Grpo(correction="truncated", correction_high=1.01), Gspo(kl_coef=0.1)]
+)
+def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path, algorithm):
+    """Four updates by hand, with the log-probabilities of the weights that sampled in all."""
+    changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm}
+    trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
+    batches, before = [], {}
+    apply = trainer._apply
+
+    def spy(rows, reference):
+        before.setdefault("params", copy(trainer.params))
+        batches.append((rows, reference))
+        return apply(rows, reference)
+
+    trainer._apply = spy
+    trainer.run(lambda *_: None)
+    graph, reference = nnx.split(toy.model())
+    optimizer = make_optimizer(toy_run.CONFIG.optimizer, steps=2)
+    objective = policy_objective(algorithm, temperature=1.0)
+    learner = Learner(graph, objective, optimizer)
+    state, gaps = learner.init(copy(before["params"])), []
+    for rows, asked in batches:
+        parts = [one_batch([group]) for group in rows]
+        if algorithm.correction != "none":
+            start = list(learner.logprobs(state.params, parts))
+            parts = [b._replace(start_logp_BC=s) for b, s in zip(parts, start, strict=True)]
+        for batch in parts:
+            state, stats = learner.update(
+                state, [batch], reference=None if asked is None else reference
+            )
+            gaps.append(stats["logp_gap_max"])
+    for ours, theirs in zip(
+        jax.tree.leaves(trainer.params), jax.tree.leaves(state.params), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    # The first update of a step is on policy, the others are not.
+    assert max(gaps[0], gaps[4]) < 1e-4 < 0.1 < min(*gaps[1:4], *gaps[5:])
+    records = metrics_of(tmp_path)
+    assert [record["update/logp_gap_max"] for record in records] == pytest.approx(
+        [max(gaps[:4]), max(gaps[4:])], rel=1e-3
+    )
+    assert records[0]["update/clip_fraction"] > 0
+
+
+def one_batch(rows):
+    """Put a group into a micro-batch of the run's size, so that rounding is the run's too."""
+    (batch,) = micro_batches(
+        rows, aggregation="sequence_mean", sizes=toy_run.CONFIG.batching, pad_id=0
+    )
+    return batch
 
 
 def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):

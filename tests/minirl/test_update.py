@@ -348,9 +348,10 @@ def test_entropy_of_a_model_without_preferences(scene, groups):
     assert float(stats["entropy"]) == pytest.approx(math.log(VOCAB), rel=1e-6)
 
 
-def moves_of(config, gradients, *, start=0.0):
+def moves_of(config, gradients, *, start=0.0, per_step=1):
     """Return how far an optimizer moves a single weight down at each of these gradients."""
-    optimizer = make_optimizer(config, steps=len(gradients))
+    steps = len(gradients) // per_step
+    optimizer = make_optimizer(config, steps=steps, updates_per_step=per_step)
     weight, moves = jnp.array(start), []
     state = optimizer.init(weight)
     for gradient in gradients:
@@ -371,6 +372,17 @@ def test_warm_up_and_cosine():
     # Down to a tenth over 5 steps: .1 (.1 + .9 (1 + cos(pi t / 5)) / 2).
     expected = [0.01 + 0.045 * (1 + math.cos(math.pi * t / 5)) for t in range(5)]
     np.testing.assert_allclose(cosine[4:], expected, rtol=1e-4)
+
+
+def test_all_updates_of_a_step_have_its_learning_rate():
+    for schedule in ("cosine", "ramp_cosine"):
+        config = OptimizerConfig(
+            learning_rate=0.1, schedule=schedule, ramp_share=0.3, weight_decay=0.0
+        )
+        once = moves_of(config, [1.0] * 9)
+        assert len(set(np.round(once, 5))) > 5
+        thrice = moves_of(config, [1.0] * 27, per_step=3)
+        np.testing.assert_allclose(thrice, np.repeat(once, 3), rtol=1e-3)
 
 
 def test_gradients_are_clipped_to_the_norm():

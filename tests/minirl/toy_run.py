@@ -66,6 +66,18 @@ COURSES = {
         },
         {2: 0.5, 3: 0.5},
     ),
+    # Two updates a step, each of two micro-batches; the correction is that of the step's start.
+    "mini-batches": (
+        {
+            "steps": 4,
+            "mini_batches": 2,
+            "algorithm": Grpo(correction="truncated"),
+            "optimizer": OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0),
+            "batching": BatchingConfig(groups_per_batch=1, prompt_multiple=8, answer_multiple=24),
+            "checkpoint_every": 1,
+        },
+        {2: 0.5, 4: 0.5},
+    ),
 }
 
 
@@ -165,6 +177,19 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def deadly_from_the_second(trainer, function, at):
+    """Let the process be killed at the second call in a step."""
+    steps = []
+
+    def call(*args, **kwargs):
+        if trainer.step == at and at in steps:
+            die()
+        steps.append(trainer.step)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def arm(trainer, moment, at):
     """Let the process be killed at a moment of a step."""
 
@@ -182,6 +207,8 @@ def arm(trainer, moment, at):
     elif moment == "update":
         # Between its micro-batches.
         trainer._learner._accumulate = deadly(trainer._learner._accumulate)
+    elif moment == "second update":
+        trainer._learner.update = deadly_from_the_second(trainer, trainer._learner.update, at)
     elif moment == "metrics":
 
         def half_a_line(lines, *_):
@@ -193,12 +220,18 @@ def arm(trainer, moment, at):
         )
     elif moment == "checkpoint":
         # All is written, but the folder does not yet have its name.
-        def is_commit(source, *_):
-            name = Path(os.fsdecode(source)).name
-            return name.startswith(f"{at}.") and "tmp" in name
+        os.rename = deadly(os.rename, is_time=is_commit(at))
+        os.replace = deadly(os.replace, is_time=is_commit(at))
 
-        os.rename = deadly(os.rename, is_time=is_commit)
-        os.replace = deadly(os.replace, is_time=is_commit)
+
+def is_commit(at):
+    """Return what tells whether a folder that is given its name is a step's checkpoint."""
+
+    def tell(source, *_):
+        name = Path(os.fsdecode(source)).name
+        return name.startswith(f"{at}.") and "tmp" in name
+
+    return tell
 
 
 def main(folder, moment="", at="0", course="plain"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,40 @@ def test_gold_without_a_tree(choice, expected):
     example = Example("1", "?", "db", Path("x"), "SELECT a FROM")
     reward = ProgressiveReward(ProgressiveConfig(gold_unparsed=choice), lambda _: None)
     assert reward.align(example, "SELECT a FROM t").value == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("alignment", "weights"), [("structural", (1, 0)), ("lexical", (0, 1))])
+def test_ablations_leave_one_alignment(alignment, weights):
+    """Table 3, without one of the two: F is the other, and so is its rise."""
+    first, last = STUDY["case study, round 1 as printed"], STUDY["case study, round 3"]
+    example = Example("1", "?", "db", Path("db.sqlite"), first["gold"])
+    reward = ProgressiveReward(ProgressiveConfig(alignment=alignment), lambda _: None)
+    of = {}
+    for case in (first, last):
+        of[case["id"]] = weights[0] * case["struct"] + weights[1] * float(Fraction(case["lexical"]))
+        assert reward.align(example, case["pred"]).value == pytest.approx(of[case["id"]], abs=1e-6)
+    score = reward(Episode(example, (attempt(first["pred"]), attempt(last["pred"], correct=True))))
+    assert score.parts["alignment"] == pytest.approx(of[last["id"]] - of[first["id"]], abs=2e-6)
+
+
+def test_ablation_without_the_execution_reward():
+    """Table 3: whatever ran or did not, nothing is added; the other parts stay."""
+    config = ProgressiveConfig(keep=0, recovery=0, deterioration=0)
+    for case in CASES:
+        full, without = (
+            KnownAlignment(c, lambda _: None)(episode_of(case))
+            for c in (ProgressiveConfig(), config)
+        )
+        assert without.parts == {**full.parts, "execution": 0.0}
+
+
+def test_ablation_without_decay():
+    """Table 3, gamma = 1: a match is worth as much at any turn."""
+    reward = KnownAlignment(ProgressiveConfig(decay=1.0), lambda _: None)
+    for turns in (1, 2, 4):
+        wrong = [attempt("0.5") for _ in range(turns - 1)]
+        episode = Episode(EXAMPLE, (*wrong, attempt("1.0", correct=True)))
+        assert reward(episode).parts["latency"] == 2.0
 
 
 def test_format_of_all_turns():

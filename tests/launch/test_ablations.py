@@ -1,0 +1,78 @@
+"""Every ablation that docs/papers.md lists is a set of overrides that a run accepts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from launch.config import JobConfig, load_config
+
+PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
+# The name, two blanks or more, the config, two blanks or more, the overrides.
+_LINE = re.compile(r"(?P<name>\S.*?) {2,}(?P<config>[\w-]+\.yaml) {2,}(?P<overrides>.+)")
+
+
+class Ablation(NamedTuple):
+    name: str
+    config: str
+    overrides: tuple[str, ...]
+
+
+def listed() -> list[Ablation]:
+    """Read the lines of all blocks of the page; every line of a block has to be one."""
+    blocks = re.findall(r"```text\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found = []
+    for line in "".join(blocks).splitlines():
+        match = _LINE.fullmatch(line)
+        assert match, line
+        found.append(
+            Ablation(match["name"], match["config"], tuple(shlex.split(match["overrides"])))
+        )
+    return found
+
+
+def value_of(config: JobConfig, key: str) -> Any:
+    node: Any = config.model_dump(mode="json")
+    for part in key.split("."):
+        node = node[part]
+    return node
+
+
+def test_the_ablations_of_all_papers_are_listed():
+    count = dict.fromkeys(("progress", "expo", "paverl", "astra"), 0)
+    for ablation in listed():
+        count[ablation.config.removesuffix(".yaml")] += 1
+    assert count["progress"] >= 5  # table 3
+    assert count["expo"] >= 10  # tables 4, 5, 6 and 11
+    assert count["paverl"] >= 2
+    assert count["astra"] >= 9  # tables 1 and 4
+
+
+@pytest.mark.parametrize("size", ["", "-demo"])
+@pytest.mark.parametrize("ablation", listed(), ids=lambda ablation: ablation.name)
+def test_an_ablation_is_accepted_and_changes_what_it_names_alone(ablation, size):
+    name = ablation.config.replace(".yaml", f"{size}.yaml")
+    full, changed = load_config(name, []), load_config(name, ablation.overrides)
+    assert changed != full
+    keys = [override.partition("=")[0] for override in ablation.overrides]
+    for key, override in zip(keys, ablation.overrides, strict=True):
+        wanted, found = yaml.safe_load(override.partition("=")[2]), value_of(changed, key)
+        # A section that was named whole has its other keys by default.
+        assert found == (found | wanted if isinstance(wanted, dict) else wanted)
+    sections = {key.split(".")[0] for key in keys}
+    assert changed.model_dump(exclude=sections) == full.model_dump(exclude=sections)
+
+
+def test_configs_that_are_an_ablation_of_their_own():
+    """`progress-gspo.yaml` and `astra-fig2.yaml` are lines of the page, but for the run's name."""
+    for config, name in (("progress-gspo", "GSPO"), ("astra-fig2", "constants of figure 2")):
+        (ablation,) = (one for one in listed() if one.name.startswith(name))
+        for size in ("", "-demo"):
+            own = load_config(f"{config}{size}.yaml", [])
+            overrides = [f"run.name={config}{size}", *ablation.overrides]
+            assert own == load_config(ablation.config.replace(".yaml", f"{size}.yaml"), overrides)
