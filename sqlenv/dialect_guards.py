@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 from sqlglot import exp
 
-from sqlenv.dialect_rules import RefusedError, branches, kind_of
+from sqlenv.dialect_rules import RefusedError, bare_value, branches, kind_of
 
 Place = tuple[exp.Expr, str]
 """A value, and what must not be true of it: one of `_TESTS`."""
@@ -67,8 +67,7 @@ def _operands(node: exp.Expr) -> list[exp.Expr]:
 
 def _is_number(node: exp.Expr) -> bool:
     """Tell whether a value is a number in any case, or NULL."""
-    if isinstance(node, exp.Paren):
-        return _is_number(node.this)
+    node = bare_value(node)
     if isinstance(node, exp.Case | exp.If | exp.Coalesce):
         return any(map(_is_number, branches(node)))
     numbers = (exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg, exp.Abs)
@@ -76,8 +75,7 @@ def _is_number(node: exp.Expr) -> bool:
 
 
 def _is_never_zero(node: exp.Expr) -> bool:
-    while isinstance(node, exp.Paren):
-        node = node.this
+    node = bare_value(node)
     if isinstance(node, exp.Nullif):
         return _is_zero(node.expression)
     return isinstance(node, exp.Literal) and not _is_zero(node)

@@ -164,12 +164,13 @@ def _check_cast(node: exp.Expr, dialect: str) -> str:
 
 
 def _check_concat(node: exp.Expr, _dialect: str) -> str:
-    if any(isinstance(part, (*_TRUTHS, exp.Boolean)) for part in map(_bare_value, _sides(node))):
+    if any(isinstance(part, (*_TRUTHS, exp.Boolean)) for part in map(bare_value, _sides(node))):
         return "a truth value as text"
     return "a number with a fraction as text" if "real" in map(kind_of, _sides(node)) else ""
 
 
-def _bare_value(node: exp.Expr) -> exp.Expr:
+def bare_value(node: exp.Expr) -> exp.Expr:
+    """Take the brackets off a value."""
     while isinstance(node, exp.Paren):
         node = node.this
     return node
@@ -180,8 +181,8 @@ def _check_comparison(node: exp.Expr, _dialect: str) -> str:
     return "comparisons in a chain" if any(isinstance(s, _TRUTHS) for s in _sides(node)) else ""
 
 
-_COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
-_TRUTHS = (*_COMPARED, exp.Is, exp.Like, exp.ILike, exp.And, exp.Or, exp.Not)
+COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
+_TRUTHS = (*COMPARED, exp.Is, exp.Like, exp.ILike, exp.And, exp.Or, exp.Not)
 
 
 def _check_extreme(node: exp.Expr, _dialect: str) -> str:
@@ -309,7 +310,7 @@ _SOMETIMES: Mapping[type[exp.Expr], Check] = {
     exp.Min: _check_extreme,
     exp.Max: _check_extreme,
     **dict.fromkeys((exp.Case, exp.If, exp.Coalesce), _check_branches),
-    **dict.fromkeys(_COMPARED, _check_comparison),
+    **dict.fromkeys(COMPARED, _check_comparison),
 }
 
 
@@ -322,8 +323,8 @@ def _check_texts_of_numbers(tree: exp.Expr) -> None:
     A column's own type makes a number of the text in SQLite too.
     """
     computed = _computed_names(tree)
-    for node in tree.find_all(*_COMPARED, exp.Nullif, exp.Case):
-        sides = [_bare_value(side) for side in _sides(node)]
+    for node in tree.find_all(*COMPARED, exp.Nullif, exp.Case):
+        sides = [bare_value(side) for side in _sides(node)]
         if isinstance(node, exp.Case) and node.this is None:
             continue
         texts = [s for s in sides if isinstance(s, exp.Literal) and s.is_string]

@@ -32,8 +32,17 @@ from sqlglot import exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.dialect_guards import guard
-from sqlenv.dialect_rules import TYPE, RefusedError, check, kind_of
-from sqlenv.parse import Query, cached, is_within_limits, parse, strip_comments, tokens
+from sqlenv.dialect_rules import COMPARED, TYPE, RefusedError, bare_value, check, kind_of
+from sqlenv.parse import (
+    MAX_TREE_DEPTH,
+    Query,
+    cached,
+    depth,
+    is_within_limits,
+    parse,
+    strip_comments,
+    tokens,
+)
 from sqlenv.types import Dialect, Example, Result, SqlError
 
 NAMES: Mapping[str, Dialect] = {
@@ -145,6 +154,8 @@ def _read(sql: str, dialect: str) -> Query:
         raise RefusedError(_first_line(error)) from None
     if not isinstance(tree, Query):
         raise RefusedError("not a query")
+    if depth(tree) > MAX_TREE_DEPTH:  # the time that checks and guards take grows with its square
+        raise RefusedError("too deep")
     return tree
 
 
@@ -157,9 +168,8 @@ def _first_line(error: Exception) -> str:
 
 def _for_both(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Mod):  # SQLite's % cuts its operands
-        return exp.Anonymous(
-            this="MOD", expressions=[_unwrapped(node.this), _unwrapped(node.expression)]
-        )
+        sides = [bare_value(node.this), bare_value(node.expression)]
+        return exp.Anonymous(this="MOD", expressions=sides)
     if isinstance(node, exp.Cast) and node.to.this is TYPE.DECIMAL:
         return _decimal(node)
     if isinstance(node, exp.Concat | exp.DPipe):  # SQLite's || binds closer than anything
@@ -179,10 +189,6 @@ def _decimal(node: exp.Cast) -> exp.Expr:
     return exp.Round(this=real, decimals=digits)
 
 
-def _unwrapped(node: exp.Expr) -> exp.Expr:
-    return node.this if isinstance(node, exp.Paren) else node
-
-
 def _for_postgres(node: exp.Expr) -> exp.Expr:
     """LIKE tells capitals from small letters, as SQLite's GLOB does; ILIKE does not, as LIKE."""
     if isinstance(node, exp.Like):
@@ -195,10 +201,7 @@ def _for_postgres(node: exp.Expr) -> exp.Expr:
     return _for_both(node)
 
 
-_COMPARISONS = (
-    *(exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In),
-    *(exp.Min, exp.Max, exp.Nullif, exp.Case),
-)
+_COMPARISONS = (*COMPARED, exp.Min, exp.Max, exp.Nullif, exp.Case)
 
 
 def _for_mysql(node: exp.Expr) -> exp.Expr:

@@ -185,7 +185,7 @@ def parse(sql: str) -> Query | None:
         return None
     if not isinstance(tree, Query):
         return None
-    if len(sql) > MAX_TREE_DEPTH and _depth(tree) > MAX_TREE_DEPTH:
+    if len(sql) > MAX_TREE_DEPTH and depth(tree) > MAX_TREE_DEPTH:
         return None
     return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
 
@@ -247,13 +247,13 @@ def _nests_little(words: tuple[str, ...]) -> bool:
     return True
 
 
-def _depth(tree: exp.Expression) -> int:
+def depth(tree: exp.Expression) -> int:
     """Measure the levels of a tree without recursion."""
-    depth, level = 0, [tree]
+    count, level = 0, [tree]
     while level:
-        depth += 1
+        count += 1
         level = [child for node in level for child in node.iter_expressions()]
-    return depth
+    return count
 
 
 def ctes(query: Query) -> list[exp.CTE]:
