@@ -14,7 +14,7 @@ from launch.crew import make_pair_scorer, spread
 from launch.texts import read_lines
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import check_database
-from sqlenv.dialects import NAMES
+from sqlenv.dialects import dialect_of
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
@@ -51,17 +51,14 @@ def make_pair(
     database, gold, pred = (fields[name] for name in ("db", "gold", "pred"))
     if not isinstance(database, str) or not isinstance(gold, str):
         raise UserError("`db` and `gold` have to be text")
-    path, dialect = Path(database), str(fields.get("dialect") or dialect)
+    path, name = Path(database), fields.get("id")
     try:
         check(path)
     except ValueError:  # a NUL in the path
         raise UserError(f"{database!r}: not a path") from None
     if not gold.strip():
         raise UserError("the gold query is empty")
-    if dialect.lower() not in NAMES:
-        raise UserError(f"dialect {dialect}: should be one of {', '.join(NAMES)}")
-    name = fields.get("id")
-    known = NAMES[dialect.lower()]
+    known = dialect_of(str(fields.get("dialect") or dialect))
     example = Example(str(name), "", path.stem, path, gold, dialect=known)
     return Pair(name, example, pred if isinstance(pred, str) else "")
 

@@ -33,6 +33,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.dialect_guards import guard
 from sqlenv.dialect_rules import COMPARED, TYPE, RefusedError, bare_value, check, kind_of
+from sqlenv.errors import UserError
 from sqlenv.parse import (
     MAX_TREE_DEPTH,
     Query,
@@ -53,6 +54,17 @@ NAMES: Mapping[str, Dialect] = {
 }
 """How data sets spell the dialects, in lower case."""
 _ENGINES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
+
+
+def dialect_of(name: str) -> Dialect:
+    """Find a dialect by one of its names.
+
+    Raises:
+        UserError: It has none of these.
+    """
+    if found := NAMES.get(name.lower()):
+        return found
+    raise UserError(f"dialect {name}: should be one of {', '.join(NAMES)}")
 
 
 def run(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Result:

@@ -18,7 +18,7 @@ from rewards.feedback import build_feedback
 from rewards.progressive import columns_of
 from rewards.types import Score
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
-from sqlenv.dialects import NAMES
+from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.errors import UserError
@@ -132,7 +132,7 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
         gold_sql: The gold query of trainers that have their own name for it.
 
     Raises:
-        UserError: The database or the gold query is missing.
+        UserError: The database or the gold query is missing, or the dialect is unknown.
     """
     found = {"database": row.get("database"), "gold_sql": gold_sql or row.get("gold_sql")}
     for name, value in found.items():
@@ -142,16 +142,13 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
                 "database is the path of a SQLite file, gold_sql the query that answers"
             )
     database = Path(str(found["database"]))
-    dialect = NAMES.get(str(row.get("dialect") or "sqlite").lower())
-    if dialect is None:
-        raise UserError(f"dialect {row['dialect']}: should be one of {', '.join(NAMES)}")
     return Example(
         id=str(row.get("id", "")),
         question="",
         db_id=database.stem,
         database=database,
         gold_sql=str(found["gold_sql"]).strip(),
-        dialect=dialect,
+        dialect=dialect_of(str(row.get("dialect") or "sqlite")),
     )
 
 

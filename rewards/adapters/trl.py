@@ -61,7 +61,7 @@ class SqlReward:
         return [score.total for score in scores]
 
 
-_COLUMNS = ("database", "gold_sql", "id", "db_id", "question", "evidence", "dialect")
+_COLUMNS = ("database", "gold_sql", "id", "dialect")
 
 
 def replies_of(completion: Completion) -> list[str]:

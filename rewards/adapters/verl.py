@@ -24,7 +24,7 @@ def compute_score(
     the last query of it.
 
     Args:
-        data_source: The data set's name.
+        data_source: The data set's name; nothing depends on it.
         solution_str: The decoded response.
         ground_truth: The gold query.
         extra_info: The row's own fields; `database` is the path of a SQLite file.
@@ -43,8 +43,7 @@ def compute_score(
             "settings of the SQL reward: env.kind: verl gives an episode as one text, whose calls "
             "and answer cannot be told apart; use single_turn"
         )
-    row = {"source": data_source, **(extra_info or {})}
-    scorer = scorer_of(config)
-    score = scorer.score(example_of(row, gold_sql=ground_truth), [solution_str])
+    example = example_of(extra_info or {}, gold_sql=ground_truth)
+    score = scorer_of(config).score(example, [solution_str])
     parts = {f"reward/{name}": value for name, value in score.parts.items()}
     return {"score": score.total, "acc": float(score.correct), **parts}
