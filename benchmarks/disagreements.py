@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from random import Random
 
 from rich.console import Console
@@ -24,7 +25,7 @@ from rich.console import Console
 from benchmarks._questions import damage, make_parser, open_questions
 from launch.crew import make_pair_scorer, spread
 from launch.families import Means, pair_means, render_means, render_pairs
-from launch.predictions import Paired, pair_up
+from launch.predictions import Paired, pair_up, short_names
 from rewards.workbench import PairScore
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Example
@@ -87,7 +88,9 @@ def main() -> None:
 
 def read_files(examples: Sequence[Example], options: argparse.Namespace) -> dict[str, Paired]:
     if options.predictions:
-        return {path.stem: pair_up(path, examples) for path in options.predictions}
+        names = short_names(options.predictions)
+        paired = [pair_up(path, examples) for path in options.predictions]
+        return dict(zip(names, paired, strict=True))
     rng = Random(0)
     queries = [e.gold_sql for e in examples]
     queries[1::2] = [damage(sql, rng) for sql in queries[1::2]]
@@ -104,7 +107,7 @@ def choose(judged: Sequence[Judged], most: int) -> list[Judged]:
     drawn = Random(0).sample(judged, len(judged))
     of_questions = {one.example.id: one for one in drawn}
     chosen = list(of_questions.values())
-    return [*chosen, *(one for one in drawn if one not in chosen)][:most]
+    return list(islice(chain(chosen, (one for one in drawn if one not in chosen)), most))
 
 
 def describe(one: Judged) -> str:

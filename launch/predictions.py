@@ -154,6 +154,19 @@ def read_bird(path: Path) -> list[str]:
     return [_bird_query(queries[number]) for number in range(len(queries))]
 
 
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Name files by their stems, led by as many folders as it takes to tell them apart.
+
+    Runs call all their files alike.
+    """
+    parts = [path.with_suffix("").parts for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return [str(path) for path in paths]  # alike but for their endings
+
+
 def is_trajectories(path: Path) -> bool:
     """Tell whether a file holds episodes of several turns: its first line has `turns`."""
     if path.suffix != ".jsonl":

@@ -38,14 +38,19 @@ from launch.crew import (
 from launch.families import Means, episode_means, pair_means, render_episodes, render_pairs
 from launch.page import render_page
 from launch.pairs import Pair, make_pair, read_pairs, warn_of_failing, write_scores
-from launch.predictions import Paired, Played, is_trajectories, pair_up, read_trajectories
+from launch.predictions import (
+    Paired,
+    Played,
+    is_trajectories,
+    pair_up,
+    read_trajectories,
+    short_names,
+)
 from rewards.progressive import columns_of
-from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
 from sqlenv.datasets import read_all
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
-from sqlenv.executor import Executor
 from sqlenv.layouts import FORMS
 from sqlenv.types import Example
 
@@ -107,11 +112,14 @@ def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> N
     if options.data is None:
         raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
-    episodes = [path for path in options.predictions if is_trajectories(path)]
-    queries = [path for path in options.predictions if path not in episodes]
+    paired: list[tuple[str, Paired]] = []
+    played: list[tuple[str, Sequence[Played]]] = []
     # All files are read before the first result is written over an older one.
-    paired = [(path, pair_up(path, examples)) for path in queries]
-    played = [(path, read_trajectories(path, examples)) for path in episodes]
+    for name, path in zip(short_names(options.predictions), options.predictions, strict=True):
+        if is_trajectories(path):
+            played.append((name, read_trajectories(path, examples)))
+        else:
+            paired.append((name, pair_up(path, examples)))
     with _lines(options) as write:
         pairs = _score_queries(paired, config, write)
         rewards = _score_episodes(played, config, write)
@@ -124,7 +132,7 @@ def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> N
 
 
 def _score_queries(
-    files: Sequence[tuple[Path, Paired]], config: ExecutorConfig, write: Write
+    files: Sequence[tuple[str, Paired]], config: ExecutorConfig, write: Write
 ) -> list[Means]:
     jobs = [pair for _, pairs in files for pair in pairs]
     scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
@@ -133,24 +141,24 @@ def _score_queries(
     )
     means: list[Means] = []
     waiting = iter(scores)
-    for path, pairs in files:
+    for name, pairs in files:
         own = list(islice(waiting, len(pairs)))
         for (example, _), score in zip(pairs, own, strict=True):
-            write({"file": path.stem, "id": example.id, **score.record()})
-        means.append((path.stem, pair_means(own)))
+            write({"file": name, "id": example.id, **score.record()})
+        means.append((name, pair_means(own)))
     return means
 
 
 def _score_episodes(
-    files: Sequence[tuple[Path, Sequence[Played]]], config: ExecutorConfig, write: Write
+    files: Sequence[tuple[str, Sequence[Played]]], config: ExecutorConfig, write: Write
 ) -> list[Means]:
     means: list[Means] = []
-    for path, episodes in files:
+    for name, episodes in files:
         jobs = [(example, turns) for _, example, turns in episodes]
-        rewards = list(spread(make_trajectory_scorer, config, jobs, title=path.stem))
+        rewards = list(spread(make_trajectory_scorer, config, jobs, title=name))
         for (record, example, _), reward in zip(episodes, rewards, strict=True):
-            write({"file": str(path), "id": example.id, "step": record.get("step"), **reward})
-        means.append((path.parent.name or path.stem, episode_means(rewards)))
+            write({"file": name, "id": example.id, "step": record.get("step"), **reward})
+        means.append((name, episode_means(rewards)))
     return means
 
 
@@ -180,12 +188,6 @@ def _lines(options: argparse.Namespace) -> Generator[Write]:
 
 def _print(record: Mapping[str, Any]) -> None:
     print(json.dumps(record), flush=True)  # noqa: T201
-
-
-def score_file(path: Path, examples: Sequence[Example], executor: Executor) -> dict[str, float]:
-    """Average what the families say of the predictions of a file, in this process."""
-    bench = Workbench(executor, columns_of())
-    return pair_means([bench.score(*pair).without_results() for pair in pair_up(path, examples)])
 
 
 def _examples(options: argparse.Namespace) -> tuple[Example, ...]:

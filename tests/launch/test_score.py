@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.families import CATEGORIES
-from launch.predictions import pair_up, read_predictions
-from launch.score import main, score_file
-from rewards.workbench import MODES
+from launch.families import CATEGORIES, pair_means
+from launch.predictions import pair_up, read_predictions, short_names
+from launch.score import main
+from rewards.progressive import columns_of
+from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.datasets import read_all
 from sqlenv.demo import generate
@@ -47,6 +48,11 @@ def write(path: Path, queries: list[str]) -> Path:
         queries = [json.dumps({"pred": query}) for query in queries]
     path.write_text("".join(query + "\n" for query in queries), encoding="utf-8")
     return path
+
+
+def score_file(path: Path, examples, executor: Executor) -> dict[str, float]:
+    bench = Workbench(executor, columns_of())
+    return pair_means([bench.score(*pair) for pair in pair_up(path, examples)])
 
 
 @pytest.mark.parametrize("name", ["gold.sql", "gold.jsonl"])
@@ -146,6 +152,25 @@ def test_every_option_is_explained_and_every_layout_offered(capsys):
         "--layout NAME how the data set is laid out: " + ", ".join(FORMS),
     ):
         assert words in text
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["a.sql"], ["a"]),
+        (["x/a.sql", "b.jsonl"], ["a", "b"]),
+        (
+            ["runs/x/predictions.jsonl", "runs/y/predictions.jsonl"],
+            ["x/predictions", "y/predictions"],
+        ),
+        (["u/x/p.sql", "v/x/p.sql", "q.sql"], ["u/x/p", "v/x/p", "q"]),
+        (["a.sql", "a.sql"], ["a", "a"]),
+        (["a.sql", "a.json"], ["a.sql", "a.json"]),
+        ([], []),
+    ],
+)
+def test_files_are_named_apart(files, names):
+    assert short_names([Path(file) for file in files]) == names
 
 
 def test_lines_are_kept_as_they_are(tmp_path):
