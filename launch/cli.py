@@ -124,7 +124,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
 
 def give_up() -> NoReturn:
     """End at once, whatever threads still wait for; what is written stays written."""
-    sys.stderr.write("interrupted again; the same command goes on where it was\n")
+    sys.stderr.write("interrupted again; the same command goes on from what it has saved\n")
     sys.stderr.flush()
     os._exit(130)
 

@@ -127,13 +127,23 @@ def claimed(folder: Path, settings: str, *, key: str) -> Generator[Path]:
         try:
             yield claim(folder, settings, key=key)
         finally:
-            paths = list(folder.iterdir())
-            if fresh and _is_untouched({path.name for path in paths}):
-                with suppress(OSError):  # something else came to a parent in the meantime
-                    for path in paths:
-                        path.unlink()
-                    for path in fresh:
-                        path.rmdir()
+            if fresh:
+                _remove_without_work(fresh)
+
+
+def _remove_without_work(made: Sequence[Path]) -> None:
+    """Remove a folder that no work came to, and the folders that were made for it.
+
+    Args:
+        made: The folder, then its parents from the inside out.
+    """
+    with suppress(OSError):  # it is gone, or something else came to a parent in the meantime
+        paths = list(made[0].iterdir())
+        if _is_untouched({path.name for path in paths}):
+            for path in paths:
+                path.unlink()
+            for path in made:
+                path.rmdir()
 
 
 @contextmanager

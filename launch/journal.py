@@ -93,7 +93,7 @@ class Cost:
 
 class Journal:
     """A file of answers by request, only ever appended to. Threads may share one; of processes one
-    at a time, which `launch.folders.locked` sees to.
+    at a time, which `launch.folders.claimed` sees to.
 
     Args:
         path: JSON lines; a last line that a kill cut short is taken away.

@@ -291,7 +291,8 @@ class TrainConfig(Settings):
     mini_batches: PositiveInt = 1
     """Parts that a step's groups are shared out to, in order and as evenly as possible, with an
     update each: from the second on the importance ratio is away from 1. All updates of a step have
-    the learning rate of that step; where filters leave fewer groups, there are fewer updates."""
+    the learning rate of that step; but where filters leave fewer groups than parts, there are fewer
+    updates, and the learning rate, which is found by counting them, falls behind."""
     algorithm: Algorithm = Grpo()
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()

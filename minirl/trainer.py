@@ -10,8 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import add
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -421,7 +419,7 @@ def _over_updates(name: str, values: Sequence[float]) -> float:
     """Return the mean of a statistic over the updates of a step; of a `_max` the largest."""
     if name.endswith("_max"):
         return max(values)
-    return reduce(add, values) / len(values)
+    return sum(values) / len(values)
 
 
 def _rewards(scores: Scores) -> np.ndarray:

@@ -36,7 +36,7 @@ def max_replies(config: EnvConfig) -> int:
 
 
 def shorten(config: EnvConfig, replies: int) -> EnvConfig:
-    """Let an episode have at most so many replies; with one a tool-calling one is an answer."""
+    """Let an episode have at most so many replies; the last one of a tool-calling one answers."""
     if isinstance(config, AgenticConfig):
         return config.model_copy(update={"calls": min(config.calls, replies - 1)})
     if isinstance(config, DiagnosedConfig):
