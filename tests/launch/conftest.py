@@ -1,8 +1,11 @@
-"""The smallest job that goes through every phase, and a way to run commands as a user does."""
+"""The smallest job that goes through every phase, a way to run commands as a user does, and a
+database for single queries.
+"""
 
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +14,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from sqlenv.types import Example
 
 ROOT = Path(__file__).parents[2]
 # No reward can move a model this raw: weight decay and the KL term do, so that every step counts.
@@ -68,6 +73,11 @@ TINY: dict[str, Any] = {
     "evaluation": {"questions": 6, "validation_questions": 4, "resamples": 100},
 }
 
+TABLES = """
+CREATE TABLE emp (name TEXT, dept TEXT, sal INT);
+INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y',30);
+"""
+
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -99,3 +109,16 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(TABLES)
+    connection.close()
+    return path
+
+
+def example(database: Path, gold: str, name: str = "1") -> Example:
+    return Example(name, "", "emp", database, gold)

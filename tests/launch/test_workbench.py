@@ -1,54 +1,24 @@
-"""The command line of the reward workbench: pairs, files, episodes, lint, and the page."""
+"""The command line of the reward workbench: pairs, files, episodes and lint."""
 
 from __future__ import annotations
 
-import io
 import json
-import sqlite3
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.console import Console
 
 from launch.crew import make_pair_scorer, spread
-from launch.lint import FLAWS, Linter, break_ties
-from launch.page import align, clean, differing_cells, render_page
 from launch.predictions import BIRD_MARK, read_bird
 from launch.score import main as run_command
-from rewards.workbench import Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
-from sqlenv.executor import Executor
 from sqlenv.parse import extract_sql
-from sqlenv.types import Example, SqlError, Table
 
-ROOT = Path(__file__).parents[2]
-TABLES = """
-CREATE TABLE emp (name TEXT, dept TEXT, sal INT);
-INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y',30);
-"""
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(TABLES)
-    connection.close()
-    return path
-
-
-@pytest.fixture(scope="module")
-def bench():
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        yield Workbench(executor, lambda _example: {"emp": ["name", "dept", "sal"]})
+from .conftest import ROOT, example
 
 
 def main(words: list[str]) -> int:
@@ -59,10 +29,6 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
-
-
-def example(database: Path, gold: str, name: str = "1") -> Example:
-    return Example(name, "", "emp", database, gold)
 
 
 def write_lines(path: Path, records: list[Any]) -> Path:
@@ -237,98 +203,6 @@ def test_without_jax(database):
     assert "≠ 1" in run.stdout
 
 
-def page(bench: Workbench, database: Path, gold: str, pred: str, **console: Any) -> str:
-    score = bench.score(example(database, gold), pred)
-    out = Console(file=io.StringIO(), width=140, **console)
-    out.print(render_page(pred, gold, score, {"emp": ["name", "dept", "sal"]}))
-    assert isinstance(out.file, io.StringIO)
-    return out.file.getvalue()
-
-
-def test_the_page_marks_what_differs(bench, database):
-    pred = "SELECT name, sal + (sal = 30) AS sal FROM emp"
-    text = page(bench, database, "SELECT name, sal FROM emp", pred)
-    assert text.count("≠ 30") == text.count("≠ 31") == 1
-    assert text.count("≠") == 2
-    assert "SELECT -0.50" in text
-    assert "FROM +0.50" in text
-    assert "SELECT_ERROR" in text
-    assert "select: emp.name, emp.sal" in text
-    assert "test_suite 0" in text
-
-
-@pytest.mark.parametrize("width", [60, 80, 140])
-def test_results_stand_side_by_side_however_wide(bench, database, width):
-    """What does not fit beside the other result is left out, columns that differ last."""
-    wide = Table(tuple(f"column_{n}" for n in range(40)), (tuple(range(40)),))
-    other = Table(wide.columns, ((*range(30), "x", *range(31, 40)),))
-    score = bench.score(example(database, "SELECT"), "SELECT")
-    for predicted in (other, SqlError("no such column: " + "x" * 90)):
-        out = Console(file=io.StringIO(), width=width)
-        page = replace(score, gold=wide, predicted=predicted)
-        out.print(render_page("SELECT", "SELECT", page, width=width))
-        assert isinstance(out.file, io.StringIO)
-        lines = out.file.getvalue().splitlines()
-        assert any("gold result" in line and "predicted result" in line for line in lines)
-        assert all(len(line) <= width for line in lines)
-        assert predicted != other or any("≠ 30" in line and "≠ 'x'" in line for line in lines)
-
-
-def test_the_page_colours_clauses_by_reward(bench, database):
-    pred = "SELECT name FROM emp ORDER BY age"
-    text = page(
-        bench, database, "SELECT name FROM emp", pred, force_terminal=True, color_system="standard"
-    )
-    assert "\x1b[33mSELECT name\x1b[0m" in text  # not to blame for the error
-    assert "\x1b[1;31mORDER BY age\x1b[0m" in text
-    assert "no such column: age" in text
-
-
-@pytest.mark.parametrize(
-    "pred", ["", "\x1b[2Jx", "SELECT '[red]' AS \"[/]\"", "SELECT x'00', '\x1b[1m'", "DROP TABLE t"]
-)
-def test_the_page_shows_any_prediction(bench, database, pred):
-    text = page(bench, database, "SELECT name FROM nowhere", pred)
-    assert "\x1b" not in text
-    assert "no such table: nowhere" in text
-    page(bench, database, "SELECT name FROM emp", pred)
-
-
-def table(*rows: Any) -> Table:
-    return Table(tuple("abc"[: len(rows[0])] if rows else "a"), rows)
-
-
-def test_rows_are_paired():
-    gold, predicted = table((1, "a"), (2, "b"), (3, "c")), table((2, "b"), (3, "x"))
-    assert align(gold, predicted, in_order=True) == [
-        ((1, "a"), (2, "b")),
-        ((2, "b"), (3, "x")),
-        ((3, "c"), None),
-    ]
-    assert align(gold, predicted, in_order=False) == [
-        ((3, "c"), (3, "x")),
-        ((1, "a"), None),
-        ((2, "b"), (2, "b")),
-    ]
-    assert differing_cells((3, "c"), (3, "x", 1)) == [False, True, True]
-    assert differing_cells((None,), None) == [True]
-
-
-rows = st.lists(st.tuples(st.integers(0, 3)), max_size=8)
-
-
-@given(rows, rows, st.booleans())
-def test_every_row_is_shown_once(left, right, in_order):
-    pairs = align(table(*left), table(*right), in_order=in_order)
-    assert sorted(row for row, _ in pairs if row is not None) == sorted(left)
-    assert sorted(row for _, row in pairs if row is not None) == sorted(right)
-
-
-@given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text):
-    assert all(c.isprintable() or c in "\n\t" for c in clean(text))
-
-
 def test_birds_form(tmp_path):
     path = tmp_path / "p.json"
     found = {"1": f"SELECT 2{BIRD_MARK}emp", "0": "SELECT 1", "2": 0}
@@ -454,47 +328,6 @@ def test_trajectories_give_every_familys_reward(tmp_path, root, capsys):
     ):
         write_lines(path, [wrong])
         assert "trajectories.jsonl:1: " in mistake(capsys, ["--predictions", str(path), *data])
-
-
-LINTED = {
-    "SELECT name FROM emp": None,
-    "SELECT name FROM emp ORDER BY name LIMIT 2": None,
-    "SELECT nope FROM emp": "fails",
-    "SELECT name FROM emp WHERE sal < 0": "empty",
-    "SELECT random()": "varies",
-    "SELECT name FROM emp LIMIT 1": "row_order",
-    "SELECT name, count(*) FROM emp": "row_order",
-    "SELECT name FROM emp WHERE sal = 20 ORDER BY sal LIMIT 1": "ties",
-    "SELECT name FROM emp ORDER BY sal -- rising": "ties",
-}
-
-
-@pytest.mark.parametrize(("gold", "flaw"), LINTED.items())
-def test_lint_finds_what_is_wrong_with_a_gold(database, gold, flaw):
-    with Linter(slow_s=10)(ExecutorConfig(isolation="thread", workers=1)) as look:
-        found = look(example(database, gold))
-    assert [finding.flaw for finding in found] == ([flaw] if flaw else [])
-    assert all(finding.flaw in FLAWS for finding in found)
-
-
-def test_lint_names_slow_golds(database):
-    with Linter(slow_s=0)(ExecutorConfig(isolation="thread", workers=1)) as look:
-        assert [finding.flaw for finding in look(example(database, "SELECT 1"))] == ["slow"]
-
-
-def test_lint_does_not_blame_a_query_for_the_start_of_the_executor(database, monkeypatch):
-    seconds = iter([2.0, 0.1])
-    monkeypatch.setattr("launch.lint._timed", lambda *_: (Table(("1",), ((1,),)), next(seconds)))
-    with Linter(slow_s=1)(ExecutorConfig(isolation="thread", workers=1)) as look:
-        assert look(example(database, "SELECT 1")) == []
-
-
-def test_ties_are_broken_by_the_querys_own_order():
-    assert break_ties("SELECT a FROM t", 1) == []
-    assert break_ties("SELECT a FROM (SELECT a FROM t ORDER BY a)", 1) == []
-    upwards, downwards = break_ties("SELECT a, b FROM t ORDER BY c LIMIT 1;", 2)
-    assert upwards == "SELECT a, b FROM t ORDER BY c, 1 ASC, 2 ASC LIMIT 1;"
-    assert downwards == "SELECT a, b FROM t ORDER BY c, 1 DESC, 2 DESC LIMIT 1;"
 
 
 def test_lint_as_a_command(tmp_path, root, capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -30,32 +29,13 @@ from minirl.config import (
     ReinforcePlusPlus,
     Rloo,
 )
-from minirl.summary import summarise
 from minirl.trainer import examples_of_step
-from minirl.types import Reply, Trajectory, Turn
 from minirl.update import Learner, make_optimizer, policy_objective
 
+from . import toy_run
+from .toy_run import metrics_of, without_times
+
 HERE = Path(__file__).parent
-SCRIPT = HERE / "toy_run.py"
-spec = importlib.util.spec_from_file_location("toy_run", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-toy_run = importlib.util.module_from_spec(spec)
-sys.modules["toy_run"] = toy_run
-spec.loader.exec_module(toy_run)
-
-
-def without_times(folder):
-    """Return the lines of `metrics.jsonl`, written anew without what depends on the clock."""
-    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [
-        json.dumps({key: value for key, value in record.items() if not key.startswith("time/")})
-        for record in records
-    ]
-
-
-def metrics_of(folder):
-    return [json.loads(line) for line in without_times(folder)]
 
 
 def assert_same_weights(params, other):
@@ -231,7 +211,7 @@ def live(folder, cache, *kill):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    command = [sys.executable, str(SCRIPT), str(folder), *map(str, kill)]
+    command = [sys.executable, str(HERE / "toy_run.py"), str(folder), *map(str, kill)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
@@ -460,13 +440,3 @@ def test_presets_learn(toy, tmp_path, algorithm):
     assert ("update/correction_mean" in records[0]) == (algorithm.correction != "none")
     if algorithm.correction != "none":
         assert records[0]["update/correction_mean"] == pytest.approx(1, abs=1e-4)
-
-
-def test_a_number_of_some_episodes_is_averaged_over_these():
-    turn = Turn((9,), Reply((1, 2), (0.0, 0.0), "ab", "stop", 0))
-    episodes = [{"all": 1.0, "some": 1.0}, {"all": 0.0}, {"all": 0.0, "some": 0.0}, {"all": 1.0}]
-    groups = [[Trajectory((turn,), episode, "done")] for episode in episodes]
-    scores = [[toy_run.Score(1.0, correct)] for correct in (True, False, False, False)]
-    means = summarise(groups, scores, lambda episode: episode)
-    assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
-    assert summarise([], [], lambda episode: episode) == {"groups/equal_share": 0.0}

@@ -5,6 +5,7 @@ python toy_run.py FOLDER [MOMENT STEP [COURSE]]
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -171,6 +172,19 @@ def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge
         seed=seed,
         folder=folder,
     )
+
+
+def without_times(folder):
+    """Return the lines of `metrics.jsonl`, written anew without what depends on the clock."""
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        json.dumps({key: value for key, value in record.items() if not key.startswith("time/")})
+        for record in records
+    ]
+
+
+def metrics_of(folder):
+    return [json.loads(line) for line in without_times(folder)]
 
 
 def die():

@@ -1,0 +1,119 @@
+"""The page of one prediction: what is shown, what is marked, and that it fits."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from launch.page import align, clean, differing_cells, render_page
+from rewards.workbench import Workbench
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+from sqlenv.types import SqlError, Table
+
+from .conftest import example
+
+
+@pytest.fixture(scope="module")
+def bench():
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        yield Workbench(executor, lambda _example: {"emp": ["name", "dept", "sal"]})
+
+
+def page(bench: Workbench, database: Path, gold: str, pred: str, **console: Any) -> str:
+    score = bench.score(example(database, gold), pred)
+    out = Console(file=io.StringIO(), width=140, **console)
+    out.print(render_page(pred, gold, score, {"emp": ["name", "dept", "sal"]}))
+    assert isinstance(out.file, io.StringIO)
+    return out.file.getvalue()
+
+
+def test_the_page_marks_what_differs(bench, database):
+    pred = "SELECT name, sal + (sal = 30) AS sal FROM emp"
+    text = page(bench, database, "SELECT name, sal FROM emp", pred)
+    assert text.count("≠ 30") == text.count("≠ 31") == 1
+    assert text.count("≠") == 2
+    assert "SELECT -0.50" in text
+    assert "FROM +0.50" in text
+    assert "SELECT_ERROR" in text
+    assert "select: emp.name, emp.sal" in text
+    assert "test_suite 0" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_results_stand_side_by_side_however_wide(bench, database, width):
+    """What does not fit beside the other result is left out, columns that differ last."""
+    wide = Table(tuple(f"column_{n}" for n in range(40)), (tuple(range(40)),))
+    other = Table(wide.columns, ((*range(30), "x", *range(31, 40)),))
+    score = bench.score(example(database, "SELECT"), "SELECT")
+    for predicted in (other, SqlError("no such column: " + "x" * 90)):
+        out = Console(file=io.StringIO(), width=width)
+        page = replace(score, gold=wide, predicted=predicted)
+        out.print(render_page("SELECT", "SELECT", page, width=width))
+        assert isinstance(out.file, io.StringIO)
+        lines = out.file.getvalue().splitlines()
+        assert any("gold result" in line and "predicted result" in line for line in lines)
+        assert all(len(line) <= width for line in lines)
+        assert predicted != other or any("≠ 30" in line and "≠ 'x'" in line for line in lines)
+
+
+def test_the_page_colours_clauses_by_reward(bench, database):
+    pred = "SELECT name FROM emp ORDER BY age"
+    text = page(
+        bench, database, "SELECT name FROM emp", pred, force_terminal=True, color_system="standard"
+    )
+    assert "\x1b[33mSELECT name\x1b[0m" in text  # not to blame for the error
+    assert "\x1b[1;31mORDER BY age\x1b[0m" in text
+    assert "no such column: age" in text
+
+
+@pytest.mark.parametrize(
+    "pred", ["", "\x1b[2Jx", "SELECT '[red]' AS \"[/]\"", "SELECT x'00', '\x1b[1m'", "DROP TABLE t"]
+)
+def test_the_page_shows_any_prediction(bench, database, pred):
+    text = page(bench, database, "SELECT name FROM nowhere", pred)
+    assert "\x1b" not in text
+    assert "no such table: nowhere" in text
+    page(bench, database, "SELECT name FROM emp", pred)
+
+
+def table(*rows: Any) -> Table:
+    return Table(tuple("abc"[: len(rows[0])] if rows else "a"), rows)
+
+
+def test_rows_are_paired():
+    gold, predicted = table((1, "a"), (2, "b"), (3, "c")), table((2, "b"), (3, "x"))
+    assert align(gold, predicted, in_order=True) == [
+        ((1, "a"), (2, "b")),
+        ((2, "b"), (3, "x")),
+        ((3, "c"), None),
+    ]
+    assert align(gold, predicted, in_order=False) == [
+        ((3, "c"), (3, "x")),
+        ((1, "a"), None),
+        ((2, "b"), (2, "b")),
+    ]
+    assert differing_cells((3, "c"), (3, "x", 1)) == [False, True, True]
+    assert differing_cells((None,), None) == [True]
+
+
+rows = st.lists(st.tuples(st.integers(0, 3)), max_size=8)
+
+
+@given(rows, rows, st.booleans())
+def test_every_row_is_shown_once(left, right, in_order):
+    pairs = align(table(*left), table(*right), in_order=in_order)
+    assert sorted(row for row, _ in pairs if row is not None) == sorted(left)
+    assert sorted(row for _, row in pairs if row is not None) == sorted(right)
+
+
+@given(st.text())
+def test_nothing_that_a_terminal_obeys_is_left(text):
+    assert all(c.isprintable() or c in "\n\t" for c in clean(text))
