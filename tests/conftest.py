@@ -1,4 +1,4 @@
-"""What every test shares: 8 pretended CPU devices, strict broadcasting, the shared data."""
+"""What every test shares: pretended CPU devices, shared data, how much property tests try."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,6 +25,14 @@ if importlib.util.find_spec("jax") is not None:
             "--xla_cpu_use_fusion_emitters=false",
         ]
     ).strip()
+
+# The same examples every time, and few; or others each night, and many. A busy machine is slow to
+# make examples, which says nothing of them.
+_ANY_PACE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", derandomize=True, max_examples=100, **_ANY_PACE)
+settings.register_profile("nightly", max_examples=2000, print_blob=True, **_ANY_PACE)
+# `--hypothesis-profile` is read later, and decides.
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.clauses import WHOLE, Clause, clause_at, scan_clauses
@@ -305,7 +305,6 @@ def test_what_has_no_message_is_everybodys(result):
 
 
 @given(ANY_SQL, st.integers(-1, 40))
-@settings(max_examples=200)
 def test_tracing_blames_somebody_whatever_the_text(sql, offset):
     clauses = scan_clauses(sql)
     for message in (
