@@ -28,9 +28,9 @@ if importlib.util.find_spec("jax") is not None:
 
 # The same examples every time, and few; or others each night, and many. A busy machine is slow to
 # make examples, which says nothing of them.
-_ANY_PACE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("quick", derandomize=True, max_examples=100, **_ANY_PACE)
-settings.register_profile("nightly", max_examples=2000, print_blob=True, **_ANY_PACE)
+_ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", _ANY_PACE, derandomize=True, max_examples=100)
+settings.register_profile("nightly", _ANY_PACE, max_examples=2000, print_blob=True)
 # `--hypothesis-profile` is read later, and decides.
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -57,13 +56,15 @@ FAMILIES = {
 }
 
 
-@dataclass(frozen=True, repr=False)
 class World:
-    """Examples, and every family over one executor."""
+    """Examples, and every family over one executor. No record: each failure would print it."""
 
-    examples: tuple[Example, ...]
-    rewards: dict[str, Reward]
-    executor: Executor
+    def __init__(
+        self, examples: tuple[Example, ...], rewards: dict[str, Reward], executor: Executor
+    ):
+        self.examples = examples
+        self.rewards = rewards
+        self.executor = executor
 
     def play(self, example: Example, *replies: str, match: MatchMode) -> Episode:
         """Judge replies up to the first right one."""
@@ -216,6 +217,7 @@ def test_no_course_of_turns_leaves_the_range(world, turns):
 @given(cases())
 def test_letter_case_changes_nothing(world, case):
     example, sql = case(world)
+    assume("sql>" not in sql)  # a tag, which is no SQL
     first, second = sql, change_words(sql, swap_ascii)
     expo = world.reward(ExpoReward, "expo")
     verdicts = []
