@@ -125,10 +125,12 @@ t2 t1.id name id CASE WHEN THEN END -- /* */ <sql> </sql> ' é 🦆 ? NULL
 """
 WORDS = VOCABULARY.split()
 EDITS = st.lists(
-    st.tuples(NUMBERS, st.integers(0, 2), st.lists(st.sampled_from(WORDS), max_size=2))
+    st.tuples(NUMBERS, st.integers(0, 2), st.lists(st.sampled_from(WORDS), max_size=2)),
+    min_size=1,
+    max_size=3,
 )
 WRAPPINGS: list[Callable[[str], str]] = [
-    lambda sql: sql,
+    *[lambda sql: sql] * 4,
     lambda sql: f"SELECT * FROM ({sql})",
     lambda sql: f"SELECT *, 1, 2, 3, 4, 5, 6 FROM ({sql})",
     lambda sql: f"SELECT * FROM ({sql}) LIMIT 1",
@@ -139,7 +141,7 @@ WRAPPINGS: list[Callable[[str], str]] = [
     lambda sql: sql.replace("SELECT", "SELECT NULL,", 1),
 ]
 REPLIES = [
-    REPLY,
+    *[REPLY] * 16,
     *("{}", "<sql>{}</sql>", "<think>{}</think>", "<sql>{}</sql> so", "<think></think><sql>{}"),
     *("<think>a</think><sql>b</sql><sql>{}</sql>", "<sql><sql>{}</sql></sql>", "```sql\n{}\n```"),
 ]
@@ -147,21 +149,32 @@ REPLIES = [
 
 @st.composite
 def cases(draw: st.DrawFn) -> Callable[[World], tuple[Example, str]]:
-    """Draw a question and a text for a prediction: another's gold query, whole or damaged, words
-    of SQL, or any text. What they are is known only with the databases.
+    """Draw a question and a prediction, which are known only with the databases.
+
+    A gold query of the same database, wrapped, with words of another one in it or with words of SQL
+    in it; words of SQL alone; any text. So some run, some are right, and some are no SQL at all.
     """
-    number, other, edits = draw(NUMBERS), draw(NUMBERS), draw(EDITS)
+    number, other, third = draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)
     wrap = draw(st.sampled_from(WRAPPINGS))
-    soup = draw(st.none() | st.lists(st.sampled_from(WORDS)).map(" ".join) | st.text())
+    how = draw(
+        st.sampled_from(["whole", "whole", "whole", "swapped", "swapped", "edited", "soup", "text"])
+    )
+    swaps = draw(st.lists(NUMBERS, min_size=1, max_size=3)) if how == "swapped" else []
+    edits = draw(EDITS) if how == "edited" else []
+    text = draw(st.lists(st.sampled_from(WORDS)).map(" ".join) if how == "soup" else st.text())
 
     def resolve(world: World) -> tuple[Example, str]:
         example = world.examples[number % len(world.examples)]
         same = [each for each in world.examples if each.database == example.database]
+        # Of the question itself, or of any.
         words = (example if other % 3 == 0 else same[other % len(same)]).gold_sql.split()
+        donor = same[third % len(same)].gold_sql.split()
+        for at in swaps:
+            words[at % len(words)] = donor[at % len(donor)]
         for at, count, new in edits:
             place = at % (len(words) + 1)
             words[place : place + count] = new
-        return example, wrap(" ".join(words)) if soup is None else soup
+        return example, text if how in ("soup", "text") else wrap(" ".join(words))
 
     return resolve
 
