@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo test nightly check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -15,6 +15,9 @@ demo: $(VENV)/demo.stamp ## set up, then train the tiny model on the CPU (more a
 
 test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
+	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)
 
 check: $(VENV)/dev.stamp ## set up, then formatting, lint, types and the import contract
 	@$(BIN)/ruff format --check .

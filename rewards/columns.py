@@ -175,7 +175,8 @@ def _number(text: str) -> int | float | None:
     """Read a text that is a decimal number."""
     if len(text) > _NUMBER_CHARS or not _NUMBER.fullmatch(text):
         return None
-    return int(text) if _INTEGER.fullmatch(text) else float(text)
+    # `int` and `float` take fewer characters for blanks than the patterns and `strip` do.
+    return int(text.strip()) if _INTEGER.fullmatch(text) else float(text.strip())
 
 
 # The released program.

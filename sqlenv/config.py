@@ -116,7 +116,9 @@ class ExecutorConfig(Settings):
     """Rows of one result."""
 
     max_bytes: int = Field(default=64_000_000, gt=0)
-    """Memory that the rows of one result take, in bytes: some 40 a cell and the text in it."""
+    """Memory that the rows of one result take, in bytes: some 60 a row, 40 a cell, and the text. A
+    sixth of it, divided by the columns, also bounds each value where that is less than
+    `max_value_bytes`."""
 
     max_value_bytes: int = Field(default=400_000, ge=1000)
     """Length of one string or blob. The time of one call that nothing can interrupt grows with its
@@ -125,8 +127,9 @@ class ExecutorConfig(Settings):
     max_sql_chars: int = Field(default=100_000, gt=0, le=1_000_000)
     """Length of the query text."""
 
-    heap_bytes: int = Field(default=128_000_000, ge=8_000_000)
-    """SQLite's memory in one process. Of several executors in a process the largest limit holds."""
+    heap_bytes: int = Field(default=96_000_000, ge=8_000_000)
+    """SQLite's memory in one process; the rows (`max_bytes`) come on top. Of several executors in a
+    process the largest limit holds."""
 
     max_connections: int = Field(default=64, ge=1)
     """Idle connections kept open in one process; 0.3 to 2 MB and one file descriptor each."""

@@ -5,7 +5,7 @@
 | writes, attached files, pragmas, unsafe functions and tables | `_forbidden`, while it compiles |
 | several statements, EXPLAIN, parameters | `_inspect`, before its first row |
 | running for ever | the step budget here, the deadline in `engine.py` |
-| huge values, one slow call that nothing can interrupt | `_LIMITS` and `_OVERRIDES` |
+| huge values, one slow call that nothing can interrupt | `_limit_values`, `functions.py` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 """
@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import marshal
 import re
-from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from sys import getsizeof
 from urllib.parse import quote
 
 import apsw
@@ -24,6 +24,7 @@ import apsw
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import check_database
 from sqlenv.errors import UserError
+from sqlenv.functions import add_functions
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 _SWITCHES = {
@@ -85,8 +86,15 @@ _UNREADABLE = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
     *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError),
 )
-# What Python adds to a value: an object and its place in a tuple.
+# What Python takes for a row, and for a number in it with its place.
+_ROW_BYTES = 64
 _CELL_BYTES = 40
+# Above this mean of a cell, its text decides: up to four times what it is in UTF-8.
+_TEXT_BYTES = 16
+# A value in a result of very many columns may have at least this length, whatever `max_bytes` is.
+_WIDE_VALUE_BYTES = 16_000
+# Full-text search takes a time with the square of its pattern, in one call.
+_VIRTUAL_VALUE_BYTES = 30_000
 
 
 class _RefusedError(Exception):
@@ -122,7 +130,7 @@ class Guard:
         self._path = str(path)
         self._config = config
         try:
-            self.connection, self._codec = _open(path, config)
+            self.connection, self._codec, self._virtual_tables = _open(path, config)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self.connection.exec_trace = self._inspect
@@ -156,6 +164,8 @@ class Guard:
         self._statement = ""
         self._denied = ""
         self._spent = False
+        self._reads_virtual = False
+        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._config.max_value_bytes)
 
     def _read(self, sql: str) -> list[Row]:
         try:
@@ -166,27 +176,29 @@ class Guard:
         columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
         self._forget()
         try:
-            rows = self._collect(query)
+            rows = self._collect(query, is_bytes=True)
         except apsw.SQLError as error:
             # Its place would be one in the query around, which nobody wrote.
             raise _RefusedError(SqlError(str(error))) from None
         self._columns = columns
-        return [self._decode(row) for row in rows]
+        return rows
 
-    def _collect(self, sql: str) -> list[Row]:
+    def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:
         config = self._config
         cursor = self.connection.cursor()
         try:
             cursor.execute(sql)
             width = max(len(self._columns), 1)
-            # Small enough that a chunk cannot pass the limit, however large its values are.
-            chunk_rows = config.max_bytes // (config.max_value_bytes * width)
+            # Small beside the limit, however large its values are, at four bytes a character.
+            chunk_rows = config.max_bytes // (16 * config.max_value_bytes * width)
             chunk_rows = min(max(chunk_rows, 1), 1000)
             rows: list[Row] = []
             size_bytes = 0
             while chunk := list(islice(cursor, chunk_rows)):
+                if is_bytes:
+                    chunk = [self._decode(row) for row in chunk]
                 rows += chunk
-                size_bytes += len(marshal.dumps(chunk)) + _CELL_BYTES * width * len(chunk)
+                size_bytes += _weigh(chunk)
                 if len(rows) > config.max_rows:
                     raise _RefusedError(TooLarge("rows"))
                 if size_bytes > config.max_bytes:
@@ -217,7 +229,16 @@ class Guard:
             raise _RefusedError(Denied("not a query"))
         self._statement = sql
         self._columns = tuple([column[0] for column in columns])
+        self._limit_values(len(columns))
         return True
+
+    def _limit_values(self, width: int) -> None:
+        """Bound what a row weighs, which nothing can look at before all of it is in memory."""
+        longest = max(self._config.max_bytes // (6 * width), _WIDE_VALUE_BYTES)
+        if self._reads_virtual:
+            longest = min(longest, _VIRTUAL_VALUE_BYTES)
+        if longest < self._config.max_value_bytes:
+            self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, longest)
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, *_where: str | None
@@ -229,6 +250,8 @@ class Guard:
         # Full-text search asks for this of its own accord, while a query that passed is running.
         if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
             return apsw.SQLITE_OK
+        if action == apsw.SQLITE_READ and str(first).lower() in self._virtual_tables:
+            self._reads_virtual = True
         forbidden = _forbidden(action, first, second)
         if forbidden:
             self._denied = forbidden
@@ -273,8 +296,8 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
     return str(apsw.mapping_authorizer_function.get(action, action)).removeprefix("SQLITE_")
 
 
-def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str]:
-    """Open a file read-only with every setting made; also name the codec of its text."""
+def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str, frozenset[str]]:
+    """Open a file read-only, every setting made; name the codec of its text, its virtual tables."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(uri, flags=flags, statementcachesize=0)
@@ -286,13 +309,13 @@ def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str]:
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, config.max_value_bytes)
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)
-    floats = apsw.Connection(":memory:")
-    for name, strip in _OVERRIDES.items():
-        trim = _make_trim(strip, floats)
-        connection.create_scalar_function(name, trim, 2, deterministic=True)
+    add_functions(connection)
     # Reads the schema, so that a broken one shows now and not as an error of some query.
-    connection.execute("SELECT 1 FROM sqlite_schema").fetchall()
-    return connection, _CODECS[connection.pragma("encoding")]
+    virtual = connection.execute(
+        "SELECT lower(name) FROM sqlite_schema WHERE type = 'table' AND rootpage = 0"
+    )
+    names = frozenset([name for (name,) in virtual])
+    return connection, _CODECS[connection.pragma("encoding")], names
 
 
 def _as_bytes(statement: str, width: int) -> str:
@@ -307,30 +330,10 @@ def _as_bytes(statement: str, width: int) -> str:
     return f"WITH _q({', '.join(names)}) AS ({body}) SELECT {', '.join(values + flags)} FROM _q"
 
 
-def _make_trim(
-    strip: Callable[[str, str], str], floats: apsw.Connection
-) -> Callable[..., str | None]:
-    """Make a two-argument trim from Python's, which takes linear time; SQLite's takes n * m.
-
-    Args:
-        strip: Python's.
-        floats: A connection whose SQLite writes floats, as each version of it does its own way.
-    """
-
-    def text(value: Value) -> str:
-        if isinstance(value, bytes):
-            return value.decode("utf-8", "replace")
-        if isinstance(value, float):
-            value = floats.execute("SELECT CAST(? AS TEXT)", (value,)).get
-        return str(value)
-
-    def trim(*values: Value) -> str | None:
-        value, characters = values
-        if value is None or characters is None:
-            return None
-        return strip(text(value), text(characters))
-
-    return trim
-
-
-_OVERRIDES = {"trim": str.strip, "ltrim": str.lstrip, "rtrim": str.rstrip}
+def _weigh(rows: list[Row]) -> int:
+    """Estimate the memory of rows in bytes: exact where texts are long, else some numbers off."""
+    cells = len(rows[0]) * len(rows)
+    text_bytes = len(marshal.dumps(rows))
+    if text_bytes > _TEXT_BYTES * cells:
+        return sum(map(getsizeof, chain.from_iterable(rows))) + _ROW_BYTES * len(rows) + 8 * cells
+    return text_bytes + _ROW_BYTES * len(rows) + _CELL_BYTES * cells

@@ -1,4 +1,4 @@
-"""What every test shares: 8 pretended CPU devices, strict broadcasting, the shared data."""
+"""What every test shares: pretended CPU devices, shared data, how much property tests try."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,9 +26,13 @@ if importlib.util.find_spec("jax") is not None:
         ]
     ).strip()
 
-
-# pytest --hypothesis-profile=nightly
-settings.register_profile("nightly", max_examples=2_000, deadline=None)
+# The same examples every time, and few; or others each night, and many. A busy machine is slow to
+# make examples, which says nothing of them.
+_ANY_PACE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", _ANY_PACE, derandomize=True, max_examples=100)
+settings.register_profile("nightly", _ANY_PACE, max_examples=2000, print_blob=True)
+# `--hypothesis-profile` is read later, and decides.
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -195,7 +195,6 @@ REPLIES = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(REPLIES, min_size=4, max_size=4))
 def test_no_episode_earns_more_than_the_right_answer(real, replies):
     executor, env, example = real

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import TreeConfig, TreeWeights
@@ -236,7 +236,6 @@ def broken_queries(draw: st.DrawFn) -> str:
     return " ".join(words)
 
 
-@settings(deadline=None)
 @given(st.one_of(st.text(), broken_queries(), st.lists(WORDS).map(" ".join)))
 def test_no_text_breaks_the_scores(text):
     for gold in (CASES[0]["gold"], CASES[-1]["gold"], text):
@@ -284,7 +283,6 @@ def test_long_text_is_not_remembered():
     assert diagnose(sql, sql).struct == 1.0
 
 
-@settings(deadline=None)
 @given(broken_queries(), st.sampled_from(QUERIES))
 def test_trees_are_the_same_in_any_order_of_calls(text, gold):
     first = diagnose(text, gold, {"t": ["a"]})

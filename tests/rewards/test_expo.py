@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -340,7 +340,6 @@ SQL = st.one_of(
 
 
 @given(SQL, st.text(max_size=5))
-@settings(deadline=None)
 def test_scores_stay_in_range_and_credit_covers_the_reply_once(play, executor, sql, thought):
     reply = f"<think>{thought}</think><sql>{sql}</sql>"
     score = reward_of(executor)(play(reply))
@@ -354,7 +353,6 @@ def test_scores_stay_in_range_and_credit_covers_the_reply_once(play, executor, s
 
 
 @given(SQL)
-@settings(deadline=None)
 def test_gold_is_at_the_top(play, executor, sql):
     score = reward_of(executor)(play(REPLY.format(sql), gold=sql))
     if score.correct:

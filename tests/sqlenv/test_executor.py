@@ -1,8 +1,9 @@
 """The executor's promises, kept by both isolations."""
 
-import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,8 +17,16 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor, check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.hostile import Measured, read_hostile, read_legal
 
-DATA = Path(__file__).parents[1] / "data"
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+LATE = "TimedOut wall"
+KINDS = {
+    *("write", "transaction", "attach", "pragma", "extension", "several", "explain", "parameter"),
+    *("recursion", "cross join", "bomb", "sort", "window", "pattern", "fts", "nesting"),
+    *("long text", "nul", "unicode", "integer", "comment", "syntax"),
+}
 ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
 MEMORY_BOMB = "SELECT count(*) FROM (SELECT DISTINCT n || hex(zeroblob(40000)) FROM number)"
 # Small limits: every statement of the corpus ends in a moment.
@@ -32,24 +41,9 @@ SMALL: dict[str, Any] = {
 }
 
 
-def read_cases(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (DATA / name).read_text().splitlines()]
-
-
-def build_sql(parts: str | list[str | list[Any]]) -> str:
-    """Join parts; `[text, n]` is a text n times."""
-    if isinstance(parts, str):
-        return parts
-    return "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
-
-
-def read_value(value: Any) -> Any:
-    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
-
-
-def digest_folder(folder: Path) -> dict[str, str]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+# The settings' own limits but for fewer steps, which end the endless ones soon.
+HOSTILE: dict[str, Any] = {"timeout_s": 8, "max_steps": 5_000_000}
+CASES = read_hostile()
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])
@@ -58,26 +52,54 @@ def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
         yield made
 
 
-def test_hostile_statements_are_values_and_leave_no_trace(
-    executor: Executor, database: Path
-) -> None:
-    before = digest_folder(database.parent)
-    for case in read_cases("hostile_sql.jsonl"):
-        sql = build_sql(case["sql"])
+def run_hostile(isolation: str, folder: Path, cases: str, **limits: float) -> list[Measured]:
+    """Run the statements in a process of its own, whose memory is nobody else's."""
+    command = [sys.executable, "-m", "tests.sqlenv.hostile", folder, isolation, json.dumps(limits)]
+    ran = subprocess.run(
+        [*command, cases], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True
+    )
+    assert not ran.returncode, ran.stderr
+    return [Measured(**json.loads(line)) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_hostile_statements_end_as_named(isolation: str, tmp_path: Path) -> None:
+    """Each also leaves every byte and the next query's answer as they were: see `measure`."""
+    ran = run_hostile(isolation, tmp_path, "all", **HOSTILE)
+    assert len(ran) == len(CASES) > 500
+    for case, found in zip(CASES, ran, strict=True):
+        seen = (case.what, case.sql[:200], found)
+        assert found.ends in case.ends, seen
+        assert str(tmp_path) not in found.text, seen
+        assert found.grown_bytes < 200_000_000, seen
+        # What cannot be interrupted is over in 2 s, so twice a time limit of 2 s and more is kept.
+        assert found.seconds < (2 * HOSTILE["timeout_s"] if found.ends == LATE else 2), seen
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_endless_statements_end_within_twice_their_time(isolation: str, tmp_path: Path) -> None:
+    endless = [case for case in CASES if case.is_endless]
+    ran = run_hostile(isolation, tmp_path, "endless", timeout_s=0.5, max_steps=2**31 - 1)
+    for case, found in zip(endless, ran, strict=True):
+        assert not found.ends.startswith(("Denied", "SqlError")), (case.sql[:200], found)
+        assert found.seconds < 2 * 0.5, (case.sql[:200], found)
+        assert found.grown_bytes < 200_000_000, (case.sql[:200], found)
+    # Some fill the memory first, and some would end.
+    assert sum(found.ends == LATE for found in ran) > 40
+
+
+def test_the_statements_are_of_every_kind() -> None:
+    assert {case.what for case in CASES} >= KINDS
+    assert min(sum(case.what == kind for case in CASES) for kind in KINDS) >= 5
+
+
+def test_legal_statements(executor: Executor, database: Path) -> None:
+    for sql, rows in read_legal():
         result = executor.execute(database, sql)
-        assert type(result).__name__ in case["kind"].split("|"), (sql[:200], result)
-        assert "town" not in str(getattr(result, "message", "")), sql[:200]
-    assert digest_folder(database.parent) == before
-    check_legal_statements(executor, database)
-
-
-def check_legal_statements(executor: Executor, database: Path) -> None:
-    for case in read_cases("legal_sql.jsonl"):
-        result = executor.execute(database, case["sql"])
-        rows = tuple(tuple(read_value(value) for value in row) for row in case["rows"])
-        assert isinstance(result, Table), (case["sql"], result)
-        # `repr` also tells 1 from 1.0.
-        assert repr(result.rows) == repr(rows), case["sql"]
+        assert isinstance(result, Table), (sql, result)
+        assert repr(result.rows) == rows, sql
 
 
 def test_columns_of_a_result_without_rows(executor: Executor, database: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv import parse
@@ -250,7 +250,6 @@ def test_tree_depth_is_bounded():
     assert parse.parse(chain + "+1" * 20) is None
 
 
-@settings(deadline=None)
 @given(st.one_of(st.text(), st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))))
 def test_no_text_raises(text):
     parse.extract_sql(text, "fence")

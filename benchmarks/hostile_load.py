@@ -1,0 +1,178 @@
+"""Does memory stay flat under hostile load, and does every legal answer stay right?
+
+    python benchmarks/hostile_load.py
+    python benchmarks/hostile_load.py --minutes 2 --isolation thread
+
+Prints one JSON object. Threads run the hostile statements of the tests, each followed by a legal
+query whose rows are known. The limits are the training's, but for the time. Memory is that of this
+process and its workers together. It is flat when the mean of the last minute is at most 10 % and 20
+MB above that of the second minute, where everything has run before; it is sampled every half a
+second. Exit status 1 when memory is not flat, or after a violation: more than twice the time limit,
+a wrong legal answer, changed bytes. The time does not count in which the machine ran other programs
+although this one could have run. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+from sqlenv.types import Table
+from tests.sqlenv.conftest import make_database
+from tests.sqlenv.hostile import (
+    Case,
+    Waiting,
+    digest_folder,
+    list_processes,
+    name_end,
+    read_hostile,
+    read_legal,
+    read_memory,
+)
+
+_SAMPLE_S = 0.5
+_MINUTE_S = 60.0
+
+
+class Load:
+    """Runs statements in threads until told to stop, and counts what came of them."""
+
+    def __init__(self, executor: Executor, database: Path, timeout_s: float):
+        self._executor = executor
+        self._database = database
+        self._timeout_s = timeout_s
+        self._bytes = digest_folder(database.parent)
+        self._cases = read_hostile()
+        self._lock = threading.Lock()
+        self.stop = threading.Event()
+        self.ends: Counter[str] = Counter()
+        self.violations: Counter[str] = Counter()
+        self.slowest: tuple[float, str] = (0.0, "")
+        self.slowest_wall_s = 0.0
+
+    def run(self, seed: int) -> None:
+        """Run all statements in a random order, again and again."""
+        rng = random.Random(seed)
+        cases, legal = self._cases.copy(), read_legal()
+        while not self.stop.is_set():
+            rng.shuffle(cases)
+            for case in cases:
+                if self.stop.is_set():
+                    return
+                self._attack(case)
+                self._check(*rng.choice(legal))
+
+    def _attack(self, case: Case) -> None:
+        with Waiting(list_processes()[1:] or [threading.get_native_id()]) as waiting:
+            start_s = time.monotonic()
+            end = name_end(self._executor.execute(self._database, case.sql))
+            wall_s = time.monotonic() - start_s
+            seconds = wall_s - waiting.seconds()
+        with self._lock:
+            self.ends[end.split(" ", 1)[0] if end.startswith("Denied") else end] += 1
+            self.slowest = max(self.slowest, (round(seconds, 2), case.sql[:120]))
+            self.slowest_wall_s = max(self.slowest_wall_s, wall_s)
+            self.violations["longer than twice the limit"] += seconds > 2 * self._timeout_s
+
+    def _check(self, sql: str, rows: str) -> None:
+        answer = self._executor.execute(self._database, sql)
+        is_right = isinstance(answer, Table) and repr(answer.rows) == rows
+        is_same = digest_folder(self._database.parent) == self._bytes
+        with self._lock:
+            self.ends["legal queries"] += 1
+            self.violations["wrong legal answer"] += not is_right
+            self.violations["changed bytes"] += not is_same
+
+
+def main() -> None:
+    options = parse_arguments()
+    config = ExecutorConfig(
+        isolation=options.isolation, workers=options.threads, timeout_s=options.timeout_s
+    )
+    with tempfile.TemporaryDirectory() as folder, Executor(config) as executor:
+        load = Load(executor, make_database(Path(folder) / "town.sqlite"), options.timeout_s)
+        samples = run_load(load, options.threads, options.minutes * _MINUTE_S)
+    memory = summarise(samples)
+    print(
+        json.dumps(
+            {
+                "isolation": options.isolation,
+                "threads": options.threads,
+                "minutes": options.minutes,
+                "timeout_s": options.timeout_s,
+                "run": dict(load.ends.most_common()),
+                "violations": dict(load.violations),
+                "slowest_s": load.slowest,
+                "slowest_wall_s": round(load.slowest_wall_s, 2),
+                **memory,
+                "load_average": os.getloadavg()[1],
+                "cpu_count": os.cpu_count(),
+            }
+        )
+    )
+    sys.exit(not memory["is_flat"] or any(load.violations.values()))
+
+
+def run_load(load: Load, threads: int, seconds: float) -> list[tuple[float, int]]:
+    """Run threads for a time; give the memory as (seconds since the start, bytes)."""
+    running = [threading.Thread(target=load.run, args=(seed,)) for seed in range(threads)]
+    for thread in running:
+        thread.start()
+    start_s = time.monotonic()
+    samples: list[tuple[float, int]] = []
+    while (now_s := time.monotonic() - start_s) < seconds:
+        samples.append((now_s, sum(read_memory(pid, "VmRSS") for pid in list_processes())))
+        time.sleep(_SAMPLE_S)
+    load.stop.set()
+    for thread in running:
+        thread.join()
+    return samples
+
+
+def summarise(samples: list[tuple[float, int]]) -> dict[str, object]:
+    """Compare the second minute with the last one."""
+    end_s = samples[-1][0]
+    second = statistics.fmean(_between(samples, _MINUTE_S, 2 * _MINUTE_S))
+    last = statistics.fmean(_between(samples, end_s - _MINUTE_S, end_s))
+    by_minute = [
+        _between(samples, start, start + _MINUTE_S) for start in range(0, round(end_s), 60)
+    ]
+    return {
+        "rss_mb_second_minute": round(second / 1e6, 1),
+        "rss_mb_last_minute": round(last / 1e6, 1),
+        "rss_mb_max": round(max(size for _, size in samples) / 1e6, 1),
+        "rss_mb_by_minute": [round(statistics.fmean(sizes) / 1e6, 1) for sizes in by_minute],
+        "rss_mb_least_by_minute": [round(min(sizes) / 1e6, 1) for sizes in by_minute],
+        "is_flat": last <= 1.1 * second + 20e6,
+    }
+
+
+def _between(samples: list[tuple[float, int]], start_s: float, end_s: float) -> list[int]:
+    return [size for at_s, size in samples if start_s <= at_s <= end_s]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="at least 2")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--isolation", choices=("thread", "process"), default="process")
+    parser.add_argument("--timeout-s", type=float, default=2.0, help="of one statement")
+    options = parser.parse_args()
+    if options.minutes < 2:
+        parser.error("--minutes: at least 2, since the second minute is what others are held to")
+    return options
+
+
+if __name__ == "__main__":
+    main()

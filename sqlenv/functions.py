@@ -1,0 +1,101 @@
+"""SQL functions in place of SQLite's own that take a time with the square of a text's length.
+
+One call is one step of SQLite, which neither the step budget nor the deadline can end. These give
+the same answers, in a time with the length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import apsw
+
+from sqlenv.types import Value
+
+_HEX = re.compile("[0-9A-Fa-f]+")
+_NOT_HEX = re.compile("[^0-9A-Fa-f]")
+
+
+def add_functions(connection: apsw.Connection) -> None:
+    """Replace `trim`, `ltrim`, `rtrim` and `unhex` of two arguments."""
+    floats = apsw.Connection(":memory:")
+    for name, function in _OVERRIDES.items():
+        replacement = _of_texts(function, floats)
+        connection.create_scalar_function(name, replacement, 2, deterministic=True)
+
+
+def ltrim(text: str, characters: str) -> str:
+    """Drop the characters from the start of a text."""
+    # Python's own lstrip looks through all the characters for each place.
+    dropped = _characters(characters)
+    start = 0
+    while start < len(text) and text[start] in dropped:
+        start += 1
+    return text[start:]
+
+
+def rtrim(text: str, characters: str) -> str:
+    """Drop the characters from the end of a text."""
+    dropped = _characters(characters)
+    end = len(text)
+    while end and text[end - 1] in dropped:
+        end -= 1
+    return text[:end]
+
+
+def trim(text: str, characters: str) -> str:
+    """Drop the characters from both ends of a text."""
+    return rtrim(ltrim(text, characters), characters)
+
+
+def unhex(text: str, ignored: str) -> bytes | None:
+    """Read pairs of hexadecimal digits, with ignored characters around pairs but not in them.
+
+    Returns:
+        The bytes; None where the text is anything else.
+    """
+    text = text.partition("\0")[0]
+    runs = _HEX.findall(text)
+    if any(len(run) % 2 for run in runs) or not set(_NOT_HEX.findall(text)) <= set(ignored):
+        return None
+    return bytes.fromhex("".join(runs))
+
+
+def _characters(text: str) -> set[str]:
+    """Tell the characters apart; SQLite reads them up to a NUL."""
+    return set(text.partition("\0")[0])
+
+
+def _of_texts(
+    function: Callable[[str, str], str | bytes | None], floats: apsw.Connection
+) -> Callable[..., str | bytes | None]:
+    """Make a SQL function of one that takes two texts: SQLite reads any value as a text.
+
+    Args:
+        function: Python's.
+        floats: A connection whose SQLite writes floats, as each version of it does its own way.
+    """
+
+    def text(value: Value) -> str:
+        if isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if isinstance(value, float):
+            value = floats.execute("SELECT CAST(? AS TEXT)", (value,)).get
+        return str(value)
+
+    def call(*values: Value) -> str | bytes | None:
+        first, second = values
+        if first is None or second is None:
+            return None
+        return function(text(first), text(second))
+
+    return call
+
+
+_OVERRIDES: dict[str, Callable[[str, str], str | bytes | None]] = {
+    "trim": trim,
+    "ltrim": ltrim,
+    "rtrim": rtrim,
+    "unhex": unhex,
+}

@@ -1,0 +1,198 @@
+"""Runs the hostile statements one by one and measures each: in a process of its own, or by import.
+
+python -m tests.sqlenv.hostile FOLDER ISOLATION LIMITS all|endless prints one JSON object a
+statement: how it ended, the seconds it took, by how many bytes a process grew at most. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+from sqlenv.types import Result, SqlError, Table, TimedOut
+from tests.sqlenv.conftest import make_database
+
+DATA = Path(__file__).parents[1] / "data"
+PROC = Path("/proc")
+
+
+class Case(NamedTuple):
+    """A statement, what it tries, and how it may end."""
+
+    what: str
+    ends: tuple[str, ...]
+    sql: str
+
+    @property
+    def is_endless(self) -> bool:
+        """Tell whether nothing but time or steps ends it."""
+        return any(end.startswith("TimedOut") for end in self.ends)
+
+
+class Measured(NamedTuple):
+    """How a statement ended.
+
+    Attributes:
+        ends: In the words of the data file.
+        text: All of the result, without the rows.
+        seconds: Wall time, without the time in which the machine ran other programs instead.
+        grown_bytes: Highest resident memory, above that before the first statement; of the process
+            that grew most.
+    """
+
+    ends: str
+    text: str
+    seconds: float
+    grown_bytes: int
+
+
+def read_hostile() -> list[Case]:
+    """Read the statements. Their text may be in parts, of which `[text, n]` is a text n times."""
+    lines = (DATA / "hostile_sql.jsonl").read_text().splitlines()
+    return [_case(**json.loads(line)) for line in lines]
+
+
+def read_legal() -> list[tuple[str, str]]:
+    """Read legal queries, each with its rows as `repr`, which also tells 1 from 1.0."""
+    cases = [json.loads(line) for line in (DATA / "legal_sql.jsonl").read_text().splitlines()]
+    return [
+        (case["sql"], repr(tuple(tuple(map(_value, row)) for row in case["rows"])))
+        for case in cases
+    ]
+
+
+def name_end(result: Result) -> str:
+    """Say how a statement ended: the kind of result and, where it is a reason of ours, that."""
+    reason = () if isinstance(result, Table | SqlError) else (_reason(result),)
+    return " ".join((type(result).__name__, *reason))
+
+
+def digest_folder(folder: Path) -> dict[str, str]:
+    """Digest every file in a folder."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def measure(cases: list[Case], database: Path, config: ExecutorConfig) -> Iterator[Measured]:
+    """Run statements one by one; after each, make sure that nothing that follows was hurt.
+
+    Raises:
+        AssertionError: A legal query gives another answer, or a byte changed.
+    """
+    before = digest_folder(database.parent)
+    legal = read_legal()
+    with Executor(config) as executor:
+        executor.execute(database, "SELECT 1")
+        processes = {pid: read_memory(pid, "VmRSS") for pid in list_processes()}
+        for number, case in enumerate(cases):
+            for pid in processes:
+                (PROC / str(pid) / "clear_refs").write_text("5")  # forget the highest so far
+            with Waiting(list(processes)[-1:]) as waiting:
+                start_s = time.monotonic()
+                result = executor.execute(database, case.sql)
+                seconds = time.monotonic() - start_s - waiting.seconds()
+            grown = max(read_memory(pid, "VmHWM") - base for pid, base in processes.items())
+            text = name_end(result) if isinstance(result, Table) else str(result)
+            yield Measured(name_end(result), text, seconds, grown)
+            del result
+            sql, rows = legal[number % len(legal)]
+            answer = executor.execute(database, sql)
+            assert isinstance(answer, Table), (case.sql[:200], sql, answer)
+            assert repr(answer.rows) == rows, (case.sql[:200], sql)
+            assert digest_folder(database.parent) == before, case.sql[:200]
+            # A worker may have died, and another one live instead.
+            first = list(processes.values())[-1]
+            processes = {pid: processes.get(pid, first) for pid in list_processes()}
+
+
+class Waiting:
+    """Tells for how long threads could have run while the machine ran others, the most of any."""
+
+    def __init__(self, threads: list[int]):
+        self._files = [PROC / str(thread) / "schedstat" for thread in threads]
+        self._stop = threading.Event()
+        self._last = [0] * len(threads)
+        self._first = self._read()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Waiting:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def seconds(self) -> float:
+        """Count from the start until now."""
+        self._read()
+        waits = [last - first for first, last in zip(self._first, self._last, strict=True)]
+        return max(waits, default=0) / 1e9
+
+    def _watch(self) -> None:
+        # A worker may be killed for being late: what it waited until then counts.
+        while not self._stop.wait(0.02):
+            self._read()
+
+    def _read(self) -> list[int]:
+        for number, file in enumerate(self._files):
+            with contextlib.suppress(OSError, IndexError):
+                self._last[number] = int(file.read_text().split()[1])
+        return self._last.copy()
+
+
+def list_processes() -> list[int]:
+    """List this process, then its workers, which are children of the threads that asked first."""
+    found = [os.getpid()]
+    for task in (PROC / "self" / "task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def read_memory(pid: int, name: str) -> int:
+    """Read `VmRSS` or `VmHWM` of a process in bytes; 0 when it is gone."""
+    try:
+        lines = (PROC / str(pid) / "status").read_text().splitlines()
+    except OSError:  # it was killed
+        return 0
+    return 1024 * int(next((line.split()[1] for line in lines if line.startswith(name)), "0"))
+
+
+def _case(*, what: str, ends: str, sql: str | list[Any]) -> Case:
+    parts = [sql] if isinstance(sql, str) else sql
+    text = "".join(part if isinstance(part, str) else part[0] * part[1] for part in parts)
+    return Case(what, tuple(ends.split("|")), text)
+
+
+def _value(value: Any) -> Any:
+    return bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
+
+
+def _reason(result: Any) -> str:
+    return result.reason if isinstance(result, TimedOut) else result.what
+
+
+def main() -> None:
+    """Run all statements and print what was measured."""
+    folder, isolation, limits, which = sys.argv[1:]
+    config = ExecutorConfig.model_validate(
+        {"isolation": isolation, "workers": 1} | json.loads(limits)
+    )
+    cases = [case for case in read_hostile() if which == "all" or case.is_endless]
+    for measured in measure(cases, make_database(Path(folder) / "town.sqlite"), config):
+        sys.stdout.write(json.dumps(measured._asdict()) + "\n")
+
+
+if __name__ == "__main__":
+    main()
