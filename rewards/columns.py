@@ -175,8 +175,7 @@ def _number(text: str) -> int | float | None:
     """Read a text that is a decimal number."""
     if len(text) > _NUMBER_CHARS or not _NUMBER.fullmatch(text):
         return None
-    # `int` and `float` take fewer characters for blanks than the patterns and `strip` do.
-    return int(text.strip()) if _INTEGER.fullmatch(text) else float(text.strip())
+    return int(text) if _INTEGER.fullmatch(text) else float(text)
 
 
 # The released program.
