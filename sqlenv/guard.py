@@ -188,13 +188,14 @@ class Guard:
         cursor = self.connection.cursor()
         try:
             cursor.execute(sql)
-            width = max(len(self._columns), 1)
-            # Small beside the limit, however large its values are, at four bytes a character.
-            chunk_rows = config.max_bytes // (16 * config.max_value_bytes * width)
-            chunk_rows = min(max(chunk_rows, 1), 1000)
+            # The most that a row can take, at four bytes a character.
+            row_bytes = 4 * config.max_value_bytes * max(len(self._columns), 1)
             rows: list[Row] = []
             size_bytes = 0
-            while chunk := list(islice(cursor, chunk_rows)):
+            # Few enough that they cannot pass the limit, however large their values are; but one.
+            while chunk := list(
+                islice(cursor, min(1 + (config.max_bytes - size_bytes) // row_bytes, 1000))
+            ):
                 if is_bytes:
                     chunk = [self._decode(row) for row in chunk]
                 rows += chunk

@@ -1,6 +1,6 @@
 """Runs the hostile statements one by one and measures each: in a process of its own, or by import.
 
-python -m tests.sqlenv.hostile FOLDER ISOLATION LIMITS all|endless prints one JSON object a
+python -m tests.sqlenv.hostile FOLDER ISOLATION LIMITS all|endless|sorting prints one JSON object a
 statement: how it ended, the seconds it took, by how many bytes a process grew at most. Linux only.
 """
 
@@ -37,6 +37,11 @@ class Case(NamedTuple):
     def is_endless(self) -> bool:
         """Tell whether nothing but time or steps ends it."""
         return any(end.startswith("TimedOut") for end in self.ends)
+
+    def is_among(self, which: str) -> bool:
+        """Tell whether it is one of all, of those that sort, or of the other endless ones."""
+        sorts = self.what in ("sort", "window")
+        return {"all": True, "sorting": sorts, "endless": self.is_endless and not sorts}[which]
 
 
 class Measured(NamedTuple):
@@ -189,7 +194,7 @@ def main() -> None:
     config = ExecutorConfig.model_validate(
         {"isolation": isolation, "workers": 1} | json.loads(limits)
     )
-    cases = [case for case in read_hostile() if which == "all" or case.is_endless]
+    cases = [case for case in read_hostile() if case.is_among(which)]
     for measured in measure(cases, make_database(Path(folder) / "town.sqlite"), config):
         sys.stdout.write(json.dumps(measured._asdict()) + "\n")
 

@@ -74,20 +74,24 @@ def test_hostile_statements_end_as_named(isolation: str, tmp_path: Path) -> None
         assert str(tmp_path) not in found.text, seen
         assert found.grown_bytes < 200_000_000, seen
         # What cannot be interrupted is over in 2 s, so twice a time limit of 2 s and more is kept.
-        assert found.seconds < (2 * HOSTILE["timeout_s"] if found.ends == LATE else 2), seen
+        assert found.seconds < (2 * HOSTILE["timeout_s"] if case.is_endless else 2), seen
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize(("which", "timeout_s"), [("endless", 0.5), ("sorting", 2)])
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_endless_statements_end_within_twice_their_time(isolation: str, tmp_path: Path) -> None:
-    endless = [case for case in CASES if case.is_endless]
-    ran = run_hostile(isolation, tmp_path, "endless", timeout_s=0.5, max_steps=2**31 - 1)
-    for case, found in zip(endless, ran, strict=True):
+def test_time_ends_statements_within_twice_the_limit(
+    isolation: str, which: str, timeout_s: float, tmp_path: Path
+) -> None:
+    """A sort is one call, of 2 s where it fills the memory: it needs a limit as long."""
+    cases = [case for case in CASES if case.is_among(which)]
+    ran = run_hostile(isolation, tmp_path, which, timeout_s=timeout_s, max_steps=2**31 - 1)
+    for case, found in zip(cases, ran, strict=True):
         assert not found.ends.startswith(("Denied", "SqlError")), (case.sql[:200], found)
-        assert found.seconds < 2 * 0.5, (case.sql[:200], found)
+        assert found.seconds < 2 * timeout_s, (case.sql[:200], found)
         assert found.grown_bytes < 200_000_000, (case.sql[:200], found)
-    # Some fill the memory first, and some would end.
-    assert sum(found.ends == LATE for found in ran) > 40
+    # Sorts fill the memory first; of the others a few do so, or would end.
+    assert which == "sorting" or sum(found.ends == LATE for found in ran) > len(ran) // 2
 
 
 def test_the_statements_are_of_every_kind() -> None:
