@@ -34,7 +34,7 @@ PREDICTIONS = "predictions.jsonl"
 @contextmanager
 def questions(
     config: JobConfig, split: Split, *, out: Path, settings: str
-) -> Generator[tuple[SqlSide, tuple[Example, ...], dict[str, Any]]]:
+) -> Generator[tuple[SqlSide, tuple[Example, ...]]]:
     """Claim a folder of results, and load the questions of a split.
 
     Args:
@@ -44,10 +44,10 @@ def questions(
         settings: YAML of what decides them.
 
     Yields:
-        Databases and prompts, the questions, and their facts for `result.json`.
+        Databases and prompts, and the questions.
 
     Raises:
-        UserError: The folder belongs to other settings or questions, or to another process.
+        UserError: The folder belongs to other settings, or to another process.
     """
     limits = config.evaluation
     limit = limits.validation_questions if split == "validation" else limits.questions
@@ -55,7 +55,7 @@ def questions(
     made = config.folder if (config.folder / "data").is_dir() else out
     with claimed(out, settings, key="--out"), SqlSide(config, made) as sql:
         examples = sql.examples(split, limit=limit)
-        yield sql, examples, claim_data(out, {split: examples})
+        yield sql, examples
 
 
 def evaluate(
@@ -80,8 +80,9 @@ def evaluate(
     start = perf_counter()
     # Before the folder is claimed: weights that cannot be read leave none behind.
     model, tokenizer = load_policy(source, dtype=config.model.dtype)
-    with questions(config, split, out=out, settings=settings) as (sql, examples, data):
+    with questions(config, split, out=out, settings=settings) as (sql, examples):
         sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
+        data = claim_data(out, {split: examples})
         environment = sql.evaluation_environment()
         evaluator = Evaluator(
             model,

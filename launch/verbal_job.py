@@ -22,7 +22,7 @@ from launch.config import JobConfig, Split
 from launch.endpoint import Endpoint
 from launch.eval_job import PREDICTIONS, accuracies, questions
 from launch.evaluation import Verdict, accuracy_table, read_verdicts, write_official
-from launch.folders import RESULT, versions, write_json
+from launch.folders import RESULT, claim_data, versions, write_json
 from launch.journal import Answer, Journal, Request
 from launch.native import Native
 from launch.policy import PolicySource, find_policy, load_policy
@@ -204,9 +204,10 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
     """
     start = perf_counter()
     with (
-        questions(config, split, out=out, settings=settings) as (sql, examples, data),
+        questions(config, split, out=out, settings=settings) as (sql, examples),
         Journal(out / ANSWERS) as journal,
     ):
+        data = claim_data(out, {split: examples})
         choices = Choices(out / CHOICES, sql, config)
         left = [example for example in examples if example.id not in choices.verdicts]
         with cli.progress_bar(f"verbal {split}") as progress:
