@@ -39,7 +39,9 @@ _ADVICE = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _MAKE_ROOM),
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _MOVE_AWAY),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
+    errno.ENAMETOOLONG: "write a shorter path",
 }
+_LONGEST_NAME = 200
 # What the extras for an accelerator install, by the names that are imported.
 _LEARNER = frozenset(
     {"jax", "jaxlib", "jaxtyping", "flax", "optax", "orbax", "numpy", "safetensors"}
@@ -99,27 +101,40 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     _hush()
     try:
         main(sys.argv[1:])
-    except USER_ERRORS as error:
-        fail(" ".join(str(error).split()))
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in _LEARNER:
-            raise
-        fail(
-            f"{missing} is not installed, and this command needs it: "
-            "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
-        )
     except BrokenPipeError:  # whoever reads our output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in _ADVICE:
-            raise
-        fail(f"{error.filename or 'a file'}: {error.strerror}; {_ADVICE[error.errno]}")
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from what it has saved\n")
         sys.exit(130)
+    except Exception as error:
+        line = _line_for(error)
+        if line is None:
+            raise
+        fail(line)
     sys.exit(0)
+
+
+def _line_for(error: Exception) -> str | None:
+    """Say in a line what a user can do about an error; None if it is a fault of ours."""
+    words = " ".join(str(error).split())
+    if isinstance(error, USER_ERRORS):
+        return words
+    if isinstance(error, ModuleNotFoundError):
+        missing = (error.name or "").partition(".")[0]
+        install = "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
+        line = f"{missing} is not installed, and this command needs it: {install}"
+        return line if missing in _LEARNER else None
+    if isinstance(error, OSError) and error.errno in _ADVICE:
+        name = str(error.filename or "a file")
+        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
+        return f"{name}: {error.strerror}; {_ADVICE[error.errno]}"
+    if "RESOURCE_EXHAUSTED" in words:  # JAX's
+        return (
+            "the device has too little memory: lower sampler.slots, sampler.max_response_tokens or "
+            f"train.batching.groups_per_batch, or set model.remat=true ({words[:120]})"
+        )
+    return None
 
 
 def give_up() -> NoReturn:

@@ -151,7 +151,7 @@ def _parse(file: Traversable, name: str) -> dict[str, Any]:
         raise UserError(f"{name}: cannot be read as text ({error})") from None
     try:
         raw = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{name}: a config is a mapping of keys to values")

@@ -9,6 +9,7 @@ right prediction can look wrong.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -35,10 +36,18 @@ FLAWS: dict[Flaw, str] = {
     "fails": "does not run",
     "empty": "returns no row",
     "slow": "takes longer than --slow-s",
-    "varies": "gives another result the second time",
+    "varies": "gives another result the second time, or reads the clock",
     "row_order": "depends on the order in which tables are read",
     "ties": "depends on the order of rows that its ORDER BY leaves open",
 }
+
+# The time of day as SQLite reads it: a second later it is another one.
+_CLOCK = re.compile(
+    r"\bcurrent_(date|time|timestamp)\b"
+    r"|\b(date|time|datetime|julianday|unixepoch)\s*\(\s*(\)|'now')"
+    r"|\bstrftime\s*\(\s*'[^']*'\s*(\)|,\s*'now')",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,7 @@ def _changes(
 ) -> Iterator[tuple[Flaw, str]]:
     """Yield how the result changes in each way of running the query again; mostly, not at all."""
     sql = example.gold_sql
+    yield "varies", "reads the clock" if _CLOCK.search(sql) else ""
     yield "varies", _difference(first, run(plain.execute, example, sql))
     reverse = run(backwards.execute, example, sql)
     yield "row_order", _difference(first, reverse, in_order=is_ordered(sql))

@@ -82,12 +82,17 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
 
 def _fields(line: str) -> Mapping[str, Any]:
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict) or not {"db", "gold", "pred"} <= record.keys():
         raise UserError("not a JSON object with `id`, `db`, `gold` and `pred`; write one a line")
     return record
+
+
+def _refuse(constant: str) -> None:
+    """NaN and the infinities are Python's, not JSON's: what is written back has to be JSON."""
+    raise ValueError(constant)
 
 
 def write_scores(pairs: Sequence[Pair], config: ExecutorConfig) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     is_lint = list(arguments[:1]) == ["lint"]
     options = (_lint_parser() if is_lint else _parser()).parse_args(arguments[is_lint:])
+    _keep_inputs(options)
     (_lint if is_lint else _score)(options, _executor_config(options))
 
 
@@ -172,6 +174,22 @@ def _lint(options: argparse.Namespace, config: ExecutorConfig) -> None:
         Console(highlight=False).print(lint.render(findings, len(examples)))
 
 
+def _keep_inputs(options: argparse.Namespace) -> None:
+    """Refuse to write over a file that is read.
+
+    Raises:
+        UserError: --out is one of the inputs.
+    """
+    given = vars(options)
+    out, read = given.get("out"), [given.get("file"), *(given.get("predictions") or ())]
+    if out is not None and any(path and path.exists() and _is_same(path, out) for path in read):
+        raise UserError(f"--out {out}: is read too; write to another file")
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    return other.exists() and path.samefile(other)
+
+
 @contextmanager
 def _lines(options: argparse.Namespace) -> Generator[Write]:
     """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
@@ -212,6 +230,13 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
         return read_all(source)
     except UserError as error:
         raise UserError(f"--data {file} as --layout {layout}: {error}") from None
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: write a number of seconds above 0")
+    return value
 
 
 def _executor_config(options: argparse.Namespace) -> ExecutorConfig:
@@ -258,7 +283,7 @@ def _lint_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_data(parser, required=True)
-    parser.add_argument("--slow-s", type=float, default=1.0, help="slow from here (default: 1)")
+    parser.add_argument("--slow-s", type=_seconds, default=1.0, help="slow from here (default: 1)")
     parser.add_argument("--json", action="store_true", help="a JSON object a flaw")
     _add_dialect(parser)
     _add_limits(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,16 +15,19 @@ from pydantic import ValidationError
 
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, contradictions, tree_of
+from rewards.execution import gold_result
 from rewards.feedback import build_feedback
 from rewards.progressive import columns_of
 from rewards.types import Score
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of
 from sqlenv.envs.build import Environment, build_environment, shorten
-from sqlenv.envs.diagnosed import Feedback
+from sqlenv.envs.diagnosed import Feedback, describe_failure
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.types import Episode, Example
+from sqlenv.types import Episode, Example, Table
+
+_log = logging.getLogger(__name__)
 
 
 class AdapterConfig(Settings):
@@ -54,6 +58,7 @@ class Scorer:
             wrapping=config.env.wrapping,
         )
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
+        self._known: set[tuple[Path, str]] = set()
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
 
     def environment(self, *, replies: int) -> Environment:
@@ -70,10 +75,26 @@ class Scorer:
         Raises:
             UserError: The example's database cannot be used.
         """
+        self._warn_of_failing(example)
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)
         return self.reward(episode)
+
+    def _warn_of_failing(self, example: Example) -> None:
+        """Say once of each gold query that does not run that nothing is right there."""
+        question = (example.database, example.gold_sql)
+        if question in self._known:
+            return
+        self._known.add(question)
+        gold = gold_result(self._executor, example)
+        if not isinstance(gold, Table):
+            _log.warning(
+                "the gold query %r does not run on %s (%s): no reply to it is right; leave it out",
+                example.gold_sql,
+                example.database,
+                describe_failure(gold),
+            )
 
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Score]:
         """Score episodes on all workers, in order."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings, scorer_of
 from rewards.types import Score
+from sqlenv.errors import UserError
 
 Completion = str | Sequence[Mapping[str, Any]]
 """What TRL gives: a text, or the messages after the prompt where prompts are conversations."""
@@ -45,7 +46,17 @@ class SqlReward:
 
         Returns:
             The total of each, in order.
+
+        Raises:
+            UserError: A column is not as long as `completions`, or a database or gold query is
+                missing.
         """
+        for name in _COLUMNS:
+            if name in columns and len(columns[name]) != len(completions):
+                raise UserError(
+                    f"the SQL reward got {len(columns[name])} of {name} for {len(completions)} "
+                    "completions; the data set needs one in every row"
+                )
         rows = [
             {name: columns[name][number] for name in _COLUMNS if name in columns}
             for number in range(len(completions))
@@ -65,10 +76,14 @@ _COLUMNS = ("database", "gold_sql", "id", "dialect")
 
 
 def replies_of(completion: Completion) -> list[str]:
-    """List the texts that the policy wrote: the completion itself, or its assistant messages."""
-    if isinstance(completion, str):
-        return [completion]
-    return [_text(message) for message in completion if message.get("role") == "assistant"]
+    """List the texts that the policy wrote: the completion itself, or its assistant messages.
+
+    Anything else is a reply without text: no reply whatever raises.
+    """
+    if not isinstance(completion, list | tuple):
+        return [completion if isinstance(completion, str) else ""]
+    messages = [message for message in completion if isinstance(message, Mapping)]
+    return [_text(message) for message in messages if message.get("role") == "assistant"]
 
 
 def _text(message: Mapping[str, Any]) -> str:

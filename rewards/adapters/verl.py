@@ -44,6 +44,7 @@ def compute_score(
             "and answer cannot be told apart; use single_turn"
         )
     example = example_of(extra_info or {}, gold_sql=ground_truth)
-    score = scorer_of(config).score(example, [solution_str])
+    reply = solution_str if isinstance(solution_str, str) else ""
+    score = scorer_of(config).score(example, [reply])
     parts = {f"reward/{name}": value for name, value in score.parts.items()}
     return {"score": score.total, "acc": float(score.correct), **parts}

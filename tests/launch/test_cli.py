@@ -248,6 +248,7 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tin
         ("ENOSPC", "f: full; make room, and the same command goes on from what it has saved"),
         ("ENOTDIR", "f: full; move away what is there, or choose another folder"),
         ("EACCES", "f: full; allow it, or choose another folder"),
+        ("ENAMETOOLONG", "f: full; write a shorter path"),
     ],
 )
 def test_what_the_file_system_refuses_is_told_in_a_line(command, tmp_path, kind, told):
@@ -258,6 +259,19 @@ def test_what_the_file_system_refuses_is_told_in_a_line(command, tmp_path, kind,
     )
     done = command(cwd=tmp_path, code=code)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+
+
+@pytest.mark.parametrize(("said", "status"), [("RESOURCE_EXHAUSTED: Out of memory", 2), ("?", 1)])
+def test_a_full_device_is_told_in_a_line(command, tmp_path, said, status):
+    code = (
+        "from launch import cli\n"
+        f"def main(arguments):\n    raise RuntimeError('{said}')\n"
+        "cli.run(main)\n"
+    )
+    done = command(cwd=tmp_path, code=code)
+    assert done.returncode == status
+    assert ("lower sampler.slots" in done.stderr) == (status == 2)
+    assert ("Traceback" in done.stderr) == (status == 1)
 
 
 def test_a_database_that_is_not_sqlite(command, place, tiny, tmp_path):

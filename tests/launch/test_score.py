@@ -130,6 +130,17 @@ def test_mistakes_are_one_line(tmp_path, root):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("flag", ["--file", "--predictions"])
+def test_what_is_read_is_not_written_over(tmp_path, flag):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("{}\n")
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    with pytest.raises(UserError, match="is read too; write to another file"):
+        main([flag, str(path), "--json", "--out", str(link)])
+    assert path.read_text() == "{}\n"
+
+
 def test_predictions_of_our_own_runs_are_matched_by_id(tmp_path, examples, executor):
     """They hold a sample of the questions, in an order of their own, and the field `sql`."""
     sample = examples[::-2]

@@ -98,6 +98,7 @@ def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
     pair = {"id": 1, "db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
     lines = {
         "bad.jsonl:2: not a JSON object": [pair, {"db": str(database)}],
+        "bad.jsonl:1: not a JSON object": [{**pair, "id": float("nan")}],
         "bad.jsonl:1: gone.sqlite: no such database file; check the path": [
             {**pair, "db": "gone.sqlite"}
         ],

@@ -111,6 +111,26 @@ def test_no_reply_raises_nor_beats_a_right_one(database, reply, family):
     assert bad < good
 
 
+@pytest.mark.parametrize("reply", [None, 5, {"a": 1}, [5], [None], [{"role": "assistant"}]])
+def test_what_is_no_reply_is_one_without_text(database, reply):
+    assert SqlReward(ONE_SHOT)([reply, GOOD], **rows(database, 2)) == [0.0, 3.0]
+    found = compute_score("", reply, GOLD, {"database": str(database)}, settings=ONE_SHOT)
+    assert found["score"] == 0.0
+
+
+def test_columns_are_as_long_as_completions(database):
+    with pytest.raises(UserError, match="got 2 of database for 1 completions"):
+        SqlReward(ONE_SHOT)([GOOD], **rows(database, 2))
+
+
+def test_a_gold_query_that_does_not_run_is_named_once(database, caplog):
+    row = {"database": [str(database)] * 2, "gold_sql": ["SELECT nope"] * 2}
+    SqlReward(ONE_SHOT)([GOOD, GOOD], **row)
+    (record,) = caplog.records
+    assert "'SELECT nope' does not run on" in record.message
+    assert "no such column: nope" in record.message
+
+
 def call(sql: str) -> dict[str, Any]:
     """Call the tool, as TRL writes it once it has read a reply."""
     function = {"name": "run_sql", "arguments": {"query": sql}}
