@@ -124,8 +124,7 @@ def test_columns_are_as_long_as_completions(database):
 
 
 def test_a_gold_query_that_does_not_run_is_named_once(database, caplog):
-    row = {"database": [str(database)] * 2, "gold_sql": ["SELECT nope"] * 2}
-    SqlReward(ONE_SHOT)([GOOD, GOOD], **row)
+    SqlReward(ONE_SHOT)([GOOD, GOOD], database=[str(database)] * 2, gold_sql=["SELECT nope"] * 2)
     (record,) = caplog.records
     assert "'SELECT nope' does not run on" in record.message
     assert "no such column: nope" in record.message
