@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3, help="timed runs; the fastest counts")
     runs = parser.parse_args().runs
-    model = Decoder(MODEL, rngs=nnx.Rngs(0))
+    model = Decoder(MODEL, key=jax.random.key(0))
     gen_s, groups = time_generation(model, runs=runs)
     update_s = time_update(model, groups, runs=runs)
     sampled = PROMPTS * SAMPLES * ANSWER_TOKENS

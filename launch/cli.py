@@ -6,10 +6,13 @@ import argparse
 import errno
 import logging
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -25,6 +28,7 @@ from rich.progress import (
 
 import minirl.errors
 import sqlenv.errors
+from minirl.preemption import Preempted
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
@@ -36,12 +40,13 @@ _MAKE_ROOM = "make room, and the same command goes on from what it has saved"
 _MOVE_AWAY = "move away what is there, or choose another folder"
 _ALLOW = "allow it, or choose another folder"
 _ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _MAKE_ROOM),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
     **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _MOVE_AWAY),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
     errno.ENAMETOOLONG: "write a shorter path",
 }
 _LONGEST_NAME = 200
+_LONGEST_LINE = 2000
 # What the extras for an accelerator install, by the names that are imported.
 _LEARNER = frozenset(
     {"jax", "jaxlib", "jaxtyping", "flax", "optax", "orbax", "numpy", "safetensors"}
@@ -89,6 +94,67 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_processes(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command that several processes can run together."""
+    group = parser.add_argument_group(
+        "several processes",
+        "the same command on every host; Slurm's and a TPU slice's variables say the rest",
+    )
+    group.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of the first process, or auto to let JAX find it",
+    )
+    group.add_argument("--processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
+
+
+def check_processes(options: argparse.Namespace) -> None:
+    """Refuse arguments of `add_processes` that do not belong together.
+
+    Raises:
+        UserError: One is missing, or a number is out of range.
+    """
+    given = (options.coordinator, options.processes, options.process)
+    if given in ((None, None, None), ("auto", None, None)):
+        return
+    if None in given or ":" not in options.coordinator:
+        raise minirl.errors.UserError(
+            "--coordinator HOST:PORT, --processes N and --process I belong together; "
+            "give all three, or --coordinator auto"
+        )
+    if not 0 <= options.process < options.processes:
+        raise minirl.errors.UserError(
+            f"--process {options.process}: should be from 0 to {options.processes - 1}, one less "
+            "than --processes"
+        )
+
+
+def _join_others(options: argparse.Namespace) -> None:
+    """Find the other processes of the command, if there are any; before JAX is used.
+
+    Raises:
+        UserError: The others cannot be found.
+    """
+    from minirl import hosts
+
+    if options.coordinator is None and not hosts.is_announced():
+        return
+    is_given = options.processes is not None
+    where = (options.coordinator, options.processes, options.process)
+    hosts.join(hosts.Place(*where) if is_given else None)
+    _listen_to_first()
+
+
+def _listen_to_first() -> None:
+    """Let one of several processes print."""
+    from minirl import hosts
+
+    if not hosts.is_first():
+        console.quiet = output.quiet = True
+        logging.getLogger().setLevel(logging.ERROR)
+
+
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Run a command; a user's mistake ends it with one line and status 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_log_handler()])
@@ -104,15 +170,43 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     except BrokenPipeError:  # whoever reads our output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Preempted as stop:
+        if not console.quiet:
+            sys.stderr.write(f"stopped by {stop.signal.name}: {stop}; the same command goes on\n")
+        sys.exit(0 if stop.signal == signal.SIGTERM else 130)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from what it has saved\n")
         sys.exit(130)
     except Exception as error:
         line = _line_for(error)
+        if "minirl.hosts" in sys.modules:
+            _leave_others(error, line)
         if line is None:
             raise
         fail(line)
     sys.exit(0)
+
+
+def _leave_others(error: Exception, line: str | None) -> None:
+    """End one of several processes at once: the others would wait for it, and it for them."""
+    from minirl import hosts
+
+    if not hosts.is_joined():
+        return
+    if line is None and hosts.is_lost(error):
+        line = (
+            "another process of this run has ended or cannot be reached, and this one ends too: "
+            f"start all again, and they go on from what is saved ({' '.join(str(error).split())})"
+        )
+        status = 1
+    elif line is None:
+        traceback.print_exc()
+        status = 1
+    else:
+        status = 2
+    if line is not None:
+        sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
+    hosts.leave(status)
 
 
 def _line_for(error: Exception) -> str | None:
@@ -131,8 +225,8 @@ def _line_for(error: Exception) -> str | None:
         return f"{name}: {error.strerror}; {_ADVICE[error.errno]}"
     if "RESOURCE_EXHAUSTED" in words:  # JAX's
         return (
-            "the device has too little memory: lower sampler.slots, sampler.max_response_tokens or "
-            f"train.batching.groups_per_batch, or set model.remat=true ({words[:120]})"
+            "the device has too little memory: lower sampler.cache_gb, sampler.slots or "
+            f"train.batching.groups_per_batch, or set model.remat=full ({words[:120]})"
         )
     return None
 
@@ -168,23 +262,30 @@ def _log_handler() -> logging.Handler:
     return logging.StreamHandler()
 
 
-def use_accelerator(name: str) -> None:
+def use_accelerator(name: str, processes: argparse.Namespace | None = None) -> None:
     """Select JAX's backend, and keep compiled programs for the next start.
 
+    Args:
+        name: Of `--accel`.
+        processes: Where the command is one that several processes can run together.
+
     Raises:
-        UserError: The accelerator is not there.
+        UserError: The accelerator is not there, or the other processes are not.
     """
-    platform = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}[name]
+    platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     # JAX takes seconds to import, and mistakes in the arguments need not wait for it.
     import jax
 
-    jax.config.update("jax_platforms", platform if name == "cpu" else f"{platform},cpu")
+    jax.config.update("jax_platforms", platforms)
     base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = Path(base).expanduser() / "minirl" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    if processes is not None:
+        _join_others(processes)
     try:
-        found = jax.default_backend()
+        with _held_back():
+            found = jax.default_backend()
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:160]
         raise minirl.errors.UserError(
@@ -195,6 +296,24 @@ def use_accelerator(name: str) -> None:
         raise minirl.errors.UserError(
             f"--accel {name}: JAX finds only {found} here; use --accel {found}"
         )
+
+
+@contextmanager
+def _held_back() -> Generator[None]:
+    """Hold back what libraries write to standard error beneath Python, and drop it if they fail.
+
+    libtpu says in many lines that there is no TPU; we say it in one.
+    """
+    with TemporaryFile() as kept:
+        stderr = os.dup(2)
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        kept.seek(0)
+        os.write(2, kept.read())
 
 
 COMPILING = "compiling"

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from launch import rules
 from launch.layers import Layer, lay_over, origin, read_layers
-from minirl.config import ModelSource, SamplerConfig, SftConfig, TrainConfig
+from minirl.config import MeshConfig, ModelSource, SamplerConfig, SftConfig, TrainConfig
 from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -117,6 +117,9 @@ class JobConfig(Settings):
     data: DataSection
     prompt: PromptConfig = PromptConfig()
     model: ModelSource
+    mesh: Literal["auto"] | MeshConfig = "auto"
+    """How devices are arranged; auto splits everything over all of them (`fsdp`), and where there
+    are more of them than prompts of an update, layers over the rest (`tensor`)."""
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()

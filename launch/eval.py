@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from launch import cli
-from launch.config import SPLITS, Decode, JobConfig, load_config
+from launch.config import SPLITS, Decode, JobConfig, Split, load_config
 from launch.folders import RESULT, check
 from launch.inputs import check_data
 from minirl.errors import UserError
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     from launch.policy import find_policy
 
     source = find_policy(config, options.checkpoint)
-    out = options.out or default_folder(config, options, source.name)
+    out = options.out or default_folder(config, options.data, source.name, options.decode)
     settings = _settings(config, options, model=source.model, checkpoint=source.checkpoint)
     check(out, settings, key="--out")
     if (out / RESULT).exists():
@@ -78,11 +78,11 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def default_folder(config: JobConfig, options: Namespace, name: str) -> Path:
+def default_folder(config: JobConfig, split: Split, name: str, decode: str) -> Path:
     """Name a folder after policy, data, decoding and seed."""
-    sources = getattr(config.data, options.data).sources
+    sources = getattr(config.data, split).sources
     data = dict.fromkeys(source.layout for source in sources)
-    parts = (name, *data, options.data, options.decode, f"seed{config.seed}")
+    parts = (name, *data, split, decode, f"seed{config.seed}")
     return Path("evals") / "-".join(parts)
 
 

@@ -79,7 +79,7 @@ def evaluate(
     """
     start = perf_counter()
     # Before the folder is claimed: weights that cannot be read leave none behind.
-    model, tokenizer = load_policy(source, dtype=config.model.dtype)
+    model, tokenizer = load_policy(source, config)
     with questions(config, split, out=out, settings=settings) as (sql, examples):
         sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
         data = claim_data(out, {split: examples})

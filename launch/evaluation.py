@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ import numpy as np
 from rich.table import Table as RichTable
 
 from launch.config import Decode, JobConfig
+from launch.predictions import BIRD_MARK
+from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
+from minirl.local import local_model, local_params
 from minirl.model import Decoder
 from minirl.reading import keep_lines
 from minirl.rollout import rollout
 from minirl.sampler import NativeSampler
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
+from minirl.writing import writing
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.parse import one_line
@@ -51,6 +56,19 @@ class Verdict:
     sql: str
     correct: bool
 
+    @classmethod
+    def of(cls, example: Example, sql: str, *, correct: bool) -> Verdict:
+        """Make the verdict on a prediction for a question."""
+        return cls(
+            example.id,
+            example.db_id,
+            example.difficulty,
+            example.question,
+            example.gold_sql,
+            sql,
+            correct,
+        )
+
 
 class Evaluator:
     """Measures accuracy with one sampler, so that it compiles once.
@@ -79,18 +97,18 @@ class Evaluator:
         self._tokenizer, self._environment = tokenizer, environment
         self._config, self._decode = config, decode
         self._max_turns = max_turns
+        self._dtype = model.dtype
         self._sampler = NativeSampler(
-            model, config, tokenizer, group_size=decode.samples, seed=seed
+            local_model(model), config, tokenizer, group_size=decode.samples, seed=seed
         )
 
     def set_weights(self, params: Any, *, version: int) -> None:
         """Measure these weights from now on."""
-        self._sampler.set_weights(params, version=version)
+        self._sampler.set_weights(local_params(params, self._dtype), version=version)
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""
-        verdicts = self._answer(examples, first=0)
-        return sum(verdict.correct for verdict in verdicts) / max(len(verdicts), 1)
+        return accuracy(self._answer(examples, first=0))
 
     def predict(
         self,
@@ -106,21 +124,26 @@ class Evaluator:
         Raises:
             UserError: The file answers other questions.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        done = read_verdicts(path) if path.exists() else []
+        done = hosts.from_first(lambda: _found(path))
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
             raise UserError(f"{path}: holds predictions for other questions; move it away")
-        for start in range(len(done), len(examples), _CHUNK):
-            new = self._answer(examples[start : start + _CHUNK], first=start)
-            with path.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in new)
+        chunk = _CHUNK * hosts.count()
+        for start in range(len(done), len(examples), chunk):
+            new = self._answer(examples[start : start + chunk], first=start)
+            hosts.from_first(partial(_append, path, new))
             done += new
-            share = sum(verdict.correct for verdict in done) / len(done)
-            progress(len(done), len(examples), f"accuracy {100 * share:.1f} %")
+            progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
         return done
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
+        """Answer questions, each process its share of them."""
+        share = hosts.own_share(len(examples))
+        own = [examples[place] for place in share]
+        parts = hosts.gather(lambda: self._answer_own(own, first=first + share.start))
+        return [verdict for part in parts for verdict in part]
+
+    def _answer_own(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
         samples = self._decode.samples
         groups = rollout(
             self._sampler,
@@ -138,17 +161,8 @@ class Evaluator:
             answers = (trajectory.episode.answer for trajectory in group)
             attempts = [answer for answer in answers if answer is not None]
             chosen = vote(attempts)
-            verdicts.append(
-                Verdict(
-                    example.id,
-                    example.db_id,
-                    example.difficulty,
-                    example.question,
-                    example.gold_sql,
-                    chosen.sql if chosen else "",
-                    bool(chosen and chosen.correct),
-                )
-            )
+            sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
+            verdicts.append(Verdict.of(example, sql, correct=correct))
         return verdicts
 
 
@@ -172,6 +186,16 @@ def _rows(attempt: Attempt) -> frozenset[Any]:
     return frozenset(attempt.result.rows)
 
 
+def _found(path: Path) -> list[Verdict]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return read_verdicts(path) if path.exists() else []
+
+
+def _append(path: Path, verdicts: Sequence[Verdict]) -> None:
+    with writing(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
+
+
 def read_verdicts(path: Path) -> list[Verdict]:
     """Read the whole lines of a file of verdicts; a last line cut short is taken away.
 
@@ -189,13 +213,17 @@ def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
     # The evaluators split at line ends and tabs, also of those in quotes; a blank line would shift
     # every later line against its gold query.
     lines = [_SEPARATORS.sub(" ", one_line(verdict.sql)) or "SELECT" for verdict in verdicts]
-    (folder / "predictions.sql").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    spider = folder / "predictions.sql"
+    with writing(spider):
+        spider.write_text("\n".join(lines) + "\n", encoding="utf-8")
     bird = {
-        str(number): f"{line}\t----- bird -----\t{verdict.db_id}"
+        str(number): f"{line}{BIRD_MARK}{verdict.db_id}"
         for number, (line, verdict) in enumerate(zip(lines, verdicts, strict=True))
     }
     text = json.dumps(bird, indent=1, ensure_ascii=False)
-    (folder / "predictions_bird.json").write_text(text + "\n", encoding="utf-8")
+    path = folder / "predictions_bird.json"
+    with writing(path):
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def accuracy(verdicts: Sequence[Verdict]) -> float:

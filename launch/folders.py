@@ -8,8 +8,9 @@ import logging
 import os
 import platform
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,11 +70,27 @@ def check(folder: Path, settings: str, *, key: str) -> None:
             )
         return
     old = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
+    old, settings = _deciding(old), _deciding(settings)
     if old != settings and not _is_untouched(names):
         raise UserError(
             f"{folder}: holds results of other settings ({_difference(old, settings)}); "
             f"set {key} to another folder, or repeat the settings of its {CONFIG}"
         )
+
+
+def _deciding(settings: str) -> str:
+    """Return settings without the arrangement of devices: a run may go on on another one."""
+    lines = settings.splitlines(keepends=True)
+    return "".join(
+        line
+        for line, top in zip(lines, accumulate(lines, _top), strict=True)
+        if not top.startswith("mesh:")
+    )
+
+
+def _top(top: str, line: str) -> str:
+    """Return the line of the top level that a line of YAML belongs to, after the one before."""
+    return top if line.startswith((" ", "-")) else line
 
 
 def check_place(folder: Path, *, key: str) -> None:
@@ -158,23 +175,49 @@ def _locked(folder: Path, *, key: str) -> Generator[None]:
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise _unwritable(folder, error.strerror, key=key) from None
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise UserError(
-            f"{folder}: another process writes here; wait for it, or set {key} to another folder"
-        ) from None
-    except OSError as error:
-        _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
-    try:
+    with ExitStack() as stack:
+        stack.callback(os.close, handle)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{folder}: another process writes here; wait for it, "
+                f"or set {key} to another folder"
+            ) from None
+        except OSError as error:
+            _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
         yield
-    finally:
-        os.close(handle)
 
 
 def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
     return UserError(f"{folder}: cannot be written ({reason}); set {key} to another folder")
+
+
+def fingerprints(splits: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
+    """Return number and fingerprint of the questions of each split."""
+    return {
+        name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
+        for name, examples in splits.items()
+    }
+
+
+def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse processes of one run that have read other questions.
+
+    Args:
+        facts: The `fingerprints` of each.
+
+    Raises:
+        UserError: They differ.
+    """
+    for process, found in enumerate(facts):
+        for name in facts[0]:
+            if found[name] != facts[0][name]:
+                raise UserError(
+                    f"data.{name}: process {process} has read other questions than process 0; give "
+                    "all hosts the same files (a gold query that takes too long on one is dropped "
+                    "there: see executor.timeout_s)"
+                )
 
 
 def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
@@ -186,10 +229,7 @@ def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[st
     Raises:
         UserError: The folder holds results of other questions.
     """
-    facts = {
-        name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
-        for name, examples in splits.items()
-    }
+    facts = fingerprints(splits)
     path = folder / DATA
     if path.exists():
         old = read_json(path, dict[str, Any], advice="delete it to go on")

@@ -12,9 +12,18 @@ from rich.table import Table as RichTable
 from launch import cli
 from launch.config import Decode, JobConfig
 from launch.evaluation import Evaluator, Verdict, accuracy, ci95, write_official
-from launch.folders import RESULT, claim_data, claimed_run, write_json
+from launch.folders import (
+    RESULT,
+    check_alike,
+    claim_data,
+    claimed_run,
+    fingerprints,
+    write_json,
+)
+from launch.plan import check_memory
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
+from minirl import hosts
 from minirl.metrics import read_metrics
 from minirl.tokenizer import ChatTokenizer
 from minirl.trainer import Trainer
@@ -23,19 +32,24 @@ from sqlenv.types import Example
 
 def train(config: JobConfig, *, accelerator: str) -> None:
     """Run a job, or what is left of it."""
-    start = perf_counter()
-    with claimed_run(config) as folder, SqlSide(config, folder) as sql:
+    began = perf_counter()
+    with hosts.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
         examples = sql.examples("train")
         limits = config.evaluation
         validation = sql.examples("validation", limit=limits.validation_questions)
         test = sql.examples("test", limit=limits.questions)
-        claim_data(folder, {"train": examples, "validation": validation, "test": test})
-        tokenizer = ChatTokenizer(model_folder(config, folder, sql, examples))
+        splits = {"train": examples, "validation": validation, "test": test}
+        check_alike(hosts.gather(lambda: fingerprints(splits)))
+        hosts.from_first(lambda: claim_data(folder, splits))
+        source = hosts.from_first(lambda: model_folder(config, folder, sql, examples))
+        check_memory(config, source)
+        tokenizer = ChatTokenizer(source)
         sql.check_prompts(
             "training", (sql.training_prompt(example, tokenizer) for example in examples), tokenizer
         )
         sql.check_prompts("test", map(sql.evaluation_prompt, test), tokenizer)
-        model, tokenizer = load_model(config, start_model(config, folder, sql, examples))
+        start_from = start_model(config, folder, sql, examples)
+        model, tokenizer = load_model(config, start_from, lora=config.train.lora)
         evaluator = Evaluator(
             model,
             tokenizer,
@@ -61,6 +75,8 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
         after = _measure(evaluator, test, folder / "after")
+    if not hosts.is_first():
+        return
     result = {
         **_gain(before, after, config),
         "best_step": best,
@@ -68,7 +84,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "seed": config.seed,
         "accelerator": accelerator,
         **_course(folder),
-        "seconds": round(perf_counter() - start, 1),
+        "seconds": round(perf_counter() - began, 1),
     }
     write_json(folder / RESULT, result)
     cli.output.print(_table(result), _curve(result))
@@ -79,7 +95,7 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
     with cli.progress_bar(f"accuracy {folder.name}") as progress:
         progress(0, len(test), cli.COMPILING)
         verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
-    write_official(verdicts, folder)
+    hosts.from_first(lambda: write_official(verdicts, folder))
     return verdicts
 
 

@@ -9,9 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import BaseModel, model_validator
-
-from minirl.reading import keep_lines
+from minirl.reading import Joined, keep_lines
 from sqlenv.types import Observation
 
 
@@ -64,16 +62,11 @@ class _Name:
     kind: str
 
 
-class _Line(BaseModel):
-    """A line of the file: one object with the fields of both."""
+class _Line(Joined):
+    """A line of the file."""
 
     name: _Name
     answer: Answer
-
-    @model_validator(mode="before")
-    @classmethod
-    def _share(cls, line: Any) -> Any:
-        return {"name": line, "answer": line}
 
 
 @dataclass(slots=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax.numpy as jnp
 from flax import nnx
 
 from launch.config import JobConfig, load_config
 from launch.folders import CONFIG
 from launch.inputs import check_model
 from launch.warm_start import FOLDER as WARM
-from minirl import weights
+from launch.wiring import load_model
 from minirl.checkpoint import best_step, read_params
+from minirl.config import LoraConfig
 from minirl.errors import UserError
+from minirl.lora import split
 from minirl.model import Decoder
 from minirl.tokenizer import ChatTokenizer
 
@@ -27,11 +28,15 @@ class PolicySource:
         name: Short, for the names of folders.
         model: Hugging Face folder: structure, tokenizer and, without a checkpoint, the weights.
         checkpoint: Folder of one checkpoint, or None.
+        run: Settings of the run that the checkpoint is of.
+        lora: The adapters that the checkpoint holds; None if it holds all weights.
     """
 
     name: str
     model: Path
     checkpoint: Path | None = None
+    run: JobConfig | None = None
+    lora: LoraConfig | None = None
 
 
 def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
@@ -46,8 +51,11 @@ def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
     Raises:
         UserError: There is no policy.
     """
-    if where is None:
-        return _start(config)
+    return _start(config) if where is None else policy_in(where)
+
+
+def policy_in(where: Path) -> PolicySource:
+    """Find the policy in a folder; see `find_policy`."""
     if not where.is_dir():
         raise UserError(f"--checkpoint {where}: no such folder")
     if (where / "config.json").is_file():
@@ -66,17 +74,16 @@ def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
     return _of_run(run, where)
 
 
-def load_policy(source: PolicySource, *, dtype: str) -> tuple[Decoder, ChatTokenizer]:
+def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatTokenizer]:
     """Read a policy and its tokenizer.
 
     Args:
         source: Where from.
-        dtype: Type of the computation.
+        config: The job, for the devices and the type of the computation.
     """
-    tokenizer = ChatTokenizer(source.model)
-    model = weights.load(source.model, dtype=jnp.dtype(dtype))
+    model, tokenizer = load_model(config, source.model, lora=source.lora)
     if source.checkpoint is not None:
-        nnx.update(model, read_params(source.checkpoint, nnx.state(model)))
+        nnx.update(model, read_params(source.checkpoint, split(model)[1]))
     return model, tokenizer
 
 
@@ -98,9 +105,12 @@ def _start(config: JobConfig) -> PolicySource:
 def _of_run(run: Path, checkpoint: Path) -> PolicySource:
     """Take structure and tokenizer from the run's own model, whatever the job at hand says."""
     config = load_config(str(run / CONFIG), ())
+    is_warm = checkpoint.resolve().parents[1] != run.resolve()
+    phase = config.warm_start if is_warm else config.train
     path = config.model.path or run / "model"
-    if (run / WARM).is_dir():
+    if (run / WARM).is_dir() and not is_warm:
         path = run / WARM
     elif config.model.path is not None:
         check_model(config)
-    return PolicySource(f"{run.resolve().name}-step{checkpoint.name}", path, checkpoint)
+    name = f"{run.resolve().name}{'-warm' if is_warm else ''}-step{checkpoint.name}"
+    return PolicySource(name, path, checkpoint, config, phase.lora if phase else None)

@@ -7,12 +7,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from launch.texts import read_lines, read_text
 from rewards.workbench import Turn
 from sqlenv.errors import UserError
-from sqlenv.types import Example
+from sqlenv.types import AttemptKind, Example
 
 BIRD_MARK = "\t----- bird -----\t"
 
@@ -213,6 +213,6 @@ def _bird_query(entry: Any) -> str:
 
 def _turn(record: Mapping[str, Any]) -> Turn:
     kind, sql = record.get("kind", "answer"), record["sql"]
-    if kind not in ("answer", "call", "bad_call") or not isinstance(sql, str):
+    if kind not in get_args(AttemptKind) or not isinstance(sql, str):
         raise ValueError(kind)
     return Turn(str(record["reply"]), sql, kind)

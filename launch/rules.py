@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from launch.forms import Form
-from minirl.config import contradictions as of_the_learner
-from minirl.config import schedule_contradictions, tiny_contradictions
+from minirl.rules import contradictions as of_the_learner
+from minirl.rules import optimizer_contradictions, tiny_contradictions
 from rewards.config import contradictions as of_reward_and_env
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _of_the_warm_start(config: JobConfig) -> list[tuple[bool, str]]:
     warm = config.warm_start
     if warm is None:
         return []
-    return schedule_contradictions(warm.optimizer, key="warm_start.optimizer")
+    return optimizer_contradictions(warm, key="warm_start")
 
 
 def _of_the_tiny_model(config: JobConfig) -> list[tuple[bool, str]]:

@@ -62,12 +62,12 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     is_lint = list(arguments[:1]) == ["lint"]
     options = (_lint_parser() if is_lint else _parser()).parse_args(arguments[is_lint:])
-    _keep_inputs(options)
     (_lint if is_lint else _score)(options, _executor_config(options))
 
 
 def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
     """Do what the options ask for: one pair, a file of pairs, or files of predictions."""
+    _keep_inputs(options)
     one = (options.db, options.gold, options.pred)
     asked = [any(part is not None for part in one), options.file, options.predictions]
     if sum(map(bool, asked)) != 1:
@@ -180,14 +180,15 @@ def _keep_inputs(options: argparse.Namespace) -> None:
     Raises:
         UserError: --out is one of the inputs.
     """
-    given = vars(options)
-    out, read = given.get("out"), [given.get("file"), *(given.get("predictions") or ())]
-    if out is not None and any(path and path.exists() and _is_same(path, out) for path in read):
+    out = options.out
+    if out is None or not out.exists():
+        return
+    read = [path for path in (options.file, *(options.predictions or ())) if path is not None]
+    if options.data is not None:
+        root, file = _place(options)
+        read += [root / base / file for base in (FORMS[options.layout].omnisql, "")]
+    if any(path.exists() and path.samefile(out) for path in read):
         raise UserError(f"--out {out}: is read too; write to another file")
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    return other.exists() and path.samefile(other)
 
 
 @contextmanager
@@ -214,9 +215,7 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
     Raises:
         UserError: They are not there, or not as --layout says.
     """
-    root, file, layout = options.data_root, options.data, options.layout
-    if root is None:
-        root, file = file.parent, Path(file.name)
+    (root, file), layout = _place(options), options.layout
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"
         option = "--data-root" if options.data_root else f"--data {options.data}:"
@@ -230,6 +229,13 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
         return read_all(source)
     except UserError as error:
         raise UserError(f"--data {file} as --layout {layout}: {error}") from None
+
+
+def _place(options: argparse.Namespace) -> tuple[Path, Path]:
+    """Return the data set's folder, and the file of the questions in it."""
+    if options.data_root is None:
+        return options.data.parent, Path(options.data.name)
+    return options.data_root, options.data
 
 
 def _seconds(text: str) -> float:

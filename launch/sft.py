@@ -9,23 +9,28 @@ from launch import cli
 from launch.config import load_config
 from launch.folders import check_run
 from launch.inputs import check_inputs
+from minirl import preemption
 from minirl.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = cli.make_parser("launch.sft", __doc__ or "")
+    cli.add_processes(parser)
     options = parser.parse_intermixed_args(arguments)
+    cli.check_processes(options)
     config = load_config(options.cfg, options.overrides)
     if config.warm_start is None:
         raise UserError(f"{options.cfg}: warm_start is null; set warm_start.steps=N")
     check_run(config)
     check_inputs(config)
-    cli.use_accelerator(options.accel)
+    cli.use_accelerator(options.accel, options)
     # JAX takes seconds to import, and nothing above needs it.
     from launch.warm_start import only_warm_start
 
-    cli.output.print(f"Model: {only_warm_start(config)}", soft_wrap=True)
+    with preemption.watched():
+        model = only_warm_start(config)
+    cli.output.print(f"Model: {model}", soft_wrap=True)
 
 
 if __name__ == "__main__":

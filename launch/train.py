@@ -10,11 +10,13 @@ from launch import cli
 from launch.config import dump, load_config
 from launch.folders import RESULT, check_place, check_run
 from launch.inputs import check_inputs, check_questions
+from minirl import preemption
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     parser = cli.make_parser("launch.train", __doc__ or "")
+    cli.add_processes(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -22,6 +24,7 @@ def main(arguments: list[str]) -> None:
         "model's files, the run folder, the device), and stop",
     )
     options = parser.parse_intermixed_args(arguments)
+    cli.check_processes(options)
     config = load_config(options.cfg, options.overrides)
     if options.dry_run:
         cli.output.out(dump(config), end="")
@@ -35,14 +38,15 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         check_place(config.folder, key="run.dir")
         check_questions(config)
-    cli.use_accelerator(options.accel)
+    cli.use_accelerator(options.accel, options)
     if options.dry_run:
         cli.output.print(f"# data, model and {options.accel} are there")
         return
     # JAX takes seconds to import, and nothing above needs it.
     from launch.job import train
 
-    train(config, accelerator=options.accel)
+    with preemption.watched():
+        train(config, accelerator=options.accel)
 
 
 if __name__ == "__main__":

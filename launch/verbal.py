@@ -36,8 +36,7 @@ def main(arguments: list[str]) -> None:
     from launch.verbal_job import Asked, run, show
 
     asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
-    options.decode = "verbal"
-    out = options.out or default_folder(config, options, asked.name)
+    out = options.out or default_folder(config, options.data, asked.name, "verbal")
     settings = _settings(config, options, asked.identity)
     check(out, settings, key="--out")
     if (out / RESULT).exists():

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel
 from rich.table import Table as RichTable
 
 from launch import cli
@@ -27,7 +27,7 @@ from launch.journal import Answer, Journal, Request
 from launch.native import Native
 from launch.policy import PolicySource, find_policy, load_policy
 from launch.wiring import SqlSide
-from minirl.reading import keep_lines, read_json
+from minirl.reading import Joined, keep_lines, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
 from sqlenv.compare import matches
 from sqlenv.dialects import carry_over
@@ -122,16 +122,11 @@ class Desk:
         return answer.text
 
 
-class _Line(BaseModel):
-    """A line of the file of choices: one object with the fields of both."""
+class _Line(Joined):
+    """A line of the file of choices."""
 
     verdict: Verdict
     choice: Choice
-
-    @model_validator(mode="before")
-    @classmethod
-    def _share(cls, line: Any) -> Any:
-        return {"verdict": line, "choice": line}
 
 
 class Choices:
@@ -151,15 +146,8 @@ class Choices:
         """Judge what was chosen for a question, and write it down unless requests were refused:
         those cost nothing, and may be taken another day.
         """
-        verdict = Verdict(
-            example.id,
-            example.db_id,
-            example.difficulty,
-            example.question,
-            example.gold_sql,
-            choice.sql,
-            self._is_correct(example, choice.sql),
-        )
+        correct = self._is_correct(example, choice.sql)
+        verdict = Verdict.of(example, choice.sql, correct=correct)
         if not choice.refused:
             fields = {**asdict(choice), **asdict(verdict)}
             with self._path.open("a", encoding="utf-8") as file:
@@ -311,7 +299,7 @@ def _play(
     """Give the choices of all questions as they are made."""
     verbal = config.verbal
     if asked.policy is not None:
-        model, tokenizer = load_policy(asked.policy, dtype=config.model.dtype)
+        model, tokenizer = load_policy(asked.policy, config)
         native = Native(model, tokenizer, config.sampler, verbal, seed=config.seed)
         desk = Desk(native, journal, asked, config)
         names = list(games)

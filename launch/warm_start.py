@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
+import jax
 from flax import nnx
 
 from launch import cli
@@ -14,7 +15,8 @@ from launch.demonstrations import demonstrations
 from launch.folders import claimed_run
 from launch.forms import Form
 from launch.wiring import SqlSide, load_model, model_folder
-from minirl import weights
+from minirl import hosts, weights
+from minirl.lora import merged
 from minirl.sft import supervise
 from sqlenv.types import Example
 
@@ -24,12 +26,12 @@ FOLDER = Path("warm", "model")
 
 def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
     """Return the model folder that reinforcement learning starts from, after the warm start."""
-    source = model_folder(config, folder, sql, train)
+    source = hosts.from_first(lambda: model_folder(config, folder, sql, train))
     warm = config.warm_start
     target = folder / FOLDER
-    if warm is None or target.exists():
+    if warm is None or hosts.from_first(target.exists):
         return source if warm is None else target
-    model, tokenizer = load_model(config, source)
+    model, tokenizer = load_model(config, source, lora=warm.lora)
     chosen = _sample(train, warm, config.seed)
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
@@ -53,7 +55,10 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
             progress=progress,
         )
     nnx.update(model, params)
-    weights.save(model, target, source=source)
+    model = merged(model)
+    if hosts.count() > 1:
+        nnx.update(model, jax.tree.map(hosts.whole, nnx.state(model)))
+    hosts.from_first(lambda: weights.save(model, target, source=source))
     return target
 
 
@@ -66,5 +71,5 @@ def _sample(train: Sequence[Example], warm: WarmStartConfig, seed: int) -> Seque
 
 def only_warm_start(config: JobConfig) -> Path:
     """Run the warm start of a job, or what is left of it; return the model's folder."""
-    with claimed_run(config) as folder, SqlSide(config, folder) as sql:
+    with hosts.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
         return start_model(config, folder, sql, sql.examples("train"))

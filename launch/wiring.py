@@ -5,21 +5,26 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from launch.config import JobConfig, Split
 from launch.forms import Form
 from launch.inputs import load_split
-from minirl import weights
-from minirl.model import Decoder
+from minirl import hosts, weights
+from minirl.config import LoraConfig
+from minirl.lora import add_adapters
+from minirl.model import Decoder, ModelConfig, read_config
+from minirl.sharding import choose_mesh, make_mesh
+from minirl.task import Task
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
-from minirl.trainer import Task
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, tree_of
@@ -58,7 +63,7 @@ class SqlSide:
         self._config = config
         self._root = config.data.root or folder / "data"
         if config.data.demo is not None:
-            generate(self._root, config.data.demo)
+            hosts.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
         self._descriptions: dict[Path, Descriptions] = {}
         self._schema = cache(self._read_schema)
@@ -322,9 +327,51 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
     return made
 
 
-def load_model(config: JobConfig, folder: Path) -> tuple[Decoder, ChatTokenizer]:
-    """Read the policy and its tokenizer."""
+def load_model(
+    config: JobConfig, folder: Path, *, lora: LoraConfig | None = None
+) -> tuple[Decoder, ChatTokenizer]:
+    """Read the policy and its tokenizer.
+
+    Args:
+        config: The job, for the devices, the type of the computation and the seed of adapters.
+        folder: Hugging Face folder.
+        lora: Adapters to add; the weights below them, which stay as they are, need no more
+            precision than the computation has.
+    """
     tokenizer = ChatTokenizer(folder)
-    model = weights.load(folder, dtype=jnp.dtype(config.model.dtype))
+    dtype = jnp.dtype(config.model.dtype)
+    param_dtype = jnp.float32 if lora is None else dtype
+    mesh = arrange(config, read_config(folder))
+    model = weights.load(folder, mesh=mesh, param_dtype=param_dtype, dtype=dtype)
     model.remat = config.model.remat
+    if lora is not None:
+        add_adapters(model, lora, seed=config.seed)
     return model, tokenizer
+
+
+def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
+    """Arrange the devices that are there as the job says; None for a single one.
+
+    Args:
+        config: The job.
+        shape: Its model's.
+
+    Raises:
+        UserError: The job's mesh has another number of devices.
+    """
+    mesh = make_mesh(mesh_sizes(config, shape, jax.device_count()))
+    if config.mesh == "auto" and mesh.size > 1:
+        sizes = mesh.shape
+        more = (
+            f" x tensor {sizes['tensor']}: there are fewer prompts" if sizes["tensor"] > 1 else ""
+        )
+        _log.info("mesh: fsdp %d%s; each device holds its share of everything", sizes["fsdp"], more)
+    return mesh if mesh.size > 1 else None
+
+
+def mesh_sizes(config: JobConfig, shape: ModelConfig, devices: int) -> Mapping[str, int]:
+    """Return how many devices lie along each axis of the job's mesh."""
+    if config.mesh != "auto":
+        return config.mesh.model_dump()
+    prompts = config.train.prompts_per_step // config.train.mini_batches
+    return choose_mesh(devices, prompts=prompts, heads=shape.num_attention_heads)

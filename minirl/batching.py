@@ -7,13 +7,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from minirl.config import Aggregation, BatchingConfig
+from minirl.packing import Extent, Layout, layouts
+from minirl.sharding import row_parts
 
 Group = TypeVar("Group")
+Member = TypeVar("Member")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +43,34 @@ class TokenRow:
     start_logprobs: np.ndarray | None = None
 
 
+class Packed(NamedTuple):
+    """What tells the tokens of a packed micro-batch apart; 0 on padding.
+
+    Attributes:
+        group_NP: Number of the group of each prefix token, from 1 in each unit.
+        position_NP: Its 0-based position in its trajectories.
+        group_BC: Number of the group of each answer token, in its unit.
+        own_BC: Number of its trajectory, from 1 in each row.
+        position_BC: Its position.
+    """
+
+    group_NP: Array
+    position_NP: Array
+    group_BC: Array
+    own_BC: Array
+    position_BC: Array
+
+
 class Batch(NamedTuple):
     """Arrays of one micro-batch; a pytree.
 
-    The shared prefix is the prompt without its last token; each answer row starts with that token,
-    so that every trained token is predicted by its own row.
+    The shared prefix is the prompt without its last token; each answer starts with that token, so
+    that every trained token is predicted by its own answer. Where they stand is a `Layout`'s.
 
     Attributes:
-        prefix_NP: Token ids, padded on the right.
-        prefix_length_N: True lengths.
-        input_BC: Ids of the answer rows, B = N x G, groups side by side.
+        prefix_NP: Token ids of each unit's prompts, padded on the right.
+        prefix_length_N: How many they are.
+        input_BC: Ids of the answer rows, B = N x R, those of a unit side by side.
         target_BC: The id after each input.
         is_action_BC: True where the target was sampled by the policy.
         old_logp_BC: Log-probability of the target under the sampler.
@@ -57,6 +80,7 @@ class Batch(NamedTuple):
             their number.
         start_logp_BC: Log-probability of the target under the learner at the weights that sampled;
             None where these are the weights at hand.
+        packed: Where groups share rows; None where each unit is one group, and each answer a row.
     """
 
     prefix_NP: Array
@@ -68,6 +92,7 @@ class Batch(NamedTuple):
     advantage_BC: Array
     weight_BC: Array
     start_logp_BC: Array | None = None
+    packed: Packed | None = None
 
 
 def mini_batches(groups: Sequence[Group], *, count: int) -> list[Sequence[Group]]:
@@ -111,16 +136,6 @@ def token_weights(
     return [1.0 / (len(lengths) * max(length, 1)) for length in lengths]
 
 
-def round_up(length: int, *, multiple: int) -> int:
-    """Round a length up to one of few sizes: multiples, then powers of two times the multiple.
-
-    Sizes grow by at most a quarter, so that padding stays small and compilations few.
-    """
-    steps = max(1, -(-length // multiple))
-    power = max(0, steps.bit_length() - 3)
-    return -(-steps // 2**power) * 2**power * multiple
-
-
 def micro_batches(
     groups: Sequence[Sequence[TokenRow]],
     *,
@@ -131,27 +146,53 @@ def micro_batches(
 ) -> Iterator[Batch]:
     """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
 
-    Groups of like length go together; every micro-batch holds whole groups, and the last one is
-    filled up with empty rows, so that only padded lengths tell shapes apart.
+    Every micro-batch holds whole groups, or as many answers of them as the sizes say, and the last
+    one is filled up with empty rows, so that
+    only padded lengths, and rows where groups are packed, tell shapes apart.
 
     Args:
         groups: Trajectories, those of one prompt together; all groups of one size.
         aggregation: How tokens are averaged, over the whole batch.
-        sizes: Groups of a micro-batch, and the granularity of padded lengths.
+        sizes: See `packing.layouts`.
         pad_id: What padding is written as.
         divisor: The constant of `aggregation="constant"`.
     """
     lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
     weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
     weight_of = [[next(weights) for _ in group] for group in groups]
-    for chosen in _chosen(groups, sizes):
-        yield _pack(
-            [groups[n] for n in chosen], [weight_of[n] for n in chosen], sizes=sizes, pad_id=pad_id
-        )
+    groups, weight_of = split_groups(groups, sizes), split_groups(weight_of, sizes)
+    for layout in layouts(extents(groups), sizes):
+        yield _fill(layout, groups, weight_of, pad_id=pad_id, is_packed=sizes.pack)
+
+
+def split_groups(
+    groups: Sequence[Sequence[Member]], sizes: BatchingConfig
+) -> Sequence[Sequence[Member]]:
+    """Split groups into parts of as many answers as a micro-batch takes of one, in order."""
+    size = sizes.answers_per_batch
+    if size is None:
+        return groups
+    return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
+
+
+def extents(groups: Sequence[Sequence[TokenRow]]) -> list[Extent]:
+    """Return the columns that each group takes."""
+    return [
+        Extent(group[0].prompt_length - 1, tuple(len(row.ids) - row.prompt_length for row in group))
+        for group in groups
+    ]
+
+
+def sizes_on(sizes: BatchingConfig, mesh: Mesh | None) -> BatchingConfig:
+    """Return the sizes of a micro-batch of all devices together."""
+    return sizes.model_copy(update={"groups_per_batch": sizes.groups_per_batch * row_parts(mesh)})
 
 
 def read_back(
-    groups: Sequence[Sequence[TokenRow]], values: Iterable[Array], *, sizes: BatchingConfig
+    groups: Sequence[Sequence[TokenRow]],
+    values: Iterable[Array | np.ndarray],
+    *,
+    sizes: BatchingConfig,
 ) -> list[list[np.ndarray]]:
     """Bring numbers of the targets of `micro_batches` back to the rows.
 
@@ -164,61 +205,62 @@ def read_back(
         For each row of each group an array over its ids; 0 on the prompt.
     """
     found: dict[int, list[np.ndarray]] = {}
-    for chosen, array in zip(_chosen(groups, sizes), values, strict=True):
-        rows_BC = iter(np.asarray(array))
-        for n in chosen:
-            found[n] = [_unpack(row, next(rows_BC)) for row in groups[n]]
-    return [found[n] for n in range(len(groups))]
+    parts = split_groups(groups, sizes)
+    for layout, array in zip(layouts(extents(parts), sizes), values, strict=True):
+        values_NRC = np.asarray(array).reshape(layout.units, layout.rows, -1)
+        for place in layout.places:
+            rows = zip(parts[place.group], place.answers, strict=True)
+            found[place.group] = [
+                _whole(row, values_NRC[place.unit, at.row, at.start :]) for row, at in rows
+            ]
+    in_order = iter([row for n in range(len(parts)) for row in found[n]])
+    return [[next(in_order) for _ in group] for group in groups]
 
 
-def _unpack(row: TokenRow, values_C: np.ndarray) -> np.ndarray:
+def _whole(row: TokenRow, values_C: np.ndarray) -> np.ndarray:
     own = len(row.ids) - row.prompt_length
     return np.concatenate([np.zeros(row.prompt_length, values_C.dtype), values_C[:own]])
 
 
-def _chosen(groups: Sequence[Sequence[TokenRow]], sizes: BatchingConfig) -> list[list[int]]:
-    """Return the numbers of the groups of each micro-batch."""
-    order = sorted(range(len(groups)), key=lambda n: _answer_length(groups[n]))
-    size = sizes.groups_per_batch
-    return [order[start : start + size] for start in range(0, len(order), size)]
-
-
-def _answer_length(group: Sequence[TokenRow]) -> int:
-    return max(len(row.ids) - row.prompt_length for row in group)
-
-
-def _pack(
+def _fill(
+    layout: Layout,
     groups: Sequence[Sequence[TokenRow]],
     weights: Sequence[Sequence[float]],
     *,
-    sizes: BatchingConfig,
     pad_id: int,
+    is_packed: bool,
 ) -> Batch:
-    N, G = sizes.groups_per_batch, len(groups[0])
-    longest_prefix = max(group[0].prompt_length - 1 for group in groups)
-    P = round_up(longest_prefix, multiple=sizes.prompt_multiple)
-    C = round_up(max(map(_answer_length, groups)), multiple=sizes.answer_multiple)
-    prefix_NP = np.full((N, P), pad_id, np.int32)
-    prefix_length_N = np.zeros(N, np.int32)
-    input_BC, target_BC = np.full((2, N * G, C), pad_id, np.int32)
-    is_action_BC = np.zeros((N * G, C), bool)
-    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, N * G, C), np.float32)
-    for n, group in enumerate(groups):
-        start = group[0].prompt_length - 1
-        prefix_length_N[n] = start
-        prefix_NP[n, :start] = group[0].ids[:start]
-        for g, row in enumerate(group):
-            b, length = n * G + g, len(row.ids) - start - 1
-            input_BC[b, :length] = row.ids[start:-1]
-            target_BC[b, :length] = row.ids[start + 1 :]
-            is_action_BC[b, :length] = row.is_action[start + 1 :]
-            old_logp_BC[b, :length] = row.logprobs[start + 1 :]
-            advantage_T = np.broadcast_to(row.advantage, len(row.ids))
-            advantage_BC[b, :length] = advantage_T[start + 1 :]
-            weight_BC[b] = weights[n][g] * is_action_BC[b]
+    """Write groups to the places of a layout."""
+    N, B = layout.units, layout.units * layout.rows
+    P, C = layout.prompt_columns, layout.answer_columns
+    prefix_NP, (input_BC, target_BC) = np.full((N, P), pad_id), np.full((2, B, C), pad_id)
+    group_NP, position_NP = np.zeros((2, N, P), np.int32)
+    group_BC, own_BC, position_BC = np.zeros((3, B, C), np.int32)
+    is_action_BC = np.zeros((B, C), bool)
+    old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, B, C), np.float32)
+    for place in layout.places:
+        group = groups[place.group]
+        length = group[0].prompt_length - 1
+        prompt = place.unit, slice(place.start, place.start + length)
+        prefix_NP[prompt] = group[0].ids[:length]
+        group_NP[prompt], position_NP[prompt] = place.number, np.arange(length)
+        for row, weight, at in zip(group, weights[place.group], place.answers, strict=True):
+            own = len(row.ids) - 1 - length
+            cells = place.unit * layout.rows + at.row, slice(at.start, at.start + own)
+            new = slice(length + 1, None)
+            input_BC[cells], target_BC[cells] = row.ids[length:-1], row.ids[new]
+            group_BC[cells], own_BC[cells] = place.number, at.number
+            position_BC[cells] = np.arange(length, length + own)
+            is_action_BC[cells] = row.is_action[new]
+            old_logp_BC[cells] = row.logprobs[new]
+            advantage_BC[cells] = np.broadcast_to(row.advantage, len(row.ids))[new]
+            weight_BC[cells] = weight * row.is_action[new]
             if row.start_logprobs is not None:
-                start_logp_BC[b, :length] = row.start_logprobs[start + 1 :]
-    tokens = (prefix_NP, prefix_length_N, input_BC, target_BC)
-    arrays = (*tokens, is_action_BC, old_logp_BC, advantage_BC, weight_BC)
-    has_start = groups[0][0].start_logprobs is not None
-    return Batch(*map(jnp.asarray, (*arrays, start_logp_BC) if has_start else arrays))
+                start_logp_BC[cells] = row.start_logprobs[new]
+    used_N = (group_NP > 0).sum(axis=1)
+    tokens = [ids.astype(np.int32) for ids in (prefix_NP, used_N, input_BC, target_BC)]
+    numbers = (is_action_BC, old_logp_BC, advantage_BC, weight_BC)
+    start = start_logp_BC if groups[0][0].start_logprobs is not None else None
+    segments = (group_NP, position_NP, group_BC, own_BC, position_BC)
+    arrays = jax.tree.map(jnp.asarray, (*tokens, *numbers, start, segments if is_packed else ()))
+    return Batch(*arrays[:-1], Packed(*arrays[-1]) if is_packed else None)

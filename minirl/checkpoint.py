@@ -1,28 +1,34 @@
 """Checkpoints: weights, optimizer state and where the run stands, through Orbax.
 
 Orbax writes beside and renames, so a kill inside a save leaves the checkpoints before it whole.
+Those of a run's own plan lie in one folder. One that is made because the run is stopped lies beside
+it, so that the others are those of a run that was not; it goes when the plan's next one is there.
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from pydantic import BaseModel
 
+from minirl import hosts
 from minirl.errors import UserError
 from minirl.reading import read_json
+from minirl.sharding import param_path
 
 # Orbax reports every save at INFO, and of one that fails the traceback at ERROR; we tell the user.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 Tree = Any
+_APART = "preempted"
 
 
 class Checkpoints:
@@ -38,6 +44,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder.absolute()
+        self._apart = self._folder.with_name(_APART)
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.checkpoint_managers
@@ -88,6 +95,10 @@ class Checkpoints:
                 metrics={"score": score},
                 force=True,
             )
+        if self._apart.exists() and self._apart != self._folder:
+            self.wait()
+            if hosts.is_first():
+                shutil.rmtree(self._apart)
 
     def _check_room(self, tree: Tree) -> None:
         """Refuse what the disk has no room for; found in the middle it leaves much noise."""
@@ -97,6 +108,35 @@ class Checkpoints:
             raise _unwritable(
                 self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
             )
+
+    def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint because the run is being stopped, unless there is one of this step.
+
+        Args:
+            step: Updates done.
+            tree: As in `save`.
+            facts: As in `save`.
+
+        Raises:
+            UserError: It cannot be written, or the one before could not.
+        """
+        self.wait()
+        if step and step == self.newest_step():
+            return
+        with closing(Checkpoints(self._apart, keep=1)) as apart:
+            apart.save(step, tree, facts, score=0.0)
+
+    def newest_step(self) -> int:
+        """Return the step that a run goes on from; 0 without a checkpoint."""
+        return max(self.latest_step() or 0, _newest(self._apart))
+
+    def restore_newest(self, like: Tree) -> tuple[Tree, dict[str, Any]]:
+        """Read the checkpoint of `newest_step`; see `restore`."""
+        step = self.newest_step()
+        if step == self.latest_step():
+            return self.restore(step, like)
+        with closing(Checkpoints(self._apart, keep=1)) as apart:
+            return apart.restore(step, like)
 
     def latest_step(self) -> int | None:
         """Return the newest complete checkpoint's step."""
@@ -163,6 +203,12 @@ class Checkpoints:
             self._manager.close()
 
 
+def _newest(folder: Path) -> int:
+    """Return the step of the newest checkpoint in a folder that may not be there; else 0."""
+    paths = folder.iterdir() if folder.exists() else ()
+    return max((int(path.name) for path in paths if path.name.isdigit()), default=0)
+
+
 def best_step(folder: Path) -> int | None:
     """Return the step of the best checkpoint in a folder, which is left as it is."""
     options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
@@ -180,29 +226,71 @@ def read_params(where: Path, like: Tree) -> Tree:
     Raises:
         UserError: The checkpoint is damaged, or belongs to another model.
     """
-    prefix = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
-    wanted = {prefix + name: leaf for name, leaf in _named(like).items()}
+    wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
-    path = where.absolute() / "tree"
-    try:
-        with ocp.PyTreeCheckpointer() as reader:
-            stored = dict(reader.metadata(path).item_metadata)
-            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
-            _compare(where, shapes, wanted)
-            restored = reader.restore(
-                path,
-                args=ocp.args.PyTreeRestore(
-                    abstract,
-                    restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-                    partial_restore=True,
-                ),
-            )
-    except UserError:
-        raise
-    except Exception as error:  # noqa: BLE001
-        raise _damaged(where, error) from None
+    with _reading(where, wanted) as reader:
+        restored = _restore(
+            reader, where, abstract, ocp.checkpoint_utils.construct_restore_args(abstract)
+        )
     leaves = [restored[name] for name in wanted]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+@contextmanager
+def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarray]]:
+    """Let the weights of a checkpoint be read one at a time.
+
+    Args:
+        where: Folder of one checkpoint.
+        like: Shapes and types of the weights; others may be in the checkpoint too.
+
+    Yields:
+        Reads a parameter by its path (`sharding.param_path`), whole, into host memory.
+
+    Raises:
+        UserError: The checkpoint is damaged, or belongs to another model.
+    """
+    wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
+    paths = [param_path(path) for path, _ in jax.tree.leaves_with_path(like)]
+    names = dict(zip(paths, wanted, strict=True))
+    with _reading(where, wanted) as reader:
+
+        def read(path: str) -> np.ndarray:
+            name = names[path]
+            how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
+            return _restore(reader, where, {name: wanted[name]}, how)[name]
+
+        yield read
+
+
+_PARAMS = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
+
+
+@contextmanager
+def _reading(where: Path, wanted: Mapping[str, Any]) -> Generator[ocp.PyTreeCheckpointer]:
+    """Open the arrays of a checkpoint that holds all that is wanted."""
+    with ocp.PyTreeCheckpointer() as reader:
+        try:
+            stored = dict(reader.metadata(where.absolute() / "tree").item_metadata)
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+        # Orbax and TensorStore raise many types for a damaged file.
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        _compare(where, shapes, wanted)
+        yield reader
+
+
+def _restore(
+    reader: ocp.PyTreeCheckpointer, where: Path, wanted: Mapping[str, Any], how: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Read arrays by their names."""
+    try:
+        return reader.restore(
+            where.absolute() / "tree",
+            args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
+        )
+    except Exception as error:  # noqa: BLE001
+        raise _damaged(where, error) from None
 
 
 def _compare(where: Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Any]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
@@ -15,6 +14,8 @@ Aggregation = Literal["sequence_mean", "response_mean", "token_mean", "constant"
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward", "credit"]
 Correction = Literal["none", "truncated", "masked"]
+Remat = Literal["none", "dots", "full"]
+Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Of a tiny model's tokenizer."""
@@ -49,9 +50,11 @@ class ModelSource(Settings):
     tiny: TinyConfig | None = None
     """Make a tiny model in the run folder in place of reading one."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """What activations are computed in; weights and optimizer state stay in float32."""
-    remat: bool = False
-    """Recompute each layer in the backward pass: less memory, a third more work."""
+    """What activations are computed in; what is trained and its optimizer state stay in float32."""
+    remat: Remat = "none"
+    """What the backward pass computes again of each layer. none: nothing; dots: all but the matrix
+    products with weights, so attention and what is cheap; full: everything, which needs the least
+    memory and a third more work."""
 
 
 class SamplerConfig(Settings):
@@ -65,6 +68,9 @@ class SamplerConfig(Settings):
     """Longest rest of an episode: every reply and every later observation."""
     max_reply_tokens: PositiveInt | None = None
     """Longest single reply; None for what is left of the response."""
+    cache_gb: float | None = Field(default=None, gt=0)
+    """Memory of each device for keys and values, in 10^9 bytes; when it is full, episodes wait.
+    None: what all slots take at their longest, but at most a quarter of the device's memory."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -235,20 +241,73 @@ class OptimizerConfig(Settings):
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """What the running moments are kept in; the sums are always made in float32. bfloat16 takes 4
+    bytes a parameter off, and rounds at random so that the second moment still falls."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
+
+
+class LoraConfig(Settings):
+    """Low-rank adapters (LoRA, arXiv:2106.09685): W + alpha / rank A B, of which A and B learn.
+
+    They want about ten times the learning rate of whole weights. Weight decay draws them to 0, and
+    so the model to its start.
+    """
+
+    rank: PositiveInt = 16
+    """Columns of A, and rows of B."""
+    alpha: PositiveFloat = 32.0
+    targets: tuple[Matrix, ...] = Field(default=get_args(Matrix), min_length=1)
+    """Which matrices of every layer have adapters."""
+
+    @property
+    def scale(self) -> float:
+        """Return what A B is multiplied by."""
+        return self.alpha / self.rank
+
+
+class MeshConfig(Settings):
+    """How devices are arranged; their numbers multiply to that of all devices."""
+
+    data: PositiveInt = 1
+    """Copies of the model, each with rows of its own."""
+    fsdp: PositiveInt = 1
+    """Devices that share weights and optimizer state, each with rows of its own."""
+    tensor: PositiveInt = 1
+    """Devices that share the heads and the inner width of every layer."""
 
 
 class BatchingConfig(Settings):
     """How a batch is cut for memory; the gradient does not depend on it but for rounding."""
 
     groups_per_batch: PositiveInt = 1
-    """Groups (prompts) of one micro-batch."""
+    """Units of one micro-batch, for each of the mesh's data x fsdp parts: a group (prompt) each, or
+    more where they are packed."""
+    answers_per_batch: PositiveInt | None = None
+    """Trajectories of a group in one micro-batch; None for all of them. Fewer need less memory and
+    compute the prompt once for each part of the group."""
+    pack: bool = False
+    """Put several groups into a unit, and several answers into a row, where there is room: pays
+    where lengths differ much."""
     prompt_multiple: PositiveInt = 256
     """Granularity of the padded lengths of prompts: larger compiles fewer shapes and pads more."""
     answer_multiple: PositiveInt = 128
     """The same of what comes after the prompt."""
+
+
+class GuardConfig(Settings):
+    """Which updates are skipped: weights and optimizer state stay as they are. One whose loss or
+    gradient is not finite always is."""
+
+    max_spike: PositiveFloat | None = 20.0
+    """A gradient is also skipped if its norm is over so many times the median of the last ones, and
+    of `max_grad_norm`, to which gradients are scaled down anyway; None for no such limit."""
+    window: PositiveInt = 16
+    """Norms that the median is taken of; before there are so many, none is too large."""
+    max_skipped: PositiveInt = 5
+    """Updates skipped in a row that end the run; the last one's batch is saved as skipped.npz."""
 
 
 class SftConfig(Settings):
@@ -261,8 +320,11 @@ class SftConfig(Settings):
     learn_prompt: bool = False
     """Also learn to predict what stands before the last reply and is not shared by the group (the
     question, earlier replies, feedback): a model that is new to language learns to copy names."""
+    lora: LoraConfig | None = None
+    """Train adapters alone; the model it leaves has them merged. None for all weights."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
+    guard: GuardConfig = GuardConfig()
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
 
@@ -294,8 +356,11 @@ class TrainConfig(Settings):
     the learning rate of that step; but where filters leave fewer groups than parts, there are fewer
     updates, and the learning rate, which is found by counting them, falls behind."""
     algorithm: Algorithm = Grpo()
+    lora: LoraConfig | None = None
+    """Train adapters alone, on weights that are kept in model.dtype; None for all weights."""
     optimizer: OptimizerConfig = OptimizerConfig()
     batching: BatchingConfig = BatchingConfig()
+    guard: GuardConfig = GuardConfig()
     eval_every: PositiveInt = 20
     """Steps between greedy evaluations on the validation examples."""
     checkpoint_every: PositiveInt = 20
@@ -313,102 +378,3 @@ class TrainConfig(Settings):
     def all_steps(self) -> int:
         """Return the steps of all stages."""
         return self.steps + (self.second_stage.steps if self.second_stage else 0)
-
-
-def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[bool, str]]:
-    """List rules that settings may break: whether they do, and a line that says what to write."""
-    algorithm, size = train.algorithm, train.group_size
-    direct = algorithm.estimator == "direct"
-    has_kl = algorithm.kl_coef > 0
-    by_token = direct or algorithm.token_credit == "return_to_go" or algorithm.correction != "none"
-    by_token |= has_kl and algorithm.kl_in == "credit"
-    filtered = algorithm.correctness_filter != "none" or algorithm.equal_groups != "keep"
-    longest = sampler.max_response_tokens
-    return [
-        (
-            size < 2 and not direct,
-            "train.group_size: a group of one has no advantage; use 2 or more, "
-            "or train.algorithm.estimator=direct",
-        ),
-        (
-            size < 2 and filtered,
-            "train.group_size: a group of one is neither mixed nor unequal; use 2 or more, or "
-            "train.algorithm.correctness_filter=none and train.algorithm.equal_groups=keep",
-        ),
-        (
-            has_kl and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1",
-            "train.algorithm.kl_estimator: k1 in the loss has no gradient on average; use k2 or "
-            "k3, or train.algorithm.kl_in=credit",
-        ),
-        (
-            by_token and algorithm.ratio_level == "sequence",
-            "train.algorithm.ratio_level: sequence needs one advantage a row, and these settings "
-            "give one a token; use sequence_token",
-        ),
-        (
-            algorithm.aggregation_divisor is not None and algorithm.aggregation != "constant",
-            "train.algorithm.aggregation_divisor: divides with aggregation=constant only; "
-            "set it to null",
-        ),
-        (
-            train.mini_batches > train.prompts_per_step,
-            f"train.mini_batches: {train.mini_batches} are more than train.prompts_per_step = "
-            f"{train.prompts_per_step}, and each has at least one prompt",
-        ),
-        (
-            algorithm.max_rounds > 1 and not filtered,
-            "train.algorithm.max_rounds: without a filter the first round is full; use 1, or "
-            "train.algorithm.correctness_filter=mixed",
-        ),
-        (
-            algorithm.overlong_tokens >= longest,
-            f"train.algorithm.overlong_tokens: {algorithm.overlong_tokens} is not below "
-            f"sampler.max_response_tokens; the paper's share of it is a fifth: use {longest // 5}",
-        ),
-        *schedule_contradictions(train.optimizer, key="train.optimizer"),
-    ]
-
-
-def schedule_contradictions(optimizer: OptimizerConfig, *, key: str) -> list[tuple[bool, str]]:
-    """List the rules of a learning rate's course, in the form of `contradictions`.
-
-    Args:
-        optimizer: Its settings.
-        key: Where these stand.
-    """
-    ramp = optimizer.schedule == "ramp_cosine"
-    return [
-        (
-            ramp and optimizer.warmup_steps > 0,
-            f"{key}.warmup_steps: schedule=ramp_cosine rises for ramp_share of the steps; use 0",
-        ),
-        (
-            ramp and optimizer.flat_share >= optimizer.ramp_share,
-            f"{key}.flat_share: not below ramp_share, so that no step is left to rise in",
-        ),
-        (
-            optimizer.lr_ramp == "code" and not ramp,
-            f"{key}.lr_ramp: code is the rise of schedule=ramp_cosine; set that too",
-        ),
-    ]
-
-
-def tiny_contradictions(shape: TinyConfig, *, marks: Sequence[str]) -> list[tuple[bool, str]]:
-    """List the rules of a tiny model's shape, in the form of `contradictions`."""
-    # Every byte, every control token and every mark is a token.
-    least = 256 + len(CONTROL_TOKENS) + len(marks)
-    return [
-        (
-            shape.vocab_size < least,
-            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more",
-        ),
-        (
-            shape.heads % shape.kv_heads != 0,
-            f"model.tiny.kv_heads: {shape.kv_heads} does not divide heads = {shape.heads}",
-        ),
-        (
-            shape.hidden_size % (2 * shape.heads) != 0,
-            f"model.tiny.hidden_size: {shape.hidden_size} is not a multiple of "
-            f"2 x heads = {2 * shape.heads}; rotary embedding needs heads of an even size",
-        ),
-    ]

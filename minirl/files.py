@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from minirl.errors import UserError
@@ -46,3 +51,32 @@ def weight_files(folder: Path) -> list[Path]:
         if not path.is_file():
             raise UserError(f"{path}: not there; copy all files of the model again")
     return files
+
+
+@contextmanager
+def appearing(folder: Path) -> Generator[Path]:
+    """Make a folder that appears, or is replaced, when the block ends well.
+
+    What a kill leaves of it is hidden beside it, until the next attempt.
+
+    Yields:
+        The folder to write to.
+    """
+    folder = folder.absolute()
+    for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.new"):
+        shutil.rmtree(left, ignore_errors=True)
+    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
+    old = new.with_suffix(".old")
+    made = [parent for parent in folder.parents if not parent.exists()]
+    new.mkdir(parents=True)
+    try:
+        yield new
+        if folder.exists():
+            folder.rename(old)
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        with suppress(OSError):  # not empty: all went well
+            for parent in made:
+                parent.rmdir()
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,31 +1,67 @@
-"""Keys and values that the sampler keeps: each prompt once, and every slot's own tokens.
+"""Keys and values that the sampler keeps, in pages.
 
-A row of the prompt store holds one prompt for all the slots that sample from it, so that a group's
-prompt is read once a step and not once a trajectory. Attention looks at the prompt and at the own
-tokens apart and joins the two (the rescaling of arXiv:1805.02867).
+A page belongs to one slot, or, where it holds a part of a prompt, to the slots that sample from
+that prompt. Attention goes page by page and not slot by slot: the queries of a page's owners are
+brought beside it, and what they find there is joined by owner (the rescaling of arXiv:1805.02867).
+So a page is read once a step, where it lies, whoever owns it; nothing gathers the cache.
+
+The pages of a pool lie in a few segments, arrays of which a program is handed those in use. On a
+mesh every part of the devices that has rows of its own (`data` x `fsdp`) has pages of its own, for
+its own slots, and numbers both from 0: no page travels. Key/value heads are split over `tensor`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Int
+from jax.sharding import PartitionSpec as Spec
+from jaxtyping import Array, Bool, Float, Int
 
 from minirl.model import Attend, ModelConfig
 from minirl.sharding import axes_sharding
 
 # Finite, so that a part with nothing to look at gets the weight exp(-1e30 - peak) = 0 and no NaN.
 _HIDDEN = -1e30
+# Numbers of owners are summed as they are: products with ones must not be rounded.
+_EXACT = jax.lax.Precision.HIGHEST
 
 
 class KeyValues(NamedTuple):
-    """What one layer keeps, by row of the store; prompts as N, slots as S."""
+    """One layer's pages of a segment."""
 
-    k: Array  # [rows, K, E, L]: positions last, so that scores are read in order
-    v: Array  # [rows, K, L, E]
+    k: Any  # [X, K, E, L]: positions last, so that scores are read in order
+    v: Any  # [X, K, L, E]
+
+
+class Recent(NamedTuple):
+    """One layer's tokens of the running decode loop, of every slot: not yet in pages."""
+
+    k_SKEW: Array
+    v_SKWE: Array
+
+
+class Owners(NamedTuple):
+    """Whose the pages of a segment are.
+
+    Attributes:
+        slot_XG: Slots of the page's part; -1 where a place is empty.
+        count_X: Tokens in the page.
+    """
+
+    slot_XG: Any
+    count_X: Any
+
+
+class Where(NamedTuple):
+    """The pages of rows, in order, and how many of their tokens are there already."""
+
+    pages_BM: Any
+    tokens_B: Any
 
 
 class Look(NamedTuple):
@@ -36,67 +72,59 @@ class Look(NamedTuple):
     total_XKQ: Array
 
 
-# Logical axes of keys and of values.
+# Logical axes of keys and of values; the first is split as rows are.
 _AXES = (
     ("batch", "kv_heads", "head_size", "position"),
     ("batch", "kv_heads", "position", "head_size"),
 )
 
 
-def empty_store(
-    config: ModelConfig, *, rows: int, length: int, dtype: Any, mesh: Mesh | None
+def segment_shapes(
+    config: ModelConfig, *, pages: int, length: int, dtype: Any, mesh: Mesh | None
 ) -> list[KeyValues]:
-    """Allocate the store of every layer, in zeros; rows and heads are split over the mesh."""
+    """Describe a segment: `pages` pages of `length` tokens in every layer, all parts together."""
     heads, size = config.num_key_value_heads, config.head_dim
-    shapes = ((rows, heads, size, length), (rows, heads, length, size))
-
+    shapes = ((pages, heads, size, length), (pages, heads, length, size))
     places = [
-        None if mesh is None else axes_sharding(axes, shape, mesh, name="key/value store")
+        None if mesh is None else axes_sharding(axes, shape, mesh, name="key/value pages")
         for axes, shape in zip(_AXES, shapes, strict=True)
     ]
-    return [
-        KeyValues(
-            jnp.zeros(shapes[0], dtype, device=places[0]),
-            jnp.zeros(shapes[1], dtype, device=places[1]),
-        )
-        for _ in range(config.num_hidden_layers)
-    ]
-
-
-def add_rows(store: list[KeyValues], rows: int) -> list[KeyValues]:
-    """Lengthen a store to so many rows."""
-    missing = rows - store[0].k.shape[0]
-
-    def pad(x: Array) -> Array:
-        return jnp.pad(x, ((0, missing), (0, 0), (0, 0), (0, 0)))
-
-    return [KeyValues(pad(kept.k), pad(kept.v)) for kept in store]
+    layer = KeyValues(
+        *[
+            jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+            for shape, place in zip(shapes, places, strict=True)
+        ]
+    )
+    return [layer] * config.num_hidden_layers
 
 
 def look(q_XKQE: Array, kept: KeyValues, mask_XQL: Bool[Array, "X Q L"]) -> Look:
-    """Weigh the kept values by the queries, each query relative to its own highest score."""
+    """Weigh pages' values by the queries, each query relative to its own highest score."""
     scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, kept.k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask_XQL[:, None], scores, _HIDDEN)
+    return _weigh(scores, kept.v, mask_XQL)
+
+
+def _weigh(scores_XKQL: Array, v_XKLE: Array, mask_XQL: Array) -> Look:
+    scores = jnp.where(mask_XQL[:, None], scores_XKQL, _HIDDEN)
     peak_XKQ = scores.max(axis=-1)
     weights = jnp.exp(scores - peak_XKQ[..., None])
     out_XKQE = jnp.einsum(
-        "xkql,xkle->xkqe",
-        weights.astype(kept.v.dtype),
-        kept.v,
-        preferred_element_type=jnp.float32,
+        "xkql,xkle->xkqe", weights.astype(v_XKLE.dtype), v_XKLE, preferred_element_type=jnp.float32
     )
     return Look(out_XKQE, peak_XKQ, weights.sum(axis=-1))
 
 
-def join(looks: Sequence[Look]) -> Array:
-    """Normalise over all the keys that were looked at."""
-    peak_XKQ = jnp.stack([one.peak_XKQ for one in looks]).max(axis=0)
-    total_XKQ, out_XKQE = jnp.zeros_like(peak_XKQ), jnp.zeros_like(looks[0].out_XKQE)
-    for one in looks:
-        scale_XKQ = jnp.exp(one.peak_XKQ - peak_XKQ)
-        total_XKQ += one.total_XKQ * scale_XKQ
-        out_XKQE += one.out_XKQE * scale_XKQ[..., None]
-    return out_XKQE / total_XKQ[..., None]
+def _join(one: Look, other: Look) -> Look:
+    """Put two looks of the same queries together."""
+    peak = jnp.maximum(one.peak_XKQ, other.peak_XKQ)
+    scale, other_scale = jnp.exp(one.peak_XKQ - peak), jnp.exp(other.peak_XKQ - peak)
+    out = one.out_XKQE * scale[..., None] + other.out_XKQE * other_scale[..., None]
+    return Look(out, peak, one.total_XKQ * scale + other.total_XKQ * other_scale)
+
+
+def owned(owners: Owners, *, slots: int) -> Float[Array, "S XG"]:
+    """Tell with ones which slot owns which place of which page, inside of one part."""
+    return (owners.slot_XG.reshape(1, -1) == jnp.arange(slots)[:, None]).astype(jnp.float32)
 
 
 def _queries(q_BTHE: Array, K: int) -> Array:
@@ -106,135 +134,221 @@ def _queries(q_BTHE: Array, K: int) -> Array:
     return q.transpose(0, 2, 3, 1, 4).reshape(B, K, H // K * T, E)
 
 
-def _outputs(out_BKQE: Array, q_BTHE: Array) -> Array:
-    """Undo `_queries` on the attended values."""
+def _outputs(seen: Look, q_BTHE: Array) -> Array:
+    """Normalise over all the keys that were looked at, and undo `_queries`."""
     B, T, H, E = q_BTHE.shape
+    out_BKQE = seen.out_XKQE / seen.total_XKQ[..., None]
     K = out_BKQE.shape[1]
     out = out_BKQE.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, T, H, E).astype(q_BTHE.dtype)
 
 
-def _write(kept: KeyValues, rows: Array, columns: Array, k: Array, v: Array) -> KeyValues:
-    """Put keys and values at (row, column); columns past the end are dropped."""
-    return KeyValues(
-        kept.k.at[rows, :, :, columns].set(k.astype(kept.k.dtype), mode="drop"),
-        kept.v.at[rows, :, columns].set(v.astype(kept.v.dtype), mode="drop"),
-    )
+def _look_at_pages(q_SKQE: Array, kept: KeyValues, owners: Owners) -> Look:
+    """Look at every page of a segment once, with the queries of all its owners; X counts places."""
+    X, G = owners.slot_XG.shape
+    _, K, Q, E = q_SKQE.shape
+    q = q_SKQE[owners.slot_XG].transpose(0, 2, 1, 3, 4).reshape(X, K, G * Q, E)
+    mask_X1L = jnp.arange(kept.v.shape[2])[None, None] < owners.count_X[:, None, None]
+    seen = look(q, kept, mask_X1L)
+
+    def by_place(part: Array) -> Array:
+        part = part.reshape(X, K, G, Q, *part.shape[3:]).swapaxes(1, 2)
+        return part.reshape(X * G, K, Q, *part.shape[4:])
+
+    return Look(*[by_place(part) for part in seen])
 
 
-def first_columns(kept: KeyValues, length: int) -> KeyValues:
-    """Cut every row of a store down to its first columns."""
-    return KeyValues(kept.k[..., :length], kept.v[:, :, :length])
-
-
-def _rows(kept: KeyValues, rows_B: Array, length: int) -> KeyValues:
-    return KeyValues(kept.k[rows_B, ..., :length], kept.v[rows_B, :, :length])
-
-
-def _up_to(columns_BT: Array, heads: int, length: int) -> Bool[Array, "B Q L"]:
-    """Mask columns after the query's own, for queries as `_queries` orders them."""
-    columns_BQ = jnp.tile(columns_BT, (1, heads))
-    return jnp.arange(length)[None, None, :] <= columns_BQ[..., None]
-
-
-def _shorter(lengths_X: Array, length: int) -> Bool[Array, "X 1 L"]:
-    """Mask columns from each row's length on."""
-    return jnp.arange(length)[None, None, :] < lengths_X[:, None, None]
-
-
-def fill_prompts(rows_B: Int[Array, "B"], columns_BT: Int[Array, "B T"], *, length: int) -> Attend:
-    """Append tokens to prompts; a layer's cache is its prompt store.
-
-    Args:
-        rows_B: Row of the store.
-        columns_BT: Where in the row each token goes; padding points past the end of the store.
-        length: No column looked at is as large as this.
-    """
-
-    def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, kept: KeyValues) -> Any:
-        K, heads = k_BTKE.shape[2], q_BTHE.shape[2] // k_BTKE.shape[2]
-        kept = _write(kept, rows_B[:, None], columns_BT, k_BTKE, v_BTKE)
-        mask_BQL = _up_to(columns_BT, heads, length)
-        seen = look(_queries(q_BTHE, K), _rows(kept, rows_B, length), mask_BQL)
-        return _outputs(join([seen]), q_BTHE), kept
-
-    return attend
-
-
-def fill_slots(
-    slots_B: Int[Array, "B"],
-    columns_BT: Int[Array, "B T"],
-    prompts_B: Int[Array, "B"],
-    prompt_lengths_B: Int[Array, "B"],
-    *,
-    prompt_length: int,
-    length: int,
-) -> Attend:
-    """Append tokens to slots; a layer's cache is (prompt store, slot store).
-
-    Args:
-        slots_B: Row of the slot store.
-        columns_BT: Where in the row each token goes; padding points past the end of the store.
-        prompts_B: Row of the slot's prompt.
-        prompt_lengths_B: Its length in tokens.
-        prompt_length: No prompt looked at is longer than this.
-        length: No column looked at is as large as this.
-    """
-
-    def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> Any:
-        prompts, own = cache
-        K, heads = k_BTKE.shape[2], q_BTHE.shape[2] // k_BTKE.shape[2]
-        own = _write(own, slots_B[:, None], columns_BT, k_BTKE, v_BTKE)
-        q_BKQE = _queries(q_BTHE, K)
-        prompt_mask_B1P = _shorter(prompt_lengths_B, prompt_length)
-        seen = [
-            look(q_BKQE, _rows(prompts, prompts_B, prompt_length), prompt_mask_B1P),
-            look(q_BKQE, _rows(own, slots_B, length), _up_to(columns_BT, heads, length)),
-        ]
-        return _outputs(join(seen), q_BTHE), (prompts, own)
-
-    return attend
+def _join_by_owner(
+    own: Look, looks: Sequence[Look], owners: Sequence[Owners], owned: Sequence[Array]
+) -> Look:
+    """Add what pages gave to what their owners have, S."""
+    peak = own.peak_XKQ
+    for seen, owned_SX in zip(looks, owned, strict=True):
+        theirs = jnp.where(owned_SX[..., None, None] > 0, seen.peak_XKQ[None], _HIDDEN)
+        peak = jnp.maximum(peak, theirs.max(axis=1))
+    scale = jnp.exp(own.peak_XKQ - peak)
+    total, out = own.total_XKQ * scale, own.out_XKQE * scale[..., None]
+    for seen, whose, owned_SX in zip(looks, owners, owned, strict=True):
+        slot_X = whose.slot_XG.reshape(-1)
+        scale = jnp.exp(seen.peak_XKQ - peak[slot_X])
+        # An empty place has some other slot's queries: its number may be anything, even infinite.
+        scale = jnp.where(slot_X[:, None, None] >= 0, scale, 0.0)
+        add = partial(jnp.einsum, precision=_EXACT)
+        total += add("sx,xkq->skq", owned_SX, seen.total_XKQ * scale)
+        out += add("sx,xkqe->skqe", owned_SX, seen.out_XKQE * scale[..., None])
+    return Look(out, peak, total)
 
 
 def decode_slots(
-    columns_S: Int[Array, "S"],
-    slot_NG: Int[Array, "N G"],
-    cell_S: Int[Array, "S"],
-    prompt_lengths_N: Int[Array, "N"],
-    *,
-    length: int,
+    step: Int[Array, ""], owners: Sequence[Owners], owned: Sequence[Array], *, mesh: Mesh | None
 ) -> Attend:
-    """Append one token to every slot; a layer's cache is (prompt store, slot store).
+    """Let every slot look at its pages and at its recent tokens, of which one is added.
 
-    A prompt is read once for all its slots: their queries are brought together beside it.
+    A layer's cache is (its pages of every segment, its `Recent`).
 
     Args:
-        columns_S: Where in its row the slot's token goes.
-        slot_NG: The slots that sample from each prompt; any slot where the place is empty.
-        cell_S: The inverse: where a slot is in the flattened `slot_NG`.
-        prompt_lengths_N: Length of each prompt in tokens; all columns of its store are read.
-        length: No column looked at is as large as this.
+        step: Column of the recent tokens that is written.
+        owners: Of every segment.
+        owned: The same as `owned` gives it.
+        mesh: On which slots and pages are split.
     """
 
+    def local(
+        q_S1HE: Array, k_S1KE: Array, v_S1KE: Array, cache: Any, tables: Any, step: Array
+    ) -> Any:
+        (pages, recent), (owners, owned) = cache, tables
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=step)
+        recent = Recent(
+            put(recent.k_SKEW, k_S1KE.transpose(0, 2, 3, 1).astype(recent.k_SKEW.dtype), axis=3),
+            put(recent.v_SKWE, v_S1KE.swapaxes(1, 2).astype(recent.v_SKWE.dtype), axis=2),
+        )
+        q_SKQE = _queries(q_S1HE, k_S1KE.shape[2])
+        scores = jnp.einsum(
+            "skqe,skew->skqw", q_SKQE, recent.k_SKEW, preferred_element_type=jnp.float32
+        )
+        mask_W = jnp.arange(scores.shape[-1]) <= step
+        own = _weigh(scores, recent.v_SKWE, mask_W[None, None])
+        looks = [
+            _look_at_pages(q_SKQE, kept, whose) for kept, whose in zip(pages, owners, strict=True)
+        ]
+        return _outputs(_join_by_owner(own, looks, owners, owned), q_S1HE), recent
+
     def attend(q_S1HE: Array, k_S1KE: Array, v_S1KE: Array, cache: Any) -> Any:
-        prompts, own = cache
-        S, _, K, E = k_S1KE.shape
-        N, G = slot_NG.shape
-        heads = q_S1HE.shape[2] // K
-        own = _write(own, jnp.arange(S), columns_S, k_S1KE[:, 0], v_S1KE[:, 0])
-        q_SKQE = _queries(q_S1HE, K)
-        own_mask_S1L = _shorter(columns_S + 1, length)
-        seen = look(q_SKQE, first_columns(own, length), own_mask_S1L)
-
-        by_prompt = q_SKQE[slot_NG].transpose(0, 2, 1, 3, 4).reshape(N, K, G * heads, E)
-        prompt_mask_N1P = _shorter(prompt_lengths_N, prompts.v.shape[2])
-        prompt_look = look(by_prompt, prompts, prompt_mask_N1P)
-
-        def to_slots(part: Array) -> Array:
-            part = part.reshape(N, K, G, heads, *part.shape[3:]).swapaxes(1, 2)
-            return part.reshape(N * G, K, heads, *part.shape[4:])[cell_S]
-
-        prompt_seen = Look(*[to_slots(part) for part in prompt_look])
-        return _outputs(join([seen, prompt_seen]), q_S1HE), (prompts, own)
+        heads = _head_spec(k_S1KE.shape[2], mesh)
+        run = on_parts(
+            local,
+            mesh,
+            inputs=(*[heads(2)] * 3, heads(1), ROWS, Spec()),
+            outputs=(heads(2), heads(1)),
+        )
+        out, recent = run(q_S1HE, k_S1KE, v_S1KE, cache, (owners, owned), step)
+        return out, (cache[0], recent)
 
     return attend
+
+
+def fill_rows(prompt: Where, own: Where, *, mesh: Mesh | None) -> Attend:
+    """Let new tokens of rows look at the row's pages, page by page, and at one another.
+
+    The memory of the scores is that of one page, or of the new tokens, however long the row is.
+    A layer's cache is its pages of every segment, (prompts, own); its new cache is the new keys
+    and values, (k_BTKE, v_BTKE).
+
+    Args:
+        prompt: The pages of the row's prompt.
+        own: The pages of what the row has besides.
+        mesh: On which rows and pages are split.
+    """
+
+    def local(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any, pages: Any) -> Array:
+        _, T, K, _ = k_BTKE.shape
+        q_BKQE = _queries(q_BTHE, K)
+        scores = jnp.einsum("bkqe,bske->bkqs", q_BKQE, k_BTKE, preferred_element_type=jnp.float32)
+        triangle_QT = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (q_BTHE.shape[2] // K, 1))
+        seen = _weigh(scores, v_BTKE.swapaxes(1, 2), triangle_QT[None])
+        for segments, where in zip(cache, pages, strict=True):
+            seen = _look_back(seen, q_BKQE, segments, where)
+        return _outputs(seen, q_BTHE)
+
+    def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> Any:
+        heads = _head_spec(k_BTKE.shape[2], mesh)
+        run = on_parts(local, mesh, inputs=(*[heads(2)] * 3, heads(1), ROWS), outputs=heads(2))
+        return run(q_BTHE, k_BTKE, v_BTKE, cache, (prompt, own)), (k_BTKE, v_BTKE)
+
+    return attend
+
+
+def _look_back(seen: Look, q_BKQE: Array, segments: Sequence[KeyValues], where: Where) -> Look:
+    """Add the pages of every row to what its queries have seen, as many as the longest row has."""
+    if not segments:
+        return seen
+    length = segments[0].v.shape[2]
+
+    def body(at: Array, seen: Look) -> Look:
+        kept = _take(segments, where.pages_BM[:, at])
+        left_B = where.tokens_B - at * length
+        mask_B1L = jnp.arange(length)[None, None] < left_B[:, None, None]
+        return _join(seen, look(q_BKQE, kept, mask_B1L))
+
+    pages = (where.tokens_B.max() + length - 1) // length
+    return jax.lax.fori_loop(0, pages, body, seen)
+
+
+def _take(segments: Sequence[KeyValues], pages_B: Array) -> KeyValues:
+    """Read a page for each row, in whatever segment it lies."""
+    kept, first = None, 0
+    for segment in segments:
+        X = segment.k.shape[0]
+        inside_B = (pages_B >= first) & (pages_B < first + X)
+        part = KeyValues(*[pages[jnp.clip(pages_B - first, 0, X - 1)] for pages in segment])
+        kept = part if kept is None else _choose(inside_B, part, kept)
+        first += X
+    assert kept is not None
+    return kept
+
+
+def _choose(is_first_B: Array, first: KeyValues, second: KeyValues) -> KeyValues:
+    chosen = [
+        jnp.where(is_first_B[:, None, None, None], one, other)
+        for one, other in zip(first, second, strict=True)
+    ]
+    return KeyValues(*chosen)
+
+
+def write(
+    segments: Sequence[KeyValues],
+    pages_BT: Int[Array, "B T"],
+    columns_BT: Int[Array, "B T"],
+    k_BTKE: Array,
+    v_BTKE: Array,
+    *,
+    mesh: Mesh | None,
+) -> list[KeyValues]:
+    """Put one layer's keys and values at (page, column).
+
+    Args:
+        segments: The layer's pages of every segment.
+        pages_BT: Page of each token; less than 0 drops the token.
+        columns_BT: Column of its page.
+        k_BTKE: Keys, rotated.
+        v_BTKE: Values.
+        mesh: On which rows and pages are split.
+    """
+
+    def local(segments: Any, pages_BT: Array, columns_BT: Array, k: Array, v: Array) -> Any:
+        written, first = [], 0
+        for kept in segments:
+            X = kept.k.shape[0]
+            # An index before the start would count from the end; past the end it is dropped.
+            at = jnp.where(pages_BT >= first, pages_BT - first, X)
+            written.append(
+                KeyValues(
+                    kept.k.at[at, :, :, columns_BT].set(k.astype(kept.k.dtype), mode="drop"),
+                    kept.v.at[at, :, columns_BT].set(v.astype(kept.v.dtype), mode="drop"),
+                )
+            )
+            first += X
+        return written
+
+    heads = _head_spec(k_BTKE.shape[2], mesh)
+    run = on_parts(local, mesh, inputs=(heads(1), ROWS, ROWS, heads(2), heads(2)), outputs=heads(1))
+    return run(list(segments), pages_BT, columns_BT, k_BTKE, v_BTKE)
+
+
+# Rows, slots and pages are split alike.
+ROWS = Spec(("data", "fsdp"))
+
+
+def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
+    """Return what says how an array is split whose key/value heads, or groups of query heads, are
+    its axis of a number: over `tensor`, if that divides them.
+    """
+    over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
+    return lambda axis: Spec(*ROWS, *[None] * (axis - 1), over)
+
+
+def on_parts(run: Callable[..., Any], mesh: Mesh | None, *, inputs: Any, outputs: Any) -> Any:
+    """Run a function on every part of the mesh with what lies there; as it is without a mesh."""
+    if mesh is None:
+        return run
+    return jax.shard_map(run, mesh=mesh, in_specs=tuple(inputs), out_specs=outputs, check_vma=False)

@@ -6,9 +6,11 @@ computes over the whole batch, so that a sum over micro-batches is the same numb
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from minirl.batching import Batch
 from minirl.config import AlgorithmConfig, Correction, KlEstimator, RatioLevel
@@ -20,6 +22,7 @@ def probability_ratio(
     is_action_BT: Bool[Array, "B T"],
     *,
     level: RatioLevel,
+    own_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
     """Return the importance ratio of each token.
 
@@ -31,19 +34,29 @@ def probability_ratio(
             geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7), repeated;
             `sequence_token` is GSPO-token's (Eq. 14): s in value, with the gradient of the token's
             own log-probability.
+        own_BT: Number of each token's sequence in its row, where a row holds several.
 
     Returns:
         Ratios, BT; 1 where nothing was sampled.
     """
     log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
     if level != "token":
-        count_B1 = jnp.maximum(is_action_BT.sum(axis=1, keepdims=True), 1)
-        mean_B1 = log_ratio_BT.sum(axis=1, keepdims=True) / count_B1
-        row_BT = jnp.where(is_action_BT, mean_B1, 0.0)
+        count_BT = jnp.maximum(_sequence_sum(is_action_BT.astype(jnp.int32), own_BT), 1)
+        mean_BT = _sequence_sum(log_ratio_BT, own_BT) / count_BT
+        row_BT = jnp.where(is_action_BT, mean_BT, 0.0)
         if level == "sequence_token":
             row_BT = jax.lax.stop_gradient(row_BT - log_ratio_BT) + log_ratio_BT
         log_ratio_BT = row_BT
     return jnp.exp(log_ratio_BT)
+
+
+def _sequence_sum(values_BT: Array, own_BT: Array | None) -> Array:
+    """Sum over each token's sequence: the numbered tokens of its row, or (B1) the whole row."""
+    if own_BT is None:
+        return values_BT.sum(axis=1, keepdims=True)
+    # No row holds more sequences than tokens.
+    total = partial(jax.ops.segment_sum, num_segments=own_BT.shape[1] + 1)
+    return jnp.take_along_axis(jax.vmap(total)(values_BT, own_BT), own_BT, axis=1)
 
 
 def importance_correction(
@@ -156,6 +169,7 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
+    own_BT: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Return the policy-gradient loss and the weighted share of clipped tokens.
 
@@ -170,11 +184,14 @@ def policy_loss(
         clip_low: See `clipped_surrogate`.
         clip_high: See `clipped_surrogate`.
         dual_clip: See `clipped_surrogate`.
+        own_BT: See `probability_ratio`.
 
     Returns:
         Two scalars: the loss to minimise, and the clip fraction; both 0 where nothing is an action.
     """
-    ratio_BT = probability_ratio(logp_BT, old_logp_BT, is_action_BT, level=ratio_level)
+    ratio_BT = probability_ratio(
+        logp_BT, old_logp_BT, is_action_BT, level=ratio_level, own_BT=own_BT
+    )
     bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
     objective_BT = clipped_surrogate(ratio_BT, advantage_BT, **bounds)
     clipped_BT = is_clipped(jax.lax.stop_gradient(ratio_BT), advantage_BT, **bounds)
@@ -230,6 +247,7 @@ def objective(
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
         dual_clip=algorithm.dual_clip,
+        own_BT=None if batch.packed is None else batch.packed.own_BC,
     )
     stats["clip_fraction"] = clip_fraction
     stats["logp_gap_max"] = jnp.max(gap_BT, where=batch.is_action_BC, initial=0.0)

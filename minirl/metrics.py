@@ -1,7 +1,7 @@
 """Numbers of a run: one JSON line a step, and TensorBoard beside it.
 
-Keys that begin with `time/` depend on the clock; all others are the same in every run of one
-configuration on one machine, also across a kill and a resume.
+Keys that begin with `time/` depend on the clock and the process; all others are the same in every
+run of one configuration on one machine, also across a kill and a resume.
 """
 
 from __future__ import annotations
@@ -9,16 +9,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import (
+    Event,  # ty: ignore[import-not-found]
+    SessionLog,  # ty: ignore[import-not-found]
+)
+from tensorboardX.summary import scalar
 
+from minirl import hosts
 from minirl.errors import UserError
 from minirl.reading import read_lines
+from minirl.writing import writing
 
 
 class Line(BaseModel):
@@ -64,19 +71,24 @@ class JsonLines:
     def __init__(self, path: Path, *, resume_step: int, kind: type[Line] = Line) -> None:
         self._path = path
         self.last_step = 0
+        self._is_writer = hosts.is_first()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             lines = read_lines(path, kind, advice=_ADVICE)
             kept = [(text, line.step) for text, line in lines if line.step <= resume_step]
             self.last_step = kept[-1][1] if kept else 0
-            scratch = path.with_suffix(".part")
-            scratch.write_bytes(b"".join(text for text, _ in kept))
-            scratch.replace(path)
+            if self._is_writer:
+                scratch = path.with_suffix(".part")
+                with writing(scratch):
+                    scratch.write_bytes(b"".join(text for text, _ in kept))
+                scratch.replace(path)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
-        """Append one record."""
+        """Append one record; of several processes the first does."""
+        if not self._is_writer:
+            return
         line = json.dumps({"step": step} | _finite(record), ensure_ascii=False)
-        with self._path.open("a", encoding="utf-8") as file:
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
@@ -104,9 +116,12 @@ class Metrics:
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; bring them back, or set run.dir to another folder"
             )
+        self._board: _Board | None = None
+        if not hosts.is_first():
+            return
         try:
-            self._board = SummaryWriter(str(board), purge_step=resume_step + 1)
-        except OSError as error:
+            self._board = _Board(board, purge_step=resume_step + 1)
+        except FileExistsError as error:
             raise UserError(
                 f"{board}: cannot be written ({error.strerror}); move it away"
             ) from None
@@ -114,12 +129,48 @@ class Metrics:
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""
         self._lines.write(step, dict(sorted(numbers.items())))
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
+        if self._board is not None:
+            self._board.write(step, numbers)
 
     def close(self) -> None:
-        """Write what is buffered."""
-        self._board.close()
+        """Close the files; all is written."""
+        if self._board is not None:
+            self._board.close()
+
+
+class _Board:
+    """A file of TensorBoard's events, written at once.
+
+    tensorboardX's `SummaryWriter` writes in a thread: on a full disk that ends, and whoever fills
+    its queue waits for ever.
+    """
+
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._purge_step = folder, purge_step
+        self._file: EventsWriter | None = None
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        now = time()
+        events = [
+            Event(step=step, wall_time=now, summary=scalar(name, value))
+            for name, value in numbers.items()
+        ]
+        with writing(self._folder):
+            if self._file is None:
+                self._file = EventsWriter(str(self._folder / "events"))
+                begun = SessionLog(status=SessionLog.START)
+                events.insert(0, Event(step=self._purge_step, wall_time=now, session_log=begun))
+            for event in events:
+                self._file.write_event(event)
+            self._file.flush()
+
+    def close(self) -> None:
+        # What could not be written was told then.
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
 
 
 class Stopwatch:

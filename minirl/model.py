@@ -7,6 +7,8 @@ The models differ in three settings: biases on q, k, v (Qwen2, Qwen2.5), RMS nor
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +17,29 @@ from typing import Annotated, Any, Literal, Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
+from minirl.config import LoraConfig, Remat
 from minirl.reading import check, read_json
+from minirl.sharding import INPUT_AXES, constrain
 
 # (q_BTHE, k_BTKE, v_BTKE, the layer's cache) -> (attended values BTHE, the layer's new cache)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
+
+# What `jax.checkpoint` may keep of a layer, by the name of the setting; "none" is no checkpoint.
+_KEPT: dict[Remat, Any] = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+# Logical axes of activations.
+_ROWS = ("batch", "position", "model")
+_HEADS = ("batch", "position", "heads", "head_size")
+_KV_HEADS = ("batch", "position", "kv_heads", "head_size")
+_FF = ("batch", "position", "ff")
+_LOW_RANK = ("batch", "position", "rank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +74,6 @@ class _Rope(BaseModel):
 
 class _HuggingFace(BaseModel):
     """What this decoder does of all that a `config.json` may ask for."""
-
-    model_config = ConfigDict(extra="ignore")
 
     model_type: Literal["qwen2", "qwen3"]
     hidden_act: Literal["silu"] = "silu"
@@ -151,13 +167,29 @@ def rotate(x_BTHE: Array, angles_BTE: Float[Array, "B T e"]) -> Array:
     return jnp.concatenate(turned, axis=-1).astype(x_BTHE.dtype)
 
 
+def _product(x: Array, weight: Array, *, axes: int = 1) -> Array:
+    """Multiply the last axes of x by the first of a weight, in the type of x.
+
+    As one product of two matrices: a gradient that sums over rows and positions at once would be
+    of transposed copies.
+    """
+    size = math.prod(weight.shape[:axes])
+    product = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
+    return product.reshape(*x.shape[:-axes], *weight.shape[axes:])
+
+
 class Block(nnx.Module):
     """One transformer layer: attention and a gated feed-forward, each after a norm."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, param_dtype: Any) -> None:
+    def __init__(
+        self, config: ModelConfig, *, key: Array, param_dtype: Any, mesh: Mesh | None
+    ) -> None:
         self.config = config
+        self.mesh = mesh
+        self.lora: LoraConfig | None = None
         width, ff, size = config.hidden_size, config.intermediate_size, config.head_dim
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rngs = nnx.Rngs(key)
 
         def normal(*shape: int, fan_in: int) -> nnx.Param:
             return nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * fan_in**-0.5)
@@ -188,11 +220,11 @@ class Block(nnx.Module):
         self, x_BTD: Array, angles_BTE: Array, attend: Attend, cache: Any
     ) -> tuple[Array, Any]:
         """Return the layer's output, BTD, and its new cache."""
-        config, dtype = self.config, x_BTD.dtype
+        config, dtype, mesh = self.config, x_BTD.dtype, self.mesh
         h_BTD = rms_norm(x_BTD, self.attn_norm[...], config.rms_norm_eps)
-        q_BTHE = jnp.einsum("btd,dhe->bthe", h_BTD, self.q[...].astype(dtype))
-        k_BTKE = jnp.einsum("btd,dke->btke", h_BTD, self.k[...].astype(dtype))
-        v_BTKE = jnp.einsum("btd,dke->btke", h_BTD, self.v[...].astype(dtype))
+        q_BTHE = self._times("q", h_BTD)
+        k_BTKE = self._times("k", h_BTD)
+        v_BTKE = self._times("v", h_BTD)
         if config.attention_bias:
             q_BTHE += self.q_bias[...].astype(dtype)[None, None]
             k_BTKE += self.k_bias[...].astype(dtype)[None, None]
@@ -201,41 +233,64 @@ class Block(nnx.Module):
             q_BTHE = rms_norm(q_BTHE, self.q_norm[...], config.rms_norm_eps)
             k_BTKE = rms_norm(k_BTKE, self.k_norm[...], config.rms_norm_eps)
         q_BTHE, k_BTKE = rotate(q_BTHE, angles_BTE), rotate(k_BTKE, angles_BTE)
+        q_BTHE = constrain(q_BTHE, _HEADS, mesh)
+        k_BTKE = constrain(k_BTKE, _KV_HEADS, mesh)
+        v_BTKE = constrain(v_BTKE, _KV_HEADS, mesh)
         attended_BTHE, cache = attend(q_BTHE, k_BTKE, v_BTKE, cache)
-        x_BTD += jnp.einsum("bthe,hed->btd", attended_BTHE, self.o[...].astype(dtype))
+        attended_BTHE = constrain(attended_BTHE, _HEADS, mesh)
+        x_BTD += self._times("o", attended_BTHE)
+        x_BTD = constrain(x_BTD, _ROWS, mesh)
         h_BTD = rms_norm(x_BTD, self.mlp_norm[...], config.rms_norm_eps)
-        gate_BTF = jnp.einsum("btd,df->btf", h_BTD, self.gate[...].astype(dtype))
-        up_BTF = jnp.einsum("btd,df->btf", h_BTD, self.up[...].astype(dtype))
-        down = self.down[...].astype(dtype)
-        x_BTD += jnp.einsum("btf,fd->btd", jax.nn.silu(gate_BTF) * up_BTF, down)
-        return x_BTD, cache
+        gate_BTF = self._times("gate", h_BTD)
+        up_BTF = self._times("up", h_BTD)
+        inner_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, _FF, mesh)
+        x_BTD += self._times("down", inner_BTF)
+        return constrain(x_BTD, _ROWS, mesh), cache
+
+    def _times(self, name: str, x: Array) -> Array:
+        """Multiply by a matrix W, or by W + scale A B where it has an adapter (`minirl.lora`)."""
+        inputs = INPUT_AXES[name]
+        y = _product(x, getattr(self, name)[...], axes=inputs)
+        if self.lora is None or name not in self.lora.targets:
+            return y
+        a, b = (getattr(self, f"{name}_{end}")[...] for end in "ab")
+        low_BTR = constrain(_product(x, a, axes=inputs), _LOW_RANK, self.mesh)
+        return y + self.lora.scale * _product(low_BTR, b)
 
 
 class Decoder(nnx.Module):
-    """A Qwen-class language model."""
+    """A Qwen-class language model.
+
+    The parameters of all layers are stacked, the layer first: a loop over them is compiled once
+    whatever the depth, and there are as many arrays as a layer has. `unstacked` takes them apart.
+    """
 
     def __init__(
         self,
         config: ModelConfig,
         *,
-        rngs: nnx.Rngs,
+        key: Array,
         param_dtype: Any = jnp.float32,
         dtype: Any = jnp.float32,
-        remat: bool = False,
+        remat: Remat = "none",
+        mesh: Mesh | None = None,
     ) -> None:
         self.config = config
         self.dtype = dtype
+        self.mesh = mesh
         self.remat = remat
         shape = (config.vocab_size, config.hidden_size)
+        keys = jax.random.split(key, 1 + config.num_hidden_layers)
+        rngs = nnx.Rngs(keys[0])
         # At this scale a token's identity is as loud as what the layers add to it.
         scale = config.hidden_size**-0.5
+
+        def layer(key: Array) -> Block:
+            return Block(config, key=key, param_dtype=param_dtype, mesh=mesh)
+
         self.embed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
-        self.layers = nnx.List(
-            [
-                Block(config, rngs=rngs, param_dtype=param_dtype)
-                for _ in range(config.num_hidden_layers)
-            ]
-        )
+        graph = nnx.graphdef(nnx.eval_shape(layer, keys[0]))
+        self.layers = nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(key)))(keys[1:]))
         self.final_norm = nnx.Param(jnp.ones(config.hidden_size, param_dtype))
         if not config.tie_word_embeddings:
             self.unembed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
@@ -245,60 +300,84 @@ class Decoder(nnx.Module):
         tokens_BT: Int[Array, "B T"],
         positions_BT: Int[Array, "B T"],
         attend: Attend,
-        caches: Sequence[Any] | None = None,
+        caches: Any = None,
         *,
         scan: bool = False,
-    ) -> tuple[Float[Array, "B T D"], list[Any]]:
-        """Return the final hidden states, BTD, and the new cache of every layer.
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Return the final hidden states, BTD, and the new caches.
 
         Args:
             tokens_BT: Token ids.
             positions_BT: 0-based positions for the rotary embedding.
             attend: What each query may look at; see `minirl.attention`.
-            caches: One entry a layer, handed to `attend`; None for no cache.
+            caches: What is handed to `attend`, in the form that comes back: a list with one entry
+                a layer, or, with `scan`, the entries stacked; None for no cache.
             scan: Compile one layer and loop over it, in place of compiling each: quicker to
-                compile, at the cost of stacking the layers' weights at every call.
+                compile, slower for a few small layers.
         """
         exponent_E = (
             jnp.arange(0, self.config.head_dim, 2, dtype=jnp.float32) / self.config.head_dim
         )
         frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
         angles_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
-        x_BTD = self.embed[...].astype(self.dtype)[tokens_BT]
-        caches = [None] * len(self.layers) if caches is None else caches
+        x_BTD = constrain(self.embed[...].astype(self.dtype)[tokens_BT], _ROWS, self.mesh)
         run = self._scan if scan else self._loop
         x_BTD, new_caches = run(x_BTD, angles_BTE, attend, caches)
         return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps), new_caches
 
     def _loop(
-        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Sequence[Any]
+        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Sequence[Any] | None
     ) -> tuple[Array, list[Any]]:
+        layers = unstacked(self).layers
         new_caches = []
-        for layer, cache in zip(self.layers, caches, strict=True):
+        for layer, cache in zip(layers, caches or [None] * len(layers), strict=True):
             x_BTD, new_cache = layer(x_BTD, angles_BTE, attend, cache)
             new_caches.append(new_cache)
         return x_BTD, new_caches
 
     def _scan(
-        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Sequence[Any]
-    ) -> tuple[Array, list[Any]]:
-        graph = nnx.graphdef(self.layers[0])
-        stacked = jax.tree.map(
-            lambda *leaves: jnp.stack(leaves),
-            *((nnx.state(layer), cache) for layer, cache in zip(self.layers, caches, strict=True)),
-        )
+        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Any
+    ) -> tuple[Array, Any]:
+        graph, stacked = nnx.split(self.layers)
 
-        def body(x_BTD: Array, layer: Any) -> tuple[Array, Any]:
+        def step(x_BTD: Array, layer: Any) -> tuple[Array, Any]:
             state, cache = layer
             return nnx.merge(graph, state)(x_BTD, angles_BTE, attend, cache)
 
-        step = jax.checkpoint(body, prevent_cse=False) if self.remat else body
-        x_BTD, new_caches = jax.lax.scan(step, x_BTD, stacked)
-        layers = range(len(self.layers))
-        return x_BTD, [jax.tree.map(lambda leaf, i=i: leaf[i], new_caches) for i in layers]
+        body: Callable[..., Any] = step
+        if self.remat != "none":
+            body = jax.checkpoint(step, prevent_cse=False, policy=_KEPT[self.remat])
+        return jax.lax.scan(body, x_BTD, (stacked, caches))
+
+    @property
+    def output_table(self) -> Float[Array, "V D"]:
+        """Return what projects hidden states onto the vocabulary."""
+        return (self.embed if self.config.tie_word_embeddings else self.unembed)[...]
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Project hidden states onto the vocabulary, in fp32."""
-        table = self.embed if self.config.tie_word_embeddings else self.unembed
-        logits = jnp.einsum("...d,vd->...v", hidden, table[...].astype(self.dtype))
+        logits = jnp.einsum("...d,vd->...v", hidden, self.output_table.astype(self.dtype))
         return logits.astype(jnp.float32)
+
+
+def unstacked(model: Decoder) -> Decoder:
+    """Return the same model with a list of layers, each with parameters of its own.
+
+    Sampling wants it so: a step reads every weight once, and cutting a layer out of the stack
+    would read and write it once more.
+    """
+    if isinstance(model.layers, nnx.List):
+        return model
+    graph, stacked = nnx.split(model.layers)
+    leaves, tree = jax.tree.flatten(stacked)
+    depth = model.config.num_hidden_layers
+    # Not by index: the gradient of a split is one concatenation.
+    parts = [jax.lax.split(leaf, (1,) * depth) for leaf in leaves]
+    apart = copy.copy(model)
+    apart.layers = nnx.List(
+        [
+            nnx.merge(graph, jax.tree.unflatten(tree, [part.squeeze(0) for part in layer]))
+            for layer in zip(*parts, strict=True)
+        ]
+    )
+    return apart

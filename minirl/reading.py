@@ -8,11 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from minirl.errors import UserError
 
 _Kind = TypeVar("_Kind")
+
+
+class Joined(BaseModel):
+    """Base of what stands as one object with the fields of several: each of them reads it whole."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, value: Any) -> Any:
+        return dict.fromkeys(cls.model_fields, value)
 
 
 def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:

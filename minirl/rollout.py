@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from minirl import preemption
 from minirl.config import SamplerConfig
 from minirl.types import (
     Decoding,
@@ -148,6 +149,9 @@ def rollout(
         env_workers: Threads that wait for environments.
         progress: Called with (episodes ended, episodes in all).
 
+    Raises:
+        Preempted: A signal came; the episodes are lost, and the sampler is free.
+
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
         than `config.max_prompt_tokens`: a warning counts them, and the run goes on.
@@ -226,6 +230,7 @@ def _play(
     judged: list[tuple[_Episode, Future[Any]]] = []
     ended = 0
     while ended < len(episodes):
+        preemption.check()
         replies = sampler.advance(max_steps=_STEPS_BESIDE_ENVIRONMENTS if judged else _STEPS)
         for episode, result in judged:
             _observe(sampler, tokenizer, episode, result.result(), limits)

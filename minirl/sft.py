@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 
 import numpy as np
 from flax import nnx
 
-from minirl.batching import TokenRow, micro_batches
+from minirl import hosts
+from minirl.batching import Batch, TokenRow, micro_batches, sizes_on
 from minirl.checkpoint import Checkpoints
 from minirl.config import SftConfig
+from minirl.guard import Guard, GuardFacts
+from minirl.lora import split
 from minirl.metrics import Metrics, Stopwatch
+from minirl.model import Decoder
+from minirl.preemption import Preempted
 from minirl.rollout import flatten
 from minirl.types import Message, Reply, Tokenizer, Trajectory, Turn
 from minirl.update import Learner, TrainState, likelihood_objective, make_optimizer
@@ -144,7 +149,7 @@ def groups_of_step(
 
 
 def supervise(
-    model: nnx.Module,
+    model: Decoder,
     demonstrations: Sequence[Demonstration],
     tokenizer: Tokenizer,
     config: SftConfig,
@@ -156,7 +161,7 @@ def supervise(
     """Train on demonstrations; a run that was killed goes on from its last checkpoint.
 
     Args:
-        model: Where to start from.
+        model: Where to start from; with adapters, they alone are trained.
         demonstrations: What to learn.
         tokenizer: Encodes them.
         config: Its settings.
@@ -165,45 +170,61 @@ def supervise(
         progress: Called with (steps done, steps in all, a line on how it goes).
 
     Returns:
-        The trained weights.
+        The weights that were trained.
+
+    Raises:
+        Preempted: A signal came, and all is saved.
     """
-    graph, params = nnx.split(model)
+    graph, params, frozen = split(model)
     optimizer = make_optimizer(config.optimizer, steps=config.steps)
-    learner = Learner(graph, likelihood_objective(), optimizer)
+    learner = Learner(graph, likelihood_objective(), optimizer, frozen=frozen, mesh=model.mesh)
     state = learner.init(params)
+    norm = config.optimizer.max_grad_norm
+    guard = Guard(config.guard, max_grad_norm=norm, folder=folder, key="warm_start.guard")
     rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
     kinds = tuple((one.key, len(row.ids)) for one, row in zip(demonstrations, rows, strict=True))
+    pack = partial(
+        micro_batches,
+        aggregation="token_mean",
+        sizes=sizes_on(config.batching, model.mesh),
+        pad_id=tokenizer.pad_id,
+    )
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
-        done = checkpoints.latest_step() or 0
+        done = checkpoints.newest_step()
         if done:
-            state, _ = checkpoints.restore(done, state)
+            state, facts = checkpoints.restore_newest(state)
+            guard.restart(GuardFacts.model_validate(facts))
         with closing(Metrics(folder, resume_step=done)) as metrics:
-            for step in range(done, config.steps):
-                groups = groups_of_step(kinds, step, config=config, seed=seed)
-                state, numbers = _step(learner, state, rows, groups, config, tokenizer.pad_id)
-                metrics.write(step + 1, numbers)
-                if progress is not None:
-                    progress(step + 1, config.steps, f"loss {numbers['sft/loss']:.3f}")
-                if (step + 1) % config.checkpoint_every == 0 or step + 1 == config.steps:
-                    checkpoints.save(step + 1, state, {}, score=-numbers["sft/loss"])
+            try:
+                while done < config.steps:
+                    chosen = groups_of_step(kinds, done, config=config, seed=seed)
+                    groups = [share_prefix([rows[n] for n in group]) for group in chosen]
+                    state, numbers = _step(learner, state, groups, pack(groups), guard, step=done)
+                    done += 1
+                    metrics.write(done, numbers)
+                    if done % config.checkpoint_every == 0 or done == config.steps:
+                        score = -numbers["sft/loss"]
+                        checkpoints.save(done, state, guard.facts, score=score)
+                    if progress is not None:
+                        progress(done, config.steps, f"loss {numbers['sft/loss']:.3f}")
+            except Preempted as stop:
+                checkpoints.leave(done, state, guard.facts)
+                saved = f"{done} steps of the warm start are saved"
+                raise Preempted(stop.signal, saved) from None
     return state.params
 
 
 def _step(
     learner: Learner,
     state: TrainState,
-    rows: Sequence[TokenRow],
-    groups: Sequence[Sequence[int]],
-    config: SftConfig,
-    pad_id: int,
+    groups: Sequence[Sequence[TokenRow]],
+    batches: Iterable[Batch],
+    guard: Guard,
+    *,
+    step: int,
 ) -> tuple[TrainState, dict[str, float]]:
     watch = Stopwatch()
     with watch.phase("update"):
-        batches = micro_batches(
-            [share_prefix([rows[number] for number in group]) for group in groups],
-            aggregation="token_mean",
-            sizes=config.batching,
-            pad_id=pad_id,
-        )
-        state, stats = learner.update(state, batches)
+        state, stats = learner.update(state, hosts.checked(batches), max_norm=guard.limit)
+    guard.note(stats, groups, step=step + 1)
     return state, {f"sft/{name}": value for name, value in stats.items()} | watch.numbers()

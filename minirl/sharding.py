@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
-from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from minirl.errors import UserError
 
@@ -20,6 +20,9 @@ MESH_AXES = ("data", "fsdp", "tensor")
 # Logical axis -> the mesh axes that split it; None is never split.
 _SPLIT_BY: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
+    "layer": None,
+    # The model's width in activations; that of weights is split.
+    "model": None,
     "vocab": "tensor",
     "width": "fsdp",
     "heads": "tensor",
@@ -28,9 +31,11 @@ _SPLIT_BY: dict[str, str | tuple[str, ...] | None] = {
     "position": None,
     "ff": "tensor",
     "norm": None,
+    "rank": None,
 }
 
-# Last part of a parameter's path -> its logical axes, in the order of its shape.
+# Last part of a parameter's path -> its logical axes, in the order of its shape; those of stacked
+# layers have "layer" before them.
 PARAM_AXES: dict[str, tuple[str, ...]] = {
     "embed": ("vocab", "width"),
     "unembed": ("vocab", "width"),
@@ -50,6 +55,12 @@ PARAM_AXES: dict[str, tuple[str, ...]] = {
     "up": ("width", "ff"),
     "down": ("ff", "width"),
 }
+# How many of a matrix's axes are its input; what is left is its output.
+INPUT_AXES = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
+# The adapter A B of a matrix: from its input to the rank, from there to its output.
+for _name, _inputs in INPUT_AXES.items():
+    PARAM_AXES[f"{_name}_a"] = (*PARAM_AXES[_name][:_inputs], "rank")
+    PARAM_AXES[f"{_name}_b"] = ("rank", *PARAM_AXES[_name][_inputs:])
 
 
 def make_mesh(
@@ -80,6 +91,24 @@ def make_mesh(
     return jax.make_mesh(full, MESH_AXES, axis_types=auto, devices=devices)
 
 
+def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:
+    """Choose a mesh shape: all devices on `fsdp`, but where there are more than prompts.
+
+    Each of the data x fsdp parts computes whole prompts, so with more parts than prompts some
+    would compute padding. What is left over shares heads and inner widths.
+
+    Args:
+        devices: How many there are.
+        prompts: Those of an update.
+        heads: Query heads of the model, which `tensor` should divide.
+    """
+    splits = [size for size in range(1, devices + 1) if devices % size == 0]
+    enough = [size for size in splits if devices // size <= prompts]
+    # Where no number of heads goes, `tensor` still shares the inner widths.
+    tensor = next((size for size in enough if heads % size == 0), enough[0])
+    return {"fsdp": devices // tensor, "tensor": tensor}
+
+
 def axes_sharding(
     axes: Sequence[str], shape: Sequence[int], mesh: Mesh, *, name: str
 ) -> NamedSharding:
@@ -94,22 +123,36 @@ def axes_sharding(
         mesh: From `make_mesh`.
         name: What the note calls the array.
     """
-    spec: list[str | tuple[str, ...] | None] = []
     for axis, size in zip(axes, shape, strict=True):
-        split = _SPLIT_BY[axis]
-        parts = math.prod(mesh.shape[part] for part in _as_tuple(split))
-        if size % parts:
+        if size % _parts(axis, mesh):
+            split, parts = _SPLIT_BY[axis], _parts(axis, mesh)
             _log.info("%s: %s = %d is not split over %s = %d", name, axis, size, split, parts)
-            split = None
-        spec.append(split)
-    return NamedSharding(mesh, PartitionSpec(*spec))
+    return NamedSharding(mesh, axes_spec(axes, shape, mesh))
 
 
-def param_shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
-    """Give every parameter its place.
+def axes_spec(
+    axes: Sequence[str], shape: Sequence[int], mesh: Mesh | AbstractMesh
+) -> PartitionSpec:
+    """Return the mesh axes that split each dimension; None where they do not divide its size."""
+    sizes = zip(axes, shape, strict=True)
+    return PartitionSpec(
+        *[None if size % _parts(axis, mesh) else _SPLIT_BY[axis] for axis, size in sizes]
+    )
+
+
+def _parts(axis: str, mesh: Mesh | AbstractMesh) -> int:
+    """Return into how many parts a logical axis is split."""
+    split = _SPLIT_BY[axis]
+    over = (split,) if isinstance(split, str) else split or ()
+    return math.prod(mesh.shape[part] for part in over)
+
+
+def param_shardings(params: Any, mesh: Mesh) -> Any:
+    """Give every parameter its place, and what an optimizer keeps of it the same.
 
     Args:
-        params: Parameters of a `Decoder`, or their shapes (`nnx.eval_shape`).
+        params: Parameters of a `Decoder`, or their shapes (`nnx.eval_shape`); or an optimizer's
+            state, whose counts are on every device.
         mesh: From `make_mesh`.
 
     Returns:
@@ -118,19 +161,73 @@ def param_shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = param_path(path)
-        axes = PARAM_AXES[name.rpartition(".")[2]]
+        axes = PARAM_AXES.get(name.rpartition(".")[2])
+        if axes is None or leaf.ndim == 0:
+            return NamedSharding(mesh, PartitionSpec())
+        axes = axes if leaf.ndim == len(axes) else ("layer", *axes)
         return axes_sharding(axes, leaf.shape, mesh, name=name)
 
     return jax.tree.map_with_path(place, params)
+
+
+def placed(shapes: Any, mesh: Mesh | None) -> Any:
+    """Give shapes of weights, or of what is kept for each of them, their places."""
+    if mesh is None:
+        return shapes
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        shapes,
+        param_shardings(shapes, mesh),
+    )
+
+
+def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.Array:
+    """Say how an activation is split, inside of a compiled function.
+
+    Args:
+        array: Any array.
+        axes: Logical axis of each dimension.
+        mesh: None to say nothing.
+    """
+    if mesh is None:
+        return array
+    place = NamedSharding(mesh, axes_spec(axes, array.shape, mesh))
+    return jax.lax.with_sharding_constraint(array, place)
+
+
+def split_rows(tree: Any, mesh: Mesh) -> Any:
+    """Place arrays that every process has whole: each device gets its rows.
+
+    Args:
+        tree: Arrays whose first axis is rows, a multiple of `row_parts`.
+        mesh: Of all processes.
+    """
+    place = NamedSharding(mesh, PartitionSpec(_SPLIT_BY["batch"]))
+
+    def split(array: Any) -> jax.Array:
+        rows = np.asarray(array)
+        return jax.make_array_from_callback(rows.shape, place, lambda index: rows[index])
+
+    return jax.tree.map(split, tree)
+
+
+def axis_parts(axis: str, size: int, mesh: Mesh | None) -> int:
+    """Return into how many parts a logical axis of this size is split; 1 where it is kept whole."""
+    parts = 1 if mesh is None else _parts(axis, mesh)
+    return 1 if size % parts else parts
+
+
+def row_parts(mesh: Mesh | None) -> int:
+    """Return among how many devices the rows of a batch are shared."""
+    return 1 if mesh is None else _parts("batch", mesh)
+
+
+def mesh_of(tree: Any) -> Mesh | None:
+    """Return the mesh that the first array of a tree lies on; None for a single device."""
+    return getattr(jax.tree.leaves(tree)[0].sharding, "mesh", None)
 
 
 def param_path(path: tuple[Any, ...]) -> str:
     """Write a key path of a parameter tree as, for example, `layers.0.q`."""
     keys = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
     return ".".join(keys)
-
-
-def _as_tuple(split: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    if split is None:
-        return ()
-    return (split,) if isinstance(split, str) else split

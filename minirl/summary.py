@@ -46,6 +46,17 @@ def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, f
     return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
 
 
+def over_updates(name: str, values: Sequence[float]) -> float:
+    """Return the mean of a statistic over the updates of a step; of a `_max` the largest, of
+    `skipped` the number.
+    """
+    if name == "skipped":
+        return sum(values)
+    if name.endswith("_max"):
+        return max(values)
+    return sum(values) / len(values)
+
+
 def speeds(groups: Groups, trained_on: Groups, watch: Stopwatch) -> dict[str, float]:
     """Return seconds of each phase and tokens a second; update tokens count each prompt once.
 

@@ -30,9 +30,10 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
 from minirl import weights
-from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig, tiny_contradictions
+from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig
 from minirl.errors import UserError
-from minirl.model import parse_config
+from minirl.model import ModelConfig, parse_config
+from minirl.rules import tiny_contradictions
 
 _LETTER = r"[\p{L}_]"
 _WORDS = "|".join(
@@ -132,9 +133,13 @@ def train_tokenizer(
     return tokenizer
 
 
-def _model_config(shape: TinyConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+def tiny_shape(shape: TinyConfig) -> ModelConfig:
+    """Return the shape of the model that `make_tiny` would make."""
+    return parse_config(_shape_keys(shape), where="model.tiny")
+
+
+def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
     return {
-        "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
         "vocab_size": shape.vocab_size,
         "hidden_size": shape.hidden_size,
@@ -143,10 +148,17 @@ def _model_config(shape: TinyConfig, tokenizer: Tokenizer) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "hidden_act": "silu",
-        "max_position_embeddings": 32_768,
         "rms_norm_eps": 1e-6,
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
+    }
+
+
+def _model_config(shape: TinyConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"],
+        **_shape_keys(shape),
+        "max_position_embeddings": 32_768,
         "dtype": "float32",
         "bos_token_id": tokenizer.token_to_id("<|endoftext|>"),
         "eos_token_id": tokenizer.token_to_id("<|im_end|>"),

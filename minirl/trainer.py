@@ -7,11 +7,10 @@ The path of a step: `Trainer._step` -> `rollout.rollout` -> the task's score ->
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import jax
@@ -20,28 +19,39 @@ import optax
 from flax import nnx
 from pydantic import BaseModel, NonNegativeInt
 
+from minirl import hosts
 from minirl.advantages import groups_to_train
 from minirl.batching import (
     Batch,
     TokenRow,
+    extents,
     micro_batches,
     mini_batches,
     read_back,
     row_length,
+    sizes_on,
+    split_groups,
     token_weights,
 )
 from minirl.checkpoint import Checkpoints
 from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
+from minirl.episodes import play
+from minirl.guard import Guard, GuardFacts
+from minirl.local import local_model, local_params
+from minirl.lora import split
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
+from minirl.packing import padding
+from minirl.preemption import Preempted
 from minirl.reading import check
-from minirl.rollout import flatten, rollout
+from minirl.rollout import flatten
 from minirl.sampler import NativeSampler
 from minirl.schedule import Restart, restart, second_optimizer
 from minirl.spans import span_credit
-from minirl.summary import Describe, Groups, Scores, speeds, status, summarise
-from minirl.types import Environment, Score, Tokenizer, Trajectory
+from minirl.summary import Groups, Scores, over_updates, speeds, status, summarise
+from minirl.task import Task
+from minirl.types import Score, Tokenizer, Trajectory
 from minirl.update import Learner, make_optimizer, policy_objective
 
 Progress = Callable[[int, int, str], None]
@@ -52,55 +62,26 @@ _MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
 
 
 class _Facts(BaseModel):
-    """What a checkpoint knows beside its arrays."""
+    """What a checkpoint knows beside its arrays.
+
+    Attributes:
+        rounds: Rollouts so far.
+        curve: Validation accuracies so far.
+        guard: What gradients are compared with.
+        unfinished: Numbers of a step whose weights were still to be measured.
+    """
 
     rounds: NonNegativeInt | None = None
     curve: list[tuple[int, float]] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What there is to learn, as the learner sees it.
-
-    Attributes:
-        environment: Where training episodes are played.
-        score: What a final episode earns.
-        describe: Numbers of a final episode that are averaged into the metrics.
-        record: A final episode for a person to read, in `trajectories.jsonl`.
-        train: Examples to learn from.
-        validate: The accuracy of weights, given with their version, that the best checkpoint is
-            chosen by.
-        max_turns: The most replies of a training episode.
-    """
-
-    environment: Environment
-    score: Callable[[Any], Score]
-    describe: Describe
-    record: Callable[[Any], Mapping[str, Any]]
-    train: Sequence[Any]
-    validate: Callable[[nnx.State, int], float]
-    max_turns: int
-
-
-def examples_of_step(count: int, step: int, *, per_step: int, seed: int) -> list[int]:
-    """Return the numbers of a step's examples, from the step (from 0) alone.
-
-    Every example comes once before any comes again; each epoch has an order of its own.
-    """
-
-    def order(epoch: int) -> list[int]:
-        return Random(f"{seed} examples {epoch}").sample(range(count), count)
-
-    places = range(step * per_step, (step + 1) * per_step)
-    orders = {epoch: order(epoch) for epoch in {place // count for place in places}}
-    return [orders[place // count][place % count] for place in places]
+    guard: GuardFacts = GuardFacts()
+    unfinished: dict[str, float] | None = None
 
 
 class Trainer:
     """Holds the state of a run: weights, optimizer, sampler, checkpoints.
 
     Args:
-        model: Structure and start weights.
+        model: Structure and start weights; with adapters, they alone are trained.
         tokenizer: Its tokenizer.
         task: What there is to learn.
         config: The course of the run.
@@ -122,27 +103,35 @@ class Trainer:
     ) -> None:
         self._task, self._config, self._seed = task, config, seed
         self._tokenizer, self._sampler_config = tokenizer, sampler
-        graph, params = nnx.split(model)
+        graph, params, frozen = split(model)
         self._reference = jax.tree.map(lambda leaf: leaf.copy(), params)
+        self._sizes = sizes_on(config.batching, model.mesh)
         self._learner = Learner(
             graph,
             policy_objective(config.algorithm, temperature=sampler.temperature),
             self._optimizer(config.optimizer, steps=config.steps),
+            frozen=frozen,
             temperature=sampler.temperature,
+            mesh=model.mesh,
         )
+        self._dtype = model.dtype
         self._sampler = NativeSampler(
-            model, sampler, tokenizer, group_size=config.group_size, seed=seed
+            local_model(model), sampler, tokenizer, group_size=config.group_size, seed=seed
         )
         self._state = self._learner.init(params)
         self._folder = folder
+        norm = config.optimizer.max_grad_norm
+        self._guard = Guard(config.guard, max_grad_norm=norm, folder=folder, key="train.guard")
         self._checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep_checkpoints)
-        self.step = self._checkpoints.latest_step() or 0
+        self.step = self._checkpoints.newest_step()
         self._rounds = self.step  # rollouts so far, of prompts_per_step prompts each
         self._curve: list[tuple[int, float]] = []
+        self._unfinished: dict[str, float] | None = None
         self.restart: Restart | None = None
         if self.step:
             self._resume()
-        self._metrics = Metrics(folder, resume_step=self.step)
+        written = self.step if self._unfinished is None else self.step - 1
+        self._metrics = Metrics(folder, resume_step=written)
         self._samples = JsonLines(folder / "trajectories.jsonl", resume_step=self.step)
 
     def run(self, progress: Progress) -> None:
@@ -150,18 +139,26 @@ class Trainer:
 
         Args:
             progress: Called with (steps done, steps in all, a line on how it goes).
+
+        Raises:
+            Preempted: A signal came, and all is saved.
         """
         # After an error too: what is being written is whole, and threads end.
         with closing(self._metrics), closing(self._checkpoints):
-            while self.step < self._config.all_steps:
-                progress(*self._advance())
+            try:
+                while self.step < self._config.all_steps or self._unfinished is not None:
+                    progress(*self._advance())
+                    hosts.check()
+            except Preempted as stop:
+                self._checkpoints.leave(self.step, self._state, self._facts)
+                raise Preempted(stop.signal, f"all {self.step} steps are saved") from None
 
     def _optimizer(self, config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
         return make_optimizer(config, steps=steps, updates_per_step=self._config.mini_batches)
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
-        self._state, facts = self._checkpoints.restore(self.step, self._state)
+        self._state, facts = self._checkpoints.restore_newest(self._state)
         known = check(
             _Facts,
             facts,
@@ -169,17 +166,17 @@ class Trainer:
             advice="delete that folder to go on from the one before",
         )
         self._rounds = self.step if known.rounds is None else known.rounds
-        self._curve = known.curve
+        self._curve, self._unfinished = known.curve, known.unfinished
+        self._guard.restart(known.guard)
         if self.step > self._config.steps:
             self._decide()
 
     def _advance(self) -> tuple[int, int, str]:
-        """Take a step, write it down, and say how it went."""
+        """Take a step, or what is left of one; write it down, and say how it went."""
         config = self._config
-        if self.step == config.steps:
-            self._begin_second_stage()
-        self.step += 1
-        numbers = self._step()
+        if self._unfinished is None:
+            self._unfinished = self._take_step()
+        numbers = dict(self._unfinished)
         is_last = self.step in (config.steps, config.all_steps)
         if self.step % config.eval_every == 0 or is_last:
             numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
@@ -189,10 +186,24 @@ class Trainer:
         if self.restart is not None and self.step == config.steps + 1:
             numbers |= self.restart.numbers()
         self._metrics.write(self.step, numbers)
+        self._unfinished = None
         if self.step % config.checkpoint_every == 0 or is_last:
             # Checkpoints between evaluations are never the best.
-            self._save(numbers.get("validation/accuracy", -1.0))
+            score = numbers.get("validation/accuracy", -1.0)
+            self._checkpoints.save(self.step, self._state, self._facts, score=score)
         return self.step, config.all_steps, status(numbers)
+
+    def _take_step(self) -> dict[str, float]:
+        """Make the next update; what is abandoned before it leaves no trace."""
+        if self.step == self._config.steps:
+            self._begin_second_stage()
+        before = self._rounds
+        self.step += 1
+        try:
+            return self._step()
+        except Preempted:
+            self.step, self._rounds = self.step - 1, before
+            raise
 
     def _begin_second_stage(self) -> None:
         """Take the weights of the first stage's best checkpoint, and a fresh optimizer state."""
@@ -201,6 +212,7 @@ class Trainer:
         self._checkpoints.wait()
         self._state, _ = self._checkpoints.restore(start.step, self._state)
         self._state = self._learner.init(self._state.params)
+        self._guard.restart()
 
     def _decide(self) -> Restart:
         """Decide how the second stage begins, from the first stage's curve alone; take its rate.
@@ -230,26 +242,41 @@ class Trainer:
 
     @property
     def params(self) -> nnx.State:
-        """Return the weights as they are now."""
+        """Return the weights that are trained, as they are now."""
         return self._state.params
 
-    def _save(self, score: float) -> None:
-        facts = {"seed": self._seed, "rounds": self._rounds, "curve": self._curve}
-        self._checkpoints.save(self.step, self._state, facts, score=score)
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "seed": self._seed,
+            "rounds": self._rounds,
+            "curve": self._curve,
+            "guard": self._guard.facts,
+            "unfinished": self._unfinished,
+        }
 
     def _step(self) -> dict[str, float]:
         config, watch = self._config, Stopwatch()
-        self._sampler.set_weights(self._state.params, version=self.step - 1)
+        self._sampler.set_weights(
+            local_params(self._state.params, self._dtype), version=self.step - 1
+        )
         groups: list[list[Trajectory]] = []
         scores: list[list[Score]] = []
         kept: list[int] = []
         before = self._rounds
         while self._rounds < before + config.algorithm.max_rounds:
-            with watch.phase("rollout"):
-                fresh = self._roll_out()
-            with watch.phase("score"):
-                scores += [[self._task.score(t.episode) for t in group] for group in fresh]
-            groups += fresh
+            groups += play(
+                self._sampler,
+                self._tokenizer,
+                self._task,
+                config,
+                self._sampler_config,
+                number=self._rounds,
+                seed=self._seed,
+                watch=watch,
+            )
+            self._rounds += 1
+            scores = [[trajectory.episode.score for trajectory in group] for group in groups]
             kept = self._choose(groups, scores)
             if len(kept) >= config.prompts_per_step:
                 break
@@ -259,31 +286,13 @@ class Trainer:
             numbers = self._update(chosen, [scores[n] for n in kept])
         if config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(self._rounds - before)
-        numbers |= summarise(groups, scores, self._task.describe)
+        numbers |= summarise(groups, scores, lambda outcome: outcome.numbers)
         numbers |= speeds(groups, chosen, watch)
+        told = hosts.gather(self._sampler.numbers)
+        numbers |= {name: max(one[name] for one in told) for name in told[0]}
         if self.step % config.sample_every == 0 or self.step == 1:
             self._sample(groups, scores)
         return numbers
-
-    def _roll_out(self) -> list[list[Trajectory]]:
-        """Play the episodes of the next examples."""
-        config = self._config
-        chosen = examples_of_step(
-            len(self._task.train), self._rounds, per_step=config.prompts_per_step, seed=self._seed
-        )
-        groups = rollout(
-            self._sampler,
-            self._tokenizer,
-            self._task.environment,
-            [self._task.train[number] for number in chosen],
-            config=self._sampler_config,
-            group_size=config.group_size,
-            first_episode=self._rounds * config.prompts_per_step * config.group_size,
-            max_turns=self._task.max_turns,
-            env_workers=config.env_workers,
-        )
-        self._rounds += 1
-        return [group for group in groups if group]
 
     def _choose(self, groups: Groups, scores: Scores) -> list[int]:
         """Return the numbers of the groups that the filters leave."""
@@ -346,20 +355,25 @@ class Trainer:
             ]
         found = []
         for part in mini_batches(rows, count=self._config.mini_batches):
+            batches = self._micro_batches(part)
             self._state, stats = self._learner.update(
-                self._state, self._micro_batches(part), reference=reference
+                self._state,
+                # From the second update on there is no way back to the start of the step.
+                batches if found else hosts.checked(batches),
+                reference=reference,
+                max_norm=self._guard.limit,
             )
+            self._guard.note(stats, part, step=self.step)
             whole = self._whole_weight([row for group in part for row in group])
             found.append({k: v / whole if k in _MEANS else v for k, v in stats.items()})
-        return {
-            f"update/{key}": _over_updates(key, [one[key] for one in found]) for key in found[0]
-        }
+            found[-1]["padding"] = padding(extents(split_groups(part, self._sizes)), self._sizes)
+        return {f"update/{key}": over_updates(key, [one[key] for one in found]) for key in found[0]}
 
     def _micro_batches(self, rows: Rows) -> Iterator[Batch]:
         return micro_batches(
             rows,
             aggregation=self._config.algorithm.aggregation,
-            sizes=self._config.batching,
+            sizes=self._sizes,
             pad_id=self._tokenizer.pad_id,
             divisor=self._divisor,
         )
@@ -382,7 +396,7 @@ class Trainer:
     def _logprobs(self, params: nnx.State, rows: Rows) -> list[list[np.ndarray]]:
         """Return the log-probability of each id under these weights, 0 on prompts."""
         values = self._learner.logprobs(params, self._micro_batches(rows))
-        return read_back(rows, values, sizes=self._config.batching)
+        return read_back(rows, values, sizes=self._sizes)
 
     def _divergence(self, rows: Rows) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""
@@ -407,19 +421,12 @@ class Trainer:
         for trajectory, score in zip(groups[0], scores[0], strict=True) if groups else ():
             parts = {name: round(value, 6) for name, value in score.parts.items()}
             record = {"reward": score.total, "parts": parts, "correct": score.correct}
-            self._samples.write(self.step, record | dict(self._task.record(trajectory.episode)))
+            self._samples.write(self.step, record | dict(trajectory.episode.record))
 
 
 def _row(trajectory: Trajectory) -> TokenRow:
     flat = flatten(trajectory)
     return TokenRow(flat.ids, flat.is_action, flat.logprobs, 0.0, flat.prompt_length)
-
-
-def _over_updates(name: str, values: Sequence[float]) -> float:
-    """Return the mean of a statistic over the updates of a step; of a `_max` the largest."""
-    if name.endswith("_max"):
-        return max(values)
-    return sum(values) / len(values)
 
 
 def _rewards(scores: Scores) -> np.ndarray:

@@ -3,7 +3,7 @@
 Suffixes of array names, one letter an axis:
     N groups (prompts)    G trajectories a group        B rows (N x G flattened)
     P prompt positions    C positions after the prompt  T positions in general
-    S sampler slots       L cache positions             V vocabulary
+    S sampler slots       L cache positions, keys       V vocabulary
     D width               F feed-forward width          E size of one head
     H query heads         K key/value heads
     W steps of a decode run               X, Q any rows and their queries

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -9,30 +10,32 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import Mesh
+from jax.stages import Lowered
 from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers, muon
 
-from minirl import attention, losses
+from minirl import attention, hosts, losses, vocabulary
 from minirl.batching import Batch
 from minirl.config import AlgorithmConfig, OptimizerConfig
 from minirl.model import Decoder
+from minirl.moments import in_bfloat16
 from minirl.schedule import learning_rate
-from minirl.sharding import param_path
+from minirl.sharding import param_path, param_shardings, placed, split_rows
 
-# Largest array of logits that is held at once, in bytes; longer ones are computed in chunks.
-LOGITS_BYTES = 2**29
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
 _UNROLLED_LAYERS = 8
 # Micro-batches computed at a time where the device is a CPU.
 _CPU_MICRO_BATCHES = 2
-# Input and output axes of the layers' matrices, by the last part of their path.
+# Input and output axes of the layers' matrices by the last part of their path; axis 0 is the layer.
 _MATRICES = {
-    **dict.fromkeys(("q", "k", "v"), MuonDimensionNumbers(0, (1, 2))),
-    "o": MuonDimensionNumbers((0, 1), 2),
-    **dict.fromkeys(("gate", "up", "down"), MuonDimensionNumbers(0, 1)),
+    **dict.fromkeys(("q", "k", "v"), MuonDimensionNumbers(1, (2, 3))),
+    "o": MuonDimensionNumbers((1, 2), 3),
+    **dict.fromkeys(("gate", "up", "down"), MuonDimensionNumbers(1, 2)),
 }
 # Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
 _MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
@@ -71,6 +74,8 @@ def make_optimizer(
             muon_weight_dimension_numbers=_matrices,
             consistent_rms=_MUON_RMS,
         )
+    if config.moments == "bfloat16":
+        rule = in_bfloat16(rule)
     return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
 
 
@@ -86,48 +91,42 @@ def _matrices(params: Any) -> Any:
 def token_logprobs(
     model: Decoder, batch: Batch, *, temperature: float
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
-    """Return the log-probability of every target, BC, and the entropy of its distribution, BC.
+    """Return the log-probability of every sampled target, BC, and the entropy there, BC; else 0.
 
     The prompt is computed once a group, and its gradient flows through its keys and values.
     Log-probabilities are those of softmax(logits / temperature), as the sampler reports them.
     """
+    scan = model.remat != "none" or model.config.num_hidden_layers > _UNROLLED_LAYERS
+    packed, mesh = batch.packed is not None, model.mesh
+    position_NP, position_BC, segments = _places(batch)
+    own_prompt = attention.causal(segments.prefix_NP if packed else None, mesh=mesh)
+    _, prefix = model(batch.prefix_NP, position_NP, own_prompt, scan=scan)
+    attend = attention.shared_prefix(segments, packed=packed, mesh=mesh)
+    hidden_BCD, _ = model(batch.input_BC, position_BC, attend, prefix, scan=scan)
+    return vocabulary.project(
+        hidden_BCD,
+        model.output_table,
+        batch.target_BC,
+        batch.is_action_BC,
+        temperature=temperature,
+        mesh=mesh,
+    )
+
+
+def _places(batch: Batch) -> tuple[Array, Array, attention.Segments]:
+    """Return the positions of prompts and of answers, and what each token belongs to."""
+    packed = batch.packed
+    if packed is not None:
+        segments = attention.Segments(packed.group_NP, packed.group_BC, packed.own_BC)
+        return packed.position_NP, packed.position_BC, segments
     N, P = batch.prefix_NP.shape
     B, C = batch.input_BC.shape
     position_NP = jnp.broadcast_to(jnp.arange(P)[None], (N, P))
-    scan = model.remat or model.config.num_hidden_layers > _UNROLLED_LAYERS
-    _, prefix = model(batch.prefix_NP, position_NP, attention.causal(), scan=scan)
     start_B1 = jnp.repeat(batch.prefix_length_N, B // N)[:, None]
-    position_BC = start_B1 + jnp.arange(C)[None]
-    attend = attention.shared_prefix(batch.prefix_length_N)
-    hidden_BCD, _ = model(batch.input_BC, position_BC, attend, prefix, scan=scan)
-    return _project(model, hidden_BCD, batch.target_BC, temperature=temperature)
-
-
-def _project(
-    model: Decoder, hidden_BCD: Array, target_BC: Array, *, temperature: float
-) -> tuple[Array, Array]:
-    """Compute log-probability and entropy without ever holding the logits of all positions."""
-
-    def project(hidden_TD: Array, target_T: Array) -> tuple[Array, Array]:
-        logits_TV = model.logits(hidden_TD) / temperature
-        log_total_T = jax.nn.logsumexp(logits_TV, axis=-1)
-        logp_T = jnp.take_along_axis(logits_TV, target_T[:, None], axis=-1)[:, 0] - log_total_T
-        frozen_TV = jax.lax.stop_gradient(logits_TV)
-        mean_T = jnp.sum(jax.nn.softmax(frozen_TV) * frozen_TV, axis=-1)
-        return logp_T, jax.lax.stop_gradient(log_total_T) - mean_T
-
-    B, C, D = hidden_BCD.shape
-    per_token = 4 * model.config.vocab_size
-    chunks = 1
-    while B * C * per_token // chunks > LOGITS_BYTES and (B * C) % (2 * chunks) == 0:
-        chunks *= 2
-    hidden = hidden_BCD.reshape(chunks, B * C // chunks, D)
-    target = target_BC.reshape(chunks, B * C // chunks)
-    if chunks == 1:
-        logp, entropy = project(hidden[0], target[0])
-    else:
-        logp, entropy = jax.lax.map(lambda xs: jax.checkpoint(project)(*xs), (hidden, target))
-    return logp.reshape(B, C), entropy.reshape(B, C)
+    is_prefix_NP = position_NP < batch.prefix_length_N[:, None]
+    ones_BC = jnp.ones((B, C), jnp.int32)
+    segments = attention.Segments(is_prefix_NP.astype(jnp.int32), ones_BC, ones_BC)
+    return position_NP, start_B1 + jnp.arange(C)[None], segments
 
 
 # (model, micro-batch, log-probabilities of the reference, BC) -> (loss, statistics)
@@ -163,13 +162,16 @@ def likelihood_objective() -> Objective:
 
 
 class Learner:
-    """The compiled functions of an update; holds no weights.
+    """The compiled functions of an update; holds no weights but those that it never changes.
 
     Args:
         graph: The model without its weights.
         objective: What is minimised.
         optimizer: How.
+        frozen: Weights that are not trained (`lora.split`); what is called weights below are those
+            that are.
         temperature: That of the sampler, for the reference's log-probabilities.
+        mesh: What the weights are split over.
     """
 
     def __init__(
@@ -178,15 +180,24 @@ class Learner:
         objective: Objective,
         optimizer: optax.GradientTransformation,
         *,
+        frozen: nnx.State | None = None,
         temperature: float = 1.0,
+        mesh: Mesh | None = None,
     ) -> None:
-        def loss(params: nnx.State, batch: Batch, reference_logp_BC: Array) -> Any:
-            return objective(nnx.merge(graph, params), batch, reference_logp_BC)
+        def loss(params: nnx.State, frozen: Any, batch: Batch, reference_logp_BC: Array) -> Any:
+            return objective(nnx.merge(graph, params, frozen), batch, reference_logp_BC)
 
-        def reference_logp(params: nnx.State, batch: Batch) -> Array:
-            return token_logprobs(nnx.merge(graph, params), batch, temperature=temperature)[0]
+        def gradient(params: nnx.State, frozen: Any, batch: Batch, reference_logp_BC: Array) -> Any:
+            values, stats = jax.grad(loss, has_aux=True)(params, frozen, batch, reference_logp_BC)
+            return self._place(values), stats
 
-        self._gradient = jax.jit(jax.grad(loss, has_aux=True))
+        def reference_logp(params: nnx.State, frozen: Any, batch: Batch) -> Array:
+            model = nnx.merge(graph, params, frozen)
+            return token_logprobs(model, batch, temperature=temperature)[0]
+
+        self._frozen = nnx.State({}) if frozen is None else frozen
+        self._mesh = mesh
+        self._gradient = jax.jit(gradient)
         self._reference_logp = jax.jit(reference_logp)
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self.use(optimizer)
@@ -196,16 +207,15 @@ class Learner:
         self._optimizer = optimizer
         # A function of its own each time: what is compiled for one optimizer is not for another.
         self._apply = jax.jit(lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1))
-        self._init = jax.jit(optimizer.init)
 
-    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[Array]:
+    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
         """Yield the log-probabilities of the targets of each micro-batch."""
         for batch in batches:
-            yield self._reference_logp(params, batch)
+            yield hosts.whole(self._reference_logp(params, self._frozen, self._split(batch)))
 
     def init(self, params: nnx.State) -> TrainState:
-        """Start from weights with fresh optimizer state."""
-        return TrainState(params, self._init(params))
+        """Start from weights with fresh optimizer state, which is split as the weights are."""
+        return TrainState(params, jax.jit(lambda p: self._place(self._optimizer.init(p)))(params))
 
     def update(
         self,
@@ -213,41 +223,92 @@ class Learner:
         batches: Iterable[Batch],
         *,
         reference: nnx.State | None = None,
+        max_norm: float = math.inf,
     ) -> tuple[TrainState, dict[str, float]]:
         """Apply the gradient of a whole batch, given as micro-batches.
+
+        If the loss or the gradient is not finite or too large, the state stays as it is.
 
         Args:
             state: Weights and optimizer state; donated.
             batches: At least one micro-batch.
             reference: Weights of the reference policy, where a KL is wanted.
+            max_norm: Largest global norm of a gradient that is applied.
 
         Returns:
-            The new state and the batch's statistics: `loss`, `grad_norm`, and what the objective
-            adds (`entropy`, and those of `losses.objective`; `kl` where there is a reference).
+            The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
+            what the objective adds (`entropy`, and those of `losses.objective`; `kl` where there is
+            a reference).
         """
 
         def part(batch: Batch) -> Any:
+            batch = self._split(batch)
             # Without a reference another array of its shape: one program serves both.
             logp_BC = (
-                batch.old_logp_BC if reference is None else self._reference_logp(reference, batch)
+                batch.old_logp_BC
+                if reference is None
+                else self._reference_logp(reference, self._frozen, batch)
             )
-            return self._gradient(state.params, batch, logp_BC)
+            return self._gradient(state.params, self._frozen, batch, logp_BC)
 
+        # Programs of one mesh run one after the other: their collectives would wait for each other.
+        together = _side_by_side if self._mesh is None else map
         total = None
-        for one in _side_by_side(part, batches):
+        for one in together(part, batches):
             total = one if total is None else self._accumulate(total, one)
         if total is None:
             raise ValueError("an update needs at least one micro-batch")
         gradient, stats = total
-        params, opt_state, grad_norm = self._apply(state.params, state.opt_state, gradient)
-        numbers = {name: float(value) for name, value in stats.items()}
+        limit = np.float32(max_norm)
+        params, opt_state, added = self._apply(*state, gradient, stats["loss"], limit)
+        numbers = {name: float(value) for name, value in (stats | added).items()}
         if reference is None:
             numbers.pop("kl", None)
-        return TrainState(params, opt_state), numbers | {"grad_norm": float(grad_norm)}
+        return TrainState(params, opt_state), numbers
 
-    def _apply_gradient(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any, Any]:
-        updates, opt_state = self._optimizer.update(gradient, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, optax.tree.norm(gradient)
+    def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
+        """Yield the programs of an update by name, ready to be compiled ahead of time.
+
+        Args:
+            state: Shapes and places of weights and optimizer state; nothing is computed.
+            batch: Those of a micro-batch.
+        """
+        gradient = self._gradient.lower(state.params, self._frozen, batch, batch.old_logp_BC)
+        yield "gradient", gradient
+        total = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), gradient.out_info
+        )
+        total = (placed(total[0], self._mesh), total[1])
+        yield "accumulate", self._accumulate.lower(total, total)
+        loss, limit = total[1]["loss"], np.float32(math.inf)
+        yield "apply", self._apply.lower(*state, total[0], loss, limit)
+
+    def _apply_gradient(
+        self, params: Any, opt_state: Any, gradient: Any, loss: Array, max_norm: Array
+    ) -> tuple[Any, Any, dict[str, Array]]:
+        norm = optax.tree.norm(gradient)
+        is_sound = jnp.isfinite(loss) & jnp.isfinite(norm) & (norm <= max_norm)
+        updates, new_opt_state = self._optimizer.update(gradient, opt_state, params)
+        # Decided here: the caller gives the old arrays away.
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(is_sound, new, old),
+            (optax.apply_updates(params, updates), new_opt_state),
+            (params, opt_state),
+        )
+        numbers = {"grad_norm": norm, "skipped": 1.0 - is_sound}
+        return self._place(params), self._place(opt_state), numbers
+
+    def _split(self, batch: Batch) -> Batch:
+        """Give every process its devices' rows of a batch that each has whole."""
+        if self._mesh is None or hosts.count() == 1:
+            return batch
+        return split_rows(batch, self._mesh)
+
+    def _place(self, tree: Any) -> Any:
+        """Split what is shaped like the weights as they are split, whatever the compiler thinks."""
+        if self._mesh is None:
+            return tree
+        return jax.lax.with_sharding_constraint(tree, param_shardings(tree, self._mesh))
 
 
 def _side_by_side(function: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Any]:

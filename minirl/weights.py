@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +15,19 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
+from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.files import INDEX, SINGLE, weight_files
-from minirl.model import Block, Decoder, ModelConfig, read_config
+from minirl.files import appearing, weight_files
+from minirl.layout import Tensor, file_tensors, module_name
+from minirl.model import Decoder, ModelConfig, read_config
 from minirl.sharding import PARAM_AXES, param_path, param_shardings
+from minirl.shards import write_file, write_shards
 
-# Last part of a parameter's path -> its name in the file (within a layer for layers), and its
-# axes there, outermost first; axes in one tuple are flattened into one dimension of the file.
-_IN_FILE: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
-    "embed": ("model.embed_tokens.weight", (("vocab",), ("width",))),
-    "unembed": ("lm_head.weight", (("vocab",), ("width",))),
-    "final_norm": ("model.norm.weight", (("norm",),)),
-    "attn_norm": ("input_layernorm.weight", (("norm",),)),
-    "q": ("self_attn.q_proj.weight", (("heads", "head_size"), ("width",))),
-    "k": ("self_attn.k_proj.weight", (("kv_heads", "head_size"), ("width",))),
-    "v": ("self_attn.v_proj.weight", (("kv_heads", "head_size"), ("width",))),
-    "o": ("self_attn.o_proj.weight", (("width",), ("heads", "head_size"))),
-    "q_bias": ("self_attn.q_proj.bias", (("heads", "head_size"),)),
-    "k_bias": ("self_attn.k_proj.bias", (("kv_heads", "head_size"),)),
-    "v_bias": ("self_attn.v_proj.bias", (("kv_heads", "head_size"),)),
-    "q_norm": ("self_attn.q_norm.weight", (("norm",),)),
-    "k_norm": ("self_attn.k_norm.weight", (("norm",),)),
-    "mlp_norm": ("post_attention_layernorm.weight", (("norm",),)),
-    "gate": ("mlp.gate_proj.weight", (("ff",), ("width",))),
-    "up": ("mlp.up_proj.weight", (("ff",), ("width",))),
-    "down": ("mlp.down_proj.weight", (("width",), ("ff",))),
-}
+# Gives the arrays of the parameter at a path: one, or one a layer where it is stacked.
+Parts = Callable[[str], Iterator[np.ndarray]]
+
+MAX_SHARD_BYTES = 5_000_000_000
 
 _COPIED = (
     "config.json",
@@ -59,62 +41,6 @@ _COPIED = (
     "chat_template.jinja",
 )
 _WEIGHT_FILE = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Tensor:
-    """A parameter of ours and its place in Hugging Face's files.
-
-    Attributes:
-        name: The name in the file.
-        shape: Our shape.
-        axes: Our logical axes.
-        file_axes: The axes in the file, grouped as they are flattened there.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    file_axes: tuple[tuple[str, ...], ...]
-
-    @property
-    def file_shape(self) -> tuple[int, ...]:
-        size = dict(zip(self.axes, self.shape, strict=True))
-        return tuple(math.prod(size[axis] for axis in group) for group in self.file_axes)
-
-    def file_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
-        """Turn a part of our array into the part of the file's that holds it.
-
-        Only the first axis of a flattened group may be cut: `head_size` is never split.
-        """
-        size = dict(zip(self.axes, self.shape, strict=True))
-        cut = dict(zip(self.axes, index, strict=True))
-        cuts = []
-        for first, *rest in self.file_axes:
-            start, stop, _ = cut[first].indices(size[first])
-            assert all(cut[axis].indices(size[axis]) == (0, size[axis], 1) for axis in rest)
-            inner = math.prod(size[axis] for axis in rest)
-            cuts.append(slice(start * inner, stop * inner))
-        return tuple(cuts)
-
-    def from_file(self, block: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Turn a part read from the file into our part of the given shape."""
-        size = dict(zip(self.axes, shape, strict=True))
-        order = [axis for group in self.file_axes for axis in group]
-        block = block.reshape([size[axis] for axis in order])
-        return block.transpose([order.index(axis) for axis in self.axes])
-
-    def to_file(self, array: np.ndarray) -> np.ndarray:
-        """Turn our whole array into the file's."""
-        order = [self.axes.index(axis) for group in self.file_axes for axis in group]
-        return np.ascontiguousarray(array.transpose(order).reshape(self.file_shape))
-
-
-def _tensor(path: str, shape: tuple[int, ...]) -> _Tensor:
-    owner, _, last = path.rpartition(".")
-    name, file_axes = _IN_FILE[last]
-    prefix = f"model.{owner}." if owner else ""
-    return _Tensor(prefix + name, shape, PARAM_AXES[last], file_axes)
 
 
 def init(
@@ -137,25 +63,14 @@ def init(
         dtype: Type of the computation.
     """
 
-    def place(fresh: nnx.Module) -> nnx.State:
-        state = nnx.state(fresh)
-        return state if mesh is None else jax.tree.map(_put, state, param_shardings(state, mesh))
+    def make(key: jax.Array) -> Decoder:
+        return Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
 
-    # Layer by layer, so that no device holds a model that fits only the mesh. Not compiled as a
-    # whole: that takes longer than all the rest, and layers of one shape share what is compiled.
-    key, *layer_keys = jax.random.split(jax.random.key(seed), 1 + config.num_hidden_layers)
-    types = {"param_dtype": param_dtype, "dtype": dtype}
-    model = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0), **types))
-    outer = dataclasses.replace(config, num_hidden_layers=0)
-    nnx.update(model, place(Decoder(outer, rngs=nnx.Rngs(key), **types)))
-    for layer, layer_key in zip(model.layers, layer_keys, strict=True):
-        nnx.update(layer, place(Block(config, rngs=nnx.Rngs(layer_key), param_dtype=param_dtype)))
-    return model
-
-
-def _put(array: jax.Array, sharding: NamedSharding) -> jax.Array:
-    whole = np.asarray(array)
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: whole[index])
+    key = jax.random.key(seed)
+    graph, shapes = nnx.split(nnx.eval_shape(make, key))
+    places = None if mesh is None else param_shardings(shapes, mesh)
+    # Compiled, so that no device holds a model that fits only the mesh.
+    return nnx.merge(graph, jax.jit(lambda key: nnx.state(make(key)), out_shardings=places)(key))
 
 
 def load(
@@ -183,37 +98,48 @@ def load(
     """
     config = read_config(folder)
 
-    def make() -> Decoder:
-        return Decoder(config, rngs=nnx.Rngs(0), param_dtype=param_dtype, dtype=dtype)
+    def make(key: jax.Array) -> Decoder:
+        return Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
 
-    graph, shapes = nnx.split(nnx.eval_shape(make))
+    graph, shapes = nnx.split(nnx.eval_shape(make, jax.random.key(0)))
     files = _files_of_tensors(folder)
     _check(folder, files, shapes)
 
     def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
-        tensor = _tensor(param_path(path), leaf.shape)
-        # Opened anew for each, or the pages of all that was read would stay mapped.
-        with safe_open(files[tensor.name], "numpy") as file:
-            source = file.get_slice(tensor.name)
-            return _read(source, tensor, dtype=param_dtype, sharding=sharding)
+        tensors = file_tensors(param_path(path), leaf.shape)
+
+        def part(index: tuple[slice, ...] | None) -> np.ndarray:
+            return _read(files, tensors, leaf.shape, index, dtype=param_dtype)
+
+        if sharding is None:
+            return jnp.asarray(part(None))
+        return jax.make_array_from_callback(leaf.shape, sharding, part)
 
     rest = () if mesh is None else (param_shardings(shapes, mesh),)
     return nnx.merge(graph, jax.tree.map_with_path(read, shapes, *rest))
 
 
-def _read(source: Any, tensor: _Tensor, *, dtype: Any, sharding: NamedSharding | None) -> jax.Array:
-    whole = (slice(None),) * len(tensor.shape)
-
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
-        index = whole if index is None else index
-        lengths = [cut.indices(size) for cut, size in zip(index, tensor.shape, strict=True)]
-        shape = tuple(stop - start for start, stop, _ in lengths)
-        ours = tensor.from_file(source[tensor.file_index(index)], shape)
-        return np.ascontiguousarray(ours, dtype)
-
-    if sharding is None:
-        return jnp.asarray(part(whole))
-    return jax.make_array_from_callback(tensor.shape, sharding, part)
+def _read(
+    files: Mapping[str, Path],
+    tensors: Sequence[Tensor],
+    shape: tuple[int, ...],
+    index: tuple[slice, ...] | None,
+    *,
+    dtype: Any,
+) -> np.ndarray:
+    """Read a part of a parameter; of a stacked one layer by layer."""
+    index = index or (slice(None),) * len(shape)
+    lengths = [len(range(*cut.indices(size))) for cut, size in zip(index, shape, strict=True)]
+    is_stacked = len(shape) > len(tensors[0].shape)
+    chosen = tensors[index[0]] if is_stacked else tensors
+    inner = index[1:] if is_stacked else index
+    found = np.empty(lengths, dtype)
+    for tensor, place in zip(chosen, found if is_stacked else [found], strict=True):
+        # Opened anew for each, or the pages of all that was read would stay mapped.
+        with safe_open(files[tensor.name], "numpy") as file:
+            block = file.get_slice(tensor.name)[tensor.file_index(inner)]
+        place[...] = tensor.from_file(block, place.shape)
+    return found
 
 
 def _files_of_tensors(folder: Path) -> dict[str, Path]:
@@ -233,7 +159,7 @@ def _files_of_tensors(folder: Path) -> dict[str, Path]:
 def _check(folder: Path, files: Mapping[str, Path], shapes: nnx.State) -> None:
     """Raise a `UserError` unless the files hold the model of these shapes and no other."""
     leaves = jax.tree.leaves_with_path(shapes)
-    wanted = [_tensor(param_path(path), leaf.shape) for path, leaf in leaves]
+    wanted = [one for path, leaf in leaves for one in file_tensors(param_path(path), leaf.shape)]
     # An output projection beside a tied embedding is left out by transformers too.
     known = {tensor.name for tensor in wanted} | {"lm_head.weight"}
     missing = [tensor.name for tensor in wanted if tensor.name not in files]
@@ -249,7 +175,7 @@ def _check(folder: Path, files: Mapping[str, Path], shapes: nnx.State) -> None:
         _check_header(files[tensor.name], tensor)
 
 
-def _check_header(path: Path, tensor: _Tensor) -> None:
+def _check_header(path: Path, tensor: Tensor) -> None:
     with safe_open(path, "numpy") as file:
         header = file.get_slice(tensor.name)
         shape, kind = tuple(header.get_shape()), header.get_dtype()
@@ -264,16 +190,46 @@ def _check_header(path: Path, tensor: _Tensor) -> None:
         )
 
 
-def file_tensors(model: Decoder, *, dtype: Any = None) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the weights one by one under Hugging Face's names, in its layout.
+def paths_of(shapes: nnx.State) -> dict[str, tuple[int, ...]]:
+    """Return the path and shape of every parameter of a tree."""
+    return {param_path(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(shapes)}
 
-    Args:
-        model: All its weights addressable from this process.
-        dtype: Type to convert to; None keeps the model's.
+
+def shapes_of(folder: Path) -> nnx.State:
+    """Return the shapes of the model in a Hugging Face folder, all in float32."""
+    config = read_config(folder)
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
+
+
+def parts_in_tree(params: nnx.State) -> Parts:
+    """Give the parts of weights that are in memory, all of them addressable from this process."""
+    leaves = {param_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
+
+    return lambda path: parts_of(path, leaves[path])
+
+
+def parts_of(path: str, array: Any) -> Iterator[np.ndarray]:
+    """Take a parameter apart: by layers, where it is stacked."""
+    is_stacked = array.ndim > len(PARAM_AXES[path.rpartition(".")[2]])
+    return map(np.asarray, array if is_stacked else [array])
+
+
+def parts_in_folder(folder: Path) -> Parts:
+    """Give the parts of the weights in a Hugging Face folder, in float32.
+
+    Raises:
+        UserError: As `load`.
     """
-    for path, array in jax.tree.leaves_with_path(nnx.state(model)):
-        tensor = _tensor(param_path(path), array.shape)
-        yield tensor.name, tensor.to_file(np.asarray(array).astype(dtype or array.dtype))
+    shapes = shapes_of(folder)
+    files = _files_of_tensors(folder)
+    _check(folder, files, shapes)
+    known = paths_of(shapes)
+
+    def parts(path: str) -> Iterator[np.ndarray]:
+        for tensor in file_tensors(path, known[path]):
+            yield _read(files, [tensor], tensor.shape, None, dtype=np.float32)
+
+    return parts
 
 
 def save(
@@ -282,7 +238,7 @@ def save(
     *,
     source: Path,
     dtype: Any = None,
-    max_shard_bytes: int = 5_000_000_000,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write a folder that `load` and transformers read; it appears whole or not at all.
 
@@ -296,73 +252,119 @@ def save(
     Raises:
         UserError: `folder` holds other files, which replacing it would lose.
     """
+    params = nnx.state(model)
+    write(
+        folder,
+        paths_of(params),
+        parts_in_tree(params),
+        source=source,
+        dtype=dtype or model.embed[...].dtype,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+def write(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    parts: Parts,
+    *,
+    source: Path,
+    dtype: Any,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+    generation: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a model of which no more than one parameter is in memory at a time; see `save`.
+
+    Args:
+        folder: Made, or replaced if it holds nothing but a model.
+        shapes: Paths and shapes of its parameters.
+        parts: Gives them.
+        source: Folder that `config.json` and the tokenizer are copied from.
+        dtype: Type to convert to.
+        max_shard_bytes: Size above which a file of weights is not grown.
+        generation: Content of `generation_config.json` if `source` has none.
+
+    Raises:
+        UserError: `folder` holds other files, which replacing it would lose.
+    """
     _refuse_foreign_files(folder)
-    new = folder.with_name(f".{folder.name}.{os.getpid()}.new")
-    old = new.with_suffix(".old")
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    try:
+    with appearing(folder) as new:
+        if generation is not None:
+            _write_json(new / "generation_config.json", generation)
         for name in _COPIED:
             if (source / name).exists():
                 shutil.copyfile(source / name, new / name)
-        _set_dtype(new / "config.json", dtype or model.embed[...].dtype)
-        _write_shards(file_tensors(model, dtype=dtype), new, max_bytes=max_shard_bytes)
-        if folder.exists():
-            folder.rename(old)
-        new.rename(folder)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
+        _describe(new / "config.json", dtype)
+        tensors = {path: file_tensors(path, shape) for path, shape in shapes.items()}
+        write_shards(
+            new, _file_shapes(tensors), _arrays(tensors, parts),
+            dtype=dtype, max_bytes=max_shard_bytes,
+        )  # fmt: skip
 
 
-def _set_dtype(path: Path, dtype: Any) -> None:
-    """Make a `config.json` tell the type of the weights beside it."""
+def write_adapter(
+    folder: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    parts: Parts,
+    lora: LoraConfig,
+    *,
+    base: str,
+    dtype: Any = jnp.float32,
+) -> None:
+    """Write a folder of adapters that PEFT and SGLang read; it appears whole or not at all.
+
+    Args:
+        folder: Not there, or empty.
+        shapes: Paths and shapes of the adapters.
+        parts: Gives them.
+        lora: Rank, scale and targets.
+        base: Name or path of the model that they belong to.
+        dtype: Type to convert to.
+    """
+    tensors = {path: file_tensors(path, shape) for path, shape in shapes.items()}
+    sizes = {f"base_model.model.{name}": size for name, size in _file_shapes(tensors).items()}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": [module_name(name) for name in dict.fromkeys(lora.targets)],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    with appearing(folder) as new:
+        _write_json(new / "adapter_config.json", config)
+        path = new / "adapter_model.safetensors"
+        write_file(path, sizes, _arrays(tensors, parts), dtype=dtype)
+
+
+def _file_shapes(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[int, ...]]:
+    return {tensor.name: tensor.file_shape for group in tensors.values() for tensor in group}
+
+
+def _arrays(tensors: Mapping[str, Sequence[Tensor]], parts: Parts) -> Iterator[np.ndarray]:
+    for path, group in tensors.items():
+        for tensor, part in zip(group, parts(path), strict=True):
+            yield tensor.to_file(part)
+
+
+def _describe(path: Path, dtype: Any) -> None:
+    """Make a `config.json` tell the type of the weights beside it, and SGLang the architecture."""
     config = json.loads(path.read_text())
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    config[key] = np.dtype(dtype).name
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    config[key] = jnp.dtype(dtype).name
+    config.setdefault("architectures", [f"{config['model_type'].capitalize()}ForCausalLM"])
+    _write_json(path, config)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _refuse_foreign_files(folder: Path) -> None:
     for path in sorted(folder.iterdir()) if folder.exists() else ():
         if path.name not in _COPIED and not _WEIGHT_FILE.fullmatch(path.name):
             raise UserError(f"{path}: would be lost; write the model to a folder of its own")
-
-
-def _write_shards(
-    tensors: Iterable[tuple[str, np.ndarray]], folder: Path, *, max_bytes: int
-) -> None:
-    """Write files of at most `max_bytes`, or of one tensor where that alone is larger."""
-    names: list[list[str]] = []
-    total_bytes = 0
-    for shard in _shards(tensors, max_bytes=max_bytes):
-        path = folder / f"part-{len(names)}"
-        # transformers reads only files which say that their layout is PyTorch's.
-        save_file(shard, path, metadata={"format": "pt"})
-        # safetensors makes files that only their owner may read.
-        shutil.copymode(folder / "config.json", path)
-        names.append(list(shard))
-        total_bytes += sum(array.nbytes for array in shard.values())
-    if len(names) == 1:
-        (folder / "part-0").rename(folder / SINGLE)
-        return
-    weight_map = {}
-    for i, shard_names in enumerate(names):
-        file = f"model-{i + 1:05}-of-{len(names):05}.safetensors"
-        (folder / f"part-{i}").rename(folder / file)
-        weight_map |= dict.fromkeys(shard_names, file)
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-
-
-def _shards(
-    tensors: Iterable[tuple[str, np.ndarray]], *, max_bytes: int
-) -> Iterator[dict[str, np.ndarray]]:
-    shard: dict[str, np.ndarray] = {}
-    for name, array in tensors:
-        size = sum(held.nbytes for held in shard.values())
-        if shard and size + array.nbytes > max_bytes:
-            yield shard
-            shard = {}
-        shard[name] = array
-    yield shard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Literal
 
 from sqlenv.types import Result, Table, Value
@@ -11,6 +11,7 @@ from sqlenv.types import Result, Table, Value
 MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
 
 _Column = tuple[Value, ...]
+_Bag = frozenset[tuple[Value, int]]
 
 _SEARCHED_CELLS = 10_000_000
 """Cells that a search for the order of columns looks at, some seconds of work; a result that needs
@@ -86,8 +87,10 @@ def _can_permute(wanted: list[_Column], found: list[_Column]) -> bool:
     which leads nowhere is given up at its first wrong column.
     """
     wanted = sorted(wanted, key=lambda column: -len(set(column)))
-    bags = [_bag(column) for column in found]
-    fitting = [[at for at, bag in enumerate(bags) if bag == _bag(column)] for column in wanted]
+    by_bag: defaultdict[_Bag, list[int]] = defaultdict(list)
+    for at, column in enumerate(found):
+        by_bag[_bag(column)].append(at)
+    fitting = [by_bag[_bag(column)] for column in wanted]
     # Equal columns share a number: one is as good as the other.
     seen: dict[_Column, int] = {}
     alike = [seen.setdefault(column, at) for at, column in enumerate(found)]
@@ -128,5 +131,5 @@ def _columns(table: Table) -> list[_Column]:
     return list(zip(*table.rows, strict=True))
 
 
-def _bag(column: _Column) -> frozenset[tuple[Value, int]]:
+def _bag(column: _Column) -> _Bag:
     return frozenset(Counter(column).items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache, partial
 
 import apsw
 
@@ -19,7 +20,7 @@ _NOT_HEX = re.compile("[^0-9A-Fa-f]")
 
 def add_functions(connection: apsw.Connection) -> None:
     """Replace `trim`, `ltrim`, `rtrim` and `unhex` of two arguments."""
-    floats = apsw.Connection(":memory:")
+    floats = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
     for name, function in _OVERRIDES.items():
         replacement = _of_texts(function, floats)
         connection.create_scalar_function(name, replacement, 2, deterministic=True)
@@ -68,20 +69,20 @@ def _characters(text: str) -> set[str]:
 
 
 def _of_texts(
-    function: Callable[[str, str], str | bytes | None], floats: apsw.Connection
+    function: Callable[[str, str], str | bytes | None], floats: Callable[[], apsw.Connection]
 ) -> Callable[..., str | bytes | None]:
     """Make a SQL function of one that takes two texts: SQLite reads any value as a text.
 
     Args:
         function: Python's.
-        floats: A connection whose SQLite writes floats, as each version of it does its own way.
+        floats: Gives a connection whose SQLite writes floats; each version does it its own way.
     """
 
     def text(value: Value) -> str:
         if isinstance(value, bytes):
             return value.decode("utf-8", "replace")
         if isinstance(value, float):
-            value = floats.execute("SELECT CAST(? AS TEXT)", (value,)).get
+            value = floats().execute("SELECT CAST(? AS TEXT)", (value,)).get
         return str(value)
 
     def call(*values: Value) -> str | bytes | None:

@@ -5,7 +5,8 @@
 | writes, attached files, pragmas, unsafe functions and tables | `_forbidden`, while it compiles |
 | several statements, EXPLAIN, parameters | `_inspect`, before its first row |
 | running for ever | the step budget here, the deadline in `engine.py` |
-| huge values, one slow call that nothing can interrupt | `_limit_values`, `functions.py` |
+| huge values | `_limit_values` |
+| one slow call that nothing can interrupt | `_LIMITS`, `_DENIED_FUNCTIONS`, `functions.py` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 """

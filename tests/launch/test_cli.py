@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import yaml
 
 import minirl.errors
-from launch import folders
+from launch import cli, folders
 from launch.config import SPLITS, JobConfig, dump, load_config
 from launch.inputs import check_data, check_inputs
+from minirl import preemption
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
@@ -84,10 +86,19 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
         (["launch.sft", "--cfg", str(tiny), "model.tiny.heads=5"], "32 is not a multiple of"),
         ([*train, "seed=99999999999999999999"], "seed: input should be less than"),
         ([*train, "run.dir=file/below", "--dry-run"], "file/below: cannot be written ("),
+        ([*train, "--processes", "2"], "--processes N and --process I belong together"),
+        ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "from 0 to 1"),
         (["launch.score"], "give one pair (--db, --gold and --pred), a file of pairs (--file)"),
         ([*evaluate, "--decode", "beam"], "--decode beam: write greedy or vote@n"),
         ([*evaluate, "--checkpoint", away], f"--checkpoint {away}: no such folder"),
         ([*evaluate, "--data", "dev"], "invalid choice: 'dev'"),
+        ([*train, "train.lora.rank=0"], "train.lora.rank: input should be greater than 0"),
+        ([*train, "train.lora.targets=[q, w]"], "train.lora.targets.1: input should be 'q', 'k'"),
+        ([*train, "train.lora={}", "train.optimizer.kind=muon"], "train.optimizer.kind: muon"),
+        (["launch.export"], "the following arguments are required: --checkpoint, --out"),
+        (["launch.export", "--checkpoint", away, "--out", "a"], f"--checkpoint {away}: no such"),
+        (["launch.export", "--checkpoint", "data", "--out", "alien"], "alien: is there already"),
+        (["launch.export", "--checkpoint", "data", "--out", "file/a"], "file/a: cannot be written"),
     ]
     before = snapshot(place)
     done = command(json.dumps([case for case, _ in cases]), cwd=place, code=MANY)
@@ -270,7 +281,7 @@ def test_a_full_device_is_told_in_a_line(command, tmp_path, said, status):
     )
     done = command(cwd=tmp_path, code=code)
     assert done.returncode == status
-    assert ("lower sampler.slots" in done.stderr) == (status == 2)
+    assert ("lower sampler.cache_gb" in done.stderr) == (status == 2)
     assert ("Traceback" in done.stderr) == (status == 1)
 
 
@@ -334,6 +345,27 @@ def test_a_folder_of_other_settings_is_refused_and_kept(tiny, tmp_path):
             refuse(others)
         assert "run.dir" in str(caught.value)
     assert snapshot(folder) == before
+
+
+def test_progress_goes_on_after_a_signal():
+    """Of several processes one alone must not stop where the others would wait for it."""
+    with preemption.watched():
+        signal.raise_signal(signal.SIGTERM)
+        assert preemption.noticed() == signal.SIGTERM
+        with cli.progress_bar("learning") as progress:
+            progress(1, 2, "")
+
+
+def test_a_run_may_go_on_with_another_mesh(tiny, tmp_path):
+    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
+    folder = claim_run(ours)
+    (folder / "metrics.jsonl").write_text("work\n")
+    for mesh in ("mesh={fsdp: 4, tensor: 2}", "mesh={data: 2}", "mesh=auto"):
+        other = load_config(str(tiny), [f"run.dir={folder}", mesh])
+        assert claim_run(other) == folder
+        assert load_config(str(folder / "config.yaml"), []).mesh == other.mesh
+    with pytest.raises(UserError, match=r"train\.steps is 3 there and 9 here"):
+        claim_run(load_config(str(tiny), [f"run.dir={folder}", "mesh={data: 2}", "train.steps=9"]))
 
 
 def test_a_folder_without_work_may_have_other_settings(tiny, tmp_path):

@@ -93,6 +93,7 @@ def test_metrics_have_what_was_promised(place):
         *("update/entropy", "update/kl", "update/clip_fraction", "update/logp_gap_max"),
         *("time/rollout_tokens_per_s", "time/update_tokens_per_s"),
         *("time/rollout_s", "time/score_s", "time/update_s"),
+        *("sampler/pages", "sampler/preemptions", "time/sampler_compilations"),
     }
     for line in metrics:
         assert promised <= line.keys()
@@ -166,7 +167,10 @@ def test_a_run_killed_twice_equals_one_that_was_not(command, place, tiny):
     assert len(lines(folder / "metrics.jsonl")) == 2
     done = command("launch.train", *line, cwd=place)
     assert done.returncode == 0, done.stderr
-    finished = place / "finished"
+    assert_same_run(folder, place / "finished")
+
+
+def assert_same_run(folder: Path, finished: Path) -> None:
     for name in ("metrics.jsonl", "warm/metrics.jsonl"):
         ours, theirs = timeless(folder / name), timeless(finished / name)
         assert [json.dumps(line) for line in ours] == [json.dumps(line) for line in theirs]
@@ -174,6 +178,60 @@ def test_a_run_killed_twice_equals_one_that_was_not(command, place, tiny):
         assert (folder / name).read_bytes() == (finished / name).read_bytes()
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (folder, finished))
     assert ours | {"seconds": 0} == theirs | {"seconds": 0}
+
+
+# A cluster's notice comes at a call of a function, and is known when the call goes on (after
+# os.kill Python 3.11 may run the handler later).
+NOTICED = """
+import signal
+from minirl.{module} import {owner}
+calls = []
+function = {owner}.{name}
+def call(*args, **kwargs):
+    calls.append(1)
+    if len(calls) == {count}:
+        signal.raise_signal(signal.SIGTERM)
+    return function(*args, **kwargs)
+{owner}.{name} = call
+from launch import cli
+from launch.train import main
+cli.run(main)
+"""
+SECOND_UPDATE = {"module": "update", "owner": "Learner", "name": "update", "count": 2}
+FIRST_REPLIES = {"module": "sampler", "owner": "NativeSampler", "name": "advance", "count": 1}
+# Stands for a full disk, which takes the right to mount one: no file may grow beyond this.
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, resource.RLIM_INFINITY))
+from launch import cli
+from launch.train import main
+cli.run(main)
+"""
+
+
+@pytest.mark.timeout(400)
+def test_a_run_that_failed_in_five_ways_equals_one_that_did_not(command, place, tiny):
+    """No room for the model, nor for a checkpoint; then SIGTERM in three phases."""
+    folder, line = place / "failed", ["--cfg", tiny, "run.dir=failed"]
+    model_bytes = (place / "finished" / "model" / "model.safetensors").stat().st_size
+    stopped = "stopped by SIGTERM: {} saved; the same command goes on"
+    for code, status, words in (
+        (LIMITED.format(size=model_bytes // 2), 2, "File too large; make room"),
+        (LIMITED.format(size=model_bytes * 3 // 2), 2, "no checkpoint can be written there"),
+        (NOTICED.format(**SECOND_UPDATE), 0, stopped.format("1 steps of the warm start are")),
+        (NOTICED.format(**FIRST_REPLIES), 0, stopped.format("what is done is")),
+        (NOTICED.format(**SECOND_UPDATE), 0, stopped.format("all 1 steps are")),
+    ):
+        done = command(*line, cwd=place, code=code)
+        last = done.stderr.splitlines()[-1]
+        assert (done.returncode, "Traceback" in done.stderr) == (status, False), done.stderr
+        assert words in last
+        assert status == 0 or last.startswith("error: ")
+        assert status == 0 or "failed/" in last
+        assert not (folder / "result.json").exists()
+    done = command("launch.train", *line, cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(folder, place / "finished")
 
 
 # Evaluation.
@@ -222,7 +280,7 @@ from launch.config import load_config
 from launch.policy import find_policy, load_policy
 config = load_config(sys.argv[1], [])
 def main(arguments):
-    load_policy(find_policy(config, Path(arguments[0])), dtype="float32")
+    load_policy(find_policy(config, Path(arguments[0])), config)
 for name in sys.argv[2:]:
     sys.argv = ["", name]
     try:

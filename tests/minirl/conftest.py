@@ -72,7 +72,7 @@ class ToyTokenizer:
 def toy_model(seed: int = 0) -> Decoder:
     """Make a decoder with clear preferences; drawn by NumPy, which compiles nothing."""
     rng = np.random.default_rng(seed)
-    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(CONFIG, rngs=nnx.Rngs(0))))
+    graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(CONFIG, key=jax.random.key(0))))
     draw = lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), jnp.float32)  # noqa: E731
     return nnx.merge(graphdef, jax.tree.map(draw, shapes))
 
@@ -100,7 +100,7 @@ def _next_logprobs(model: Decoder, tokens_BT: jax.Array, temperature: float) -> 
 
 def next_logprobs(model: Decoder, ids: Sequence[int], *, temperature: float = 1.0) -> np.ndarray:
     """Return log-probabilities of the next token after every prefix, by a full forward pass."""
-    tokens_BT = np.zeros((1, 128), np.int32)
+    tokens_BT = np.zeros((1, -(-len(ids) // 128) * 128), np.int32)
     tokens_BT[0, : len(ids)] = ids
     return np.asarray(_next_logprobs(model, jnp.array(tokens_BT), temperature))[: len(ids)]
 
@@ -121,6 +121,7 @@ def run(sampler: NativeSampler, requests: Sequence[Any]) -> dict[int, Any]:
 def toy() -> Any:
     """Hand the helpers of this file to the tests."""
     return SimpleNamespace(
+        CONFIG=CONFIG,
         Said=Said,
         Tokenizer=ToyTokenizer,
         NEVER=NEVER,

@@ -160,9 +160,10 @@ def test_the_gradient_is_the_slope_of_the_loss_itself(name):
             assert (ahead - behind) / 2e-6 == pytest.approx((gradient * direction).sum(), rel=1e-5)
 
 
-def test_numbers_of_targets_are_read_back_to_their_rows():
+@pytest.mark.parametrize("pack", [False, True])
+def test_numbers_of_targets_are_read_back_to_their_rows(pack):
     scene = Scene(5)
-    sizes = BatchingConfig(groups_per_batch=2, prompt_multiple=4, answer_multiple=4)
+    sizes = BatchingConfig(groups_per_batch=2, pack=pack, prompt_multiple=4, answer_multiple=4)
     batches = micro_batches(scene.groups, aggregation="token_mean", sizes=sizes, pad_id=0)
     found = read_back(scene.groups, [batch.old_logp_BC for batch in batches], sizes=sizes)
     for row, values in zip(scene.rows, [v for group in found for v in group], strict=True):

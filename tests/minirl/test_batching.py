@@ -13,10 +13,10 @@ from minirl.batching import (
     TokenRow,
     micro_batches,
     mini_batches,
-    round_up,
     token_weights,
 )
 from minirl.config import BatchingConfig
+from minirl.packing import round_up
 
 PAD = 99
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +135,29 @@ def test_files_and_folders_in_one_anothers_place(tmp_path):
     (tmp_path / "trajectories.jsonl").mkdir()
     with pytest.raises(UserError, match=r"trajectories.jsonl: cannot be read"):
         JsonLines(tmp_path / "trajectories.jsonl", resume_step=0)
+
+
+def test_a_full_disk_names_the_file_and_nothing_waits(tmp_path):
+    metrics = Metrics(tmp_path, resume_step=0)
+    metrics.write(1, {"a": 1.0})
+    path = tmp_path / "metrics.jsonl"
+    path.unlink()
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        metrics.write(2, {"a": 1.0})
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(path))
+    path.unlink()
+    # The same of TensorBoard's file.
+    board: Any = metrics._board
+    recorder = board._file._py_recordio_writer
+    recorder._writer.close()
+    recorder._writer = Path("/dev/full").open("wb")  # noqa: SIM115
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        metrics.write(3, {"a": 1.0})
+    assert caught.value.filename == str(tmp_path / "tensorboard")
+    metrics.close()
+    with pytest.raises(OSError, match="No space left"):
+        recorder._writer.close()
 
 
 def test_stopwatch_adds_up():

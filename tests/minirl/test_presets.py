@@ -14,8 +14,8 @@ from minirl.config import (
     Gspo,
     SamplerConfig,
     TrainConfig,
-    contradictions,
 )
+from minirl.rules import contradictions
 
 
 def test_presets_are_defaults_of_one_class():

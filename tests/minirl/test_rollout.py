@@ -211,7 +211,8 @@ def test_several_turns_on_the_native_sampler(toy):
     # Of a prompt all but the last token, once a group; of a later turn as many tokens as are new:
     # the reply's last, and the observation without its own last.
     assert sampler.work.filled == prompt_tokens + later_tokens
-    assert sampler.compilations <= 6
+    # Observations of two lengths in rows of one or four, and the loop.
+    assert sampler.compilations <= 8
 
 
 def test_two_runs_agree_bit_by_bit_whatever_the_environments_take(toy):

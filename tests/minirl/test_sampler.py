@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl.sharding import make_mesh, param_shardings
+from minirl.errors import UserError
 from minirl.types import Decoding, Request
 
 PLAIN = Decoding()
@@ -167,14 +167,78 @@ def test_misuse_is_refused(toy):
         sampler.submit(Request(0, (*prompt(5, seed=9), *reply.ids, 8), 2, PLAIN))
 
 
-def test_weights_on_a_mesh_sample_the_same(toy):
-    model, request = toy.model(), Request(0, prompt(12), 6, PLAIN)
-    graphdef, weights = nnx.split(model)
-    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    spread = nnx.merge(
-        graphdef, jax.tree.map(jax.device_put, weights, param_shardings(weights, mesh))
+def later_turns(toy, sampler, requests, *, turns=3):
+    """Answer every reply with an observation of its own, for so many turns; return all ids."""
+    ids, turn = {}, dict.fromkeys((r.episode for r in requests), 1)
+    by_number = {r.episode: r for r in requests}
+    for request in requests:
+        sampler.submit(request)
+    while turn:
+        for e, reply in sampler.advance(max_steps=8):
+            ids[e] = (*(ids.get(e) or by_number[e].ids), *reply.ids)
+            if turn[e] == turns:
+                del turn[e]
+                sampler.release(e)
+                continue
+            turn[e] += 1
+            ids[e] += prompt(4, seed=100 + e)
+            old = by_number[e]
+            sampler.submit(Request(e, ids[e], old.max_tokens, old.decoding))
+    return ids
+
+
+def test_episodes_that_had_to_wait_say_the_same(toy):
+    requests = [Request(e, prompt(20, seed=e // 2), 10, PLAIN) for e in range(8)]
+    sizes = {"slots": 8, "group_size": 2, "stop_ids": toy.NEVER}
+    roomy = toy.sampler(toy.model(), **sizes)
+    # A token takes 256 bytes: room for two prompts of 48 tokens and four pages of 32, of which each
+    # episode needs two in its last turn.
+    tight = toy.sampler(toy.model(), **sizes, cache_gb=66e-6)
+    expected = later_turns(toy, roomy, requests)
+    assert roomy.work.preemptions == 0
+    assert later_turns(toy, tight, requests) == expected
+    assert tight.work.preemptions > 0
+    assert tight.work.filled > roomy.work.filled
+    assert tight.work.most_pages <= 2 + 4
+
+
+def test_a_cache_too_small_for_an_episode_is_refused(toy):
+    with pytest.raises(UserError, match=r"sampler.cache_gb: 2e-05 GB hold no episode of 48 \+ 48"):
+        toy.sampler(toy.model(), cache_gb=2e-5)
+
+
+def test_a_long_prompt_is_computed_in_pieces(toy):
+    # Over 512 tokens, and so over pages of 128: each piece looks back at those before it.
+    model, ids = toy.model(), prompt(700)
+    sampler = toy.sampler(model, max_prompt_tokens=800)
+    reply = toy.run(sampler, [Request(0, ids, 4, PLAIN)])[0]
+    expected = expected_logprobs(toy, model, ids + reply.ids, start=len(ids))
+    np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
+
+
+def test_few_programs_serve_many_lengths(toy):
+    # A model of its own, so that no other test has compiled for it.
+    model = toy.model(seed=11)
+    sampler = toy.sampler(
+        model,
+        stop_ids=(1, 59),
+        slots=8,
+        group_size=4,
+        max_prompt_tokens=512,
+        max_response_tokens=256,
     )
-    whole = toy.run(toy.sampler(model), [request])[0]
-    split = toy.run(toy.sampler(spread), [request])[0]
-    assert split.ids == whole.ids
-    np.testing.assert_allclose(split.logprobs, whole.logprobs, atol=1e-5)
+    rng = np.random.default_rng(0)
+    for start in range(0, 96, 12):
+        requests = [
+            Request(
+                start + e,
+                prompt(int(rng.integers(1, 480)), seed=start + e // 4),
+                int(rng.integers(1, 60)),
+                PLAIN,
+            )
+            for e in range(12)
+        ]
+        later_turns(toy, sampler, requests)
+    # Pieces of three lengths by one or four rows, for prompts and for later turns; the loop for
+    # each number of segments in use.
+    assert sampler.compilations <= 6 + 4 + 6

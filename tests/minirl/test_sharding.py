@@ -10,7 +10,9 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from minirl.config import LoraConfig
 from minirl.errors import UserError
+from minirl.lora import add_adapters
 from minirl.model import Decoder, ModelConfig
 from minirl.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
 
@@ -31,7 +33,7 @@ CONFIG = ModelConfig(
 
 
 def param_shapes(config: ModelConfig = CONFIG) -> nnx.State:
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
 
 
 def specs(mesh) -> dict[str, PartitionSpec]:
@@ -64,26 +66,32 @@ def test_a_mesh_that_does_not_fit_is_refused(shape, message):
 
 
 def test_the_table_knows_every_parameter():
-    paths = [param_path(path) for path, _ in jax.tree.leaves_with_path(param_shapes())]
+    def make() -> Decoder:
+        model = Decoder(CONFIG, key=jax.random.key(0))
+        add_adapters(model, LoraConfig(), seed=0)
+        return model
+
+    leaves = jax.tree.leaves_with_path(nnx.state(nnx.eval_shape(make)))
+    paths = [param_path(path) for path, _ in leaves]
     assert {path.rpartition(".")[2] for path in paths} == set(PARAM_AXES)
-    assert "layers.1.q" in paths
+    assert "layers.q" in paths
 
 
 def test_specs():
     found = specs(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
-    assert found["layers.0.q"] == PartitionSpec("fsdp", "tensor", None)
-    assert found["layers.0.o"] == PartitionSpec("tensor", None, "fsdp")
-    assert found["layers.1.down"] == PartitionSpec("tensor", "fsdp")
+    assert found["layers.q"] == PartitionSpec(None, "fsdp", "tensor", None)
+    assert found["layers.o"] == PartitionSpec(None, "tensor", None, "fsdp")
+    assert found["layers.down"] == PartitionSpec(None, "tensor", "fsdp")
     assert found["embed"] == PartitionSpec("tensor", "fsdp")
-    assert found["layers.1.q_norm"] == PartitionSpec(None)
+    assert found["layers.q_norm"] == PartitionSpec(None, None)
 
 
 def test_what_does_not_divide_stays_whole_with_a_note(caplog):
     with caplog.at_level(logging.INFO, logger="minirl.sharding"):
         found = specs(make_mesh({"fsdp": 2, "tensor": 4}))
-    assert found["layers.0.q"] == PartitionSpec("fsdp", "tensor", None)
-    assert found["layers.0.k"] == PartitionSpec("fsdp", None, None)
-    assert "layers.0.k: kv_heads = 2 is not split over tensor = 4" in caplog.messages
+    assert found["layers.q"] == PartitionSpec(None, "fsdp", "tensor", None)
+    assert found["layers.k"] == PartitionSpec(None, "fsdp", None, None)
+    assert "layers.k: kv_heads = 2 is not split over tensor = 4" in caplog.messages
 
 
 def test_rows_of_a_batch_are_split_over_data_and_fsdp():

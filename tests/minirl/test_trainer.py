@@ -29,7 +29,7 @@ from minirl.config import (
     ReinforcePlusPlus,
     Rloo,
 )
-from minirl.trainer import examples_of_step
+from minirl.task import examples_of_step
 from minirl.update import Learner, make_optimizer, policy_objective
 
 from . import toy_run

@@ -13,8 +13,8 @@ import optax
 import pytest
 from flax import nnx
 
-from minirl import attention, update
-from minirl.batching import TokenRow, micro_batches
+from minirl import attention, update, vocabulary
+from minirl.batching import TokenRow, micro_batches, read_back
 from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
 from minirl.sharding import param_path
 from minirl.update import Learner, make_optimizer, policy_objective
@@ -32,7 +32,12 @@ GROUPS = (
     (1, ((5, 3, 2), (1,), (6,))),
     (11, ((2, 2, 3, 1, 4), (7, 1, 1), (13,))),
 )
+# Ids after the prompt that all rows of a group begin with.
+COMMON = (0, 1, 2)
 SIZES = BatchingConfig(groups_per_batch=3, prompt_multiple=12, answer_multiple=20)
+# One unit holds two of the three groups, rows hold up to three answers.
+PACKED = BatchingConfig(groups_per_batch=2, pack=True, prompt_multiple=12, answer_multiple=20)
+LAYOUTS = {"apart": SIZES, "packed": PACKED}
 
 
 def plain_attention(q_BTHE, k_BTKE, v_BTKE, cache):
@@ -142,9 +147,11 @@ def groups(scene):
     groups = []
     for prompt_length, turns_of_rows in GROUPS:
         prompt = rng.integers(4, 60, prompt_length).tolist()
+        common = rng.integers(4, 60, COMMON[len(groups)]).tolist()
         group = []
         for turns in turns_of_rows:
             ids, is_action = row_ids(rng, prompt, turns)
+            ids[prompt_length : prompt_length + len(common)] = common
             # Of both signs, but not so that the loss all but cancels: rounding would drown it.
             advantage = float(rng.choice([-0.8, 0.7, 1.6]))
             empty = np.zeros(len(ids), np.float32)
@@ -199,8 +206,9 @@ def test_gradient_equals_finite_differences(scene, groups, name):
         assert measured == pytest.approx(norm, rel=5e-3, abs=2e-4), number
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
+def test_shared_prompts_equal_rows_of_their_own(scene, groups, name, layout):
     rows = [row for group in groups for row in group]
     algorithm = ALGORITHMS[name]
     ids_BT = stack(rows)
@@ -209,10 +217,46 @@ def test_shared_prompts_equal_rows_of_their_own(scene, groups, name):
     expected, slope_BT = jax.value_and_grad(
         lambda logp_BT: plain_loss(algorithm, logp_BT, reference_logp_BT, rows)
     )(logp_BT)
-    (batch,) = batches_of(groups)
+    (batch,) = batches_of(groups, sizes=LAYOUTS[layout])
+    assert (batch.packed is not None) == (layout == "packed")
     loss, _, gradient = scene.loss_and_gradient(name, batch)
     assert loss == pytest.approx(float(expected), rel=1e-5)
     assert_close(gradient, scene.plain_pull_back(scene.params, ids_BT, slope_BT))
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_what_is_computed_again_does_not_change_the_gradient(scene, groups, remat):
+    (batch,) = batches_of(groups)
+    objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
+
+    def gradient(kind):
+        def loss(params):
+            model = nnx.merge(scene.graph, params)
+            model.remat = kind
+            return objective(model, batch, batch.old_logp_BC)[0]
+
+        return jax.jit(jax.grad(loss))(scene.params)
+
+    expected = gradient("none")
+    apart = jax.tree.map(jnp.subtract, gradient(remat), expected)
+    assert optax.tree.norm(apart) < 1e-6 * optax.tree.norm(expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_parts_of_a_group_add_up(scene, groups, layout):
+    (whole,) = batches_of(groups)
+    _, _, expected = scene.loss_and_gradient("grpo", whole)
+    sizes = LAYOUTS[layout].model_copy(update={"answers_per_batch": 1, "groups_per_batch": 3})
+    parts = batches_of(groups, sizes=sizes)
+    found = [scene.loss_and_gradient("grpo", part)[2] for part in parts]
+    assert_close(jax.tree.map(lambda *leaves: sum(leaves), *found), expected)
+    numbers = [part.input_BC for part in parts]
+    back = read_back(groups, numbers, sizes=sizes)
+    for group, rows in zip(groups, back, strict=True):
+        for row, values in zip(group, rows, strict=True):
+            np.testing.assert_array_equal(
+                values[row.prompt_length :], row.ids[row.prompt_length - 1 : -1]
+            )
 
 
 def test_observations_are_not_trained_on(scene, groups):
@@ -244,6 +288,7 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups, learne
     assert len(batches) == 2
     parts, stats_of_parts = scene.step(learner, batches)
     assert_close(parts, whole)
+    assert stats_of_parts.pop("skipped") == 0
     assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
     assert stats_of_parts == pytest.approx(stats, rel=1e-4)
     assert stats["logp_gap_max"] == pytest.approx(0.53, abs=1e-3)
@@ -286,11 +331,19 @@ def test_an_update_without_batches_is_a_mistake_of_ours(scene, learner):
 def projection(scene):
     """Return a function of hidden states whose value and gradient use the vocabulary projection."""
     graph, params = scene.graph, scene.params
-    targets_BC = jnp.asarray(np.random.default_rng(0).integers(0, VOCAB, (4, 24)))
+    rng = np.random.default_rng(0)
+    targets_BC = jnp.asarray(rng.integers(0, VOCAB, (4, 24)))
+    is_trained_BC = jnp.asarray(rng.random((4, 24)) < 0.4)
 
     def project(params, hidden_BCD):
         model = nnx.merge(graph, params)
-        logp, entropy = update._project(model, hidden_BCD, targets_BC, temperature=TEMPERATURE)
+        logp, entropy = vocabulary.project(
+            hidden_BCD,
+            model.output_table,
+            targets_BC,
+            is_trained_BC,
+            temperature=TEMPERATURE,
+        )
         weight = jnp.cos(jnp.arange(96.0)).reshape(4, 24)
         return jnp.sum(logp * weight), (logp, entropy)
 
@@ -302,7 +355,7 @@ def test_vocabulary_projection_in_chunks(scene, monkeypatch):
     function, params = projection(scene)
     whole = jax.jit(function)(params, hidden_BCD)
     assert widest(function, params, hidden_BCD) == 4 * 24 * VOCAB
-    monkeypatch.setattr(update, "LOGITS_BYTES", 4 * VOCAB * 24)
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * VOCAB * 24)
     function, params = projection(scene)
     chunked = jax.jit(function)(params, hidden_BCD)
     assert widest(function, params, hidden_BCD) < 4 * 24 * VOCAB
@@ -336,9 +389,10 @@ def test_scanning_over_layers_equals_the_loop(scene):
     def forward(model, *, scan):
         return model(ids_BT, positions_BT, attention.causal(), scan=scan)
 
-    loop, scan = forward(model, scan=False), forward(model, scan=True)
-    assert len(scan[1]) == 2
-    assert_close(scan, loop, rtol=1e-6)
+    (hidden, caches), scan = forward(model, scan=False), forward(model, scan=True)
+    assert len(caches) == 2
+    stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *caches)
+    assert_close(scan, (hidden, stacked), rtol=1e-6)
 
 
 def test_entropy_of_a_model_without_preferences(scene, groups):
@@ -411,8 +465,9 @@ def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
         name = param_path(path).rpartition(".")[2]
         moved = np.asarray(update_leaf)
         if name in flat:
-            matrix = moved.reshape(flat[name])
-            values = np.linalg.svd(matrix / (0.5 * 0.2 * max(matrix.shape) ** 0.5))[1]
+            matrices = [layer.reshape(flat[name]) for layer in moved]
+            scale = 0.5 * 0.2 * max(matrices[0].shape) ** 0.5
+            values = np.linalg.svd(np.stack(matrices) / scale)[1]
             # A random gradient has values near 0 and near 2.
             assert 0.3 < values.min() <= values.max() < 1.3, name
         else:  # Adam's first step has one size, whatever the gradient.

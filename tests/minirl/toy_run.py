@@ -1,6 +1,6 @@
 """A toy run of reinforcement learning: test_trainer.py runs it whole, and as a script to be killed.
 
-python toy_run.py FOLDER [MOMENT STEP [COURSE]]
+python toy_run.py FOLDER [MOMENT STEP [COURSE [COORDINATOR PROCESSES PROCESS]]]
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from launch import cli
+from minirl import hosts, preemption
 from minirl.config import (
     BatchingConfig,
     Grpo,
@@ -26,7 +28,9 @@ from minirl.config import (
     TrainConfig,
 )
 from minirl.metrics import JsonLines
-from minirl.trainer import Task, Trainer
+from minirl.sharding import make_mesh, param_shardings
+from minirl.task import Task
+from minirl.trainer import Trainer
 
 STEPS = 8
 CONFIG = TrainConfig(
@@ -151,9 +155,10 @@ def take_course(toy, folder, course):
     return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
 
 
-def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, **changes):
+def make_trainer(
+    toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None, **changes
+):
     """Make a trainer on a copy of the toy model: the update takes the arrays over."""
-    graph, params = nnx.split(toy.model())
     task = Task(
         environment=Capitals(),
         score=judge,
@@ -164,7 +169,7 @@ def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge
         max_turns=2,
     )
     return Trainer(
-        nnx.merge(graph, jax.tree.map(jnp.copy, params)),
+        spread(toy.model(), make_mesh() if hosts.count() > 1 else mesh),
         toy.Tokenizer(),
         task,
         CONFIG.model_copy(update=changes),
@@ -172,6 +177,22 @@ def make_trainer(toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge
         seed=seed,
         folder=folder,
     )
+
+
+def spread(model, mesh):
+    """Copy a model to the devices of a mesh; None for the first device."""
+    graph, params = nnx.split(model)
+    if mesh is None:
+        return nnx.merge(graph, jax.tree.map(jnp.copy, params))
+
+    def place(leaf, to):
+        return jax.make_array_from_callback(leaf.shape, to, np.asarray(leaf).__getitem__)
+
+    copied = nnx.merge(graph, jax.tree.map(place, params, param_shardings(params, mesh)))
+    for _, node in nnx.iter_graph(copied):
+        if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
+            node.mesh = mesh
+    return copied
 
 
 def without_times(folder):
@@ -191,6 +212,10 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def be_noticed():
+    signal.raise_signal(signal.SIGTERM)
+
+
 def deadly_from_the_second(trainer, function, at):
     """Let the process be killed at the second call in a step."""
     steps = []
@@ -207,20 +232,22 @@ def deadly_from_the_second(trainer, function, at):
 def arm(trainer, moment, at):
     """Let the process be killed at a moment of a step."""
 
-    def deadly(function, *, is_time=lambda *_: trainer.step == at, before=lambda *_: None):
+    def deadly(function, *, is_time=lambda *_: trainer.step == at, before=lambda *_: None, end=die):
         def call(*args, **kwargs):
             if is_time(*args):
                 before(*args)
-                die()
+                end()
             return function(*args, **kwargs)
 
         return call
 
-    if moment == "rollout":
-        Capitals.step = deadly(Capitals.step, is_time=lambda *_: trainer.step == at)
-    elif moment == "update":
-        # Between its micro-batches.
-        trainer._learner._accumulate = deadly(trainer._learner._accumulate)
+    if moment in ("rollout", "notice"):
+        end = die if moment == "rollout" else be_noticed
+        Capitals.step = deadly(Capitals.step, is_time=lambda *_: trainer.step == at, end=end)
+    elif moment in ("update", "apply"):
+        # Between its micro-batches; after them.
+        name = {"update": "_accumulate", "apply": "_apply"}[moment]
+        setattr(trainer._learner, name, deadly(getattr(trainer._learner, name)))
     elif moment == "second update":
         trainer._learner.update = deadly_from_the_second(trainer, trainer._learner.update, at)
     elif moment == "metrics":
@@ -248,20 +275,26 @@ def is_commit(at):
     return tell
 
 
-def main(folder, moment="", at="0", course="plain"):
+def main(folder, moment="", at="0", course="plain", coordinator="", processes="1", process="0"):
+    if coordinator:
+        hosts.join(hosts.Place(coordinator, int(processes), int(process), heartbeat_s=10))
     import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
     trainer = take_course(toy, Path(folder), course)
-    arm(trainer, moment, int(at))
+    # Of several processes the one that writes alone, or the last.
+    is_doomed = int(process) == (0 if moment == "checkpoint" else int(processes) - 1)
+    arm(trainer, moment if is_doomed else "", int(at))
 
     def progress(done, steps, line):
         # While the checkpoint of this step is being written, or just after.
-        if moment == "progress" and done == int(at):
+        if is_doomed and moment == "progress" and done == int(at):
             die()
 
-    trainer.run(progress)
+    with preemption.watched():
+        trainer.run(progress)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # As a command, so that its end is one's.
+    cli.run(lambda arguments: main(*arguments))

@@ -1,13 +1,14 @@
 """Write tiny checkpoints of random weights and what transformers computes with them.
 
 The tests compare our model with these files and need neither torch nor this script. To write
-them again, in an environment with torch and transformers:
+them again, in an environment with torch, transformers and peft:
 
     python tests/data/reference/make_reference.py
 
 Each folder has config.json and model.safetensors (fp32) from `save_pretrained`, and
 reference.npz with `ids_BT` (padded with 0 on the right), `lengths_B` and `logits_BTV` (fp32,
-computed without padding; 0 beyond the length).
+computed without padding; 0 beyond the length). qwen3_lora/ has PEFT's files of an adapter for
+qwen3/, from its own `save_pretrained`, and what PEFT computes with it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch  # ty: ignore[import-not-found]  (no dependency of ours)
+from peft import LoraConfig, get_peft_model  # ty: ignore[import-not-found]
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config
 from transformers import Qwen3ForCausalLM as Qwen3
 
@@ -89,6 +91,26 @@ def write_as_version_4(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def write_adapter() -> None:
+    """Write an adapter for the matrices of qwen3/, none of whose factors is 0."""
+    base = Qwen3.from_pretrained(HERE / "qwen3").float().eval()
+    names = [f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")]
+    model = get_peft_model(base, LoraConfig(r=3, lora_alpha=6, target_modules=names)).eval()
+    generator = torch.Generator().manual_seed(7)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            weight.data.copy_(0.3 * torch.randn(weight.shape, generator=generator))
+    folder = HERE / "qwen3_lora"
+    model.save_pretrained(folder)
+    (folder / "README.md").unlink()
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text()) | {"base_model_name_or_path": "qwen3"}
+    config["target_modules"] = names  # a set until here
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "adapter_model.safetensors").chmod(0o644)
+    np.savez_compressed(folder / "reference.npz", **reference(model, 7))
+
+
 def main() -> None:
     """Write all folders beside this file."""
     for seed, (name, model) in enumerate(make_models().items()):
@@ -100,6 +122,7 @@ def main() -> None:
         if name == "qwen2_tied":
             write_as_version_4(HERE / name / "config.json")
         np.savez_compressed(HERE / name / "reference.npz", **reference(model, seed))
+    write_adapter()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,330 @@
+"""Measure true shapes on one GPU: update, decoding, the plan's prediction, and a PyTorch update.
+
+    python benchmarks/gpu.py --json gpu.json
+    python benchmarks/gpu.py --torch-python TORCH_VENV/bin/python --json gpu.json
+
+Weights are random. The update is of one group of G = 8 trajectories of 8,192 tokens, the prompt of
+6,144 (a model `tiny`, of 64 + 32 tokens, runs anywhere and shows that the benchmark does). Decoding
+is of 64 slots, 8 prompts of 2,048 tokens, 512 new tokens each. Every part runs in a process of its
+own. MFU counts 6 operations a weight and computed token, attention left out; the byte limit of
+decoding is all weights, and the keys and values that exist, once a step. The PyTorch update is that
+of transformers' model, a row at a time, with recomputation: plain rows, as most trainers have them.
+Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+MODELS = tuple(f"qwen2.5-coder-{size}" for size in ("0.5b", "1.5b", "7b"))
+G, RUNS = 8, 3
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the update, and of decoding: prompts, and what comes after each."""
+
+    prompt: int = 6144
+    answer: int = 2048
+    prompts: int = 8
+    decode_prompt: int = 2048
+    decode_answer: int = 512
+
+
+TINY = Lengths(prompt=64, answer=32, decode_prompt=64, decode_answer=32)
+
+
+def lengths_of(model: str) -> Lengths:
+    """Return the lengths that a model is measured at."""
+    return TINY if model == "tiny" else Lengths()
+
+
+def main() -> None:
+    """Measure what was asked for, or (`--part`) one thing in this process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
+    parser.add_argument("--torch-python", metavar="FILE", help="Python with torch, transformers")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
+    parser.add_argument("--part", choices=[*PARTS, "torch"], help=argparse.SUPPRESS)
+    parser.add_argument("--shape", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        name = options.models[0]
+        # PyTorch's Python need not have JAX, which the shapes are read with.
+        found = PARTS[options.part](name) if options.part in PARTS else torch(name, options.shape)
+        print(json.dumps(found))
+        return
+    figures = {model: measure(model, options.torch_python) for model in options.models}
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if options.json is not None:
+        options.json.write_text(text + "\n")
+
+
+def measure(model: str, torch_python: str | None) -> dict[str, Any]:
+    """Measure all parts of a model."""
+    found = {part: in_process(part, model, sys.executable) for part in ("update", "decode")}
+    found["plan"] = plan(model)
+    if torch_python is not None:
+        shape = json.dumps(asdict(shape_of(model)))
+        found["torch"] = in_process("torch", model, torch_python, "--shape", shape)
+    return found | compare(found)
+
+
+def compare(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Relate measurements to the plan and to PyTorch; None where one is missing."""
+
+    def ratio(part: str, name: str, other: str, of: str) -> float | None:
+        one, two = found.get(part, {}).get(name), found.get(other, {}).get(of)
+        return round(one / two, 3) if one and two else None
+
+    return {
+        "memory_over_plan": ratio("update", "peak_bytes", "plan", "update_bytes"),
+        "speed_up_over_torch": ratio("torch", "seconds", "update", "seconds"),
+    }
+
+
+def in_process(part: str, model: str, python: str, *more: str) -> dict[str, Any]:
+    """Run one part in a process of its own; what went wrong is a result too."""
+    print(f"{model}: {part}", file=sys.stderr, flush=True)
+    command = [python, __file__, "--part", part, "--models", model, *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1:]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def plan(model: str) -> dict[str, Any]:
+    """Predict the memory of the same update."""
+    lengths = lengths_of(model)
+    config = "progress-demo.yaml" if model == "tiny" else "progress.yaml"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "plan.json")
+        command = [sys.executable, "-m", "launch.plan", "--cfg", config, "--json", str(out)]
+        command += ["--topology", "cpux1" if model == "tiny" else "h200x1"]
+        command += [] if model == "tiny" else ["--model", model]
+        command += [
+            "model.remat=full",
+            "train.optimizer.moments=bfloat16",
+            "train.prompts_per_step=1",
+            f"train.group_size={G}",
+            f"sampler.max_prompt_tokens={lengths.prompt}",
+            f"sampler.max_response_tokens={lengths.answer}",
+            "sampler.max_reply_tokens=null",
+            "sampler.slots=8",
+        ]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            return {"error": done.stderr.strip().splitlines()[-1:]}
+        memory = json.loads(out.read_text())["memory_bytes"]
+    # What the measured update holds: no sampler, and no start weights.
+    parts = ("weights", "optimizer", "gradients", "batch", "activations")
+    return {"update_bytes": sum(memory[part] for part in parts), "memory_bytes": memory}
+
+
+def shape_of(model: str) -> Any:
+    """Return the shape of a model by its name."""
+    from minirl.costs import published_shape
+
+    if model != "tiny":
+        return published_shape(model)
+    return replace(
+        published_shape("qwen2.5-coder-0.5b"),
+        vocab_size=512,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+
+
+def peak_flops() -> float | None:
+    """Return what the device here could do at most, if it is one that is known."""
+    import jax
+
+    from minirl.chips import CHIPS
+
+    kind = jax.devices()[0].device_kind.lower()
+    return next((chip.flops_s for name, chip in CHIPS.items() if name in kind), None)
+
+
+def update(model: str) -> dict[str, Any]:
+    """Time an update of one group, and tell the most memory that it took."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from flax import nnx
+
+    from minirl import weights
+    from minirl.batching import TokenRow, micro_batches
+    from minirl.config import BatchingConfig, Grpo, OptimizerConfig
+    from minirl.costs import Tokens, model_flops
+    from minirl.update import Learner, make_optimizer, policy_objective
+
+    shape, lengths = shape_of(model), lengths_of(model)
+    policy = weights.init(shape, 0, dtype=jnp.bfloat16)
+    policy.remat = "full"
+    graph, params = nnx.split(policy)
+    del policy
+    learner = Learner(
+        graph,
+        policy_objective(Grpo(), temperature=1.0),
+        make_optimizer(OptimizerConfig(moments="bfloat16"), steps=RUNS + 1),
+    )
+    rng = np.random.default_rng(0)
+    length = lengths.prompt + lengths.answer
+    is_action = np.arange(length) >= lengths.prompt
+    prompt = rng.integers(0, shape.vocab_size, lengths.prompt)
+    group = [
+        TokenRow(
+            np.concatenate([prompt, rng.integers(0, shape.vocab_size, lengths.answer)]),
+            is_action,
+            np.where(is_action, -np.log(shape.vocab_size), 0.0),
+            float(rng.normal()),
+            lengths.prompt,
+        )
+        for _ in range(G)
+    ]
+    sizes = BatchingConfig(prompt_multiple=lengths.prompt, answer_multiple=lengths.answer)
+    state, seconds = learner.init(params), []
+    del params
+    for _ in range(RUNS + 1):
+        started = perf_counter()
+        batches = micro_batches([group], aggregation="sequence_mean", sizes=sizes, pad_id=0)
+        state, _ = learner.update(state, batches)
+        jax.block_until_ready(state.params)
+        seconds.append(perf_counter() - started)
+    best = min(seconds[1:])
+    tokens = Tokens(1, lengths.prompt, G, lengths.answer)
+    peak = peak_flops()
+    memory = jax.devices()[0].memory_stats() or {}
+    return {
+        "seconds": best,
+        "tokens": G * length,
+        "computed_tokens": tokens.computed,
+        "tokens_s": G * length / best,
+        "computed_tokens_s": tokens.computed / best,
+        "mfu": model_flops(shape, tokens) / best / peak if peak else None,
+        "peak_bytes": memory.get("peak_bytes_in_use"),
+        "device": jax.devices()[0].device_kind,
+    }
+
+
+def decode(model: str) -> dict[str, Any]:
+    """Time decoding with 64 slots, and the least time that reading takes."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from benchmarks.grpo_step import OneTurn, RandomTokens
+    from minirl import weights
+    from minirl.chips import CHIPS
+    from minirl.config import SamplerConfig
+    from minirl.costs import decode_bytes, matmul_parameters
+    from minirl.rollout import rollout
+    from minirl.sampler import NativeSampler
+
+    shape, lengths = shape_of(model), lengths_of(model)
+    config = SamplerConfig(
+        slots=lengths.prompts * G,
+        max_prompt_tokens=lengths.decode_prompt,
+        max_response_tokens=lengths.decode_answer,
+    )
+    policy = weights.init(shape, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    sampler = NativeSampler(policy, config, RandomTokens(), group_size=G, seed=0)
+    rng = np.random.default_rng(0)
+
+    def seconds(number: int, answer: int) -> float:
+        started = perf_counter()
+        rollout(
+            sampler,
+            RandomTokens(),
+            OneTurn(),
+            rng.integers(0, shape.vocab_size, (lengths.prompts, lengths.decode_prompt)).tolist(),
+            config=config.model_copy(update={"max_response_tokens": answer}),
+            group_size=G,
+            first_episode=number * lengths.prompts * G,
+            max_turns=1,
+        )
+        return perf_counter() - started
+
+    seconds(0, lengths.decode_answer)  # compiles
+    whole = min(seconds(number, lengths.decode_answer) for number in (1, 2))
+    # With the prompts, which are no part of decoding: what one token takes is taken off.
+    prefill = min(seconds(number, 1) for number in (3, 4, 5))
+    a_step = (whole - prefill) / (lengths.decode_answer - 1)
+    cached = decode_bytes(
+        shape,
+        slots=config.slots,
+        prompts=lengths.prompts,
+        prompt=lengths.decode_prompt,
+        answer=lengths.decode_answer / 2,
+        item=2,
+    )
+    read = 2 * sum(matmul_parameters(shape)) + cached
+    kind = jax.devices()[0].device_kind.lower()
+    speed = next((chip.memory_bytes_s for name, chip in CHIPS.items() if name in kind), None)
+    return {
+        "seconds": whole,
+        "prefill_s": prefill,
+        "step_s": a_step,
+        "tokens_s": config.slots / a_step,
+        "bytes_a_step": read,
+        "over_byte_limit": a_step / (read / speed) if speed else None,
+        "compilations": sampler.compilations,
+    }
+
+
+def torch(model: str, shape: dict[str, Any]) -> dict[str, Any]:
+    """Time the same update in plain PyTorch: every row with its own prompt, one after the other."""
+    torch: Any = import_module("torch")  # in no environment of ours
+    transformers: Any = import_module("transformers")
+    lengths = lengths_of(model)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+    names += ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "rms_norm_eps")
+    config = transformers.Qwen2Config(
+        **{name: shape[name] for name in names}, max_position_embeddings=32768
+    )
+    policy = transformers.Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa")
+    policy.to(device).train()
+    policy.gradient_checkpointing_enable()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=device == "cuda")
+    length = lengths.prompt + lengths.answer
+    ids = torch.randint(0, shape["vocab_size"], (G, length), device=device)
+    seconds = []
+    for _ in range(RUNS + 1):
+        started = perf_counter()
+        for row in ids:
+            with torch.autocast(device, dtype=torch.bfloat16):
+                logits = policy(row[None], logits_to_keep=lengths.answer + 1).logits[0, :-1]
+            logp = torch.log_softmax(logits.float(), -1)
+            chosen = logp.gather(-1, row[lengths.prompt :, None])[:, 0]
+            (-(chosen - chosen.detach()).exp().mean() / G).backward()
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(perf_counter() - started)
+    best = min(seconds[1:])
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
+    return {"seconds": best, "tokens_s": G * length / best, "peak_bytes": peak, "device": device}
+
+
+PARTS = {"update": update, "decode": decode}
+
+
+if __name__ == "__main__":
+    main()

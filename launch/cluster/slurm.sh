@@ -1,0 +1,27 @@
+#!/bin/bash
+# One run over several nodes:   sbatch slurm.sh progress.yaml runs/progress [key=value ...]
+# The run folder has to be on a file system that all nodes share.
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1     # one process a node: it samples on all GPUs of its node
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64      # queries run on these
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@60        # a minute before the end: the run saves what it has, and ends
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+
+config=${1:?config, for example progress.yaml}
+folder=${2:?run folder}
+shift 2
+
+# Addresses and numbers of the processes come from Slurm's variables. If a process dies, the others
+# end by themselves within a minute or two.
+srun --kill-on-bad-exit=1 python -m launch.train --accel gpu --cfg "$config" run.dir="$folder" "$@"
+
+# Stopped before its end, it has saved all, and goes on when its turn in the queue comes again.
+if [[ ! -f $folder/result.json ]]; then
+  scontrol requeue "$SLURM_JOB_ID"
+fi

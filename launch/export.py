@@ -1,0 +1,88 @@
+"""Write a policy as a Hugging Face folder, for transformers and SGLang.
+
+    python -m launch.export --checkpoint runs/progress-seed0 --out progress-7b
+
+Weights are read and written one by one, so that a model is exported on any machine. A policy that
+was trained with adapters (train.lora) is merged; --adapter writes the adapters alone, for PEFT.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from pathlib import Path
+
+from launch import cli
+from launch.folders import check_place
+from minirl.errors import UserError
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def main(arguments: list[str]) -> None:
+    """Run the command."""
+    options = _arguments(arguments)
+    out: Path = options.out
+    if not options.checkpoint.is_dir():
+        raise UserError(f"--checkpoint {options.checkpoint}: no such folder")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UserError(f"--out {out}: is there already, and is not written over; name another")
+    check_place(out, key="--out")
+    cli.use_accelerator("cpu")
+    # JAX takes seconds to import, and nothing above needs it.
+    from launch.export_job import export, export_adapter
+    from launch.policy import policy_in
+
+    source = policy_in(options.checkpoint)
+    if options.adapter:
+        export_adapter(source, out, dtype=options.dtype)
+    else:
+        export(source, out, dtype=options.dtype, shard_bytes=options.shard_bytes)
+
+
+def _arguments(arguments: list[str]) -> Namespace:
+    parser = cli.Parser(
+        prog="python -m launch.export",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
+        "model folder",
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32", "float16"),
+        help="type of the weights (default: what the run computed in, model.dtype; of a Hugging "
+        "Face folder its own; of adapters float32)",
+    )
+    parser.add_argument(
+        "--shard-bytes",
+        type=_bytes,
+        default="5GB",
+        metavar="SIZE",
+        help="largest file of weights, in bytes or as 500MB, 5GB (default: 5GB)",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapters alone, as PEFT's adapter_config.json and "
+        "adapter_model.safetensors",
+    )
+    return parser.parse_args(arguments)
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+)(|KB|MB|GB)", text.upper())
+    if match is None or int(match[1]) == 0:
+        raise ArgumentTypeError(f"{text!r} is not a size; write for example 5GB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,172 @@
+"""Where the tokens of an update stand: which prompts share a row, and which answers.
+
+A micro-batch has N units, each a row of prompts and R rows of answers. A unit holds one group, an
+answer a row; or it is packed: as many groups as there is room for, answers one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from minirl.config import BatchingConfig
+
+
+class Extent(NamedTuple):
+    """The lengths of a group: of its shared prompt, and of what each trajectory adds to it."""
+
+    prompt: int
+    answers: tuple[int, ...]
+
+
+class AnswerPlace(NamedTuple):
+    """A row of a unit, the first column there, and the answer's number in the row, from 1."""
+
+    row: int
+    start: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a group stands.
+
+    Attributes:
+        group: Its number in the update, from 0.
+        unit: Its unit in the micro-batch.
+        start: First column of its prompt.
+        number: Its number in the unit, from 1.
+        answers: Where each trajectory stands.
+    """
+
+    group: int
+    unit: int
+    start: int
+    number: int
+    answers: tuple[AnswerPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A micro-batch: its groups' places, units (N), answer rows of each (R), and columns (P, C)."""
+
+    places: tuple[Place, ...]
+    units: int
+    rows: int
+    prompt_columns: int
+    answer_columns: int
+
+    @property
+    def cells(self) -> int:
+        """Count the tokens that there is room for."""
+        return self.units * (self.prompt_columns + self.rows * self.answer_columns)
+
+
+def layouts(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
+    """Share groups out to micro-batches of few shapes.
+
+    Args:
+        extents: The lengths of each group.
+        sizes: Units of a micro-batch, the granularity of lengths, and whether to pack.
+    """
+    return _packed(extents, sizes) if sizes.pack and extents else _apart(extents, sizes)
+
+
+def padding(extents: Sequence[Extent], sizes: BatchingConfig) -> float:
+    """Return the share of the update's arrays that holds no token; 0 for no group."""
+    used = sum(extent.prompt + sum(extent.answers) for extent in extents)
+    cells = sum(layout.cells for layout in layouts(extents, sizes))
+    return 1 - used / cells if cells else 0.0
+
+
+def round_up(length: int, *, multiple: int) -> int:
+    """Round a length up to one of few sizes: multiples, then powers of two times the multiple.
+
+    Sizes grow by at most a quarter, so that padding stays small and compilations few.
+    """
+    steps = max(1, -(-length // multiple))
+    power = max(0, steps.bit_length() - 3)
+    return -(-steps // 2**power) * 2**power * multiple
+
+
+def _columns(extents: Iterable[Extent], sizes: BatchingConfig) -> tuple[int, int]:
+    prompts, answers = zip(*extents, strict=True)
+    return (
+        round_up(max(prompts), multiple=sizes.prompt_multiple),
+        round_up(max(map(max, answers)), multiple=sizes.answer_multiple),
+    )
+
+
+def _apart(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
+    """Give every group a unit of its own; those of like length go together."""
+    order = sorted(range(len(extents)), key=lambda n: max(extents[n].answers))
+    count = sizes.groups_per_batch
+    found = []
+    for first in range(0, len(order), count):
+        chosen = order[first : first + count]
+        places = tuple(
+            Place(
+                n, unit, 0, 1, tuple(AnswerPlace(g, 0, 1) for g in range(len(extents[n].answers)))
+            )
+            for unit, n in enumerate(chosen)
+        )
+        columns = _columns([extents[n] for n in chosen], sizes)
+        found.append(Layout(places, count, len(extents[0].answers), *columns))
+    return found
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A unit that is being filled: used columns of its prompt row, and of each answer row."""
+
+    prompt: int = 0
+    rows: list[AnswerPlace] = field(default_factory=list)  # the next answer's place in each
+    places: list[Place] = field(default_factory=list)
+
+    def take(self, group: int, extent: Extent, room: Layout) -> bool:
+        """Place a group here if there is room for all of it: each answer in the first row that
+        has room, the longest first (first-fit decreasing).
+        """
+        if self.prompt + extent.prompt > room.prompt_columns:
+            return False
+        rows, answers = list(self.rows), list[AnswerPlace | None]([None] * len(extent.answers))
+        for g in sorted(range(len(answers)), key=lambda g: -extent.answers[g]):
+            length = extent.answers[g]
+            fits = (at for at in rows if at.start + length <= room.answer_columns)
+            place = next(fits, AnswerPlace(len(rows), 0, 1))
+            if place.row == room.rows:
+                return False
+            answers[g] = place
+            rows[place.row : place.row + 1] = [
+                AnswerPlace(place.row, place.start + length, place.number + 1)
+            ]
+        chosen = tuple(place for place in answers if place is not None)
+        self.places.append(Place(group, 0, self.prompt, len(self.places) + 1, chosen))
+        self.prompt, self.rows = self.prompt + extent.prompt, rows
+        return True
+
+
+def _packed(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
+    """Put groups into as few units as first-fit finds; those with as many rows go together."""
+    count = sizes.groups_per_batch
+    room = Layout((), count, len(extents[0].answers), *_columns(extents, sizes))
+    units: list[_Unit] = []
+    for n in sorted(range(len(extents)), key=lambda n: -sum(extents[n].answers)):
+        # An empty unit has room for any group: it is as large as the largest.
+        if not any(unit.take(n, extents[n], room) for unit in units):
+            fresh = _Unit()
+            fresh.take(n, extents[n], room)
+            units.append(fresh)
+    units.sort(key=lambda unit: len(unit.rows))
+    found = []
+    for first in range(0, len(units), count):
+        chosen = units[first : first + count]
+        places = tuple(
+            replace(place, unit=n) for n, unit in enumerate(chosen) for place in unit.places
+        )
+        # Few shapes: powers of two, and all rows of a group.
+        needed = max(len(unit.rows) for unit in chosen)
+        rows = min(2 ** (needed - 1).bit_length(), room.rows)
+        found.append(Layout(places, count, rows, room.prompt_columns, room.answer_columns))
+    return found

@@ -1,0 +1,135 @@
+"""The rules between settings of the learner and its sampler."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from minirl.config import (
+    CONTROL_TOKENS,
+    OptimizerConfig,
+    SamplerConfig,
+    SftConfig,
+    TinyConfig,
+    TrainConfig,
+)
+
+
+def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[bool, str]]:
+    """List rules that settings may break: whether they do, and a line that says what to write."""
+    algorithm, size = train.algorithm, train.group_size
+    direct = algorithm.estimator == "direct"
+    has_kl = algorithm.kl_coef > 0
+    by_token = direct or algorithm.token_credit == "return_to_go" or algorithm.correction != "none"
+    by_token |= has_kl and algorithm.kl_in == "credit"
+    filtered = algorithm.correctness_filter != "none" or algorithm.equal_groups != "keep"
+    longest = sampler.max_response_tokens
+    return [
+        (
+            size < 2 and not direct,
+            "train.group_size: a group of one has no advantage; use 2 or more, "
+            "or train.algorithm.estimator=direct",
+        ),
+        (
+            size < 2 and filtered,
+            "train.group_size: a group of one is neither mixed nor unequal; use 2 or more, or "
+            "train.algorithm.correctness_filter=none and train.algorithm.equal_groups=keep",
+        ),
+        (
+            has_kl and algorithm.kl_in == "loss" and algorithm.kl_estimator == "k1",
+            "train.algorithm.kl_estimator: k1 in the loss has no gradient on average; use k2 or "
+            "k3, or train.algorithm.kl_in=credit",
+        ),
+        (
+            by_token and algorithm.ratio_level == "sequence",
+            "train.algorithm.ratio_level: sequence needs one advantage a row, and these settings "
+            "give one a token; use sequence_token",
+        ),
+        (
+            algorithm.aggregation_divisor is not None and algorithm.aggregation != "constant",
+            "train.algorithm.aggregation_divisor: divides with aggregation=constant only; "
+            "set it to null",
+        ),
+        (
+            train.mini_batches > train.prompts_per_step,
+            f"train.mini_batches: {train.mini_batches} are more than train.prompts_per_step = "
+            f"{train.prompts_per_step}, and each has at least one prompt",
+        ),
+        (
+            bool(size % (train.batching.answers_per_batch or 1)),
+            f"train.batching.answers_per_batch: {train.batching.answers_per_batch} does not divide "
+            f"train.group_size = {size}",
+        ),
+        (
+            algorithm.max_rounds > 1 and not filtered,
+            "train.algorithm.max_rounds: without a filter the first round is full; use 1, or "
+            "train.algorithm.correctness_filter=mixed",
+        ),
+        (
+            algorithm.overlong_tokens >= longest,
+            f"train.algorithm.overlong_tokens: {algorithm.overlong_tokens} is not below "
+            f"sampler.max_response_tokens; the paper's share of it is a fifth: use {longest // 5}",
+        ),
+        *optimizer_contradictions(train, key="train"),
+    ]
+
+
+def optimizer_contradictions(phase: TrainConfig | SftConfig, *, key: str) -> list[tuple[bool, str]]:
+    """List the rules of an optimizer and what it trains, in the form of `contradictions`.
+
+    Args:
+        phase: Settings that hold both.
+        key: Where these stand.
+    """
+    return [
+        (
+            phase.lora is not None and phase.optimizer.kind == "muon",
+            f"{key}.optimizer.kind: muon steps by whole matrices, and {key}.lora trains factors of "
+            "them; use adamw",
+        ),
+        *schedule_contradictions(phase.optimizer, key=f"{key}.optimizer"),
+    ]
+
+
+def schedule_contradictions(optimizer: OptimizerConfig, *, key: str) -> list[tuple[bool, str]]:
+    """List the rules of a learning rate's course, in the form of `contradictions`.
+
+    Args:
+        optimizer: Its settings.
+        key: Where these stand.
+    """
+    ramp = optimizer.schedule == "ramp_cosine"
+    return [
+        (
+            ramp and optimizer.warmup_steps > 0,
+            f"{key}.warmup_steps: schedule=ramp_cosine rises for ramp_share of the steps; use 0",
+        ),
+        (
+            ramp and optimizer.flat_share >= optimizer.ramp_share,
+            f"{key}.flat_share: not below ramp_share, so that no step is left to rise in",
+        ),
+        (
+            optimizer.lr_ramp == "code" and not ramp,
+            f"{key}.lr_ramp: code is the rise of schedule=ramp_cosine; set that too",
+        ),
+    ]
+
+
+def tiny_contradictions(shape: TinyConfig, *, marks: Sequence[str]) -> list[tuple[bool, str]]:
+    """List the rules of a tiny model's shape, in the form of `contradictions`."""
+    # Every byte, every control token and every mark is a token.
+    least = 256 + len(CONTROL_TOKENS) + len(marks)
+    return [
+        (
+            shape.vocab_size < least,
+            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more",
+        ),
+        (
+            shape.heads % shape.kv_heads != 0,
+            f"model.tiny.kv_heads: {shape.kv_heads} does not divide heads = {shape.heads}",
+        ),
+        (
+            shape.hidden_size % (2 * shape.heads) != 0,
+            f"model.tiny.hidden_size: {shape.hidden_size} is not a multiple of "
+            f"2 x heads = {2 * shape.heads}; rotary embedding needs heads of an even size",
+        ),
+    ]

@@ -1,0 +1,389 @@
+"""What is exported is the policy: for others to load, whole or not at all, in little memory."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+from flax import nnx
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from launch import export, export_job
+from launch.cli import USER_ERRORS
+from launch.config import dump, load_config
+from minirl import weights
+from minirl.attention import causal
+from minirl.checkpoint import Checkpoints
+from minirl.config import LoraConfig, OptimizerConfig, TinyConfig
+from minirl.lora import adapter_shapes, add_adapters, split
+from minirl.metrics import read_metrics
+from minirl.model import parse_config, read_config
+from minirl.sharding import param_path
+from minirl.tiny import make_tiny
+from minirl.tokenizer import ChatTokenizer
+from minirl.update import TrainState, make_optimizer
+
+from .conftest import ROOT, TINY
+
+KINDS = {
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False, "head_dim": 24},
+}
+LORA = LoraConfig(rank=3, alpha=6, targets=("q", "o", "up"))
+
+
+def numbers(seed: int, like: Any) -> Any:
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), leaf.dtype), like)
+
+
+def arrays(tree: Any) -> dict[str, np.ndarray]:
+    return {param_path(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+@nnx.jit
+def forward(model: Any, ids_BT: jax.Array) -> jax.Array:
+    positions_BT = jnp.arange(ids_BT.shape[1])[None]
+    return model.logits(model(ids_BT, positions_BT, causal())[0])
+
+
+def logits(model: Any) -> np.ndarray:
+    return np.asarray(forward(model, jnp.arange(5, 25)[None]))
+
+
+def make_base(folder: Path, **changes: Any) -> Path:
+    """Make a Hugging Face folder with a tokenizer, and weights of which none is 0 or 1."""
+    shape = TinyConfig(
+        vocab_size=300, hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1
+    )
+    make_tiny(folder, ["select name from singer"], shape, 0)
+    config = json.loads((folder / "config.json").read_text()) | changes
+    del config["architectures"]
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").unlink()
+    graph, params = nnx.split(weights.init(parse_config(config, where=""), 0))
+    weights.save(nnx.merge(graph, numbers(1, params)), folder, source=folder)
+    return folder
+
+
+def write_settings(folder: Path, base: Path, *, lora: LoraConfig | None) -> None:
+    """Make a run folder with the settings of a job."""
+    settings = {
+        **TINY,
+        "run": {"name": "tiny", "dir": str(folder)},
+        "model": {"path": str(base), "dtype": "float32"},
+        "warm_start": None,
+        "sampler": TINY["sampler"] | {"temperature": 0.7, "top_p": 0.9},
+        "train": TINY["train"] | {"lora": lora and lora.model_dump(mode="json")},
+    }
+    folder.mkdir()
+    (folder / "job.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    text = dump(load_config(str(folder / "job.yaml"), []))
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
+
+
+def make_run(folder: Path, base: Path, *, lora: LoraConfig | None) -> Any:
+    """Make a run folder with a checkpoint of a model that training has changed; return that."""
+    write_settings(folder, base, lora=lora)
+    model = weights.load(base)
+    if lora is not None:
+        add_adapters(model, lora, seed=0)
+    graph, params, frozen = split(model)
+    params = numbers(2, params)
+    state = TrainState(params, make_optimizer(OptimizerConfig(), steps=1).init(params))
+    with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        checkpoints.save(1, state, {}, score=0.0)
+    return nnx.merge(graph, params, frozen)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def place(request, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A base model, and runs of all its weights and of adapters."""
+    folder = tmp_path_factory.mktemp(request.param)
+    base = make_base(folder / "base", **KINDS[request.param])
+    return SimpleNamespace(
+        folder=folder,
+        base=base,
+        full=make_run(folder / "full", base, lora=None),
+        lora=make_run(folder / "lora", base, lora=LORA),
+    )
+
+
+def write(source: Path, out: Path, *arguments: str) -> Path:
+    export.main(["--checkpoint", str(source), "--out", str(out), *arguments])
+    return out
+
+
+def refusal(source: Path, out: Path, *arguments: str) -> str:
+    with pytest.raises(USER_ERRORS) as caught:
+        write(source, out, *arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_same(model: Any, other: Any) -> None:
+    ours, theirs = arrays(nnx.state(model)), arrays(nnx.state(other))
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+def test_a_checkpoint_comes_back_bit_by_bit_with_all_that_others_need(place, tmp_path):
+    out = write(place.folder / "full", tmp_path / "new" / "out")
+    assert_same(weights.load(out), place.full)
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (out / name).read_bytes() == (place.base / name).read_bytes()
+    old, new = (json.loads((one / "config.json").read_text()) for one in (place.base, out))
+    kind = old["model_type"].capitalize()
+    assert new == old | {"architectures": [f"{kind}ForCausalLM"], "dtype": "float32"}
+    tokenizer = ChatTokenizer(out)
+    assert json.loads((out / "generation_config.json").read_text()) == {
+        "eos_token_id": list(tokenizer.stop_ids),
+        "pad_token_id": tokenizer.pad_id,
+        "do_sample": True,
+        "temperature": 0.7,
+        "top_p": 0.9,
+    }
+    with safe_open(out / "model.safetensors", "np") as file:
+        assert file.metadata() == {"format": "pt"}
+        assert ("lm_head.weight" in file.keys()) != old["tie_word_embeddings"]  # noqa: SIM118
+
+
+def test_adapters_are_merged(place, tmp_path):
+    merged = weights.load(write(place.folder / "lora" / "checkpoints" / "1", tmp_path / "out"))
+    expected = logits(place.lora)
+    np.testing.assert_allclose(logits(merged), expected, rtol=1e-4, atol=1e-4)
+    assert np.abs(logits(weights.load(place.base)) - expected).max() > 1
+    untouched = arrays(nnx.state(place.lora))["layers.down"]
+    np.testing.assert_array_equal(arrays(nnx.state(merged))["layers.down"], untouched)
+
+
+def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
+    out = write(place.folder / "lora", tmp_path / "out", "--adapter")
+    assert {path.name for path in out.iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors"
+    }  # fmt: skip
+    config = json.loads((out / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(place.base)
+    assert (config["r"], config["lora_alpha"]) == (3, 6)
+    assert config["target_modules"] == ["q_proj", "o_proj", "up_proj"]
+    stored = load_file(out / "adapter_model.safetensors")
+    factors = arrays(split(place.lora)[1])
+    start = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
+    np.testing.assert_array_equal(stored[f"{start}A.weight"], factors["layers.q_a"][1].T)
+    b_RX = factors["layers.q_b"][1].reshape(3, -1)
+    np.testing.assert_array_equal(stored[f"{start}B.weight"], b_RX.T)
+    assert len(stored) == 2 * 2 * 3
+    assert "full-step1 has no adapters" in refusal(
+        place.folder / "full", tmp_path / "x", "--adapter"
+    )
+
+
+def test_types_and_files_are_as_asked_for(place, tmp_path):
+    out = write(
+        place.folder / "full", tmp_path / "o", "--dtype", "bfloat16", "--shard-bytes", "20KB"
+    )
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    total, expected = 0, arrays(nnx.state(place.full))
+    for path in sorted(out.glob("*.safetensors")):
+        held = load_file(path)
+        size = sum(array.nbytes for array in held.values())
+        assert size <= 20_000
+        assert {name for name, file in index["weight_map"].items() if file == path.name} == {*held}
+        assert {str(array.dtype) for array in held.values()} == {"bfloat16"}
+        total += size
+    assert total == index["metadata"]["total_size"]
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+    for name, array in arrays(nnx.state(weights.load(out))).items():
+        rounded = expected[name].astype(jnp.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(array, rounded, err_msg=name)
+
+
+def test_a_folder_is_written_anew(place, tmp_path):
+    half = write(place.base, tmp_path / "half", "--dtype", "float16")
+    assert json.loads((half / "generation_config.json").read_text()).keys() == {
+        "eos_token_id", "pad_token_id"
+    }  # fmt: skip
+    again = write(half, tmp_path / "again")  # in its own type
+    old, new = (load_file(one / "model.safetensors") for one in (half, again))
+    assert {array.dtype for array in new.values()} == {np.dtype(np.float16)}
+    for name, array in old.items():
+        np.testing.assert_array_equal(new[name], array)
+
+
+def interrupted(*_arguments: Any) -> Iterator[np.ndarray]:
+    yield np.zeros((300, 32))
+    raise KeyboardInterrupt
+
+
+def full_disk(*_arguments: Any, **_named: Any) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
+    source, out = place.folder / "full", tmp_path / "new" / "out"
+    monkeypatch.setattr(weights, "_arrays", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(source, out)
+    assert list(tmp_path.iterdir()) == []
+    for more in ([], ["--adapter"]):
+        where = place.folder / ("lora" if more else "full")
+        monkeypatch.undo()
+        monkeypatch.setattr("minirl.shards.np.ascontiguousarray", full_disk)
+        told = refusal(where, out, *more)
+        assert told.startswith(f"--out {out}: No space left on device; make room")
+        assert list(tmp_path.iterdir()) == []
+    monkeypatch.undo()
+    usage = namedtuple("usage", "free")(1000)
+    monkeypatch.setattr(export_job.shutil, "disk_usage", lambda _: usage)
+    told = refusal(source, out)
+    assert re.search(r"it takes 0\.[12] MB, and 0\.0 MB are free; make room", told)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_kill_left_is_taken_away_by_the_next_export(place, tmp_path):
+    left = tmp_path / ".out.123.new"
+    left.mkdir()
+    (left / "model.safetensors").write_text("half")
+    write(place.base, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_nothing_is_written_over(place, tmp_path):
+    source = place.folder / "full"
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "a.txt").write_text("mine")
+    for name in ("file", "thesis"):
+        assert "is there already" in refusal(source, tmp_path / name)
+    assert "cannot be written" in refusal(source, tmp_path / "file" / "below")
+    assert f"{tmp_path}/none: no such folder" in refusal(tmp_path / "none", tmp_path / "out")
+    assert "give a run folder" in refusal(tmp_path / "thesis", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    assert_same(weights.load(write(source, tmp_path / "empty")), place.full)
+
+
+def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(place, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(place.folder / "full", run)
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("lora: null", "lora: {rank: 2}"))
+    assert "a checkpoint of another model: .params['layers']['" in refusal(run, tmp_path / "out")
+    (run / "config.yaml").write_text(config)
+    for path in (run / "checkpoints" / "1" / "tree").rglob("*"):
+        if path.is_file() and path.stat().st_size > 2_000:
+            path.write_bytes(path.read_bytes()[:1_000])
+    assert "checkpoints/1: the checkpoint cannot be read" in refusal(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["0", "5XB", "-1", "1.5GB", ""])
+def test_sizes(text, capsys):
+    with pytest.raises(SystemExit) as end:
+        export._arguments(["--checkpoint", "a", "--out", "b", "--shard-bytes", text])
+    assert end.value.code == 2
+    assert "is not a size" in capsys.readouterr().err or text == "-1"
+    parsed = export._arguments(["--checkpoint", "a", "--out", "b", "--shard-bytes", "500mb"])
+    assert parsed.shard_bytes == 500_000_000
+
+
+MEASURE = """
+import resource, sys
+from pathlib import Path
+import jax
+from launch import cli, export, export_job
+
+def peak_bytes():
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts the process that this one was forked from into its ru_maxrss.
+    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+cli.use_accelerator("cpu")
+before = peak_bytes()
+export.main(sys.argv[1:])
+print("peak", peak_bytes() - before)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A model of some 200 MB, and runs that hold twice as much besides."""
+    folder = tmp_path_factory.mktemp("large")
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 13}
+    base = make_base(folder / "base", **KINDS["qwen2"])
+    config = json.loads((base / "config.json").read_text()) | sizes
+    (base / "config.json").write_text(json.dumps(config))
+    shapes = weights.shapes_of(base)
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
+    weights.write(
+        base, weights.paths_of(params), weights.parts_in_tree(params), source=base, dtype="float32"
+    )
+    adapters = jax.tree.map(
+        lambda leaf: jnp.ones(leaf.shape), adapter_shapes(read_config(base), LORA)
+    )
+    for name, lora, tree in (("full", None, params), ("lora", LORA, adapters)):
+        write_settings(folder / name, base, lora=lora)
+        with closing(Checkpoints(folder / name / "checkpoints")) as checkpoints:
+            checkpoints.save(1, TrainState(tree, (tree, tree)), {}, score=0.0)
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    return SimpleNamespace(folder=folder, bytes=size)
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path, kind):
+    assert large.bytes > 200e6
+    line = ["--checkpoint", str(large.folder / kind), "--out", str(tmp_path / "out")]
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, *line],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=100,
+    )  # fmt: skip
+    assert 0 < int(run.stdout.split()[-1]) < 1.5 * large.bytes
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > large.bytes
+
+
+@pytest.mark.timeout(300)
+def test_a_job_with_adapters_is_trained_exported_and_measured(command, tiny, tmp_path):
+    settings = [
+        *("train.lora.rank=4", "train.lora.targets=[q, v, down]", "warm_start.lora.rank=2"),
+        # Long replies are punished: something that a model this raw can learn.
+        *("train.steps=2", "train.group_size=4", "train.algorithm.overlong_tokens=150"),
+        *("sampler.max_reply_tokens=160", "env={kind: single_turn}", "reward.kind=one_shot"),
+    ]
+    done = command("launch.train", "--cfg", tiny, "run.dir=run", *settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    records = read_metrics(tmp_path / "run")
+    kl = [record["update/kl"] for record in records]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[-1] > 0.01
+    done = command("launch.export", "--checkpoint", "run", "--out", "out0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    write(tmp_path / "run", tmp_path / "out1", "--adapter")
+    config = json.loads((tmp_path / "out1" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(tmp_path / "run" / "warm" / "model")
+    done = command(
+        "launch.eval", "--cfg", tiny, "--checkpoint", "out0", *settings[6:], cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    (measured,) = tmp_path.glob("evals/out0-*/predictions.jsonl")
+    assert measured.read_text() == (tmp_path / "run" / "after" / "predictions.jsonl").read_text()

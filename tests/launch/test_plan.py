@@ -1,0 +1,214 @@
+"""The command `launch.plan`, and what a training job checks of a device's memory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+import minirl.ahead
+from launch import plan
+from launch.config import load_config
+from minirl import chips
+from minirl.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SMALL = (
+    "model.tiny.vocab_size=512",
+    "model.tiny.hidden_size=16",
+    "model.tiny.intermediate_size=32",
+    "model.tiny.layers=2",
+    "model.tiny.heads=2",
+    "model.tiny.kv_heads=2",
+    "sampler.max_prompt_tokens=64",
+    "sampler.max_response_tokens=48",
+    "sampler.max_reply_tokens=24",
+    "sampler.slots=8",
+    "train.prompts_per_step=8",
+    "train.group_size=4",
+)
+
+
+def config(*overrides):
+    return load_config("progress-demo.yaml", [*SMALL, *overrides])
+
+
+def run(*arguments):
+    command = [sys.executable, "-m", "launch.plan", "--cfg", "progress-demo.yaml", *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def make(topology="cpux4", *overrides, **options):
+    given = {"model": None, "prompt": None, "response": None} | options
+    said = []
+
+    def progress(done, total, status):
+        assert 0 <= done <= total
+        said.append(status)
+
+    return plan.make_plan(config(*overrides), topology, progress=progress, **given), said
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make()
+
+
+def test_a_plan_says_what_there_is_to_know(made):
+    found, said = made
+    assert (found["chips"], found["mesh"]) == (4, {"data": 1, "fsdp": 4, "tensor": 1})
+    memory = found["memory_bytes"]
+    assert found["update_bytes"] == pytest.approx(sum(memory.values()))
+    # AdamW keeps two numbers beside each weight.
+    assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=64)
+    # Each of four devices has two of the eight groups, and all answers of both fit.
+    assert (found["groups_per_batch"], found["answers_per_batch"]) == (2, 4)
+    assert found["micro_batches"] == 1
+    assert memory["gradients"] == memory["weights"]
+    phases = found["phases"]
+    assert set(phases) == {"prompts", "decoding", "update"}
+    assert found["step_s"] == pytest.approx(sum(phase["seconds"] for phase in phases.values()))
+    assert all(phase["seconds"] > 0 and phase["flops"] > 0 for phase in phases.values())
+    assert phases["update"]["collective_bytes"] > 0
+    assert 0 < found["mfu"] < 1
+    assert 0 <= found["collective_share"] < 1
+    # 8 prompts of 64, each with 4 answers of 48.
+    assert found["update_tokens"] == 8 * (64 + 4 * 48)
+    assert any("gradient" in status for status in said)
+    assert "pretended" in found["compiler"]
+    json.dumps(found)
+    assert plan._tables(found)
+
+
+def test_lengths_make_time_shorter_and_not_memory(made):
+    found, _ = make(prompt=32.0, response=24.0)
+    assert found["update_bytes"] == made[0]["update_bytes"]
+    assert found["phases"]["update"]["flops"] < 0.55 * made[0]["phases"]["update"]["flops"]
+
+
+@pytest.mark.parametrize("answers", [4, 1])
+def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
+    """Memory as if a group with all its answers took 40, and 4 bytes for each answer there is."""
+    real = minirl.ahead.compile_program
+
+    def compiled(name, lowered, **options):
+        found = real(name, lowered, **options)
+        if name != "gradient":
+            return found
+        rows = lowered.in_avals[0][2].input_BC.shape[0] // 4
+        return minirl.ahead.replace(found, temporaries=2**30 * (1 + rows))
+
+    monkeypatch.setattr("minirl.plan.compile_program", compiled)
+    # One group a part with all four answers takes 5 GiB; with one answer 2.
+    room = {4: 6.0, 1: 2.5}[answers] * 2**30
+    chip = chips.Chip("cpu", 1e12, room / 0.95, 1e11, 1e10)
+    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    found, _ = make()
+    assert (found["groups_per_batch"], found["answers_per_batch"]) == (1, answers)
+    assert found["micro_batches"] == 2 * 4 // answers
+    assert found["update_bytes"] <= found["room_bytes"] == pytest.approx(room)
+
+
+def test_what_does_not_fit_is_refused(monkeypatch):
+    chip = chips.Chip("cpu", 1e12, 2e5, 1e11, 1e10)
+    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    with pytest.raises(UserError, match=r"nothing fits: weights .* GiB a device"):
+        make()
+
+
+def test_refusals_are_one_line_and_status_2(tmp_path):
+    ended = run("--topology", "v9:4x4")
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("error: --topology v9:4x4: unknown; write")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "gpt-7"}, "gpt-7: no such model among the published shapes"),
+        ({"prompt": 65.0}, "--prompt-tokens 65: .* sampler.max_prompt_tokens = 64"),
+        ({"response": 0.5}, "--response-tokens 0.5"),
+    ],
+)
+def test_mistakes_are_told(options, message):
+    with pytest.raises(UserError, match=message):
+        make(**options)
+
+
+def test_a_model_that_is_not_there_can_be_named(tmp_path):
+    lost = load_config("progress.yaml", [f"model.path={tmp_path}"])
+    with pytest.raises(UserError, match=r"--model qwen2\.5-coder-7b"):
+        plan.model_shape(lost, None)
+    assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
+
+
+def test_libtpu_is_asked_for(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs libtpu: pip install '\.\[tpu\]'"):
+        chips.described_devices(chips.parse_topology("v5e:4x4"))
+    # GPUs have no compiler without libtpu either: pretended devices stand for them.
+    devices, compiler = chips.described_devices(chips.parse_topology("h100x8"))
+    assert len(devices) == 8
+    assert "CPU" in compiler
+
+
+@pytest.fixture
+def tiny_folder(tmp_path):
+    keys = {
+        "model_type": "qwen2",
+        "vocab_size": 512,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    return tmp_path
+
+
+def test_training_logs_the_memory_it_holds(tiny_folder, caplog):
+    with caplog.at_level(logging.INFO):
+        plan.check_memory(config(), tiny_folder)
+    (line,) = [text for text in caplog.messages if "memory" in text]
+    assert line.startswith("memory of a device, activations apart: ")
+    assert " of " not in line.removeprefix("memory of a device")
+
+
+def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
+    stats = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 10_000})
+    monkeypatch.setattr(jax, "local_devices", lambda: [stats])
+    with pytest.raises(UserError, match="does not fit; use more devices"):
+        plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
+
+
+def test_a_tpu_program_is_compiled_without_a_tpu():
+    pytest.importorskip("libtpu", reason="libtpu is installed on Linux x86-64 only")
+    devices, compiler = chips.described_devices(chips.parse_topology("v5e:2x2"))
+    assert (len(devices), devices[0].platform) == (4, "tpu")
+    assert compiler == "TPU (v5e:2x2)"
+    x = jax.ShapeDtypeStruct(
+        (256, 256), "bfloat16", sharding=jax.sharding.SingleDeviceSharding(devices[0])
+    )
+    found = minirl.ahead.compile_program("product", jax.jit(lambda x: x @ x).lower(x))
+    assert found.arguments == found.outputs == 2 * 256 * 256
+    assert found.flops == pytest.approx(2 * 256**3, rel=0.05)
+    # More than any chip has: the compiler says so.
+    big = jax.ShapeDtypeStruct((2**17, 2**17), "float32", sharding=x.sharding)
+    lost = minirl.ahead.compile_program("sum", jax.jit(lambda x: (x * 2).sort()).lower(big))
+    assert not lost.fits
+    assert lost.temporaries > 2**30 * 15.75
+    assert math.isfinite(lost.temporaries)

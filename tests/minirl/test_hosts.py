@@ -1,0 +1,310 @@
+"""A run over two processes of two devices is the run of one device, also when one is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from minirl import hosts
+
+from . import toy_run
+from .test_mesh import batches, numbers_of, start
+
+HERE = Path(__file__).parent
+# Of a life; on a free core it takes ten to fifteen seconds.
+LIMIT_S = 240
+# What processes say to each other, each in its place of several.
+TALK = """
+import json, sys
+import numpy as np
+from minirl import hosts, preemption
+coordinator, process, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+hosts.join(hosts.Place(coordinator, 2, process, heartbeat_s=10))
+from launch import cli
+from minirl.errors import UserError
+
+def fail():
+    if process == 1:
+        raise UserError("no such file")
+    return process
+
+def large():
+    return np.arange(400_000 + process)
+
+def main(arguments):
+    if kind == "values":
+        assert hosts.gather(lambda: ("part", process)) == [("part", 0), ("part", 1)]
+        first, second = hosts.gather(large)
+        assert (len(first), len(second), second[-1]) == (400_000, 400_001, 400_000)
+        assert hosts.from_first(lambda: f"of {process}") == "of 0"
+        assert [list(hosts.own_share(n)) for n in (0, 1, 5)] == [
+            [[], [], [0, 1]], [[], [0], [2, 3, 4]]][process]
+        print("well")
+    if kind == "error":
+        hosts.gather(fail)
+    if kind == "alone" and process == 1:
+        raise UserError("only here")
+    if kind == "alone":
+        hosts.check()
+
+cli.run(main)
+"""
+
+
+def processes(*arguments, code="", cwd=HERE, cache=None, devices=2):
+    """Start two processes that find each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        coordinator = f"127.0.0.1:{free.getsockname()[1]}"
+    flags = re.sub(r"device_count=\d+", f"device_count={devices}", os.environ["XLA_FLAGS"])
+    environment = os.environ | {"PYTHONPATH": f"{HERE.parents[1]}:{HERE}", "XLA_FLAGS": flags}
+    if cache is not None:
+        environment |= {
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+    lines = (
+        [sys.executable, "-c", code, coordinator, process, *arguments]
+        if code
+        else [sys.executable, HERE / "toy_run.py", *arguments, coordinator, "2", process]
+        for process in ("0", "1")
+    )
+    return [
+        subprocess.Popen(
+            list(map(str, line)),
+            env=environment,
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in lines
+    ]
+
+
+def ends(started):
+    """Return status, output and errors of all; those that do not end are killed, and it shows."""
+    until = time.monotonic() + LIMIT_S
+    said = []
+    for one in started:
+        try:
+            said.append(one.communicate(timeout=max(until - time.monotonic(), 0.1)))
+        except subprocess.TimeoutExpired:
+            one.kill()
+            said.append(one.communicate())
+    return [(one.returncode, *texts) for one, texts in zip(started, said, strict=True)]
+
+
+def live(folder, cache, moment="", step=0):
+    return ends(processes(folder, moment, step, "plain", cache=cache))
+
+
+def test_what_one_process_has_all_get(tmp_path):
+    for code, output, errors in ends(processes("values", code=TALK, cwd=tmp_path)):
+        assert code == 0, errors
+        assert output.endswith("well\n")  # after what Gloo says
+
+
+def test_an_error_of_one_ends_all_with_its_words(tmp_path):
+    first, second = ends(processes("error", code=TALK, cwd=tmp_path))
+    assert (first[0], second[0]) == (2, 2)
+    assert "error: process 1 failed: no such file" in first[2].splitlines()
+    assert "error: no such file" in second[2].splitlines()
+
+
+def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
+    begun = time.monotonic()
+    first, second = ends(processes("alone", code=TALK, cwd=tmp_path))
+    assert second[0] == 2
+    assert "error: only here" in second[2]
+    assert first[0] not in (0, None)
+    assert "another task died" in first[2] or "another process" in first[2]
+    assert time.monotonic() - begun < LIMIT_S / 2
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def whole(cache, tmp_path_factory):
+    """The folder of the run over two processes that nothing befell."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    for code, _, errors in live(folder, cache):
+        assert code == 0, errors
+    return folder
+
+
+# Weights on meshes whose devices stand in another order than their numbers, as on a TPU.
+COPIES = """
+import sys
+import jax, numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh
+from minirl import hosts
+hosts.join(hosts.Place(sys.argv[1], 2, int(sys.argv[2])))
+import conftest, toy_run
+from minirl.local import local_params
+from minirl.sharding import MESH_AXES
+whole = jax.tree.leaves(nnx.state(conftest.toy_model()))
+for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
+    devices = np.array([jax.devices()[n] for n in order]).reshape(shape)
+    mesh = Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+    params = nnx.state(toy_run.spread(conftest.toy_model(), mesh))
+    for own, leaf in zip(jax.tree.leaves(local_params(params, np.float32)), whole, strict=True):
+        np.testing.assert_array_equal(own, leaf)
+        assert own.sharding.device_set == set(jax.local_devices())
+"""
+
+
+def test_each_process_gets_all_weights_on_its_own_devices(tmp_path):
+    for code, _, errors in ends(processes(code=COPIES)):
+        assert code == 0, errors
+
+
+# The update of test_mesh.py, over the devices of two processes.
+UPDATE = """
+import sys
+from types import SimpleNamespace
+import jax, numpy as np
+from minirl import hosts
+coordinator, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+hosts.join(hosts.Place(coordinator, 2, process))
+import conftest, test_mesh
+from minirl.sharding import param_path
+toy = SimpleNamespace(CONFIG=conftest.CONFIG)
+learner, state = test_mesh.start(toy, {"fsdp": 2, "tensor": 2})
+reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
+state, stats = learner.update(state, test_mesh.batches(), reference=reference)
+leaves = jax.tree.leaves_with_path(state.params)
+arrays = {param_path(path): hosts.whole(leaf) for path, leaf in leaves}
+(logprobs,) = learner.logprobs(reference, test_mesh.batches())
+if hosts.is_first():
+    np.savez(f"{folder}/found.npz", loss=stats["loss"], logprobs=logprobs, **arrays)
+"""
+
+
+def test_an_update_over_two_processes_is_that_of_one_device(toy, tmp_path):
+    for code, _, errors in ends(processes(tmp_path, code=UPDATE)):
+        assert code == 0, errors
+    learner, state = start(toy, None)
+    reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
+    (logprobs,) = learner.logprobs(reference, batches())
+    state, stats = learner.update(state, batches(), reference=reference)
+    with np.load(tmp_path / "found.npz") as found:
+        assert found["loss"] == pytest.approx(stats["loss"], rel=1e-6, abs=1e-6)
+        np.testing.assert_allclose(found["logprobs"], logprobs, rtol=1e-5, atol=1e-5)
+        for key, array in numbers_of(state).items():
+            scale = np.abs(array).max()
+            np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_a_run_of_two_processes_is_that_of_one_device(toy, whole, tmp_path):
+    """The same numbers; and what two processes saved, one device reads."""
+    one = toy_run.make_trainer(toy, tmp_path)
+    one.run(lambda *_: None)
+    ours, theirs = toy_run.metrics_of(whole), toy_run.metrics_of(tmp_path)
+    assert len(ours) == len(theirs) == toy_run.STEPS
+    for line, twin in zip(ours, theirs, strict=True):
+        for key in ("sampler/pages", "update/padding"):  # of each process, and of the mesh
+            assert line.pop(key) > 0
+            assert twin.pop(key) > 0
+        assert line == pytest.approx(twin, rel=1e-6, abs=1e-6)
+    name = "trajectories.jsonl"
+    assert (whole / name).read_bytes() == (tmp_path / name).read_bytes()
+    shutil.copytree(whole, tmp_path / "copy")
+    read = toy_run.make_trainer(toy, tmp_path / "copy")
+    assert read.step == toy_run.STEPS
+    for leaf, twin in zip(jax.tree.leaves(read.params), jax.tree.leaves(one.params), strict=True):
+        scale = np.abs(twin).max()
+        # Eight updates of AdamW at a rate of 0.1 make more of the rounding than one does.
+        np.testing.assert_allclose(leaf, twin, rtol=1e-3, atol=1e-4 * scale)
+
+
+# Where each life of a process ends, and of which; checkpoints are due every second step.
+KILLS = (("rollout", 2, 1), ("apply", 4, 1), ("checkpoint", 6, 0))
+
+
+@pytest.mark.timeout(300)
+def test_a_run_of_which_a_process_is_killed_ends_as_if_none_had_been(whole, cache, tmp_path):
+    folder = tmp_path / "run"
+    for moment, step, victim in KILLS:
+        begun = time.monotonic()
+        lives = live(folder, cache, moment, step)
+        survivor = lives.pop(1 - victim)
+        assert lives[0][0] == -signal.SIGKILL, (moment, lives)
+        assert survivor[0] not in (0, None)
+        assert "another task died" in survivor[2] or "another process" in survivor[2], survivor
+        assert time.monotonic() - begun < LIMIT_S
+    assert [code for code, *_ in live(folder, cache)] == [0, 0]
+    assert_same_run(folder, whole)
+
+
+def test_sigterm_of_one_process_saves_and_ends_all(whole, cache, tmp_path):
+    folder = tmp_path / "run"
+    first, last = live(folder, cache, "notice", 3)
+    assert (first[0], last[0]) == (0, 0), first
+    assert "stopped by SIGTERM: all 2 steps are saved; the same command goes on" in first[2]
+    assert [code for code, *_ in live(folder, cache)] == [0, 0]
+    assert_same_run(folder, whole)
+
+
+def assert_same_run(folder, whole):
+    assert toy_run.without_times(folder) == toy_run.without_times(whole)
+    name = "trajectories.jsonl"
+    assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    arrays = [read_arrays(run / "checkpoints" / str(toy_run.STEPS)) for run in (folder, whole)]
+    assert arrays[0].keys() == arrays[1].keys()
+    for key, array in arrays[0].items():
+        np.testing.assert_array_equal(array, arrays[1][key])
+
+
+def read_arrays(checkpoint):
+    import orbax.checkpoint as ocp
+
+    with ocp.PyTreeCheckpointer() as reader:
+        stored = dict(reader.metadata(checkpoint / "tree").item_metadata)
+        kinds = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in stored}
+        return reader.restore(checkpoint / "tree", args=ocp.args.PyTreeRestore(restore_args=kinds))
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_announced"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}, False),  # a batch script, not its step
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "t-0"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "t-0,t-1"}, True),
+    ],
+)
+def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announced):
+    for name in ("SLURM_STEP_NUM_TASKS", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert hosts.is_announced() == is_announced
+
+
+@pytest.mark.parametrize(
+    ("tasks", "gpus", "devices"),
+    [("1(x4)", "8", [*range(8)]), ("1", "2", [0, 1]), ("8(x4)", "8", None), ("", "", None)],
+)
+def test_a_slurm_task_alone_on_its_node_takes_all_gpus(monkeypatch, tasks, gpus, devices):
+    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
+    assert hosts._slurm_devices() == devices

@@ -1,0 +1,329 @@
+"""Adapters: nothing at the start, the chain rule's gradients, merged the same, saved alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from minirl import weights
+from minirl.attention import causal
+from minirl.batching import TokenRow, micro_batches
+from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.layout import file_tensors
+from minirl.lora import adapter_shapes, add_adapters, merged, split
+from minirl.model import Decoder, read_config
+from minirl.rules import optimizer_contradictions
+from minirl.sft import Demonstration, supervise
+from minirl.sharding import make_mesh, param_path, param_shardings
+from minirl.update import Learner, make_optimizer, policy_objective
+
+from . import toy_run
+
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
+PEFT, PREFIX = REFERENCE / "qwen3_lora", "base_model.model."
+KEY = jax.random.key(0)
+ALL = LoraConfig(rank=3, alpha=6)
+SOME = LoraConfig(rank=2, alpha=1, targets=("v", "o", "down"))
+TOKENS_BT = np.random.default_rng(3).integers(4, 60, (2, 9))
+
+
+def base(toy, *, mesh=None):
+    """Make the toy model anew."""
+    graph, params = nnx.split(toy.model())
+    params = jax.tree.map(jnp.copy, params)
+    if mesh is not None:
+        graph = nnx.graphdef(nnx.eval_shape(lambda: Decoder(toy.CONFIG, key=KEY, mesh=mesh)))
+        params = jax.device_put(params, param_shardings(params, mesh))
+    return nnx.merge(graph, params)
+
+
+def adapted(toy, lora=ALL, *, seed=0, mesh=None, started=True):
+    """Make a toy model with adapters; `started`: they add something already."""
+    model = base(toy, mesh=mesh)
+    add_adapters(model, lora, seed=seed)
+    if started:
+        graph, params, frozen = split(model)
+        rng = np.random.default_rng(seed)
+        draw = lambda leaf: jax.device_put(  # noqa: E731
+            rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding
+        )
+        model = nnx.merge(graph, jax.tree.map(draw, params), frozen)
+    return model
+
+
+@nnx.jit
+def forward(model, tokens_BT):
+    positions_BT = jnp.broadcast_to(jnp.arange(tokens_BT.shape[1]), tokens_BT.shape)
+    return model.logits(model(tokens_BT, positions_BT, causal())[0])
+
+
+def logits(model):
+    return np.asarray(forward(model, jnp.asarray(TOKENS_BT)))
+
+
+def arrays(tree):
+    return {param_path(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def batches(*, parts=2):
+    rng = np.random.default_rng(0)
+    groups = []
+    for _ in range(8):
+        prompt = rng.integers(4, 60, rng.integers(3, 10))
+        group = []
+        for _ in range(2):
+            answer = rng.integers(4, 60, rng.integers(3, 12))
+            ids = np.concatenate([prompt, answer])
+            mask = np.arange(len(ids)) >= len(prompt)
+            logprobs = np.where(mask, rng.normal(-4, 0.2, len(ids)), 0.0)
+            group.append(TokenRow(ids, mask, logprobs, float(rng.normal()), len(prompt)))
+        groups.append(group)
+    sizes = BatchingConfig(groups_per_batch=8 // parts, prompt_multiple=12, answer_multiple=16)
+    return micro_batches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
+
+
+def learner_of(model, **settings):
+    graph, params, frozen = split(model)
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, **settings), steps=10)
+    objective = policy_objective(Grpo(kl_coef=0.1), temperature=0.8)
+    learner = Learner(graph, objective, optimizer, frozen=frozen, temperature=0.8, mesh=model.mesh)
+    return learner, jax.tree.map(jnp.copy, params)
+
+
+@pytest.mark.parametrize("lora", [ALL, SOME])
+def test_at_the_start_they_add_nothing(toy, lora):
+    model = adapted(toy, lora, started=False)
+    np.testing.assert_array_equal(logits(model), logits(base(toy)))
+    params = arrays(split(model)[1])
+    assert set(params) == {f"layers.{name}_{end}" for name in lora.targets for end in "ab"}
+    for name, array in params.items():
+        assert array.dtype == np.float32
+        assert array.any() == name.endswith("_a")
+
+
+def test_a_scale_is_alpha_over_rank_and_a_product_that_of_matrices(toy):
+    start, model = base(toy), adapted(toy)
+    whole = merged(model)
+    assert whole.layers.lora is None
+    assert set(arrays(nnx.state(whole))) == set(arrays(nnx.state(start)))
+    theirs, ours = start.layers, whole.layers
+    shape = model.layers.q[...].shape
+    a_LDR, b_LRX = model.layers.q_a[...], model.layers.q_b[...].reshape(shape[0], 3, -1)
+    expected = theirs.q[...] + (2.0 * (a_LDR @ b_LRX)).reshape(shape)
+    np.testing.assert_allclose(ours.q[...], expected, rtol=1e-5, atol=1e-5)
+    b_LRD = model.layers.o_b[...]
+    a_LXR = model.layers.o_a[...].reshape(shape[0], -1, 3)
+    expected = theirs.o[...] + (2.0 * (a_LXR @ b_LRD)).reshape(theirs.o[...].shape)
+    np.testing.assert_allclose(ours.o[...], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("lora", [ALL, SOME])
+def test_merged_it_computes_the_same(toy, lora):
+    model = adapted(toy, lora)
+    found, expected = logits(merged(model)), logits(model)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(expected - logits(base(toy))).max() > 0.1
+
+
+def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule(toy):
+    model = adapted(toy)
+    batch = next(iter(batches(parts=1)))
+    learner, params = learner_of(model)
+    found, _ = learner._gradient(params, learner._frozen, batch, batch.old_logp_BC)
+    whole_learner, whole = learner_of(merged(model))
+    full, _ = whole_learner._gradient(whole, whole_learner._frozen, batch, batch.old_logp_BC)
+    ours, theirs, factors = arrays(found), arrays(full), arrays(params)
+    assert set(ours) == set(factors)
+    for name in ALL.targets:
+        a, b = (factors[f"layers.{name}_{end}"] for end in "ab")
+        depth, rank = len(a), ALL.rank
+        a_LXR, b_LRY = a.reshape(depth, -1, rank), b.reshape(depth, rank, -1)
+        gradient_LXY = 2.0 * theirs[f"layers.{name}"].reshape(depth, a_LXR.shape[1], -1)
+        for end, expected in (
+            ("a", gradient_LXY @ b_LRY.swapaxes(1, 2)),
+            ("b", a_LXR.swapaxes(1, 2) @ gradient_LXY),
+        ):
+            part = ours[f"layers.{name}_{end}"].reshape(expected.shape)
+            scale = np.abs(expected).max()
+            assert scale > 1e-4
+            np.testing.assert_allclose(part, expected, rtol=1e-5, atol=1e-5 * scale)
+
+
+def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
+    model = adapted(toy, started=False)
+    learner, params = learner_of(model)
+    before, reference = arrays(params), jax.tree.map(jnp.copy, params)
+    (batch, *_) = batches(parts=1)
+    plain, whole = learner_of(base(toy))
+    (expected,) = plain.logprobs(whole, [batch])
+    state = learner.init(params)
+    state, first = learner.update(state, batches(), reference=reference)
+    assert first["kl"] == pytest.approx(0, abs=1e-6)
+    state, second = learner.update(state, batches(), reference=reference)
+    assert second["kl"] > 1e-4
+    (found,) = learner.logprobs(reference, [batch])
+    np.testing.assert_array_equal(found, expected)
+    after = arrays(state.params)
+    assert set(after) == set(before)
+    assert all((after[name] != before[name]).any() for name in after)
+    kept, untouched = arrays(learner._frozen), arrays(nnx.state(base(toy)))
+    assert set(kept) == set(untouched)
+    for name, array in untouched.items():
+        np.testing.assert_array_equal(kept[name], array)
+    # Two moments a trained number, and two counts: nothing of the base's size.
+    trained = sum(array.size for array in after.values())
+    held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
+    assert held == 2 * trained + 2
+    assert trained < sum(array.size for array in kept.values()) / 2
+
+
+def test_a_mesh_computes_the_same(toy):
+    mesh = make_mesh({"fsdp": 4, "tensor": 2})
+    found = {}
+    for name, place in (("one", None), ("eight", mesh)):
+        learner, params = learner_of(adapted(toy, mesh=place))
+        state, stats = learner.update(learner.init(params), batches(parts=1))
+        found[name] = arrays(state.params), stats
+    assert found["eight"][1]["loss"] == pytest.approx(found["one"][1]["loss"], rel=1e-6, abs=1e-6)
+    for name, array in found["one"][0].items():
+        scale = np.abs(array).max()
+        np.testing.assert_allclose(
+            found["eight"][0][name], array, rtol=1e-5, atol=1e-5 * scale, err_msg=name
+        )
+    gate_b = state.params["layers"]["gate_b"][...]
+    assert isinstance(gate_b.sharding, NamedSharding)
+    assert gate_b.addressable_shards[0].data.shape == (2, 3, 12)
+    down_a = state.opt_state[1][0].mu["layers"]["down_a"][...]
+    assert down_a.addressable_shards[0].data.shape == (2, 12, 3)
+
+
+def peft_adapter():
+    """Read PEFT's own adapter of the reference model: settings, and our adapters' state."""
+    config = json.loads((PEFT / "adapter_config.json").read_text())
+    lora = LoraConfig(rank=config["r"], alpha=config["lora_alpha"])
+    model = weights.load(REFERENCE / "qwen3")
+    add_adapters(model, lora, seed=0)
+    graph, params, frozen = split(model)
+    stored = load_file(PEFT / "adapter_model.safetensors")
+
+    def read(path, leaf):
+        tensors = file_tensors(param_path(path), leaf.shape)
+        parts = (one.from_file(stored[PREFIX + one.name], one.shape) for one in tensors)
+        return jnp.stack([*parts])
+
+    return config, lora, nnx.merge(graph, jax.tree.map_with_path(read, params), frozen)
+
+
+def test_logits_are_those_of_peft():
+    expected = np.load(PEFT / "reference.npz")
+    model = peft_adapter()[2]
+    base = weights.load(REFERENCE / "qwen3")
+    for one in (model, merged(model)):
+        found_BTV = np.asarray(forward(one, jnp.asarray(expected["ids_BT"])))
+        for b, length in enumerate(expected["lengths_B"]):
+            wanted_TV = expected["logits_BTV"][b, :length]
+            assert np.abs(found_BTV[b, :length] - wanted_TV).max() < 1e-4
+    difference = forward(base, jnp.asarray(expected["ids_BT"])) - expected["logits_BTV"]
+    assert np.abs(difference[2]).max() > 1
+
+
+def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
+    config, lora, model = peft_adapter()
+    params = split(model)[1]
+    weights.write_adapter(
+        tmp_path / "a", weights.paths_of(params), weights.parts_in_tree(params), lora, base="qwen3"
+    )
+    written = load_file(tmp_path / "a" / "adapter_model.safetensors")
+    original = load_file(PEFT / "adapter_model.safetensors")
+    assert written.keys() == original.keys()
+    for name, array in original.items():
+        np.testing.assert_array_equal(written[name], array, err_msg=name)
+    ours = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    assert ours | {"task_type": None} == {key: config[key] for key in ours}
+    some = LoraConfig(rank=1, targets=("o", "up"))
+    shapes = adapter_shapes(read_config(REFERENCE / "qwen3"), some)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
+    weights.write_adapter(
+        tmp_path / "b", weights.paths_of(zeros), weights.parts_in_tree(zeros), some, base="x",
+        dtype="bfloat16",
+    )  # fmt: skip
+    with safe_open(tmp_path / "b" / "adapter_model.safetensors", "np") as file:
+        assert {name.split(".")[6] for name in file.keys()} == {"o_proj", "up_proj"}  # noqa: SIM118
+        assert file.get_slice(next(iter(file.keys()))).get_dtype() == "BF16"
+        assert file.metadata() == {"format": "pt"}
+    ours = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
+    assert ours["target_modules"] == ["o_proj", "up_proj"]
+
+
+def make_trainer(toy, folder, *, steps):
+    model = adapted(toy, started=False)
+    # Louder, so that a turn of the last hidden state, all that adapters can do, decides on letters.
+    model.unembed[...] = 6 * model.unembed[...]
+    return toy_run.make_trainer(
+        SimpleNamespace(model=lambda: model, Tokenizer=toy.Tokenizer),
+        folder,
+        steps=steps,
+        kl_every=1,
+        optimizer=OptimizerConfig(learning_rate=0.05, weight_decay=0.0),
+    )
+
+
+def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tmp_path):
+    whole = make_trainer(toy, tmp_path / "whole", steps=4)
+    whole.run(lambda *_: None)
+    records = toy_run.metrics_of(tmp_path / "whole")
+    rewards = [record["reward/total"] for record in records]
+    assert rewards[-1] > rewards[0] + 0.3
+    kl = [record["update/kl"] for record in records]
+    assert kl[0] == pytest.approx(0, abs=1e-6)
+    assert kl[-1] > 0.01
+    # The learner multiplies by adapters, the sampler by their sum with the weights.
+    assert max(record["update/logp_gap_max"] for record in records) < 1e-4
+    make_trainer(toy, tmp_path / "parts", steps=2).run(lambda *_: None)
+    again = make_trainer(toy, tmp_path / "parts", steps=4)
+    assert again.step == 2
+    again.run(lambda *_: None)
+    assert toy_run.without_times(tmp_path / "parts") == toy_run.without_times(tmp_path / "whole")
+    for ours, theirs in zip(*map(jax.tree.leaves, (again.params, whole.params)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # What is saved are the adapters and their moments.
+    tree = tmp_path / "whole" / "checkpoints" / "4" / "tree"
+    with ocp.PyTreeCheckpointer() as reader:
+        stored: Any = reader.metadata(tree).item_metadata
+    assert len(dict(stored)) == 3 * 14 + 2
+    assert all("_a'" in name or "_b'" in name or "count" in name for name in stored)
+
+
+def test_a_warm_start_trains_adapters_too(toy, tmp_path):
+    model = adapted(toy, SOME, started=False)
+    shown = [Demonstration(((toy.Said("user", "AB"),),), (), "CC")] * 4
+    config = SftConfig(
+        steps=4, groups_per_step=4, optimizer=OptimizerConfig(learning_rate=0.1),
+        batching=BatchingConfig(groups_per_batch=4, prompt_multiple=8, answer_multiple=8),
+    )  # fmt: skip
+    params = supervise(model, shown, toy.Tokenizer(), config, seed=0, folder=tmp_path)
+    assert set(arrays(params)) == {f"layers.{name}_{end}" for name in SOME.targets for end in "ab"}
+    losses = [record["sft/loss"] for record in toy_run.metrics_of(tmp_path)]
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_muon_is_refused():
+    lora, muon = LoraConfig(), OptimizerConfig(kind="muon")
+    for phase, key in ((TrainConfig, "train"), (SftConfig, "warm_start")):
+        wrong = optimizer_contradictions(phase(lora=lora, optimizer=muon), key=key)
+        (line,) = [line for is_wrong, line in wrong if is_wrong]
+        assert line.startswith(f"{key}.optimizer.kind: muon")
+        for right in (phase(lora=lora), phase(optimizer=muon)):
+            assert not any(is_wrong for is_wrong, _ in optimizer_contradictions(right, key=key))

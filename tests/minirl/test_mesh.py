@@ -1,0 +1,157 @@
+"""One update is the same on one device and on every mesh, and runs move between meshes."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from minirl import weights
+from minirl.batching import TokenRow, micro_batches
+from minirl.checkpoint import Checkpoints, stored_params
+from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
+from minirl.sharding import make_mesh, param_path
+from minirl.update import Learner, make_optimizer, policy_objective
+
+MESHES = (
+    {"fsdp": 8},
+    {"fsdp": 4, "tensor": 2},
+    {"data": 2, "fsdp": 2, "tensor": 2},
+)
+ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo()}
+GROUPS, G = 8, 4
+
+
+def make_groups():
+    """Make groups of one- and two-turn trajectories around a policy that the model is not."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for _ in range(GROUPS):
+        prompt = rng.integers(4, 60, rng.integers(3, 12))
+        group = []
+        for _ in range(G):
+            answer = rng.integers(4, 60, rng.integers(3, 14))
+            is_action = rng.random(len(answer)) < 0.8
+            is_action[-1] = True
+            ids = np.concatenate([prompt, answer])
+            mask = np.concatenate([np.zeros(len(prompt), bool), is_action])
+            logprobs = np.where(mask, rng.normal(-4, 0.2, len(ids)), 0.0)
+            group.append(TokenRow(ids, mask, logprobs, float(rng.normal()), len(prompt)))
+        groups.append(group)
+    return groups
+
+
+def start(toy, shape, *, algorithm="grpo"):
+    """Return a learner on a mesh (None for one device) and its start."""
+    mesh = (
+        None
+        if shape is None
+        else make_mesh(shape, jax.devices()[: int(np.prod([*shape.values()]))])
+    )
+    model = weights.init(toy.CONFIG, 0, mesh=mesh)
+    graph, params = nnx.split(model)
+    learner = Learner(
+        graph,
+        policy_objective(ALGORITHMS[algorithm], temperature=0.8),
+        make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10),
+        temperature=0.8,
+        mesh=mesh,
+    )
+    return learner, learner.init(params)
+
+
+def batches(*, groups_per_batch=GROUPS, pack=False):
+    sizes = BatchingConfig(
+        groups_per_batch=groups_per_batch, pack=pack, prompt_multiple=12, answer_multiple=16
+    )
+    return micro_batches(make_groups(), aggregation="token_mean", sizes=sizes, pad_id=0)
+
+
+def numbers_of(state):
+    leaves = jax.tree.leaves_with_path(state.params)
+    return {param_path(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def assert_same(state, other):
+    ours, theirs = numbers_of(state), numbers_of(other)
+    for name, array in ours.items():
+        scale = np.abs(theirs[name]).max()
+        np.testing.assert_allclose(array, theirs[name], rtol=1e-5, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def plain(toy):
+    """What one device computes, for each algorithm."""
+    found = {}
+    for name in ALGORITHMS:
+        learner, state = start(toy, None, algorithm=name)
+        reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
+        found[name] = learner.update(state, batches(), reference=reference)
+    return found
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm):
+    learner, state = start(toy, shape, algorithm=algorithm)
+    reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
+    state, stats = learner.update(state, batches(), reference=reference)
+    expected_state, expected = plain[algorithm]
+    assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
+    assert_same(state, expected_state)
+
+
+@pytest.mark.parametrize("shape", [None, MESHES[2]], ids=str)
+def test_packed_rows_equal_rows_of_their_own(toy, plain, shape):
+    learner, state = start(toy, shape, algorithm="gspo")
+    state, stats = learner.update(state, batches(pack=True))
+    assert stats["loss"] == pytest.approx(plain["gspo"][1]["loss"], rel=1e-6, abs=1e-6)
+    assert_same(state, plain["gspo"][0])
+
+
+@pytest.mark.parametrize("shape", [None, *MESHES[1:2]], ids=str)
+def test_eight_micro_batches_equal_one(toy, plain, shape):
+    learner, state = start(toy, shape)
+    reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
+    state, stats = learner.update(state, batches(groups_per_batch=1), reference=reference)
+    assert stats["loss"] == pytest.approx(plain["grpo"][1]["loss"], rel=1e-6, abs=1e-6)
+    assert_same(state, plain["grpo"][0])
+
+
+def test_weights_and_moments_stay_split(toy):
+    learner, state = start(toy, {"fsdp": 4, "tensor": 2})
+    state, _ = learner.update(state, batches())
+    for tree in (state.params, state.opt_state):
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            if param_path(path).endswith((".q", ".gate", "embed")):
+                assert leaf.addressable_shards[0].data.size == leaf.size // 8, param_path(path)
+
+
+def test_a_checkpoint_goes_on_on_another_mesh(toy, tmp_path):
+    learner, state = start(toy, {"fsdp": 8})
+    state, _ = learner.update(state, batches())
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, state, {}, score=0.0)
+        checkpoints.wait()
+        whole, _ = learner.update(state, batches())
+        other, like = start(toy, {"fsdp": 2, "tensor": 2})
+        moved, _ = checkpoints.restore(1, like)
+    gate = moved.params["layers"]["gate"][...]
+    assert len(gate.sharding.device_set) == 4
+    moved, _ = other.update(moved, batches())
+    assert_same(moved, whole)
+
+
+def test_weights_of_a_mesh_are_read_one_by_one_without_it(toy, tmp_path):
+    _, state = start(toy, {"fsdp": 4, "tensor": 2})
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.save(1, state, {}, score=0.0)
+    expected = numbers_of(state)
+    with stored_params(tmp_path / "1", nnx.eval_shape(lambda: state.params)) as read:
+        for name, array in expected.items():
+            found = read(name)
+            assert type(found) is np.ndarray
+            np.testing.assert_array_equal(found, array, err_msg=name)

@@ -1,0 +1,106 @@
+"""The native sampler says on every mesh what it says on one device, with its share of the cache."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from minirl.config import SamplerConfig
+from minirl.decode import abstract_calls, empty_pool, pool_shapes
+from minirl.lora import split
+from minirl.pages import plan_pools
+from minirl.sharding import make_mesh, param_shardings
+from minirl.types import Decoding, Request
+
+MESHES = ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})
+PLAIN, GREEDY = Decoding(), Decoding(temperature=0.0)
+
+
+def prompt(length, *, seed):
+    return tuple(np.random.default_rng(seed).integers(4, 60, length).tolist())
+
+
+def on_mesh(model, shape):
+    graphdef, weights = nnx.split(model)
+    places = param_shardings(weights, make_mesh(shape))
+    return nnx.merge(graphdef, jax.tree.map(jax.device_put, weights, places))
+
+
+def mixed_requests():
+    """Groups that share a prompt and single episodes, sampled and greedy."""
+    return [
+        Request(e, prompt(9 + 5 * (e // 4), seed=e // 4), 12, GREEDY if e % 4 == 3 else PLAIN)
+        for e in range(18)
+    ]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(toy):
+    return toy.run(toy.sampler(toy.model(), slots=8, group_size=4), mixed_requests())
+
+
+@pytest.mark.parametrize("shape", MESHES, ids=str)
+def test_weights_on_a_mesh_sample_the_same(toy, on_one_device, shape):
+    spread = on_mesh(toy.model(), shape)
+    replies = toy.run(toy.sampler(spread, slots=8, group_size=4), mixed_requests())
+    for episode, reply in replies.items():
+        assert reply.ids == on_one_device[episode].ids
+        np.testing.assert_allclose(reply.logprobs, on_one_device[episode].logprobs, atol=1e-5)
+
+
+def test_slots_and_heads_that_the_mesh_does_not_divide(toy):
+    # Six slots on two parts of three; two key/value heads on four devices, each with both.
+    spread, requests = on_mesh(toy.model(), {"data": 2, "tensor": 4}), mixed_requests()[:7]
+    whole = toy.run(toy.sampler(toy.model(), slots=5), requests)
+    split = toy.run(toy.sampler(spread, slots=5), requests)
+    assert {e: r.ids for e, r in split.items()} == {e: r.ids for e, r in whole.items()}
+
+
+@pytest.mark.parametrize("shape", [None, *MESHES], ids=str)
+def test_every_device_keeps_its_share_of_the_cache(toy, shape):
+    mesh = None if shape is None else make_mesh(shape)
+    config = SamplerConfig(slots=16, max_prompt_tokens=96, max_response_tokens=96, cache_gb=1.0)
+    pools = plan_pools(toy.CONFIG, config, group_size=4, itemsize=4, mesh=mesh)
+    pool = empty_pool(pool_shapes(pools.own, toy.CONFIG, dtype=np.float32, mesh=mesh))
+    # 16 slots of three pages of 32 tokens; 2 layers, keys and values, 2 heads of 8.
+    sizes = [array.nbytes for array in jax.tree.leaves(pool)]
+    assert sum(sizes) == 16 * 3 * 32 * 2 * 2 * 2 * 8 * 4
+    if mesh is not None:
+        for array in jax.tree.leaves(pool):
+            assert {shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes // 8}
+
+
+def test_the_cache_is_cut_to_its_bytes(toy):
+    config = SamplerConfig(
+        slots=16, max_prompt_tokens=96, max_response_tokens=96, cache_gb=200_000e-9
+    )
+    pools = plan_pools(toy.CONFIG, config, group_size=4, itemsize=4, mesh=None)
+    token_bytes = 2 * 2 * 2 * 8 * 4
+    taken = sum(p.pages * p.page_tokens * token_bytes for p in (pools.prompts, pools.own))
+    assert 150_000 < taken <= 200_000
+    assert pools.own.pages < 16 * 3
+
+
+@pytest.mark.parametrize("shape", [None, {"fsdp": 4, "tensor": 2}], ids=str)
+def test_programs_can_be_compiled_ahead_of_time(toy, shape):
+    mesh = None if shape is None else make_mesh(shape)
+    graphdef, weights, frozen = split(toy.model())
+    places = param_shardings(weights, mesh) if mesh else jax.tree.map(lambda _: None, weights)
+    weights = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        weights,
+        places,
+    )
+    config = SamplerConfig(slots=8, max_prompt_tokens=96, max_response_tokens=96)
+    pools = plan_pools(toy.CONFIG, config, group_size=4, itemsize=4, mesh=mesh)
+    model = graphdef, weights, frozen
+    calls = abstract_calls(model, pools, config=toy.CONFIG, dtype=np.float32, mesh=mesh)
+    read = calls["fill"].program.lower(*calls["fill"].arguments).compile().memory_analysis()
+    loop = calls["decode"].program.lower(*calls["decode"].arguments).compile().memory_analysis()
+    pool = 8 * 3 * 32 * 256 // (1 if mesh is None else 8)
+    # Of the last of two layers nothing is read: only its new keys and values are wanted.
+    assert read.argument_size_in_bytes > pool // 2
+    # The pool that is written comes back in its place.
+    assert loop.alias_size_in_bytes == pool

@@ -1,0 +1,149 @@
+"""The projection onto the vocabulary: in chunks, of trained tokens alone, in bounded memory."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from minirl import vocabulary
+from minirl.sharding import make_mesh
+
+B, C, D, V = 4, 24, 16, 64
+TEMPERATURE = 0.8
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    """Draw hidden states, a table, targets, and which are trained: row 1 none, row 2 all."""
+    rng = np.random.default_rng(0)
+    is_trained_BC = rng.random((B, C)) < 0.4
+    is_trained_BC[1], is_trained_BC[2] = False, True
+    return (
+        jnp.asarray(rng.normal(0, 1, (B, C, D)), jnp.float32),
+        jnp.asarray(rng.normal(0, 1, (V, D)), jnp.float32),
+        jnp.asarray(rng.integers(0, V, (B, C))),
+        jnp.asarray(is_trained_BC),
+    )
+
+
+def judge(hidden_BCD, table_VD, target_BC, is_trained_BC, *, mesh=None):
+    """Return log-probabilities, entropies and the gradient of a sum of both."""
+
+    def total(hidden_BCD, table_VD):
+        logp, entropy = vocabulary.project(
+            hidden_BCD, table_VD, target_BC, is_trained_BC, temperature=TEMPERATURE, mesh=mesh
+        )
+        slope = jnp.cos(jnp.arange(logp.size)).reshape(logp.shape)
+        return jnp.sum(logp * slope + entropy), (logp, entropy)
+
+    gradient, found = jax.grad(total, argnums=(0, 1), has_aux=True)(hidden_BCD, table_VD)
+    return *found, *gradient
+
+
+def compiled(**settings):
+    """Compile `judge` anew: a function that was compiled before would keep its chunks."""
+    return jax.jit(functools.partial(judge, **settings))
+
+
+def written_out(hidden_BCD, table_VD, target_BC, is_trained_BC):
+    def total(hidden_BCD, table_VD):
+        logp_BCV = jax.nn.log_softmax(hidden_BCD @ table_VD.T / TEMPERATURE)
+        logp = jnp.sum(logp_BCV * jax.nn.one_hot(target_BC, V), axis=-1)
+        entropy = -jnp.sum(jnp.exp(logp_BCV) * logp_BCV, axis=-1)
+        logp, entropy = (jnp.where(is_trained_BC, one, 0) for one in (logp, entropy))
+        slope = jnp.cos(jnp.arange(logp.size)).reshape(logp.shape)
+        # Entropy is a statistic: nothing flows back through it.
+        return jnp.sum(logp * slope), (logp, entropy)
+
+    gradient, found = jax.grad(total, argnums=(0, 1), has_aux=True)(hidden_BCD, table_VD)
+    return *found, *gradient
+
+
+def assert_close(ours, theirs, *, rtol=1e-5):
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol)
+
+
+# All tokens at once; chunks of 20, which do not divide 96 tokens; one token at a time.
+@pytest.mark.parametrize("at_once", [B * C, 20, 1])
+def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once):
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * at_once)
+    assert_close(compiled()(*tokens), jax.jit(written_out)(*tokens))
+
+
+def test_nothing_trained_gives_zeros(tokens, monkeypatch):
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 20)
+    nothing = jnp.zeros((B, C), bool)
+    assert_close(compiled()(*tokens[:3], nothing), [jnp.zeros(())] * 4)
+
+
+def test_tokens_that_are_not_trained_are_not_projected(tokens, monkeypatch):
+    hidden_BCD, table_VD, target_BC, _ = tokens
+    # Forty trained tokens fill two chunks, and what is not a number elsewhere is not looked at.
+    is_trained_BC = jnp.asarray(np.random.default_rng(1).permutation(B * C) < 40).reshape(B, C)
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 20)
+    expected = compiled()(hidden_BCD, table_VD, target_BC, is_trained_BC)
+    broken_BCD = jnp.where(is_trained_BC[..., None], hidden_BCD, jnp.nan)
+    found = compiled()(broken_BCD, table_VD, target_BC, is_trained_BC)
+    assert_close(found, expected, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "shape", [{"fsdp": 4}, {"fsdp": 2, "tensor": 2}, {"tensor": 4}, {"fsdp": 8}], ids=str
+)
+def test_chunks_on_a_mesh(tokens, monkeypatch, shape):
+    expected = compiled()(*tokens)
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 7)
+    size = int(np.prod([*shape.values()]))
+    mesh = make_mesh(shape, jax.devices()[:size])
+    rows = PartitionSpec("fsdp" if B % mesh.shape["fsdp"] == 0 else None)
+    places = (rows, PartitionSpec("tensor", "fsdp"), rows, rows)
+    placed = [
+        jax.device_put(array, NamedSharding(mesh, place))
+        for array, place in zip(tokens, places, strict=True)
+    ]
+    assert_close(compiled(mesh=mesh)(*placed), expected)
+
+
+def test_only_the_table_is_gathered(tokens, monkeypatch):
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 7)
+    mesh = make_mesh({"fsdp": 4}, jax.devices()[:4])
+    rows = PartitionSpec("fsdp")
+    places = (rows, PartitionSpec(None, "fsdp"), rows, rows)
+    placed = [
+        jax.device_put(array, NamedSharding(mesh, place))
+        for array, place in zip(tokens, places, strict=True)
+    ]
+    program = compiled(mesh=mesh).lower(*placed).compile().as_text()
+    gathered = re.findall(r"= (\w+\[[\d,]*\])\S* all-gather\(", program)
+    assert set(gathered) == {f"f32[{V},{D}]"}
+
+
+def temporary_bytes(tokens, words):
+    """Return what the gradient holds beside its arguments and results."""
+    shapes = (
+        jax.ShapeDtypeStruct((1, tokens, D), jnp.float32),
+        jax.ShapeDtypeStruct((words, D), jnp.float32),
+        jax.ShapeDtypeStruct((1, tokens), jnp.int32),
+        jax.ShapeDtypeStruct((1, tokens), bool),
+    )
+    memory = compiled().lower(*shapes).compile().memory_analysis()
+    assert memory is not None
+    return memory.temp_size_in_bytes
+
+
+def test_memory_does_not_grow_with_tokens_times_words(monkeypatch):
+    tokens, words, limit = 2048, 4096, 2**20
+    whole = temporary_bytes(tokens, words)
+    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", limit)
+    base = temporary_bytes(tokens, words)
+    assert whole > 4 * tokens * words > 4 * base
+    # Each alone may cost its own size: some copies of hidden states, of the table's gradient.
+    assert temporary_bytes(4 * tokens, words) - base < 8 * 4 * 3 * tokens * D
+    assert temporary_bytes(tokens, 4 * words) - base < 8 * 4 * 3 * words * D
