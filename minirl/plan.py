@@ -167,21 +167,22 @@ def fit(job: Job, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
     sampling = sampling_of(job, mesh, own, memory_bytes=memory_bytes)
     compiler = _Compiler(job, training, sampling, mesh, progress)
     programs = compiler.sampler()
-    generation = training.memory | sampling.memory
+    kept = training.memory | sampling.kept
+    generation = kept | sampling.memory
     # Before there is a cache, what came from the other devices lies beside the copy.
     arriving = 0 if mesh.size == 1 else sampling.memory["sampler's weights"]
     at_work = [programs[name].temporaries + programs[name].outputs for name in ("fill", "decode")]
     generation["sampler at work"] = max(*at_work, arriving - sampling.memory["cache"])
     _refuse(generation, room)
-    batch, update = _largest_batch(compiler, room=room - sum(training.memory.values()))
+    batch, update = _largest_batch(compiler, room=room - sum(kept.values()))
     if batch is None:
         need = {"gradients": gradient, "activations": update["gradient"].temporaries}
-        raise _nothing_fits(training.memory | need, room)
+        raise _nothing_fits(kept | need, room)
     return Fit(
         batch=batch,
         sampling=sampling,
         fill_tokens=compiler.fill_tokens,
-        memory=training.memory | _update_memory(update, batch, training),
+        memory=kept | _update_memory(update, batch, training),
         generation=generation,
         room=room,
         programs=programs | update,

@@ -80,6 +80,7 @@ class Sampling:
         config: Its slots, lengths and cache.
         pools: The sizes of its cache.
         memory: Bytes of a device, by kind, that are there while it samples.
+        kept: Bytes of a device, by kind, that it keeps all the time.
     """
 
     processes: int
@@ -87,6 +88,7 @@ class Sampling:
     config: SamplerConfig
     pools: Pools
     memory: dict[str, float]
+    kept: dict[str, float]
 
 
 def training_of(job: Job, mesh: Mesh | None) -> Training:
@@ -139,9 +141,10 @@ def sampling_of(
         device_bytes(pool_shapes(pool, job.model, dtype=job.dtype, mesh=local))
         for pool in (pools.prompts, pools.own)
     )
-    # Adapters are added to the frozen weights, whose own copy stays where there is a mesh.
-    copy = frozen + (frozen if mesh is not None else 0) if frozen else trained
-    return Sampling(processes, local, config, pools, {"sampler's weights": copy, "cache": cache})
+    # Adapters are added to frozen weights, and those are copied once for all rollouts.
+    memory = {"sampler's weights": frozen or trained, "cache": cache}
+    kept = {"sampler's frozen weights": frozen} if frozen and mesh is not None else {}
+    return Sampling(processes, local, config, pools, memory, kept)
 
 
 def resident_bytes(
@@ -163,5 +166,6 @@ def resident_bytes(
     gradient = device_bytes(training.state.params)
     logits = min(LOGITS_BYTES, 4.0 * job.sampler.max_response_tokens * job.model.vocab_size)
     update = {"gradient": gradient, "logits": logits}
-    sampling = sampling_of(job, mesh, own, memory_bytes=memory_bytes).memory
-    return training.memory | max(update, sampling, key=lambda kinds: sum(kinds.values()))
+    sampling = sampling_of(job, mesh, own, memory_bytes=memory_bytes)
+    turn = max(update, sampling.memory, key=lambda kinds: sum(kinds.values()))
+    return training.memory | sampling.kept | turn

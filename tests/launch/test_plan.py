@@ -92,6 +92,34 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert plan._tables(found)
 
 
+def test_adapters_take_less(made):
+    found, _ = make("cpux4", "train.lora.rank=2")
+    memory, all_trained = found["memory_bytes"], made[0]["memory_bytes"]
+    assert found["parameters"] > made[0]["parameters"]
+    assert memory["optimizer"] < 0.5 * all_trained["optimizer"]
+    assert memory["gradients"] < 0.5 * all_trained["gradients"]
+    # The frozen weights lie there split, and whole for the sampler.
+    assert memory["weights"] > all_trained["weights"]
+    assert memory["sampler's frozen weights"] == pytest.approx(4 * all_trained["weights"], rel=0.2)
+
+
+def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
+    found, _ = made
+    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
+    copy = found["generation_memory_bytes"]["sampler's weights"]
+    # A copy takes at most a quarter of a device.
+    chip = chips.Chip("cpu", 1e12, 3.9 * copy, 1e11, 1e10)
+    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    with pytest.raises(UserError, match="sampler at work"):
+        make()
+    fewer = chips.Chip("cpu", 1e12, 2**34, 1e11, 1e10)
+    monkeypatch.setitem(chips.CHIPS, "cpu", fewer)
+    monkeypatch.setattr("minirl.local.COPY_SHARE", 0.9 * copy / 2**34)
+    shared, _ = make()
+    assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert shared["generation_memory_bytes"]["sampler's weights"] < copy
+
+
 def test_lengths_make_time_shorter_and_not_memory(made):
     found, _ = make(prompt=32.0, response=24.0)
     assert found["update_bytes"] == made[0]["update_bytes"]
