@@ -306,18 +306,10 @@ def test_sizes(text, capsys):
 
 
 MEASURE = """
-import resource, sys
-from pathlib import Path
+import sys
 import jax
 from launch import cli, export, export_job
-
-def peak_bytes():
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts the process that this one was forked from into its ru_maxrss.
-    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
+from tests.memory import peak_bytes
 
 cli.use_accelerator("cpu")
 before = peak_bytes()

@@ -13,17 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from launch import verbal
 from minirl.config import TinyConfig
 from minirl.tiny import make_tiny
-from sqlenv.config import DemoConfig
-from sqlenv.demo import generate
 from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve
-from .conftest import ROOT, TINY
+from .conftest import ROOT, TINY, verbal_folder
 
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
 SETTINGS = {
@@ -42,17 +39,7 @@ OTHERS = ("SELECT 1", "SELECT 'x', 2", "SELECT nothing FROM nowhere", "")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and a config that reads it."""
-    folder = tmp_path_factory.mktemp("verbal")
-    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
-    generate(folder / "data", DemoConfig(**one, questions_per_database=12))
-    config = {
-        **TINY,
-        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
-        "evaluation": {**TINY["evaluation"], "questions": QUESTIONS},
-        "verbal": SETTINGS,
-    }
-    (folder / "verbal.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    return folder
+    return verbal_folder(tmp_path_factory.mktemp("verbal"), SETTINGS, questions=QUESTIONS)
 
 
 @pytest.fixture(scope="module")
