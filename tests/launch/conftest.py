@@ -107,7 +107,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         start = ["-c", code] if code else ["-m"]
         line = [sys.executable, *start, *map(str, arguments)]
         return subprocess.run(
-            line, cwd=cwd, env=env, capture_output=True, text=True, timeout=110, check=False
+            line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run
