@@ -57,7 +57,9 @@ def main(arguments):
         hosts.gather(fail)
     if kind == "alone" and process == 1:
         raise UserError("only here")
-    if kind == "alone":
+    if kind == "interrupted" and process == 1:
+        raise KeyboardInterrupt
+    if kind in ("alone", "interrupted"):
         hosts.check()
 
 cli.run(main)
@@ -132,6 +134,13 @@ def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
     assert "error: only here" in second[2]
     assert first[0] not in (0, -signal.SIGKILL)  # with which `ends` ends what hangs
     assert "another task died" in first[2] or "another process" in first[2]
+
+
+def test_a_second_ctrl_c_of_one_does_not_wait_for_the_others(tmp_path):
+    first, second = ends(processes("interrupted", code=TALK, cwd=tmp_path))
+    assert second[0] == 130
+    assert "interrupted; the same command goes on" in second[2]
+    assert first[0] not in (0, -signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
