@@ -11,7 +11,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -80,9 +79,10 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert found["micro_batches"] == 1
     assert memory["gradients"] == memory["weights"]
     phases = found["phases"]
-    assert set(phases) == {"prompts", "decoding", "update"}
+    assert set(phases) == {"weights", "prompts", "decoding", "update"}
     assert found["step_s"] == pytest.approx(sum(phase["seconds"] for phase in phases.values()))
-    assert all(phase["seconds"] > 0 and phase["flops"] > 0 for phase in phases.values())
+    assert all(phase["seconds"] > 0 for phase in phases.values())
+    assert all(phases[name]["flops"] > 0 for name in ("prompts", "decoding", "update"))
     assert phases["update"]["collective_bytes"] > 0
     assert 0 < found["mfu"] < 1
     assert 0 <= found["collective_share"] < 1
@@ -213,8 +213,7 @@ def test_training_logs_the_memory_it_holds(tiny_folder, caplog):
 
 
 def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
-    stats = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 10_000})
-    monkeypatch.setattr(jax, "local_devices", lambda: [stats])
+    monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
     with pytest.raises(UserError, match="does not fit; use more devices"):
         plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
 

@@ -166,16 +166,20 @@ from jax.sharding import AxisType, Mesh
 from minirl import hosts
 hosts.join(hosts.Place(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
-from minirl.local import local_params
+from minirl.local import local_mesh, local_params
 from minirl.sharding import MESH_AXES
 whole = jax.tree.leaves(nnx.state(conftest.toy_model()))
 for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
     devices = np.array([jax.devices()[n] for n in order]).reshape(shape)
     mesh = Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     params = nnx.state(toy_run.spread(conftest.toy_model(), mesh))
-    for own, leaf in zip(jax.tree.leaves(local_params(params, np.float32)), whole, strict=True):
-        np.testing.assert_array_equal(own, leaf)
-        assert own.sharding.device_set == set(jax.local_devices())
+    for memory, sizes in ((1e9, (2, 1, 1)), (1.0, (1, 1, 2))):
+        own = local_mesh(params, jax.local_devices(), dtype=np.float32, memory_bytes=memory)
+        assert own.devices.shape == sizes
+        copy = jax.tree.leaves(local_params(params, own, np.float32))
+        for array, leaf in zip(copy, whole, strict=True):
+            np.testing.assert_array_equal(array, leaf)
+            assert array.sharding.device_set == set(jax.local_devices())
 """
 
 
