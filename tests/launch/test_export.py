@@ -354,7 +354,6 @@ def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path,
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > large.bytes
 
 
-@pytest.mark.timeout(300)
 def test_a_job_with_adapters_is_trained_exported_and_measured(command, tiny, tmp_path):
     settings = [
         *("train.lora.rank=4", "train.lora.targets=[q, v, down]", "warm_start.lora.rank=2"),
