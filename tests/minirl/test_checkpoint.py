@@ -25,11 +25,11 @@ from minirl.update import TrainState
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def nothing_left_behind():
-    """Collect what Orbax left here, not in the middle of another file's test."""
+    """Let what Orbax left end and be collected here, not in the middle of another file's test."""
     yield
-    time.sleep(0.02)
+    time.sleep(1)
     gc.collect()
 
 
