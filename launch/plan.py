@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig, load_config
+from launch.folders import check_place
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ _GIB = 2**30
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = cli.make_parser("launch.plan", __doc__ or "")
+    example = "--topology v5e:2x2 sampler.slots=32"
+    parser = cli.make_parser("launch.plan", __doc__ or "", example=example)
     parser.add_argument(
         "--topology",
         required=True,
@@ -54,6 +56,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
+    file: Path | None = options.json
+    if file is not None:  # before the minutes that a plan takes
+        check_place(file.parent, key="--json")
     with cli.progress_bar("plan") as progress:
         plan = make_plan(
             config,
@@ -63,8 +68,9 @@ def main(arguments: list[str]) -> None:
             response=options.response_tokens,
             progress=progress,
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps(plan, indent=2) + "\n")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(plan, indent=2) + "\n")
     for table in _tables(plan):
         cli.output.print(table)
     for line in plan["assumptions"]:
@@ -143,8 +149,8 @@ def job_of(
         config.model,
         sampler,
         config.train,
-        prompt or sampler.max_prompt_tokens,
-        response or sampler.max_response_tokens,
+        sampler.max_prompt_tokens if prompt is None else prompt,
+        sampler.max_response_tokens if response is None else response,
     )
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 import minirl.ahead
 from launch import plan
+from launch.cli import USER_ERRORS
 from launch.config import load_config
 from minirl import chips
 from minirl.errors import UserError
@@ -169,11 +171,33 @@ def test_refusals_are_one_line_and_status_2(tmp_path):
         ({"model": "gpt-7"}, "gpt-7: no such model among the published shapes"),
         ({"prompt": 65.0}, "--prompt-tokens 65: .* sampler.max_prompt_tokens = 64"),
         ({"response": 0.5}, "--response-tokens 0.5"),
+        ({"prompt": 0.0}, "--prompt-tokens 0: a mean length lies between 1 and"),
     ],
 )
 def test_mistakes_are_told(options, message):
     with pytest.raises(UserError, match=message):
         make(**options)
+
+
+def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):
+    with pytest.raises(SystemExit):
+        plan.main(["--help"])
+    example = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    asked = []
+    monkeypatch.setattr(plan, "make_plan", lambda *given, **_: asked.append(given[1]) or made[0])
+    plan.main(example[example.index("launch.plan") + 1 :])
+    assert asked == ["v5e:2x2"]
+
+
+def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made, tmp_path):
+    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: made[0])
+    line = ["--cfg", "progress-demo.yaml", "--topology", "cpux4", "--json"]
+    plan.main([*line, str(tmp_path / "new" / "plan.json")])
+    assert json.loads((tmp_path / "new" / "plan.json").read_text()) == made[0]
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
+    with pytest.raises(USER_ERRORS, match=r"is a file\); set --json to another folder"):
+        plan.main([*line, str(tmp_path / "file" / "plan.json")])
 
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
