@@ -14,7 +14,14 @@ from pydantic.fields import FieldInfo
 
 from launch import rules
 from launch.layers import Layer, lay_over, origin, read_layers
-from minirl.config import MeshConfig, ModelSource, SamplerConfig, SftConfig, TrainConfig
+from minirl.config import (
+    MeshConfig,
+    ModelSource,
+    RolloutConfig,
+    SamplerConfig,
+    SftConfig,
+    TrainConfig,
+)
 from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -125,6 +132,7 @@ class JobConfig(Settings):
     reward: RewardConfig = ProgressiveConfig()
     executor: ExecutorConfig = ExecutorConfig()
     sampler: SamplerConfig = SamplerConfig()
+    rollout: RolloutConfig = RolloutConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvalConfig = EvalConfig()
     verbal: VerbalConfig = VerbalConfig()

@@ -21,6 +21,7 @@ from launch.folders import (
     write_json,
 )
 from launch.plan import check_memory
+from launch.serving import serving
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import hosts
@@ -66,12 +67,14 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             return evaluator.accuracy(validation)
 
         task = sql.task(examples, tokenizer, validate=validate)
-        trainer = Trainer(
-            model, tokenizer, task, config.train, config.sampler, seed=config.seed, folder=folder
-        )
-        with cli.progress_bar("learning") as progress:
-            progress(trainer.step, config.train.all_steps, cli.COMPILING)
-            trainer.run(progress)
+        with serving(config, start_from, folder) as servers:
+            trainer = Trainer(
+                model, tokenizer, task, config.train, config.sampler,
+                seed=config.seed, folder=folder, servers=servers,
+            )  # fmt: skip
+            with cli.progress_bar("learning") as progress:
+                progress(trainer.step, config.train.all_steps, cli.COMPILING)
+                trainer.run(progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
         after = _measure(evaluator, test, folder / "after")

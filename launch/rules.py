@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from launch.forms import Form
 from minirl.rules import contradictions as of_the_learner
-from minirl.rules import optimizer_contradictions, tiny_contradictions
+from minirl.rules import of_rollouts, optimizer_contradictions, tiny_contradictions
 from rewards.config import contradictions as of_reward_and_env
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
             "omnisql",
         ),
         *of_the_learner(config.train, config.sampler),
+        *of_rollouts(config.rollout),
         *_of_the_warm_start(config),
         *_of_the_tiny_model(config),
     ]

@@ -58,7 +58,7 @@ class ModelSource(Settings):
 
 
 class SamplerConfig(Settings):
-    """The native sampler."""
+    """How episodes are sampled; slots and cache are the native sampler's."""
 
     slots: PositiveInt = 64
     """Episodes decoded side by side."""
@@ -75,6 +75,52 @@ class SamplerConfig(Settings):
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling; log-probabilities stay those of the whole distribution."""
+
+
+class SglangConfig(Settings):
+    """SGLang servers (written for 0.5.23), given by `urls` or launched."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that run already: http://HOST:PORT each."""
+    launch: int = Field(default=0, ge=0)
+    """Servers that each process of the run starts on its own host, and stops when it ends."""
+    python: str | None = None
+    """Interpreter of an environment that has SGLang, for `launch`; None for the one that runs
+    this."""
+    arguments: dict[str, bool | int | float | str] = {}
+    """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
+    take no value."""
+    variables: dict[str, str] = {}
+    """Environment variables of launched servers, besides those of the run."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each launched server, for example ["0,1", "2,3"]; none for that of
+    the run."""
+    weights: Path | None = None
+    """Folder that servers read new weights from, at the same path as here; None for `weights` in
+    the run folder. A model in model.dtype has to fit twice."""
+    parallel: PositiveInt = 256
+    """Requests under way at a server; others wait here."""
+    timeout_s: PositiveFloat = 600.0
+    """Longest wait for a reply; the server is left out after it, and another one asked."""
+    health_s: PositiveFloat = 30.0
+    """A server that has not answered a health check for so long is taken for hung."""
+    start_s: PositiveFloat = 600.0
+    """Longest wait for a server to be ready at the start of the run."""
+    push_s: PositiveFloat = 600.0
+    """Longest wait for a server to take new weights."""
+    wait_s: PositiveFloat = 600.0
+    """Longest wait for any server to come back when none is left; then the run is saved and
+    stops."""
+    tolerance: PositiveFloat | None = None
+    """Largest mean difference of a probe's log-probabilities between a server and the learner,
+    checked with every new weights; None for 0.001 in float32 and 0.2 in bfloat16."""
+
+
+class RolloutConfig(Settings):
+    """Who samples the training episodes; accuracy is always measured with the native sampler."""
+
+    backend: Literal["native", "sglang"] = "native"
+    sglang: SglangConfig = SglangConfig()
 
 
 class AlgorithmConfig(Settings):

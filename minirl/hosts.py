@@ -24,7 +24,7 @@ from jax._src import distributed  # the key-value store of the processes has no 
 from jax.experimental import multihost_utils
 
 from minirl import preemption
-from minirl.errors import UserError
+from minirl.errors import ServersLostError, UserError
 from minirl.preemption import Preempted
 
 _Made = TypeVar("_Made")
@@ -157,6 +157,7 @@ def gather(make: Callable[[], _Made]) -> list[_Made]:
     Raises:
         Preempted: A signal came to one of them.
         UserError: One of them failed; this one with its own error if it is the one.
+        ServersLostError: One of them has none to sample.
     """
     if count() == 1:
         return [make()]
@@ -169,20 +170,23 @@ def gather(make: Callable[[], _Made]) -> list[_Made]:
         error = found
     words = None if error is None else f"{error}" or repr(error)
     is_small = len(payload) <= _MESSAGE_BYTES
-    told = _exchange((stop, words, payload if is_small else len(payload)))
+    is_lost = isinstance(error, ServersLostError)
+    told = _exchange((stop, words, is_lost, payload if is_small else len(payload)))
     if error is not None:
         raise error
-    _stop_together([(stop, words) for stop, words, _ in told])
+    _stop_together([one[:3] for one in told])
     if all(isinstance(part, bytes) for *_, part in told):
         return [pickle.loads(part) for *_, part in told]
     return [pickle.loads(part) for part in _all_gather(payload, [part for *_, part in told])]
 
 
-def _stop_together(told: list[tuple[int | None, str | None]]) -> None:
-    failed = [(process, words) for process, (_, words) in enumerate(told) if words is not None]
-    if failed:
-        raise UserError(f"process {failed[0][0]} failed: {failed[0][1]}")
-    signals = [number for number, _ in told if number is not None]
+def _stop_together(told: list[tuple[int | None, str | None, bool]]) -> None:
+    for process, (_, words, is_lost) in enumerate(told):
+        if words is not None:
+            # All save what is done, if the one that failed can.
+            kind = ServersLostError if is_lost else UserError
+            raise kind(f"process {process} failed: {words}")
+    signals = [number for number, *_ in told if number is not None]
     if signals:
         raise Preempted(signals[0])
 

@@ -84,9 +84,11 @@ class Tensor:
         return block.transpose([order.index(axis) for axis in self.axes])
 
     def to_file(self, array: np.ndarray) -> np.ndarray:
-        """Turn our whole array into the file's."""
+        """Turn our array, or a part of it as `file_index` takes them, into the file's."""
         order = [self.axes.index(axis) for group in self.file_axes for axis in group]
-        return np.ascontiguousarray(array.transpose(order).reshape(self.file_shape))
+        size = dict(zip(self.axes, array.shape, strict=True))
+        shape = tuple(math.prod(size[axis] for axis in group) for group in self.file_axes)
+        return np.ascontiguousarray(array.transpose(order).reshape(shape))
 
 
 def file_tensors(path: str, shape: tuple[int, ...]) -> list[Tensor]:

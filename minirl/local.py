@@ -16,9 +16,11 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from minirl.config import SamplerConfig
 from minirl.costs import device_bytes
 from minirl.model import Decoder
 from minirl.pages import device_memory
+from minirl.sampler import NativeSampler
 from minirl.sharding import (
     MESH_AXES,
     PARAM_AXES,
@@ -27,6 +29,7 @@ from minirl.sharding import (
     param_shardings,
     placed,
 )
+from minirl.types import Tokenizer
 
 # A copy takes at most this part of a device's memory, if there are devices enough to share it.
 COPY_SHARE = 0.25
@@ -133,3 +136,34 @@ def _copy_type(path: Any, leaf: Any, dtype: Any) -> Any:
 def _ordered(mesh: Mesh) -> list[Any]:
     """List the devices of a mesh, those of a process side by side, alike on every process."""
     return sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+
+
+class LocalSampler(NativeSampler):
+    """The native sampler of a learner: takes weights as they lie there.
+
+    Args:
+        model: The learner's.
+        config: Slots and token limits.
+        tokenizer: Its tokenizer.
+        group_size: Episodes of a prompt.
+        seed: Of the random streams.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: SamplerConfig,
+        tokenizer: Tokenizer,
+        *,
+        group_size: int,
+        seed: int,
+    ) -> None:
+        local = local_model(model)
+        self._learner_dtype, self._own_mesh = model.dtype, local.mesh
+        super().__init__(local, config, tokenizer, group_size=group_size, seed=seed)
+
+    def set_weights(self, weights: Any, *, version: int) -> None:
+        """Sample with a copy of the learner's weights on this process's devices."""
+        super().set_weights(
+            local_params(weights, self._own_mesh, self._learner_dtype), version=version
+        )

@@ -224,26 +224,41 @@ def _play(
 ) -> None:
     """Sample and step until every episode ended.
 
-    Environments work while the sampler goes on with other episodes; their results are awaited
-    after the sampler's next run, in the order of the replies. Time has no say in the schedule.
+    Environments work while the sampler goes on with other episodes. Where its replies can be
+    repeated, results are awaited after its next run, in the order of the replies, so that time has
+    no say in the schedule; else each is taken when it is there, and delays nobody.
     """
     judged: list[tuple[_Episode, Future[Any]]] = []
     ended = 0
     while ended < len(episodes):
         preemption.check()
         replies = sampler.advance(max_steps=_STEPS_BESIDE_ENVIRONMENTS if judged else _STEPS)
-        for episode, result in judged:
+        ready, judged = _ready(judged, wait=sampler.is_repeatable)
+        for episode, result in ready:
             _observe(sampler, tokenizer, episode, result.result(), limits)
             ended += episode.ended is not None
-        if progress is not None and judged:
+        if progress is not None and ready:
             progress(ended, len(episodes))
-        judged = []
         for number, reply in replies:
             episode = episodes[number]
             _append(episode, reply)
             if limits.is_last(episode):
                 sampler.release(number)
-            judged.append((episode, pool.submit(environment.step, episode.state, reply.text)))
+            result = pool.submit(environment.step, episode.state, reply.text)
+            result.add_done_callback(lambda _: sampler.wake())
+            judged.append((episode, result))
+
+
+def _ready(
+    judged: list[tuple[_Episode, Future[Any]]], *, wait: bool
+) -> tuple[list[tuple[_Episode, Future[Any]]], list[tuple[_Episode, Future[Any]]]]:
+    """Part results that are taken now from those that are awaited later."""
+    if wait:
+        return judged, []
+    ready, later = [], []
+    for pair in judged:
+        (ready if pair[1].done() else later).append(pair)
+    return ready, later
 
 
 def _append(episode: _Episode, reply: Reply) -> None:

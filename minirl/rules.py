@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from minirl.config import (
     CONTROL_TOKENS,
     OptimizerConfig,
+    RolloutConfig,
     SamplerConfig,
     SftConfig,
     TinyConfig,
@@ -70,6 +71,29 @@ def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[boo
             f"sampler.max_response_tokens; the paper's share of it is a fifth: use {longest // 5}",
         ),
         *optimizer_contradictions(train, key="train"),
+    ]
+
+
+def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
+    """List the rules of who samples, in the form of `contradictions`."""
+    sglang = rollout.sglang
+    given, launched = len(sglang.urls), sglang.launch
+    odd = [url for url in sglang.urls if not url.startswith(("http://", "https://"))]
+    return [
+        (
+            rollout.backend == "sglang" and bool(given) == bool(launched),
+            "rollout.sglang: give one of urls (servers that run) and launch (how many to start)",
+        ),
+        (bool(odd), f"rollout.sglang.urls: {odd[:1]} does not begin with http://"),
+        (
+            len(set(sglang.urls)) < given,
+            "rollout.sglang.urls: a server is named twice; name each once",
+        ),
+        (
+            len(sglang.devices) not in (0, launched),
+            f"rollout.sglang.devices: {len(sglang.devices)} for launch = {launched} servers; give "
+            "one for each, or none",
+        ),
     ]
 
 

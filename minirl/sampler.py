@@ -63,6 +63,8 @@ class Work:
 class NativeSampler:
     """Sample replies with a `Decoder` in this process."""
 
+    is_repeatable = True
+
     def __init__(
         self,
         model: Decoder,
@@ -182,6 +184,9 @@ class NativeSampler:
         self._fill_slots()
         active = [episode for episode in self._seats.seated() if episode.left]
         return self._decode(active, steps) if active else []
+
+    def wake(self) -> None:
+        """Do nothing: `advance` waits for nobody."""
 
     def release(self, episode: int) -> None:
         """Forget an episode wherever it is; its slot is free."""

@@ -52,21 +52,31 @@ def write_shards(
 def write_file(path: Path, shapes: Shapes, arrays: Iterator[np.ndarray], *, dtype: Any) -> None:
     """Write one file; see `write_shards`."""
     kind = jnp.dtype(dtype)
-    # transformers reads only files which say that their layout is PyTorch's.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + _elements(shape) * kind.itemsize
-        header[name] = {"dtype": _CODES[kind.name], "shape": shape, "data_offsets": (start, end)}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    head, _ = header(shapes, dtype)
     with writing(path), path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(head)
         for name, shape in shapes.items():
             array = next(arrays)
             assert array.shape == shape, f"{name}: {array.shape} is not {shape}"
             # As bytes: bfloat16 is no type of Python's buffers.
             file.write(np.ascontiguousarray(array, kind).reshape(-1).view(np.uint8).data)
+
+
+def header(shapes: Shapes, dtype: Any) -> tuple[bytes, dict[str, int]]:
+    """Return what a file begins with, and where in it each tensor begins; see `write_shards`."""
+    kind = jnp.dtype(dtype)
+    # transformers reads only files which say that their layout is PyTorch's.
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
+    end = 0
+    for name, shape in shapes.items():
+        starts[name], end = end, end + _elements(shape) * kind.itemsize
+        offsets = (starts[name], end)
+        content[name] = {"dtype": _CODES[kind.name], "shape": shape, "data_offsets": offsets}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + start for name, start in starts.items()}
 
 
 def total_bytes(shapes: Shapes, dtype: Any) -> int:

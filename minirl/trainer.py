@@ -36,8 +36,9 @@ from minirl.checkpoint import Checkpoints
 from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.episodes import own_slots, play
+from minirl.errors import ServersLostError
 from minirl.guard import Guard, GuardFacts
-from minirl.local import in_compute_type, local_model, local_params
+from minirl.local import LocalSampler, in_compute_type
 from minirl.lora import split
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
@@ -45,8 +46,8 @@ from minirl.packing import padding
 from minirl.preemption import Preempted
 from minirl.reading import check
 from minirl.rollout import flatten
-from minirl.sampler import NativeSampler
 from minirl.schedule import Restart, restart, second_optimizer
+from minirl.sglang import Servers, SglangSampler
 from minirl.spans import span_credit
 from minirl.summary import Groups, Scores, over_updates, speeds, status, summarise
 from minirl.task import Task
@@ -87,6 +88,7 @@ class Trainer:
         sampler: The sampler's settings.
         seed: Decides data order and every random stream.
         folder: The run folder; a run found there goes on.
+        servers: Those that sample in place of the native sampler.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Trainer:
         *,
         seed: int,
         folder: Path,
+        servers: Servers | None = None,
     ) -> None:
         self._task, self._config, self._seed = task, config, seed
         self._tokenizer, self._sampler_config = tokenizer, sampler
@@ -113,15 +116,14 @@ class Trainer:
             temperature=sampler.temperature,
             mesh=model.mesh,
         )
-        local = local_model(model)
-        self._dtype, self._own_mesh = model.dtype, local.mesh
-        self._sampler = NativeSampler(
-            local,
-            own_slots(sampler, config, processes=hosts.count()),
-            tokenizer,
-            group_size=config.group_size,
-            seed=seed,
-        )
+        self._sampler: LocalSampler | SglangSampler
+        if servers is not None:
+            self._sampler = SglangSampler(model, tokenizer, servers, probe=self._probe)
+        else:
+            slots = own_slots(sampler, config, processes=hosts.count())
+            self._sampler = LocalSampler(
+                model, slots, tokenizer, group_size=config.group_size, seed=seed
+            )
         self._state = self._learner.init(params)
         self._folder = folder
         norm = config.optimizer.max_grad_norm
@@ -146,6 +148,7 @@ class Trainer:
 
         Raises:
             Preempted: A signal came, and all is saved.
+            ServersLostError: Nobody samples any more, and all is saved.
         """
         # After an error too: what is being written is whole, and threads end.
         with closing(self._metrics), closing(self._checkpoints):
@@ -156,6 +159,11 @@ class Trainer:
             except Preempted as stop:
                 self._checkpoints.leave(self.step, self._state, self._facts)
                 raise Preempted(stop.signal, f"all {self.step} steps are saved") from None
+            except ServersLostError as error:
+                self._checkpoints.leave(self.step, self._state, self._facts)
+                raise ServersLostError(
+                    f"{error}; all {self.step} steps are saved, the same command goes on"
+                ) from None
 
     def _optimizer(self, config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
         return make_optimizer(config, steps=steps, updates_per_step=self._config.mini_batches)
@@ -205,7 +213,7 @@ class Trainer:
         self.step += 1
         try:
             return self._step()
-        except Preempted:
+        except (Preempted, ServersLostError):
             self.step, self._rounds = self.step - 1, before
             raise
 
@@ -261,9 +269,8 @@ class Trainer:
 
     def _step(self) -> dict[str, float]:
         config, watch = self._config, Stopwatch()
-        self._sampler.set_weights(
-            local_params(self._state.params, self._own_mesh, self._dtype), version=self.step - 1
-        )
+        with watch.phase("weights"):
+            self._sampler.set_weights(self._state.params, version=self.step - 1)
         groups: list[list[Trajectory]] = []
         scores: list[list[Score]] = []
         kept: list[int] = []
@@ -403,6 +410,16 @@ class Trainer:
         """Return the log-probability of each id under these weights, 0 on prompts."""
         values = self._learner.logprobs(params, self._micro_batches(rows))
         return read_back(rows, values, sizes=self._sizes)
+
+    def _probe(self, params: nnx.State, ids: Sequence[int]) -> np.ndarray:
+        """Return the log-probabilities, at temperature 1, of all ids but the first two."""
+        known = 2  # a prompt, whose last token is fed with the answer
+        is_action = np.arange(len(ids)) >= known
+        row = TokenRow(
+            np.array(ids, np.int32), is_action, np.zeros(len(ids), np.float32), 0.0, known
+        )
+        values = self._learner.logprobs(params, self._micro_batches([[row]]), temperature=1.0)
+        return read_back([[row]], values, sizes=self._sizes)[0][0][known:]
 
     def _divergence(self, rows: Rows) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""

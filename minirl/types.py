@@ -198,6 +198,13 @@ class Request:
 class Sampler(Protocol):
     """What a rollout needs of a sampler, native or behind HTTP."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """Tell whether the same requests always have the same replies, in the same order: the
+        rollout then takes no notice of time.
+        """
+        ...
+
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Sample with these weights from now on; replies carry the version."""
         ...
@@ -208,6 +215,10 @@ class Sampler(Protocol):
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         """Work until a reply ends, or for so many tokens each; give (episode, reply) pairs."""
+        ...
+
+    def wake(self) -> None:
+        """Let `advance` return where it waits for others; from any thread."""
         ...
 
     def release(self, episode: int) -> None:

@@ -191,14 +191,16 @@ class Learner:
             values, stats = jax.grad(loss, has_aux=True)(params, frozen, batch, reference_logp_BC)
             return self._place(values), stats
 
-        def reference_logp(params: nnx.State, frozen: Any, batch: Batch) -> Array:
+        def reference_logp(
+            params: nnx.State, frozen: Any, batch: Batch, temperature: float = temperature
+        ) -> Array:
             model = nnx.merge(graph, params, frozen)
             return token_logprobs(model, batch, temperature=temperature)[0]
 
         self._frozen = nnx.State({}) if frozen is None else frozen
         self._mesh = mesh
         self._gradient = jax.jit(gradient)
-        self._reference_logp = jax.jit(reference_logp)
+        self._reference_logp = jax.jit(reference_logp, static_argnums=3)
         self._accumulate = jax.jit(_accumulate, donate_argnums=0)
         self.use(optimizer)
 
@@ -208,10 +210,19 @@ class Learner:
         # A function of its own each time: what is compiled for one optimizer is not for another.
         self._apply = jax.jit(lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1))
 
-    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
-        """Yield the log-probabilities of the targets of each micro-batch."""
+    def logprobs(
+        self, params: nnx.State, batches: Iterable[Batch], *, temperature: float | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yield the log-probabilities of the targets of each micro-batch.
+
+        Args:
+            params: Weights.
+            batches: Micro-batches.
+            temperature: None for the sampler's.
+        """
+        more = () if temperature is None else (temperature,)
         for batch in batches:
-            yield hosts.whole(self._reference_logp(params, self._frozen, self._split(batch)))
+            yield hosts.whole(self._reference_logp(params, self._frozen, self._split(batch), *more))
 
     def init(self, params: nnx.State) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are."""

@@ -297,7 +297,7 @@ def write(
         _describe(new / "config.json", dtype)
         tensors = {path: file_tensors(path, shape) for path, shape in shapes.items()}
         write_shards(
-            new, _file_shapes(tensors), _arrays(tensors, parts),
+            new, file_shapes(tensors), _arrays(tensors, parts),
             dtype=dtype, max_bytes=max_shard_bytes,
         )  # fmt: skip
 
@@ -322,7 +322,7 @@ def write_adapter(
         dtype: Type to convert to.
     """
     tensors = {path: file_tensors(path, shape) for path, shape in shapes.items()}
-    sizes = {f"base_model.model.{name}": size for name, size in _file_shapes(tensors).items()}
+    sizes = {f"base_model.model.{name}": size for name, size in file_shapes(tensors).items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -341,7 +341,8 @@ def write_adapter(
         write_file(path, sizes, _arrays(tensors, parts), dtype=dtype)
 
 
-def _file_shapes(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[int, ...]]:
+def file_shapes(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes in the file of parameters by path, in their order."""
     return {tensor.name: tensor.file_shape for group in tensors.values() for tensor in group}
 
 

@@ -38,6 +38,8 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "k
 class Script:
     """Gives every episode the same replies."""
 
+    is_repeatable = True
+
     def __init__(self, tokenizer: ChatTokenizer, replies: tuple[str, ...]) -> None:
         stop = tokenizer.stop_ids[0]
         self._tokenizer = tokenizer
@@ -54,6 +56,8 @@ class Script:
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         waiting, self._waiting = self._waiting, []
         return [(episode, self._reply(episode)) for episode in waiting]
+
+    def wake(self) -> None: ...
 
     def release(self, episode: int) -> None:
         """Keep nothing."""

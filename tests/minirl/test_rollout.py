@@ -20,6 +20,8 @@ from minirl.types import Decoding, Reply, Trajectory, Turn
 class Script:
     """A sampler that gives every episode the same replies, each cut to its limit."""
 
+    is_repeatable = True
+
     def __init__(self, replies, *, stop_ids):
         self.replies, self.stop_ids = replies, stop_ids
         self.requests, self.waiting, self.released, self.given = [], [], [], Counter()
@@ -31,6 +33,8 @@ class Script:
     def advance(self, *, max_steps):
         waiting, self.waiting = self.waiting, []
         return [(request.episode, self._reply(request)) for request in waiting]
+
+    def wake(self): ...
 
     def release(self, episode):
         self.released.append(episode)

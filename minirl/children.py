@@ -1,0 +1,121 @@
+"""SGLang servers that are children of this process: started with it, and gone with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from minirl import leash
+from minirl.config import SglangConfig
+from minirl.errors import UserError
+
+_HOST = "127.0.0.1"
+_END_S = 20
+# How much of a server's log a message shows.
+_SHOWN = 300
+
+
+class Child:
+    """A server of this host.
+
+    Args:
+        line: The command.
+        variables: Of its environment, besides this process's.
+        port: Where it listens.
+        log: File that it writes to.
+    """
+
+    def __init__(self, line: list[str], variables: dict[str, str], port: int, log: Path) -> None:
+        self.url = f"http://{_HOST}:{port}"
+        self._line, self._variables, self._log = line, variables, log
+        self._process: subprocess.Popen | None = None
+        self.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether its process is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it, if it is not there."""
+        if self.is_running:
+            return
+        self.stop()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, leash.__file__, *self._line],
+                env=os.environ | self._variables,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def stop(self) -> None:
+        """End it and all that it has started."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """Say where its log is, and what ends it."""
+        text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
+        return f"{self._log} ends with {' '.join(text[-_SHOWN:].split())!r}"
+
+
+def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Path) -> list[Child]:
+    """Start servers.
+
+    Args:
+        config: How many, and how.
+        model: Hugging Face folder.
+        dtype: In which they compute, unless `config.arguments` say.
+        seed: Decides, with the number of the server, what it draws.
+        logs: Folder of their logs.
+
+    Raises:
+        UserError: The interpreter is not there.
+    """
+    python = config.python or sys.executable
+    if shutil.which(python) is None:
+        raise UserError(f"rollout.sglang.python: there is no program {python}")
+    logs.mkdir(parents=True, exist_ok=True)
+    children: list[Child] = []
+    for number in range(config.launch):
+        port = _free_port()
+        words = {
+            "model-path": str(model.absolute()),
+            "host": _HOST,
+            "port": port,
+            "dtype": dtype,
+            "random-seed": (seed * config.launch + number) % 2**31,
+            "skip-server-warmup": True,
+            **config.arguments,
+        }
+        line = [python, "-m", "sglang.launch_server"]
+        for name, value in words.items():
+            if value is not False:
+                line += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+        variables = dict(config.variables)
+        if config.devices:
+            variables["CUDA_VISIBLE_DEVICES"] = config.devices[number]
+        children.append(Child(line, variables, port, logs / f"sglang-{number}.log"))
+    return children
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((_HOST, 0))
+        return free.getsockname()[1]

@@ -1,0 +1,403 @@
+"""Several SGLang servers as one: who is in use, which weights they have, who answers what.
+
+A server that fails in any way is left out, and what it was asked is asked elsewhere, whole: a
+request holds all tokens of its episode so far. Meanwhile it is probed, brought to the current
+weights, and taken back. All of this runs in one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from minirl.children import Child
+from minirl.config import SglangConfig
+from minirl.errors import ServersLostError, UserError
+from minirl.server import Facts, Kind, RefusedError, Sampled, Server, ServerError, Wish
+
+TESTED = "0.5.23"
+"""The version of SGLang that this was written for."""
+_OLDEST = (0, 5)
+_HEARTBEAT_S = 5.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+# Tries of one request, and refusals of it, before the run stops.
+_TRIES, _REFUSALS = 12, 3
+# Health checks that a launched server may fail before it is started anew.
+_CHANCES = 2
+_COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What all servers should sample with.
+
+    Attributes:
+        folder: Where they are.
+        name: As servers call them.
+        probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
+    """
+
+    folder: str
+    name: str
+    probe: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a server has to be.
+
+    Attributes:
+        architectures: Of its model; one of them.
+        vocab_size: Rows of the embedding.
+        context: Least room for a prompt and its reply together, in tokens.
+        probe_ids: Tokens that it is compared with the learner by.
+        tolerance: Largest mean difference of their log-probabilities.
+    """
+
+    architectures: tuple[str, ...]
+    vocab_size: int
+    context: int
+    probe_ids: tuple[int, ...]
+    tolerance: float
+
+
+class _Member:
+    """A server and what is known of it."""
+
+    def __init__(self, server: Server, child: Child | None, *, parallel: int) -> None:
+        self.server, self.child = server, child
+        self.slots = asyncio.Semaphore(parallel)
+        self.is_used = True
+        self.is_loading = False
+        self.asked = 0  # requests that wait for it or are under way
+        self.left_at = 0.0
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
+class Fleet:
+    """The servers of one process. To be made and used in a running event loop.
+
+    Args:
+        servers: Each with the child that it is, if this process started it.
+        config: Deadlines.
+        wanted: What they have to be.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[tuple[Server, Child | None]],
+        config: SglangConfig,
+        wanted: Wanted,
+    ) -> None:
+        self._config, self._wanted = config, wanted
+        self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
+        self._weights: Weights | None = None
+        self._has_pushed = False
+        self._homes: dict[int, _Member] = {}
+        self._some = asyncio.Event()
+        self._some.set()
+        self._last_problem = ""
+        self._rids = (f"minirl-{uuid.uuid4().hex[:12]}-{n}" for n in itertools.count())
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._events: Counter[str] = Counter()
+        self._gap = self._out_s = 0.0
+
+    async def check(self) -> None:
+        """Wait until all are ready, and see that they serve the model.
+
+        Raises:
+            UserError: One is not there, or serves something else.
+        """
+        await asyncio.gather(*map(self._check_first, self._members))
+        for member in self._members:
+            self._spawn(self._watch(member))
+
+    async def push(self, weights: Weights) -> None:
+        """Bring all that are in use to new weights; those that fail are left out.
+
+        Raises:
+            UserError: One computes something else with them than the learner.
+            ServersLostError: None has taken them.
+        """
+        self._weights = weights
+        await asyncio.gather(*(self._push_to(m) for m in self._members if m.is_used))
+        await self._wait_for_any()
+        self._has_pushed = True
+
+    async def sample(self, episode: int, wish: Wish) -> Sampled:
+        """Let a server write: that of the episode's last reply, if it is in use.
+
+        Raises:
+            UserError: Servers refuse the request.
+            ServersLostError: None is left, or none has met the request.
+        """
+        problem, refusals = "", 0
+        for _ in range(_TRIES):
+            member = await self._seat(episode)
+            try:
+                sampled = await self._ask(member, wish)
+            except ServerError as error:
+                problem = f"{member.server.url}: {error}"
+                self._leave_out(member, error)
+            except RefusedError as error:
+                problem, refusals = f"{member.server.url}: {error}", refusals + 1
+                if refusals == _REFUSALS:
+                    break
+            else:
+                self._events["requests"] += 1
+                return sampled
+            finally:
+                member.asked -= 1
+                member.slots.release()
+            self._homes.pop(episode, None)
+            self._events["retries"] += 1
+        if refusals == _REFUSALS:
+            raise UserError(f"{problem}; servers refuse this request, see their logs")
+        raise ServersLostError(f"a request failed {_TRIES} times, the last time at {problem}")
+
+    def forget(self, episode: int) -> None:
+        """Give up an episode's place."""
+        self._homes.pop(episode, None)
+
+    def numbers(self) -> dict[str, float]:
+        """Give what happened since this was last asked."""
+        names = [*_COUNTED, *(f"failed_{kind}" for kind in get_args(Kind))]
+        found = {f"sglang/{name}": float(self._events[name]) for name in names}
+        found["sglang/servers"] = float(sum(member.is_used for member in self._members))
+        found["sglang/probe_gap"] = self._gap
+        found["time/sglang_out_s"] = self._out_s
+        self._events.clear()
+        self._gap = self._out_s = 0.0
+        return found
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _seat(self, episode: int) -> _Member:
+        """Take a place at a server; the caller gives it back."""
+        while True:
+            member = self._homes.get(episode)
+            if member is None or not member.is_used:
+                used = [member for member in self._members if member.is_used]
+                if not used:
+                    await self._wait_for_any()
+                    continue
+                member = min(used, key=lambda member: member.asked)
+                self._homes[episode] = member
+            member.asked += 1
+            try:
+                await member.slots.acquire()
+            except asyncio.CancelledError:
+                member.asked -= 1
+                raise
+            if member.is_used:
+                return member
+            member.asked -= 1
+            member.slots.release()
+
+    async def _ask(self, member: _Member, wish: Wish) -> Sampled:
+        rid, weights = next(self._rids), self._weights
+        assert weights is not None
+        timeout_s = self._config.timeout_s
+        answer = asyncio.create_task(member.server.sample(wish, rid=rid, timeout_s=timeout_s))
+        is_met = False
+        try:
+            await asyncio.wait({answer, member.lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ServerError("hung", "hangs, and with it this request")
+            sampled = answer.result()
+            is_met = True
+        finally:
+            # The server would go on without us.
+            if not is_met:
+                answer.cancel()
+                self._spawn(member.server.abort(rid))
+        if sampled.version != weights.name:
+            raise ServerError(
+                "stale", f"replies with weights {sampled.version}, not {weights.name}"
+            )
+        return sampled
+
+    def _leave_out(self, member: _Member, error: ServerError) -> None:
+        self._events[f"failed_{error.kind}"] += 1
+        self._last_problem = f"{member.server.url}: {error}"
+        if not member.is_used:
+            return
+        member.is_used, member.left_at = False, time.monotonic()
+        self._events["left_out"] += 1
+        _log.warning("%s is left out: %s", member.server.url, error)
+        if not any(member.is_used for member in self._members):
+            self._some.clear()
+        self._spawn(self._mend(member))
+
+    async def _mend(self, member: _Member) -> None:
+        """Take a server back when it is well."""
+        pause, chances = _FIRST_PAUSE_S, _CHANCES
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            try:
+                await self._restart(member, is_hung=not chances)
+                chances = chances or _CHANCES
+                if not await member.server.is_ready():
+                    continue
+                chances -= 1
+                await member.server.check_health(timeout_s=self._config.health_s)
+                chances = _CHANCES
+                self._judge(member, await member.server.facts())
+                await self._load(member)
+            except (ServerError, RefusedError, UserError, OSError) as error:
+                self._last_problem = f"{member.server.url}: {error}"
+                # What it was asked before is asked elsewhere.
+                if not member.lost.done():
+                    member.lost.set_result(None)
+                continue
+            break
+        member.is_used = True
+        member.lost = asyncio.get_running_loop().create_future()
+        self._some.set()
+        out_s = time.monotonic() - member.left_at
+        self._out_s += out_s
+        self._events["taken_back"] += 1
+        _log.warning("%s is taken back after %.1f s", member.server.url, out_s)
+
+    async def _restart(self, member: _Member, *, is_hung: bool) -> None:
+        """Start a server of our own anew, if it has ended or hangs."""
+        child = member.child
+        if child is None or (child.is_running and not is_hung):
+            return
+        await asyncio.to_thread(child.stop)
+        await asyncio.to_thread(child.start)
+        self._events["restarted"] += 1
+
+    async def _watch(self, member: _Member) -> None:
+        """Notice that a server hangs: requests to it would wait for their own deadline."""
+        while True:
+            await asyncio.sleep(_HEARTBEAT_S)
+            if not (member.is_used and member.asked) or member.is_loading:
+                continue
+            try:
+                await member.server.check_health(timeout_s=self._config.health_s)
+            except ServerError as error:
+                if member.is_used and not member.is_loading:
+                    self._leave_out(member, ServerError("hung", f"is not well: {error}"))
+                    member.lost.set_result(None)
+
+    async def _check_first(self, member: _Member) -> None:
+        end = time.monotonic() + self._config.start_s
+        url = member.server.url
+        while not await member.server.is_ready():
+            child = member.child
+            if child is not None and not child.is_running:
+                raise UserError(f"rollout.sglang.launch: a server ended: {child.last_words()}")
+            if time.monotonic() > end:
+                words = child.last_words() if child else "start it, or take it out of the list"
+                raise UserError(
+                    f"rollout.sglang: {url} is not ready after start_s = "
+                    f"{self._config.start_s:g} s; {words}"
+                )
+            await asyncio.sleep(_FIRST_PAUSE_S)
+        try:
+            self._judge(member, await member.server.facts())
+        except (ServerError, RefusedError) as error:
+            raise UserError(f"rollout.sglang: {url} is no SGLang server ({error})") from None
+
+    def _judge(self, member: _Member, facts: Facts) -> None:
+        """Refuse a server that cannot serve this model.
+
+        Raises:
+            UserError: It cannot.
+        """
+        wanted, found = self._wanted, ", ".join(facts.architectures)
+        own = ", ".join(wanted.architectures)
+        is_other = not set(facts.architectures) & set(wanted.architectures)
+        version = tuple(int(part) for part in facts.version.split(".")[:2] if part.isdigit())
+        flaws = {
+            f"has no {', '.join(facts.missing)}; SGLang {TESTED} has": bool(facts.missing),
+            f"is SGLang {facts.version}; use {TESTED}": version < _OLDEST,
+            "serves no model that writes": not facts.is_generation,
+            f"serves a {found}, and the learner's model is a {own}": bool(found) and is_other,
+            f"serves a vocabulary of {facts.vocab_size} tokens, and the learner's model has "
+            f"{wanted.vocab_size}": facts.vocab_size not in (None, wanted.vocab_size),
+            f"takes {facts.context} tokens, and episodes have up to {wanted.context}; start it "
+            "with a larger --context-length": facts.context < wanted.context,
+        }
+        for words, is_so in flaws.items():
+            if is_so:
+                raise UserError(f"rollout.sglang: {member.server.url} {words}")
+
+    async def _push_to(self, member: _Member) -> None:
+        try:
+            await self._load(member)
+        except ServerError as error:
+            if error.kind == "differs":
+                raise UserError(f"{member.server.url}: {error}") from None
+            self._leave_out(member, error)
+        except RefusedError as error:
+            if not self._has_pushed:
+                raise UserError(
+                    f"{member.server.url} does not take the learner's weights ({error}); it has to "
+                    "serve the same model, and to see rollout.sglang.weights at the same path"
+                ) from None
+            self._leave_out(member, ServerError("status", str(error)))
+
+    async def _load(self, member: _Member) -> None:
+        """Bring a server to the weights of now, and compare it with the learner."""
+        member.is_loading = True
+        try:
+            weights = None
+            while weights is not self._weights:  # others may come meanwhile
+                weights = self._weights
+                assert weights is not None
+                await member.server.load(
+                    weights.folder, weights.name, timeout_s=self._config.push_s
+                )
+                await self._compare(member, weights)
+        finally:
+            member.is_loading = False
+
+    async def _compare(self, member: _Member, weights: Weights) -> None:
+        values, name = await member.server.score(
+            self._wanted.probe_ids, rid=next(self._rids), timeout_s=self._config.push_s
+        )
+        if name != weights.name:
+            raise ServerError("stale", f"has weights {name}, not {weights.name}")
+        probe = np.asarray(weights.probe)
+        gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
+        self._gap = max(self._gap, gap)
+        if not gap <= self._wanted.tolerance:
+            raise ServerError(
+                "differs",
+                f"log-probabilities of a probe differ from the learner's by {gap:.3g} on average, "
+                f"with the same weights; rollout.sglang.tolerance is {self._wanted.tolerance:g}",
+            )
+
+    async def _wait_for_any(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.wait_s):
+                await self._some.wait()
+        except TimeoutError:
+            raise ServersLostError(
+                f"no SGLang server came back within rollout.sglang.wait_s = "
+                f"{self._config.wait_s:g} s ({self._last_problem})"
+            ) from None
+
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

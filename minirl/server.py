@@ -1,0 +1,399 @@
+"""One SGLang server over HTTP: requests with deadlines, answers that are read with suspicion.
+
+Written for SGLang 0.5.23. Nothing here decides what follows from a failure: that is the fleet's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+import httpx2
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+
+from minirl.types import Decoding
+
+NEEDED = (
+    *("/generate", "/abort_request", "/health", "/ready", "/model_info", "/server_info"),
+    *("/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
+)
+"""Endpoints that a server must have."""
+
+Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
+# Of an answer that is no use: how much of it a message shows.
+_SHOWN = 160
+# Longest wait for what a server does at once.
+_BRIEF_S = 10.0
+_VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
+# Rounding may put the probability of a sure token above 1.
+_MOST_LOGPROB = 1e-3
+
+
+class ServerError(Exception):
+    """A server did not do its part.
+
+    Attributes:
+        kind: In what way; the name of a metric.
+    """
+
+    def __init__(self, kind: Kind, words: str) -> None:
+        super().__init__(words)
+        self.kind: Kind = kind
+
+
+class RefusedError(Exception):
+    """A server understood a request and will never take it (a status of 400 to 499)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a server is asked to write.
+
+    Attributes:
+        ids: All tokens so far.
+        max_tokens: Longest reply.
+        decoding: How tokens are drawn.
+        stop_ids: Tokens that end it.
+        vocab_size: Ids are below this.
+    """
+
+    ids: tuple[int, ...]
+    max_tokens: int
+    decoding: Decoding
+    stop_ids: tuple[int, ...]
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What it wrote.
+
+    Attributes:
+        ids: With the stop token, if one ended it.
+        logprobs: Of each, under softmax(logits / temperature).
+        version: Name of the weights.
+        cached: Tokens of the prompt that were in the prefix cache.
+    """
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version: str
+    cached: int
+
+
+class _Finish(BaseModel):
+    type: Literal["stop", "length", "abort"]
+
+
+class _Span(BaseModel):
+    version: str
+
+
+class _Meta(BaseModel):
+    id: str
+    finish_reason: _Finish
+    prompt_tokens: NonNegativeInt
+    cached_tokens: NonNegativeInt = 0
+    weight_version: str
+    weight_versions: list[_Span] = []
+    output_token_logprobs: list[tuple[FiniteFloat, NonNegativeInt, Any]]
+
+
+class _Answer(BaseModel):
+    output_ids: list[NonNegativeInt]
+    meta_info: _Meta
+
+
+class _ScoredMeta(BaseModel):
+    id: str
+    weight_version: str
+    # The first token is predicted by nothing.
+    input_token_logprobs: Annotated[
+        list[tuple[FiniteFloat | None, NonNegativeInt, Any]], Field(min_length=2)
+    ]
+
+
+class _Scored(BaseModel):
+    meta_info: _ScoredMeta
+
+
+class _ModelInfo(BaseModel):
+    is_generation: bool
+    weight_version: str
+    architectures: list[str] | None = None
+
+
+class _ServerInfo(BaseModel):
+    version: str
+
+
+class _Card(BaseModel):
+    max_model_len: NonNegativeInt
+
+
+class _Cards(BaseModel):
+    data: Annotated[list[_Card], Field(min_length=1)]
+
+
+class _Paths(BaseModel):
+    paths: dict[str, Any]
+
+
+_Read = TypeVar("_Read", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a server says of itself.
+
+    Attributes:
+        version: Of SGLang.
+        missing: Needed endpoints that it has not.
+        is_generation: Whether its model writes.
+        architectures: As in the model's `config.json`; empty where it does not tell.
+        vocab_size: Rows of the model's embedding; None where it does not tell.
+        context: Longest prompt and reply together, in tokens.
+    """
+
+    version: str
+    missing: tuple[str, ...]
+    is_generation: bool
+    architectures: tuple[str, ...]
+    vocab_size: int | None
+    context: int
+
+
+class Server:
+    """A server's endpoints.
+
+    Args:
+        url: Without a path.
+        client: Shared by all servers.
+    """
+
+    def __init__(self, url: str, client: httpx2.AsyncClient) -> None:
+        self.url, self._client = url.rstrip("/"), client
+
+    async def sample(self, wish: Wish, *, rid: str, timeout_s: float) -> Sampled:
+        """Let the model write.
+
+        Args:
+            wish: What.
+            rid: Names the request, for `abort`; no other ever has this name.
+            timeout_s: Longest wait.
+
+        Raises:
+            ServerError: No answer, or none that can be true.
+            RefusedError: The request cannot be met.
+        """
+        decoding = wish.decoding
+        body = {
+            "rid": rid,
+            "input_ids": wish.ids,
+            "return_logprob": True,
+            # All that could be preset at the server is said.
+            "sampling_params": {
+                "max_new_tokens": wish.max_tokens,
+                "temperature": decoding.temperature,
+                "top_p": decoding.top_p,
+                "top_k": -1,
+                "min_p": 0.0,
+                "min_new_tokens": 0,
+                "repetition_penalty": 1.0,
+                "frequency_penalty": 0.0,
+                "presence_penalty": 0.0,
+                "stop_token_ids": wish.stop_ids,
+            },
+        }
+        answer = await self._post("/generate", body, _Answer, timeout_s=timeout_s)
+        return _sampled(answer, wish, rid)
+
+    async def score(
+        self, ids: Sequence[int], *, rid: str, timeout_s: float
+    ) -> tuple[list[float], str]:
+        """Return the log-probability of each id but the first, at temperature 1, and the weights'
+        version.
+
+        Raises:
+            ServerError: No answer, or none that can be true.
+            RefusedError: The ids cannot be scored.
+        """
+        body = {
+            "rid": rid,
+            "input_ids": list(ids),
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+        }
+        meta = (await self._post("/generate", body, _Scored, timeout_s=timeout_s)).meta_info
+        first, *others = meta.input_token_logprobs
+        if [first[1], *(one[1] for one in others)] != list(ids):
+            raise ServerError("garbage", "scored other ids than were sent")
+        values = [one[0] for one in others if one[0] is not None]
+        if len(values) < len(others):
+            raise ServerError("garbage", "a log-probability is not a number")
+        return values, meta.weight_version
+
+    async def abort(self, rid: str) -> None:
+        """Stop a request; what cannot be told to the server is left."""
+        try:
+            await self._post("/abort_request", {"rid": rid}, None, timeout_s=_BRIEF_S)
+        except (ServerError, RefusedError):
+            return
+
+    async def is_ready(self) -> bool:
+        """Tell whether it takes requests, within moments."""
+        try:
+            await self._get("/ready", None, timeout_s=_BRIEF_S)
+        except (ServerError, RefusedError):
+            return False
+        return True
+
+    async def check_health(self, *, timeout_s: float) -> None:
+        """Let it draw a token, or see that it is at work.
+
+        Raises:
+            ServerError: It does not.
+        """
+        try:
+            await self._get("/health", None, timeout_s=timeout_s)
+        except RefusedError as error:
+            raise ServerError("status", str(error)) from None
+
+    async def facts(self) -> Facts:
+        """Ask what it serves.
+
+        Raises:
+            ServerError: No answer, or nonsense.
+            RefusedError: It is no SGLang server.
+        """
+        paths = (await self._get("/openapi.json", _Paths, timeout_s=_BRIEF_S)).paths
+        missing = tuple(path for path in NEEDED if path not in paths)
+        if missing:
+            return Facts(
+                "", missing, is_generation=False, architectures=(), vocab_size=0, context=0
+            )
+        info = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
+        cards = await self._get("/v1/models", _Cards, timeout_s=_BRIEF_S)
+        server = await self._get("/server_info", _ServerInfo, timeout_s=_BRIEF_S)
+        return Facts(
+            server.version,
+            (),
+            is_generation=info.is_generation,
+            architectures=tuple(info.architectures or ()),
+            vocab_size=await self._vocab_size(),
+            context=cards.data[0].max_model_len,
+        )
+
+    async def load(self, folder: str, version: str, *, timeout_s: float) -> None:
+        """Take other weights: requests under way wait, and go on with the new ones.
+
+        Args:
+            folder: As the server sees it.
+            version: Their name.
+            timeout_s: Longest wait for the whole of it.
+
+        Raises:
+            ServerError: It has them not, or still has others.
+            RefusedError: It cannot take them.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._load(folder, version)
+        except TimeoutError:
+            raise ServerError("deadline", f"no new weights within {timeout_s:g} s") from None
+
+    async def _load(self, folder: str, version: str) -> None:
+        forever = 1e9  # the caller's deadline is that of all of it
+        await self._post("/pause_generation", {"mode": "retract"}, None, timeout_s=_BRIEF_S)
+        try:
+            await self._post("/flush_cache", {}, None, timeout_s=forever)
+            body = {"model_path": folder, "weight_version": version, "flush_cache": True}
+            await self._post("/update_weights_from_disk", body, None, timeout_s=forever)
+            found = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
+        finally:
+            await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
+        if found.weight_version != version:
+            raise ServerError("stale", f"has weights {found.weight_version}, not {version}")
+
+    async def _vocab_size(self) -> int | None:
+        """Read the size from the refusal of an id that no vocabulary has."""
+        body = {
+            "input_ids": [0],
+            "return_logprob": True,
+            "token_ids_logprob": [2**31 - 1],
+            "sampling_params": {"max_new_tokens": 1},
+        }
+        try:
+            await self._post("/generate", body, None, timeout_s=_BRIEF_S)
+        except RefusedError as error:
+            size = _VALID_RANGE.search(str(error))
+            return int(size[1]) if size else None
+        return None
+
+    async def _get(self, path: str, kind: type[_Read] | None, *, timeout_s: float) -> _Read:
+        return await self._ask("GET", path, None, kind, timeout_s=timeout_s)
+
+    async def _post(
+        self, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
+    ) -> _Read:
+        return await self._ask("POST", path, body, kind, timeout_s=timeout_s)
+
+    async def _ask(
+        self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
+    ) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                response = await self._client.request(method, self.url + path, json=body)
+        except TimeoutError:
+            raise ServerError("deadline", f"{path}: no answer within {timeout_s:g} s") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            words = f"{path}: {type(error).__name__} {error}".strip()
+            raise ServerError("connection", words) from None
+        shown = response.text[:_SHOWN]
+        if 400 <= response.status_code < 500 and response.status_code not in (408, 429):
+            raise RefusedError(f"{path}: {response.status_code} {shown}")
+        if not 200 <= response.status_code < 300:
+            raise ServerError("status", f"{path}: {response.status_code} {shown}")
+        if kind is None:
+            return None
+        try:
+            return kind.model_validate_json(response.content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ServerError("garbage", f"{path}: {where} {first['msg']} in {shown!r}") from None
+
+
+def _sampled(answer: _Answer, wish: Wish, rid: str) -> Sampled:
+    """Take a reply out of an answer.
+
+    Raises:
+        ServerError: It is not the answer to this wish, or impossible.
+    """
+    meta, ids = answer.meta_info, tuple(answer.output_ids)
+    logprobs = tuple(triple[0] for triple in meta.output_token_logprobs)
+    if meta.finish_reason.type == "abort":
+        raise ServerError("status", "the server aborted the request")
+    versions = {span.version for span in meta.weight_versions} or {meta.weight_version}
+    is_stopped = bool(ids) and ids[-1] in wish.stop_ids
+    flaws = {
+        "of another request": meta.id != rid or meta.prompt_tokens != len(wish.ids),
+        "empty": not ids,
+        "longer than asked": len(ids) > wish.max_tokens,
+        "with ids and log-probabilities that differ": ids
+        != tuple(triple[1] for triple in meta.output_token_logprobs),
+        "with ids outside of the vocabulary": any(i >= wish.vocab_size for i in ids),
+        "with log-probabilities above 0": any(value > _MOST_LOGPROB for value in logprobs),
+        "that goes on after a stop token": any(i in wish.stop_ids for i in ids[:-1]),
+        "that ended for no reason": not is_stopped and len(ids) != wish.max_tokens,
+    }
+    for words, is_so in flaws.items():
+        if is_so:
+            raise ServerError("garbage", f"a reply {words}")
+    if len(versions) > 1:
+        raise ServerError("stale", f"a reply of several weights: {', '.join(sorted(versions))}")
+    return Sampled(ids, logprobs, versions.pop(), meta.cached_tokens)

@@ -1,0 +1,346 @@
+"""Sampling by SGLang servers: the sampler of a learner whose rollouts others compute.
+
+Token ids go in, token ids and log-probabilities come back; text is only made of what came. New
+weights go by the disk to all servers, and are compared there with the learner's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import uuid
+import zlib
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Thread
+from time import perf_counter
+from typing import Any, TypeVar
+
+import httpx2
+import jax
+import numpy as np
+from flax import nnx
+
+from minirl import hosts, preemption
+from minirl.children import Child, launch
+from minirl.config import SamplerConfig, SglangConfig
+from minirl.fleet import Fleet, Wanted, Weights
+from minirl.lora import merged, split
+from minirl.model import Decoder, read_config
+from minirl.push import remove_versions, write_version
+from minirl.reading import read_json
+from minirl.server import Sampled, Server, Wish
+from minirl.types import Reply, Request, Tokenizer
+
+# Longest wait between two looks for a signal.
+_LOOK_S = 0.2
+_CONNECT_S = 10.0
+_CLOSE_S = 10.0
+_PROBE_TOKENS = 64
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+_Made = TypeVar("_Made")
+
+Probe = Callable[[nnx.State, Sequence[int]], np.ndarray]
+"""Gives the learner's log-probabilities of the last of some ids, at temperature 1, under weights that
+are trained; all processes have to ask."""
+
+
+class Servers:
+    """The servers of this process, in use between `__enter__` and `__exit__`.
+
+    Args:
+        config: Which, or how many to launch.
+        model: Hugging Face folder of the model that they serve.
+        sampler: Longest prompts and responses.
+        dtype: What the learner computes in.
+        seed: Decides the probe, and what launched servers draw.
+        folder: Run folder.
+    """
+
+    def __init__(
+        self,
+        config: SglangConfig,
+        model: Path,
+        sampler: SamplerConfig,
+        *,
+        dtype: str,
+        seed: int,
+        folder: Path,
+    ) -> None:
+        self._config, self._model, self._dtype = config, model, dtype
+        self._seed, self._folder = seed, folder
+        self.place = (folder / "weights").absolute()
+        if config.weights is not None:
+            # Other runs may write there too.
+            mark = zlib.crc32(str(folder.absolute()).encode())
+            self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
+        self.vocab_size = read_config(model).vocab_size
+        described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
+        kind = described["model_type"].capitalize()
+        ids = np.random.default_rng(seed).integers(0, self.vocab_size, _PROBE_TOKENS)
+        context = sampler.max_prompt_tokens + sampler.max_response_tokens
+        self._wanted = Wanted(
+            architectures=tuple(described.get("architectures") or [f"{kind}ForCausalLM"]),
+            vocab_size=self.vocab_size,
+            context=context,
+            probe_ids=tuple(ids[: max(context - 1, 2)].tolist()),
+            tolerance=config.tolerance or _TOLERANCE[dtype],
+        )
+        self._loop = asyncio.new_event_loop()
+        self._client: httpx2.AsyncClient | None = None
+        self._stack = ExitStack()
+        self.fleet: Fleet | None = None
+
+    @property
+    def probe_ids(self) -> tuple[int, ...]:
+        """Return the tokens that servers are compared with the learner by."""
+        return self._wanted.probe_ids
+
+    def __enter__(self) -> Servers:
+        """Start what is to be launched, and see that all serve the model.
+
+        Raises:
+            UserError: A server is not there, or serves something else.
+        """
+        remove_versions(self.place)  # of a run that was killed
+        with ExitStack() as stack:
+            children: list[Child] = []
+            if self._config.launch:
+                children = launch(
+                    self._config, self._model, dtype=self._dtype, seed=self._seed,
+                    logs=self._folder,
+                )  # fmt: skip
+            for child in children:
+                stack.callback(child.stop)
+            thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
+            thread.start()
+            stack.callback(self._stop, thread)
+            found = [(child.url, child) for child in children]
+            self.run(self._open(found or [(url, None) for url in _own(self._config.urls)]))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def run(self, work: Coroutine[Any, Any, _Made]) -> _Made:
+        """Do something in the loop, and wait for it.
+
+        Raises:
+            Preempted: A signal came; the work is abandoned.
+        """
+        future = self.start(work)
+        while True:
+            try:
+                return future.result(_LOOK_S)
+            except TimeoutError:
+                if future.done():
+                    return future.result()
+                try:
+                    preemption.check()
+                except BaseException:
+                    future.cancel()
+                    raise
+
+    def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
+        """Do something in the loop; returns at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
+        # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
+        self._client = httpx2.AsyncClient(
+            timeout=httpx2.Timeout(None, connect=_CONNECT_S),
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+            trust_env=False,
+        )
+        pairs = [(Server(url, self._client), child) for url, child in found]
+        self.fleet = Fleet(pairs, self._config, self._wanted)
+        await self.fleet.check()
+
+    def _stop(self, thread: Thread) -> None:
+        async def end() -> None:
+            own = asyncio.current_task()
+            others = [task for task in asyncio.all_tasks() if task is not own]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            if self._client is not None:
+                await self._client.aclose()
+
+        self.start(end()).result(_CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join(_CLOSE_S)
+        self._loop.close()
+        remove_versions(self.place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A request that has its answer, or failed."""
+
+    request: Request
+    turn: int
+    answer: Future[Sampled]
+
+
+class SglangSampler:
+    """Samples with SGLang servers. What they draw is not repeatable.
+
+    Args:
+        model: Structure, type of the computation, and weights that are not trained.
+        tokenizer: Its tokenizer.
+        servers: In use.
+        probe: Asks the learner for log-probabilities.
+    """
+
+    is_repeatable = False
+
+    def __init__(
+        self, model: Decoder, tokenizer: Tokenizer, servers: Servers, *, probe: Probe
+    ) -> None:
+        assert servers.fleet is not None
+        self._fleet, self._servers = servers.fleet, servers
+        self._tokenizer, self._probe = tokenizer, probe
+        self._graph, _, self._frozen = split(model)
+        self._dtype = model.dtype
+        # Servers may still have weights of another run.
+        self._name = hosts.from_first(lambda: uuid.uuid4().hex[:8])
+        self._version = -1
+        self._folder: Path | None = None
+        self._asked: dict[int, Future[Sampled]] = {}
+        self._turns: dict[int, int] = {}
+        self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._push: dict[str, float] = {}
+        self._later_tokens = self._later_cached = 0
+
+    def set_weights(self, weights: Any, *, version: int) -> None:
+        """Bring the servers to these weights of the learner, wherever they lie.
+
+        Raises:
+            UserError: A server computes something else with them.
+            ServersLostError: No server took them.
+        """
+        if self._asked:
+            raise RuntimeError("weights changed while episodes were being sampled")
+        begun = perf_counter()
+        wanted = self._probe(weights, self._servers.probe_ids)
+        probed = perf_counter()
+        whole = _whole(self._graph, weights, self._frozen)
+        name = f"{self._name}-{version}"
+        folder, size = write_version(self._servers.place, name, whole, dtype=self._dtype)
+        del whole
+        written = perf_counter()
+        sent = Weights(str(folder), name, wanted.tolist())
+        hosts.gather(lambda: self._servers.run(self._fleet.push(sent)))
+        self._version, self._folder = version, folder
+        remove_versions(self._servers.place, but=folder)
+        self._push = {
+            "sglang/push_bytes": float(size),
+            "time/push_probe_s": probed - begun,
+            "time/push_write_s": written - probed,
+            "time/push_load_s": perf_counter() - written,
+        }
+
+    def numbers(self) -> dict[str, float]:
+        """Give what is worth a metric since it was last asked."""
+        share = self._later_cached / max(self._later_tokens, 1)
+        self._later_tokens = self._later_cached = 0
+
+        async def told() -> dict[str, float]:
+            return self._fleet.numbers()
+
+        return {**self._servers.run(told()), **self._push, "sglang/cached_share": share}
+
+    def free_memory(self) -> None:
+        """Give nothing back: servers keep their memory."""
+
+    def submit(self, request: Request) -> None:
+        """Ask for a reply; returns at once."""
+        highest = max(request.ids, default=-1)
+        if not request.ids or request.max_tokens < 1:
+            raise ValueError(f"episode {request.episode}: an empty prompt or reply was asked for")
+        # A server dies of an id that its embedding has not.
+        if min(request.ids) < 0 or highest >= self._servers.vocab_size:
+            raise ValueError(f"episode {request.episode}: ids outside of the model's vocabulary")
+        wish = Wish(
+            request.ids,
+            request.max_tokens,
+            request.decoding,
+            tuple(self._tokenizer.stop_ids),
+            self._servers.vocab_size,
+        )
+        turn = self._turns[request.episode] = self._turns.get(request.episode, 0) + 1
+        work = self._fleet.sample(request.episode, wish)
+        future = self._asked[request.episode] = self._servers.start(work)
+        future.add_done_callback(
+            lambda ended: self._ended.put(_Ended(request, turn, ended))
+        )
+
+    def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
+        """Wait for replies, or for `wake`, a moment at most; `max_steps` does not matter here.
+
+        Raises:
+            UserError: Servers refuse a request.
+            ServersLostError: None is left.
+        """
+        del max_steps
+        found: list[tuple[int, Reply]] = []
+        try:
+            item = self._ended.get(timeout=_LOOK_S)
+            while True:
+                if item is not None:
+                    found += self._taken(item)
+                item = self._ended.get_nowait()
+        except queue.Empty:
+            return found
+
+    def wake(self) -> None:
+        """Let `advance` return; from any thread."""
+        self._ended.put(None)
+
+    def release(self, episode: int) -> None:
+        """Forget an episode, and what was asked for it."""
+        self._turns.pop(episode, None)
+        future = self._asked.pop(episode, None)
+        if future is not None:
+            future.cancel()
+
+        async def forget() -> None:
+            self._fleet.forget(episode)
+
+        self._servers.start(forget())
+
+    def _taken(self, ended: _Ended) -> list[tuple[int, Reply]]:
+        episode = ended.request.episode
+        if self._asked.get(episode) is not ended.answer:
+            return []  # it was released meanwhile
+        del self._asked[episode]
+        sampled = ended.answer.result()
+        if ended.turn > 1:
+            self._later_tokens += len(ended.request.ids)
+            self._later_cached += sampled.cached
+        ids = sampled.ids
+        is_stopped = ids[-1] in self._tokenizer.stop_ids
+        text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
+        finish = "stop" if is_stopped else "length"
+        return [(episode, Reply(ids, sampled.logprobs, text, finish, self._version))]
+
+
+def _own(urls: Sequence[str]) -> list[str]:
+    """Share servers out to the processes; of fewer servers than processes several share one."""
+    here = jax.process_index()
+    return list(urls[here :: hosts.count()]) or [urls[here % len(urls)]]
+
+
+def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:
+    """Return all weights of a model, adapters merged."""
+    if not jax.tree.leaves(frozen):
+        return params
+
+    def whole(params: nnx.State, frozen: nnx.State) -> nnx.State:
+        return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
+
+    return jax.jit(whole)(params, frozen)
