@@ -48,7 +48,7 @@ class Child:
         self.stop()
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, leash.__file__, *self._line],
+                [sys.executable, "-P", leash.__file__, *self._line],
                 env=os.environ | self._variables,
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -1,4 +1,4 @@
-"""Run a command that ends with its parent, however that ends: `python leash.py COMMAND...`.
+"""Run a command that ends with its parent, however that ends: `python -P leash.py COMMAND...`.
 
 Started as a file, so that nothing else is imported. The command has a session of its own: Ctrl-C at
 the terminal is for the parent, and all that the command starts is ended with it.

@@ -90,13 +90,17 @@ def remove_versions(place: Path, *, but: Path | None = None) -> None:
 
 def _own_parts(leaf: jax.Array) -> Iterator[tuple[tuple[slice, ...], jax.Array]]:
     """Yield the parts of a parameter that this process writes, and where they are in it."""
-    if leaf.is_fully_addressable:
+    if _is_whole(leaf):
         if hosts.is_first():
             yield (slice(None),) * leaf.ndim, leaf
         return
     for shard in leaf.addressable_shards:
         if shard.replica_id == 0:
             yield shard.index, shard.data
+
+
+def _is_whole(leaf: jax.Array) -> bool:
+    return leaf.is_fully_addressable
 
 
 def _write(

@@ -1,0 +1,139 @@
+"""A server on 127.0.0.1 that speaks as SGLang does, and fails as it is told."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from minirl.server import NEEDED
+
+VOCAB = 50
+STOP = 1
+
+
+class Fake:
+    """Writes the ids 10, 11, ... and a stop token; log-probabilities are -1 / id.
+
+    Attributes:
+        faults: What the next answers of an endpoint are, in place of the right ones: a status,
+            bytes, a function of the right answer, `hang` until told otherwise, or `drop`.
+        down: Endless faults: every answer is dropped.
+        given: What was answered well, by endpoint.
+    """
+
+    def __init__(self, *, vocab=VOCAB, probe=-0.25, port=0, architectures=("Toy",), delay_s=0.0):
+        self.vocab, self.probe, self.architectures = vocab, probe, list(architectures)
+        self.weights, self.folder, self.delay_s = "default", "", delay_s
+        self.faults, self.given, self.bodies = {}, Counter(), []
+        self.down, self.paused, self.hung = False, False, threading.Event()
+        self.paths = [*NEEDED, "/openapi.json"]
+        self.version, self.context, self.order = "0.5.23", 4096, []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_):
+                pass
+
+            def do_GET(self):
+                fake.answer(self, None)
+
+            def do_POST(self):
+                length = int(self.headers["content-length"])
+                fake.answer(self, json.loads(self.rfile.read(length)))
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, *_):
+                """Clients go away, as they may."""
+
+        self._server = Server(("127.0.0.1", port), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def close(self):
+        self.hung.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def answer(self, handler, body):
+        path = handler.path
+        fault = self.faults.get(path, [])
+        fault = fault.pop(0) if fault else None
+        if self.down or fault == "drop":
+            handler.close_connection = True
+            handler.connection.close()
+            return
+        if fault == "hang":
+            self.hung.wait(30)
+            handler.close_connection = True
+            return
+        if isinstance(fault, int):
+            status, right = fault, {"error": "told to"}
+        else:
+            status, right = self.right(path, body)
+        if callable(fault):
+            right = fault(right)
+        text = fault if isinstance(fault, bytes) else json.dumps(right).encode()
+        handler.send_response(status)
+        handler.send_header("content-type", "application/json")
+        handler.send_header("content-length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+        self.given[path] += status == 200 and fault is None
+
+    def right(self, path, body):
+        name = re.sub(r"\W+", "_", path).strip("_")
+        self.order.append(path)
+        return getattr(self, f"on_{name}", lambda _: (200, {}))(body)
+
+    def on_openapi_json(self, _):
+        return 200, {"paths": dict.fromkeys(self.paths, {})}
+
+    def on_model_info(self, _):
+        names = self.architectures
+        return 200, {
+            "is_generation": True,
+            "weight_version": self.weights,
+            "architectures": names,
+        }
+
+    def on_server_info(self, _):
+        return 200, {"version": self.version}
+
+    def on_v1_models(self, _):
+        return 200, {"data": [{"max_model_len": self.context}]}
+
+    def on_update_weights_from_disk(self, body):
+        self.folder, self.weights = body["model_path"], body["weight_version"]
+        return 200, {"success": True}
+
+    def on_generate(self, body):
+        if "token_ids_logprob" in body:
+            return 400, {"error": f"out-of-vocabulary; valid range is [0, {self.vocab})."}
+        self.bodies.append(body)
+        time.sleep(self.delay_s)
+        sent, settings = body["input_ids"], body["sampling_params"]
+        meta = {
+            "id": body["rid"],
+            "prompt_tokens": len(sent),
+            "cached_tokens": 0,
+            "weight_version": self.weights,
+            "finish_reason": {"type": "stop", "matched": STOP},
+        }
+        if settings["max_new_tokens"] == 0:
+            meta["input_token_logprobs"] = [[None, sent[0], None]]
+            meta["input_token_logprobs"] += [[self.probe, i, None] for i in sent[1:]]
+            return 200, {"output_ids": [], "meta_info": meta}
+        ids = [10, 11, STOP][: settings["max_new_tokens"]]
+        meta["output_token_logprobs"] = [[-1 / i, i, None] for i in ids]
+        return 200, {"output_ids": ids, "meta_info": meta}

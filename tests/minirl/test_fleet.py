@@ -1,0 +1,342 @@
+"""What a fleet does with servers that fail: fakes on 127.0.0.1, each with one fault."""
+
+import math
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from .fake_sglang import STOP, VOCAB, Fake
+
+from minirl import fleet as fleets
+from minirl.config import SglangConfig
+from minirl.errors import ServersLostError, UserError
+from minirl.fleet import Weights
+from minirl.server import Wish
+from minirl.sglang import Servers
+from minirl.types import Decoding
+
+WISH = Wish((5, 6, 7), 8, Decoding(), (STOP,), VOCAB)
+QUICK = {"timeout_s": 2.0, "health_s": 2.0, "start_s": 2.0, "push_s": 2.0, "wait_s": 10.0}
+
+
+@pytest.fixture
+def fakes():
+    made = [Fake(), Fake()]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch):
+    monkeypatch.setattr(fleets, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(fleets, "_HEARTBEAT_S", 0.1)
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
+    return folder
+
+
+@pytest.fixture
+def serve(model, tmp_path, monkeypatch):
+    """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
+    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    opened = []
+
+    def start(fakes, *, push=True, **settings):
+        config = SglangConfig(urls=tuple(fake.url for fake in fakes), **{**QUICK, **settings})
+        limits = SimpleNamespace(max_prompt_tokens=40, max_response_tokens=24)
+        found = Servers(config, model, limits, dtype="float32", seed=0, folder=tmp_path)
+        opened.append(found.__enter__())
+        if push:
+            found.run(found.fleet.push(weights("a")))
+        return found
+
+    yield start
+    for servers in opened:
+        servers.__exit__()
+
+
+def weights(name, *, probe=-0.25):
+    return Weights(f"/w/{name}", name, [probe] * 10)
+
+
+def ask(servers, episodes=(1,), wish=WISH):
+    futures = [servers.start(servers.fleet.sample(episode, wish)) for episode in episodes]
+    return [future.result(20) for future in futures]
+
+
+def numbers(servers):
+    async def told():
+        return servers.fleet.numbers()
+
+    found = servers.run(told())
+    return {key.removeprefix("sglang/"): value for key, value in found.items()}
+
+
+def wait_until(is_so):
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def edited(**meta):
+    def edit(right):
+        return {**right, "meta_info": {**right["meta_info"], **meta}}
+
+    return edit
+
+
+REPLY_FAULTS = {
+    "dies": ("drop", "connection"),
+    "hangs": ("hang", "deadline"),
+    "500": (500, "status"),
+    "503": (503, "status"),
+    "cut short": (b'{"output_ids": [10, 1', "garbage"),
+    "no JSON": (b"<html>", "garbage"),
+    "another form": (b"[]", "garbage"),
+    "NaN": (edited(output_token_logprobs=[[math.nan, 10, None]]), "garbage"),
+    "null": (edited(output_token_logprobs=[[None, 10, None]]), "garbage"),
+    "other ids": (
+        edited(output_token_logprobs=[[-1, 10, None], [-1, 12, None], [-1, STOP, None]]),
+        "garbage",
+    ),
+    "likelier than sure": (
+        edited(output_token_logprobs=[[1, 10, None], [-1, 11, None], [-1, STOP, None]]),
+        "garbage",
+    ),
+    "outside of the vocabulary": (
+        lambda right: {
+            "output_ids": [VOCAB, STOP],
+            "meta_info": {
+                **right["meta_info"],
+                "output_token_logprobs": [[-1, VOCAB, None], [-1, STOP, None]],
+            },
+        },
+        "garbage",
+    ),
+    "after the end": (
+        lambda right: {
+            "output_ids": [STOP, 10],
+            "meta_info": {
+                **right["meta_info"],
+                "output_token_logprobs": [[-1, STOP, None], [-1, 10, None]],
+            },
+        },
+        "garbage",
+    ),
+    "another request's": (edited(id="x"), "garbage"),
+    "another prompt's": (edited(prompt_tokens=9), "garbage"),
+    "old weights": (edited(weight_version="default"), "stale"),
+    "mixed weights": (edited(weight_versions=[{"version": "a"}, {"version": "b"}]), "stale"),
+    "aborted": (edited(finish_reason={"type": "abort"}), "status"),
+}
+
+
+@pytest.mark.parametrize("name", REPLY_FAULTS)
+def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
+    fault, kind = REPLY_FAULTS[name]
+    servers = serve(fakes, timeout_s=0.5)
+    for fake in fakes:
+        fake.bodies.clear()
+        fake.faults["/generate"] = []
+    fakes[0].faults["/generate"] = [fault]
+    found = ask(servers)[0]  # the first of equals is asked first
+    assert found.ids == (10, 11, STOP)
+    assert found.logprobs == (-1 / 10, -1 / 11, -1 / STOP)
+    assert fakes[1].bodies[0]["input_ids"] == list(WISH.ids)
+    fakes[0].hung.set()
+    wait_until(lambda: "/update_weights_from_disk" in fakes[0].order[-6:])
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert SEEN["requests"] == SEEN["retries"] == SEEN["left_out"] == SEEN[f"failed_{kind}"] == 1
+    assert SEEN["servers"] == 2
+    assert sum(value for key, value in SEEN.items() if key.startswith("failed_")) == 1
+
+
+SEEN: dict = {}
+
+
+def numbers_are(servers, /, **wanted):
+    """Add up what happened since the test began, and compare."""
+    for key, value in numbers(servers).items():
+        keeps = key in ("servers", "probe_gap")
+        SEEN[key] = value if keeps else SEEN.get(key, 0) + value
+    return all(SEEN[key] == value for key, value in wanted.items())
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    SEEN.clear()
+
+
+def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
+    servers = serve(fakes)
+    wish = Wish((5,), 2, Decoding(0.7, 0.9), (STOP, 3), VOCAB)
+    assert ask(servers, wish=wish)[0].ids == (10, 11)
+    body = next(b for f in fakes for b in f.bodies if b["sampling_params"]["max_new_tokens"] == 2)
+    assert body.pop("rid").startswith("minirl-")
+    assert body == {
+        "input_ids": [5],
+        "return_logprob": True,
+        "sampling_params": {
+            "max_new_tokens": 2, "temperature": 0.7, "top_p": 0.9, "top_k": -1, "min_p": 0.0,
+            "min_new_tokens": 0, "repetition_penalty": 1.0, "frequency_penalty": 0.0,
+            "presence_penalty": 0.0, "stop_token_ids": [STOP, 3],
+        },
+    }  # fmt: skip
+
+
+def test_new_weights_come_in_order(fakes, serve):
+    servers = serve(fakes)
+    fakes[0].order.clear()
+    servers.run(servers.fleet.push(weights("b")))
+    assert fakes[0].order == [
+        "/pause_generation", "/flush_cache", "/update_weights_from_disk", "/model_info",
+        "/continue_generation", "/generate",
+    ]  # fmt: skip
+    assert [(fake.weights, fake.folder) for fake in fakes] == [("b", "/w/b")] * 2
+    assert numbers(servers)["probe_gap"] == 0
+
+
+def test_sessions_stay_at_their_server_and_new_ones_go_where_least_is_asked(fakes, serve):
+    for fake in fakes:
+        fake.delay_s = 0.2
+    servers = serve(fakes)
+    for fake in fakes:
+        fake.bodies.clear()
+    ask(servers, range(6))
+    homes = [{body["input_ids"][0] for body in fake.bodies} for fake in fakes]
+    assert [len(fake.bodies) for fake in fakes] == [3, 3]
+    for fake in fakes:
+        fake.bodies.clear()
+    for episode in (0, 0, 0, 2, 2):
+        ask(servers, [episode], Wish((20 + episode,), 8, Decoding(), (STOP,), VOCAB))
+    at = [[body["input_ids"][0] for body in fake.bodies] for fake in fakes]
+    assert sorted(map(len, at)) == [0, 5]  # the even ones came first to the same server
+    assert homes
+
+
+def test_a_timed_out_request_is_aborted_by_its_name(fakes, serve):
+    servers = serve(fakes, timeout_s=0.3)
+    fakes[0].faults["/generate"] = ["hang"]
+    ask(servers)
+    wait_until(lambda: fakes[0].given["/abort_request"] == 1)
+
+
+def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
+    servers = serve(fakes, timeout_s=60, health_s=0.3)
+    fakes[0].faults["/generate"] = ["hang", "hang"]
+    fakes[0].faults["/health"] = ["hang"] * 3
+    start = time.monotonic()
+    assert [found.ids for found in ask(servers, range(4))] == [(10, 11, STOP)] * 4
+    assert time.monotonic() - start < 15
+    fakes[0].hung.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert SEEN["failed_hung"] == 3  # its health, and two requests
+    assert (SEEN["requests"], SEEN["retries"], SEEN["left_out"]) == (4, 2, 1)
+
+
+def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):
+    servers = serve(fakes)
+    for fake in fakes:
+        fake.down = True
+    futures = [servers.start(servers.fleet.sample(episode, WISH)) for episode in range(5)]
+    wait_until(lambda: numbers_are(servers, left_out=2))
+    assert SEEN["servers"] == 0
+    assert not any(future.done() for future in futures)
+    fakes[1].weights = "default"  # it was started anew
+    fakes[1].down = False
+    assert [future.result(20).ids for future in futures] == [(10, 11, STOP)] * 5
+    assert fakes[1].weights == "a"
+
+
+def test_when_none_comes_back_one_line_says_so(fakes, serve):
+    servers = serve(fakes, wait_s=0.5)
+    for fake in fakes:
+        fake.down = True
+    with pytest.raises(ServersLostError, match=r"no SGLang server came back within .* 0.5 s \(http"):
+        ask(servers)
+    with pytest.raises(ServersLostError):
+        servers.run(servers.fleet.push(weights("b")))
+
+
+def test_a_server_that_misses_new_weights_gets_them_later(fakes, serve):
+    servers = serve(fakes)
+    fakes[0].faults["/update_weights_from_disk"] = [500]
+    servers.run(servers.fleet.push(weights("b")))
+    assert [fake.weights for fake in fakes] == ["a", "b"]
+    wait_until(lambda: fakes[0].weights == "b")
+    wait_until(lambda: numbers_are(servers, taken_back=1, failed_status=1))
+
+
+def test_weights_that_compute_something_else_stop_the_run(fakes, serve):
+    fakes[1].probe = -0.5
+    with pytest.raises(UserError, match=r"differ from the learner's by 0\.25 on average"):
+        serve(fakes)
+
+
+def test_a_server_comes_back_only_if_it_computes_the_same(fakes, serve):
+    servers = serve(fakes)
+    fakes[0].faults["/generate"] = [500]
+    fakes[0].probe = -3.0
+    ask(servers)
+    wait_until(lambda: fakes[0].given["/generate"] > 2)
+    assert numbers_are(servers, servers=1, taken_back=0)
+    fakes[0].probe = -0.25
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+
+
+REFUSED = {
+    "another model": ({"architectures": ["Other"]}, "serves a Other, and the learner's .* Toy"),
+    "another vocabulary": ({"vocab": 60}, "vocabulary of 60 tokens, and .* has 50"),
+    "no updates": ({"paths": ["/generate"]}, "has no /abort_request, .*update_weights"),
+    "too old": ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
+    "short context": ({"context": 32}, "takes 32 tokens, and episodes have up to 64"),
+    "nobody there": ({"down": True}, "is not ready after start_s = 2 s"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_server_that_cannot_serve_is_refused_at_the_start(fakes, serve, name):
+    change, words = REFUSED[name]
+    for key, value in change.items():
+        setattr(fakes[1], key, value)
+    with pytest.raises(UserError, match=words):
+        serve(fakes)
+
+
+def test_a_server_that_sees_no_weights_is_refused_at_the_first_push(fakes, serve):
+    fakes[1].faults["/update_weights_from_disk"] = [400]
+    with pytest.raises(UserError, match=r"does not take the learner's weights .* same path"):
+        serve(fakes)
+
+
+def test_a_request_that_all_refuse_stops_the_run(fakes, serve):
+    servers = serve(fakes)
+    for fake in fakes:
+        fake.faults["/generate"] = [400] * 9
+    with pytest.raises(UserError, match="servers refuse this request"):
+        ask(servers)
+    assert numbers_are(servers, servers=2, left_out=0)
+
+
+def test_counts_hold_under_many_faults(fakes, serve):
+    """Every request has one answer, whatever goes wrong in between."""
+    servers = serve(fakes)
+    random = np.random.default_rng(0)
+    choices = ["drop", 500, b"{", None, None, None, None, None]
+    for fake in fakes:
+        fake.faults["/generate"] = [choices[i] for i in random.integers(0, len(choices), 60)]
+    episodes = range(60)
+    found = ask(servers, episodes)
+    assert [reply.ids for reply in found] == [(10, 11, STOP)] * len(episodes)
+    wait_until(lambda: numbers_are(servers, servers=2, requests=len(episodes)))
+    failed = sum(value for key, value in SEEN.items() if key.startswith("failed_"))
+    assert failed >= SEEN["retries"] > 0
+    assert SEEN["left_out"] == SEEN["taken_back"] > 0

@@ -1,0 +1,145 @@
+"""Weights on their way to servers, and servers that are children of a run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file
+
+from minirl import weights
+from minirl.config import LoraConfig
+from minirl.lora import add_adapters, split
+from minirl.push import remove_versions, write_version
+from minirl.sglang import _whole
+from minirl.sharding import make_mesh, param_shardings
+
+ROOT = Path(__file__).parents[2]
+
+
+def by_file(model, folder):
+    """Write a model as exports are, and read the tensors."""
+    folder.mkdir()
+    params = nnx.state(model, nnx.Param)
+    shapes = weights.paths_of(params)
+    tensors = {path: weights.file_tensors(path, shape) for path, shape in shapes.items()}
+    weights.write_shards(
+        folder,
+        weights.file_shapes(tensors),
+        weights._arrays(tensors, weights.parts_in_tree(params)),
+        dtype="float32",
+        max_bytes=10**9,
+    )
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one, other):
+    assert one.keys() == other.keys()
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name], err_msg=name)
+
+
+@pytest.mark.parametrize("mesh", [None, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}])
+def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path, mesh):
+    model = toy.model()
+    params = nnx.state(model, nnx.Param)
+    if mesh is not None:
+        params = jax.device_put(params, param_shardings(params, make_mesh(mesh)))
+    folder, size = write_version(tmp_path / "w", "x-3", params, dtype="float32")
+    assert folder.name == "version-x-3"
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+    assert (folder / "model.safetensors").stat().st_size == size
+    equal(load_file(folder / "model.safetensors"), by_file(model, tmp_path / "export"))
+
+
+def test_parts_of_other_processes_are_left_to_them(toy, tmp_path, monkeypatch):
+    """Write shard by shard, as where no process holds a whole parameter."""
+    params = nnx.state(toy.model(), nnx.Param)
+    placed = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
+    monkeypatch.setattr("minirl.push._is_whole", lambda leaf: False)
+    folder, _ = write_version(tmp_path / "w", "y", placed, dtype="float32")
+    equal(load_file(folder / "model.safetensors"), by_file(toy.model(), tmp_path / "export"))
+
+
+def test_adapters_are_merged(toy, tmp_path):
+    plain, model = toy.model(), nnx.clone(toy.model())
+    add_adapters(model, LoraConfig(rank=2, targets=("q",)), seed=0)
+    graph, params, frozen = split(model)
+    params = jax.tree.map(lambda leaf: leaf + 0.1, params)
+    folder, _ = write_version(tmp_path / "w", "z", _whole(graph, params, frozen), dtype="float32")
+    found = load_file(folder / "model.safetensors")
+    before = by_file(plain, tmp_path / "export")
+    changed = [name for name in found if not np.array_equal(found[name], before[name])]
+    assert changed == [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)]
+
+
+def test_only_one_version_is_kept(toy, tmp_path):
+    params = nnx.state(toy.model(), nnx.Param)
+    place = tmp_path / "w"
+    kept = [write_version(place, f"a-{n}", params, dtype="bfloat16")[0] for n in range(3)]
+    (place / "version-a-9.new").mkdir()
+    (place / "other").mkdir()
+    remove_versions(place, but=kept[2])
+    assert sorted(path.name for path in place.iterdir()) == ["other", "version-a-2"]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from minirl.children import Child
+child = Child([sys.executable, "-c", sys.argv[2]], {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
+print("up", flush=True)
+if sys.argv[3] == "stop":
+    while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
+    child.stop()
+else:
+    time.sleep(60)
+"""
+# A server with a process of its own, which takes no notice of a polite end.
+SERVER = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+path = pathlib.Path(FOLDER) / "part"
+path.write_text(f"{os.getpid()} {worker.pid} {os.environ['WORD']}")
+path.rename(path.with_name("pids"))
+time.sleep(60)
+"""
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("end", ["stop", "SIGKILL", "SIGTERM"])
+def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
+    server = SERVER.replace("FOLDER", repr(str(tmp_path)))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), server, end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    pids = tmp_path / "pids"
+    deadline = time.monotonic() + 30
+    while not pids.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    one, other, word = pids.read_text().split()
+    assert word == "x"
+    if end != "stop":
+        parent.send_signal(getattr(signal, end))
+    parent.communicate(timeout=30)
+    while is_alive(one) or is_alive(other):
+        assert time.monotonic() < deadline + 30
+        time.sleep(0.05)
