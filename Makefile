@@ -2,19 +2,24 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SGLANG := .venv-sglang
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly check bench clean
+.PHONY: help demo test test-sglang nightly check bench clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: $(VENV)/demo.stamp ## set up, then train the tiny model on the CPU (more arguments: ARGS="key=value")
 	@$(BIN)/python -m launch.train --accel cpu --cfg progress-demo.yaml $(ARGS)
 
 test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CPU, then run the tests with real servers
+	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
+	    tests/launch/test_sglang.py tests/launch/test_sglang_train.py $(ARGS)
 
 nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)
@@ -29,7 +34,7 @@ bench: $(VENV)/dev.stamp ## set up, then measure speed on this machine (more arg
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the environment
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(SGLANG)
 
 # A stamp is as new as the last install; it is made again only when what it installs may differ.
 $(VENV)/demo.stamp: EXTRAS := cpu
@@ -38,6 +43,14 @@ $(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/py
 	@echo "installing minirl-sql[$(EXTRAS)] into $(VENV)"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
 	    --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@touch $@
+
+# SGLang itself asks for packages of CUDA, which the CPU has no use for.
+$(SGLANG)/stamp: tests/launch/sglang_requirements.txt
+	@echo "installing SGLang for the CPU into $(SGLANG)"
+	@$(PYTHON) -m venv $(SGLANG)
+	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-input --requirement $<
+	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps sglang==0.5.23 xgrammar==0.2.7
 	@touch $@
 
 $(BIN)/python:

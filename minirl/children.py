@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 
 from minirl import leash
 from minirl.config import SglangConfig
@@ -34,6 +35,7 @@ class Child:
         self.url = f"http://{_HOST}:{port}"
         self._line, self._variables, self._log = line, variables, log
         self._process: subprocess.Popen | None = None
+        self._lock, self._is_closed = Lock(), False
         self.start()
 
     @property
@@ -42,22 +44,29 @@ class Child:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, if it is not there."""
-        if self.is_running:
-            return
-        self.stop()
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", leash.__file__, *self._line],
-                env=os.environ | self._variables,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        """Start it anew, whatever became of it; do nothing after `close`."""
+        with self._lock:
+            self._end()
+            if self._is_closed:
+                return
+            with self._log.open("ab") as log:
+                # -P: what is beside the leash are no modules of its own.
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", leash.__file__, *self._line],
+                    env=os.environ | self._variables,
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
 
-    def stop(self) -> None:
-        """End it and all that it has started."""
+    def close(self) -> None:
+        """End it for good, and all that it has started."""
+        with self._lock:
+            self._is_closed = True
+            self._end()
+
+    def _end(self) -> None:
         if self._process is None:
             return
         assert self._process.stdin is not None

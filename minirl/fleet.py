@@ -257,6 +257,7 @@ class Fleet:
                 if not await member.server.is_ready():
                     continue
                 chances -= 1
+                await member.server.go_on()
                 await member.server.check_health(timeout_s=self._config.health_s)
                 chances = _CHANCES
                 self._judge(member, await member.server.facts())
@@ -281,7 +282,6 @@ class Fleet:
         child = member.child
         if child is None or (child.is_running and not is_hung):
             return
-        await asyncio.to_thread(child.stop)
         await asyncio.to_thread(child.start)
         self._events["restarted"] += 1
 
@@ -400,4 +400,9 @@ class Fleet:
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a fault of ours", exc_info=task.exception())

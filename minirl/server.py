@@ -263,6 +263,15 @@ class Server:
         except RefusedError as error:
             raise ServerError("status", str(error)) from None
 
+    async def go_on(self) -> None:
+        """Let it sample again, if a run that was killed has left it paused.
+
+        Raises:
+            ServerError: It does not answer.
+            RefusedError: It cannot be paused.
+        """
+        await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
+
     async def facts(self) -> Facts:
         """Ask what it serves.
 
@@ -276,6 +285,7 @@ class Server:
             return Facts(
                 "", missing, is_generation=False, architectures=(), vocab_size=0, context=0
             )
+        await self.go_on()
         info = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
         cards = await self._get("/v1/models", _Cards, timeout_s=_BRIEF_S)
         server = await self._get("/server_info", _ServerInfo, timeout_s=_BRIEF_S)
@@ -315,7 +325,7 @@ class Server:
             await self._post("/update_weights_from_disk", body, None, timeout_s=forever)
             found = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
         finally:
-            await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
+            await self.go_on()
         if found.weight_version != version:
             raise ServerError("stale", f"has weights {found.weight_version}, not {version}")
 

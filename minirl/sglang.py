@@ -44,8 +44,8 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
 
 Probe = Callable[[nnx.State, Sequence[int]], np.ndarray]
-"""Gives the learner's log-probabilities of the last of some ids, at temperature 1, under weights that
-are trained; all processes have to ask."""
+"""Gives the learner's log-probabilities of the last of some ids, at temperature 1, under weights
+that are trained; all processes have to ask."""
 
 
 class Servers:
@@ -114,7 +114,7 @@ class Servers:
                     logs=self._folder,
                 )  # fmt: skip
             for child in children:
-                stack.callback(child.stop)
+                stack.callback(child.close)
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
@@ -275,9 +275,7 @@ class SglangSampler:
         turn = self._turns[request.episode] = self._turns.get(request.episode, 0) + 1
         work = self._fleet.sample(request.episode, wish)
         future = self._asked[request.episode] = self._servers.start(work)
-        future.add_done_callback(
-            lambda ended: self._ended.put(_Ended(request, turn, ended))
-        )
+        future.add_done_callback(lambda ended: self._ended.put(_Ended(request, turn, ended)))
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         """Wait for replies, or for `wake`, a moment at most; `max_steps` does not matter here.

@@ -4,6 +4,7 @@ database for single queries.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sqlite3
 import subprocess
@@ -111,6 +112,18 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def sglang_python() -> str:
+    """Return the interpreter of an environment with SGLang, or skip."""
+    named = os.environ.get("MINIRL_SGLANG_PYTHON")
+    if not named and importlib.util.find_spec("sglang") is None:
+        pytest.skip(
+            "sglang is not installed here: set MINIRL_SGLANG_PYTHON to the interpreter of an "
+            "environment that has it"
+        )
+    return named or sys.executable
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,9 @@ OPTIONS = {
 }
 
 
+VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(SHIM), "HF_HUB_OFFLINE": "1"}
+
+
 @contextmanager
 def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Generator[str]:
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
@@ -35,11 +38,10 @@ def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Gener
     options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}
     line = [python, "-m", "sglang.launch_server", "--skip-server-warmup", "--host", "127.0.0.1"]
     line += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    variables = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(SHIM), "HF_HUB_OFFLINE": "1"}
     with log.open("wb") as file:
         process = subprocess.Popen(
             line,
-            env=os.environ | variables,
+            env=os.environ | VARIABLES,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -30,18 +29,6 @@ from .sglang_server import serve
 
 QUESTIONS, JUDGEMENTS, KILL_AT = 3, 2, 12
 ANSWERS = tuple(f"<sql>SELECT {number}</sql>" for number in range(4))
-
-
-@pytest.fixture(scope="module")
-def python() -> str:
-    """Return the interpreter of an environment with SGLang, or skip."""
-    named = os.environ.get("MINIRL_SGLANG_PYTHON")
-    if not named and importlib.util.find_spec("sglang") is None:
-        pytest.skip(
-            "sglang is not installed here: set MINIRL_SGLANG_PYTHON to the interpreter of an "
-            "environment that has it"
-        )
-    return named or sys.executable
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +96,10 @@ class Proxy:
 
 
 @pytest.mark.timeout(600)
-def test_a_real_server_writes_candidates_and_is_paid_once(python, place, tmp_path):
+def test_a_real_server_writes_candidates_and_is_paid_once(sglang_python, place, tmp_path):
     out = tmp_path / "out"
     named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--out", str(out)]
-    with serve(python, place / "model", tmp_path / "sglang.log") as server:
+    with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
         proxy = Proxy(server)
         with serve_chat(Chat(proxy.answer, proxy.before)) as chat:
             line = [*named, "--endpoint", chat.url]

@@ -97,7 +97,7 @@ class Fake:
         return getattr(self, f"on_{name}", lambda _: (200, {}))(body)
 
     def on_openapi_json(self, _):
-        return 200, {"paths": dict.fromkeys(self.paths, {})}
+        return 200, {"paths": {path: {} for path in self.paths}}
 
     def on_model_info(self, _):
         names = self.architectures
@@ -113,11 +113,21 @@ class Fake:
     def on_v1_models(self, _):
         return 200, {"data": [{"max_model_len": self.context}]}
 
+    def on_pause_generation(self, _):
+        self.paused = True
+        return 200, {}
+
+    def on_continue_generation(self, _):
+        self.paused = False
+        return 200, {}
+
     def on_update_weights_from_disk(self, body):
         self.folder, self.weights = body["model_path"], body["weight_version"]
         return 200, {"success": True}
 
     def on_generate(self, body):
+        if self.paused:
+            return 503, {"error": "paused"}  # a real one would let us wait
         if "token_ids_logprob" in body:
             return 400, {"error": f"out-of-vocabulary; valid range is [0, {self.vocab})."}
         self.bodies.append(body)

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from .fake_sglang import STOP, VOCAB, Fake
 
 from minirl import fleet as fleets
 from minirl.config import SglangConfig
@@ -15,6 +14,8 @@ from minirl.fleet import Weights
 from minirl.server import Wish
 from minirl.sglang import Servers
 from minirl.types import Decoding
+
+from .fake_sglang import STOP, VOCAB, Fake
 
 WISH = Wish((5, 6, 7), 8, Decoding(), (STOP,), VOCAB)
 QUICK = {"timeout_s": 2.0, "health_s": 2.0, "start_s": 2.0, "push_s": 2.0, "wait_s": 10.0}
@@ -260,7 +261,9 @@ def test_when_none_comes_back_one_line_says_so(fakes, serve):
     servers = serve(fakes, wait_s=0.5)
     for fake in fakes:
         fake.down = True
-    with pytest.raises(ServersLostError, match=r"no SGLang server came back within .* 0.5 s \(http"):
+    with pytest.raises(
+        ServersLostError, match=r"no SGLang server came back within .* 0.5 s \(http"
+    ):
         ask(servers)
     with pytest.raises(ServersLostError):
         servers.run(servers.fleet.push(weights("b")))
@@ -309,6 +312,11 @@ def test_a_server_that_cannot_serve_is_refused_at_the_start(fakes, serve, name):
         setattr(fakes[1], key, value)
     with pytest.raises(UserError, match=words):
         serve(fakes)
+
+
+def test_a_server_that_a_killed_run_left_paused_goes_on(fakes, serve):
+    fakes[0].paused = fakes[1].paused = True
+    assert ask(serve(fakes))[0].ids == (10, 11, STOP)
 
 
 def test_a_server_that_sees_no_weights_is_refused_at_the_first_push(fakes, serve):

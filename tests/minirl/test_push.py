@@ -95,9 +95,9 @@ from pathlib import Path
 from minirl.children import Child
 child = Child([sys.executable, "-c", sys.argv[2]], {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
 print("up", flush=True)
-if sys.argv[3] == "stop":
+if sys.argv[3] == "close":
     while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
-    child.stop()
+    child.close()
 else:
     time.sleep(60)
 """
@@ -122,7 +122,7 @@ def is_alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("end", ["stop", "SIGKILL", "SIGTERM"])
+@pytest.mark.parametrize("end", ["close", "SIGKILL", "SIGTERM"])
 def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
     server = SERVER.replace("FOLDER", repr(str(tmp_path)))
     parent = subprocess.Popen(
@@ -137,7 +137,7 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
         time.sleep(0.02)
     one, other, word = pids.read_text().split()
     assert word == "x"
-    if end != "stop":
+    if end != "close":
         parent.send_signal(getattr(signal, end))
     parent.communicate(timeout=30)
     while is_alive(one) or is_alive(other):

@@ -1,0 +1,137 @@
+"""Training with real SGLang servers that are killed, stopped, and outlive nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from .conftest import ROOT, TINY
+from .sglang_server import OPTIONS, VARIABLES
+
+STEPS, EPISODES = 8, 4
+ARGUMENTS = {name: value for name, value in OPTIONS.items() if name != "dtype"}
+
+
+def write_config(folder: Path, python: str) -> Path:
+    train = {**TINY["train"], "steps": STEPS, "eval_every": STEPS, "kl_every": STEPS}
+    servers = {
+        "launch": 2,
+        "python": python,
+        "arguments": ARGUMENTS,
+        "variables": VARIABLES,
+        "timeout_s": 120,
+        "health_s": 8,
+    }
+    rollout = {"backend": "sglang", "sglang": servers}
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump({**TINY, "train": train, "rollout": rollout}))
+    return path
+
+
+def start(config: Path, run: Path) -> subprocess.Popen[bytes]:
+    line = [sys.executable, "-m", "launch.train", "--cfg", str(config), f"run.dir={run}"]
+    variables = {
+        "PYTHONPATH": str(ROOT),
+        "MINIRL_CACHE": str(run.parent / "cache"),
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    with (run.parent / "train.log").open("ab") as log:
+        return subprocess.Popen(line, env=os.environ | variables, stdout=log, stderr=log)
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(is_so: Callable[[], object], job: subprocess.Popen[bytes], *, limit_s: float) -> None:
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end
+        assert job.poll() is None
+        time.sleep(0.1)
+
+
+def servers(run: Path) -> list[int]:
+    """List the processes of all servers that were launched for a run."""
+    return [pid for pid in processes() if str(run.parent) in command(pid)]
+
+
+def processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+    return words if "sglang.launch_server" in words and "leash" not in words else ""
+
+
+def schedulers(run: Path) -> list[int]:
+    """List the processes that sample, one for each server."""
+    sessions = set(servers(run))
+    found = []
+    for pid in processes():
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_text()
+            if title.startswith("sglang::scheduler") and os.getsid(pid) in sessions:
+                found.append(pid)
+        except OSError:
+            continue
+    return sorted(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.timeout(1800)
+def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tmp_path):
+    run = tmp_path / "run"
+    config = write_config(tmp_path, sglang_python)
+    job = start(config, run)
+    wait_for(lambda: len(metrics(run)) >= 2, job, limit_s=600)
+    assert len(servers(run)) == 2
+    job.kill()
+    job.wait()
+    end = time.monotonic() + 20
+    while servers(run):
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+    job = start(config, run)
+    before = len(metrics(run))
+    wait_for(lambda: len(metrics(run)) > before, job, limit_s=600)
+    stopped, killed = schedulers(run)
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for(lambda: left_out(run) >= 1, job, limit_s=300)
+    os.kill(killed, signal.SIGKILL)
+    assert job.wait(600) == 0
+    assert not servers(run)
+    assert not list((run / "weights").iterdir())
+
+    lines = metrics(run)
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    for line in lines:
+        # Each turn of each episode is one answered request: none is lost, none counted twice.
+        assert line["sglang/requests"] == pytest.approx(EPISODES * line["rollout/turns"])
+        assert line["sglang/probe_gap"] < 1e-4
+        assert line["update/logp_gap_max"] < 1e-4
+        assert line["sglang/push_bytes"] > 100_000
+    assert left_out(run) >= 2
+    assert sum(line["sglang/failed_hung"] + line["sglang/failed_deadline"] for line in lines) >= 1
+    assert sum(line["sglang/restarted"] for line in lines) >= 1
+    result = json.loads((run / "result.json").read_text())
+    assert result["questions"] == 6
+
+
+def left_out(run: Path) -> float:
+    return sum(line["sglang/left_out"] for line in metrics(run))
