@@ -264,3 +264,9 @@ def _fill(
     segments = (group_NP, position_NP, group_BC, own_BC, position_BC)
     arrays = jax.tree.map(jnp.asarray, (*tokens, *numbers, start, segments if is_packed else ()))
     return Batch(*arrays[:-1], Packed(*arrays[-1]) if is_packed else None)
+
+
+def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
+    """Return the mean of numbers of ids over all ids that are trained on; 0 for none."""
+    total = sum(float(value[row.is_action].sum()) for value, row in zip(values, rows, strict=True))
+    return total / max(sum(int(row.is_action.sum()) for row in rows), 1)

@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 
 _LOOK_EVERY_S = 0.5
-_GRACE_S = 5.0
+_GRACE_S = 2.0
 
 
 def main(command: list[str]) -> int:

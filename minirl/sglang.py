@@ -25,6 +25,7 @@ import numpy as np
 from flax import nnx
 
 from minirl import hosts, preemption
+from minirl.batching import TokenRow
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.fleet import Fleet, Wanted, Weights
@@ -43,9 +44,11 @@ _PROBE_TOKENS = 64
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
 
-Probe = Callable[[nnx.State, Sequence[int]], np.ndarray]
-"""Gives the learner's log-probabilities of the last of some ids, at temperature 1, under weights
-that are trained; all processes have to ask."""
+# Ids of the probe that are a prompt: its last token is fed with the answer.
+_PROBE_PROMPT = 2
+Rows = Sequence[Sequence[TokenRow]]
+# Of the learner: log-probabilities of the ids of rows, under weights and at a temperature.
+Logprobs = Callable[[nnx.State, Rows, float], list[list[np.ndarray]]]
 
 
 class Servers:
@@ -86,7 +89,7 @@ class Servers:
             architectures=tuple(described.get("architectures") or [f"{kind}ForCausalLM"]),
             vocab_size=self.vocab_size,
             context=context,
-            probe_ids=tuple(ids[: max(context - 1, 2)].tolist()),
+            probe_ids=tuple(ids[: max(context - 1, _PROBE_PROMPT + 1)].tolist()),
             tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self._loop = asyncio.new_event_loop()
@@ -193,17 +196,17 @@ class SglangSampler:
         model: Structure, type of the computation, and weights that are not trained.
         tokenizer: Its tokenizer.
         servers: In use.
-        probe: Asks the learner for log-probabilities.
+        logprobs: Asks the learner; all processes have to.
     """
 
     is_repeatable = False
 
     def __init__(
-        self, model: Decoder, tokenizer: Tokenizer, servers: Servers, *, probe: Probe
+        self, model: Decoder, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs
     ) -> None:
         assert servers.fleet is not None
         self._fleet, self._servers = servers.fleet, servers
-        self._tokenizer, self._probe = tokenizer, probe
+        self._tokenizer, self._logprobs = tokenizer, logprobs
         self._graph, _, self._frozen = split(model)
         self._dtype = model.dtype
         # Servers may still have weights of another run.
@@ -226,14 +229,14 @@ class SglangSampler:
         if self._asked:
             raise RuntimeError("weights changed while episodes were being sampled")
         begun = perf_counter()
-        wanted = self._probe(weights, self._servers.probe_ids)
+        wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
         whole = _whole(self._graph, weights, self._frozen)
         name = f"{self._name}-{version}"
         folder, size = write_version(self._servers.place, name, whole, dtype=self._dtype)
         del whole
         written = perf_counter()
-        sent = Weights(str(folder), name, wanted.tolist())
+        sent = Weights(str(folder), name, wanted[_PROBE_PROMPT:].tolist())
         hosts.gather(lambda: self._servers.run(self._fleet.push(sent)))
         self._version, self._folder = version, folder
         remove_versions(self._servers.place, but=folder)
@@ -325,6 +328,12 @@ class SglangSampler:
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
         finish = "stop" if is_stopped else "length"
         return [(episode, Reply(ids, sampled.logprobs, text, finish, self._version))]
+
+
+def _probe_row(ids: Sequence[int]) -> TokenRow:
+    is_action = np.arange(len(ids)) >= _PROBE_PROMPT
+    none = np.zeros(len(ids), np.float32)
+    return TokenRow(np.array(ids, np.int32), is_action, none, 0.0, _PROBE_PROMPT)
 
 
 def _own(urls: Sequence[str]) -> list[str]:

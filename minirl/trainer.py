@@ -30,6 +30,7 @@ from minirl.batching import (
     row_length,
     sizes_on,
     split_groups,
+    token_mean,
     token_weights,
 )
 from minirl.checkpoint import Checkpoints
@@ -118,7 +119,7 @@ class Trainer:
         )
         self._sampler: LocalSampler | SglangSampler
         if servers is not None:
-            self._sampler = SglangSampler(model, tokenizer, servers, probe=self._probe)
+            self._sampler = SglangSampler(model, tokenizer, servers, logprobs=self._logprobs)
         else:
             slots = own_slots(sampler, config, processes=hosts.count())
             self._sampler = LocalSampler(
@@ -156,14 +157,12 @@ class Trainer:
                 while self.step < self._config.all_steps or self._unfinished is not None:
                     progress(*self._advance())
                     hosts.check()
-            except Preempted as stop:
+            except (Preempted, ServersLostError) as stop:
                 self._checkpoints.leave(self.step, self._state, self._facts)
-                raise Preempted(stop.signal, f"all {self.step} steps are saved") from None
-            except ServersLostError as error:
-                self._checkpoints.leave(self.step, self._state, self._facts)
-                raise ServersLostError(
-                    f"{error}; all {self.step} steps are saved, the same command goes on"
-                ) from None
+                saved = f"all {self.step} steps are saved"
+                if isinstance(stop, Preempted):
+                    raise Preempted(stop.signal, saved) from None
+                raise ServersLostError(f"{stop}; {saved}, the same command goes on") from None
 
     def _optimizer(self, config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
         return make_optimizer(config, steps=steps, updates_per_step=self._config.mini_batches)
@@ -341,7 +340,7 @@ class Trainer:
         kl = None
         if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
             kl = self._divergence(rows)
-            numbers["update/kl"] = _token_mean(kl, flat)
+            numbers["update/kl"] = token_mean(kl, flat)
         credit = iter(
             token_advantages(
                 flat,
@@ -406,20 +405,13 @@ class Trainer:
         counts = [int(row.is_action.sum()) for row in rows]
         return float(np.dot(counts, weights)) or 1.0
 
-    def _logprobs(self, params: nnx.State, rows: Rows) -> list[list[np.ndarray]]:
+    def _logprobs(
+        self, params: nnx.State, rows: Rows, temperature: float | None = None
+    ) -> list[list[np.ndarray]]:
         """Return the log-probability of each id under these weights, 0 on prompts."""
-        values = self._learner.logprobs(params, self._micro_batches(rows))
+        batches = self._micro_batches(rows)
+        values = self._learner.logprobs(params, batches, temperature=temperature)
         return read_back(rows, values, sizes=self._sizes)
-
-    def _probe(self, params: nnx.State, ids: Sequence[int]) -> np.ndarray:
-        """Return the log-probabilities, at temperature 1, of all ids but the first two."""
-        known = 2  # a prompt, whose last token is fed with the answer
-        is_action = np.arange(len(ids)) >= known
-        row = TokenRow(
-            np.array(ids, np.int32), is_action, np.zeros(len(ids), np.float32), 0.0, known
-        )
-        values = self._learner.logprobs(params, self._micro_batches([[row]]), temperature=1.0)
-        return read_back([[row]], values, sizes=self._sizes)[0][0][known:]
 
     def _divergence(self, rows: Rows) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""
@@ -459,8 +451,3 @@ def _rewards(scores: Scores) -> np.ndarray:
 def _response_length(trajectory: Trajectory) -> int:
     first = len(trajectory.turns[0].observation_ids)
     return sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in trajectory.turns) - first
-
-
-def _token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
-    total = sum(float(value[row.is_action].sum()) for value, row in zip(values, rows, strict=True))
-    return total / max(sum(int(row.is_action.sum()) for row in rows), 1)
