@@ -1,6 +1,6 @@
 """Reinforcement learning: roll out, score, advantages, update, and everything written down.
 
-The path of a step: `Trainer._step` -> `rollout.rollout` -> the task's score ->
+The path of a step: `Trainer._step` -> `episodes.play` (`rollout.rollout`, the task's score) ->
 `credit.token_advantages` -> `batching.micro_batches` -> `update.Learner.update` -> the loss.
 """
 
@@ -45,7 +45,6 @@ from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
 from minirl.packing import padding
 from minirl.preemption import Preempted
-from minirl.reading import check
 from minirl.rollout import flatten
 from minirl.schedule import Restart, restart, second_optimizer
 from minirl.sglang import Servers, SglangSampler
@@ -169,13 +168,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
-        self._state, facts = self._checkpoints.restore_newest(self._state)
-        known = check(
-            _Facts,
-            facts,
-            where=f"{self._folder / 'checkpoints' / str(self.step)}: facts",
-            advice="delete that folder to go on from the one before",
-        )
+        self._state, known = self._checkpoints.restore_newest(self._state, _Facts)
         self._rounds = self.step if known.rounds is None else known.rounds
         self._curve, self._unfinished = known.curve, known.unfinished
         self._guard.restart(known.guard)

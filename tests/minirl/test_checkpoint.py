@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import jax
@@ -94,6 +95,22 @@ def test_what_is_restored_equals_what_was_saved(tmp_path):
     assert_equal(tree, make_tree(7))
     assert facts == {"step": 7}
     assert isinstance(tree, TrainState)
+
+
+def test_facts_of_another_kind_are_told_with_their_place(tmp_path):
+    folder, kind = tmp_path / "checkpoints", dict[str, int]
+    save_all(folder, {1: 0.5})
+    with closing(Checkpoints(folder)) as checkpoints:
+        assert checkpoints.restore_newest(make_tree(), kind)[1] == {"step": 1}
+        checkpoints.leave(2, make_tree(2), {"step": "two"})
+        with pytest.raises(UserError, match=r"preempted/2: facts: step should be .*delete that"):
+            checkpoints.restore_newest(make_tree(), kind)
+    shutil.rmtree(tmp_path / "preempted")
+    with closing(Checkpoints(folder)) as checkpoints:
+        checkpoints.save(3, make_tree(3), {"step": []}, score=0.0)
+        checkpoints.wait()
+        with pytest.raises(UserError, match="checkpoints/3: facts: step should be"):
+            checkpoints.restore_newest(make_tree(), kind)
 
 
 def test_an_update_right_after_a_save_does_not_reach_the_file(tmp_path):
