@@ -300,22 +300,26 @@ class Fleet:
 
     async def _check_first(self, member: _Member) -> None:
         end = time.monotonic() + self._config.start_s
-        url = member.server.url
-        while not await member.server.is_ready():
-            child = member.child
+        url, child = member.server.url, member.child
+        while True:
+            try:
+                if await member.server.is_ready():
+                    self._judge(member, await member.server.facts())
+                    return
+                problem = "it is not ready"
+            except ServerError as error:
+                problem = str(error)
+            except RefusedError as error:
+                raise UserError(f"rollout.sglang: {url} is no SGLang server ({error})") from None
             if child is not None and not child.is_running:
                 raise UserError(f"rollout.sglang.launch: a server ended: {child.last_words()}")
             if time.monotonic() > end:
                 words = child.last_words() if child else "start it, or take it out of the list"
                 raise UserError(
-                    f"rollout.sglang: {url} is not ready after start_s = "
-                    f"{self._config.start_s:g} s; {words}"
+                    f"rollout.sglang: {url} serves nothing after start_s = "
+                    f"{self._config.start_s:g} s ({problem}); {words}"
                 )
             await asyncio.sleep(_FIRST_PAUSE_S)
-        try:
-            self._judge(member, await member.server.facts())
-        except (ServerError, RefusedError) as error:
-            raise UserError(f"rollout.sglang: {url} is no SGLang server ({error})") from None
 
     def _judge(self, member: _Member, facts: Facts) -> None:
         """Refuse a server that cannot serve this model.

@@ -26,7 +26,7 @@ Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "
 # Of an answer that is no use: how much of it a message shows.
 _SHOWN = 160
 # Longest wait for what a server does at once.
-_BRIEF_S = 10.0
+_BRIEF_S = 30.0
 _VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 # Rounding may put the probability of a sure token above 1.
 _MOST_LOGPROB = 1e-3

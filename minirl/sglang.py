@@ -95,7 +95,13 @@ class Servers:
         self._loop = asyncio.new_event_loop()
         self._client: httpx2.AsyncClient | None = None
         self._stack = ExitStack()
-        self.fleet: Fleet | None = None
+        self._fleet: Fleet | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """Return the servers in use."""
+        assert self._fleet is not None
+        return self._fleet
 
     @property
     def probe_ids(self) -> tuple[int, ...]:
@@ -160,8 +166,8 @@ class Servers:
             trust_env=False,
         )
         pairs = [(Server(url, self._client), child) for url, child in found]
-        self.fleet = Fleet(pairs, self._config, self._wanted)
-        await self.fleet.check()
+        self._fleet = Fleet(pairs, self._config, self._wanted)
+        await self._fleet.check()
 
     def _stop(self, thread: Thread) -> None:
         async def end() -> None:
@@ -204,7 +210,6 @@ class SglangSampler:
     def __init__(
         self, model: Decoder, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs
     ) -> None:
-        assert servers.fleet is not None
         self._fleet, self._servers = servers.fleet, servers
         self._tokenizer, self._logprobs = tokenizer, logprobs
         self._graph, _, self._frozen = split(model)

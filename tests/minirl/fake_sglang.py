@@ -37,7 +37,7 @@ class Fake:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def log_message(self, *_):
+            def log_message(self, format, *args):
                 pass
 
             def do_GET(self):
@@ -51,7 +51,7 @@ class Fake:
             daemon_threads = True
             request_queue_size = 256
 
-            def handle_error(self, *_):
+            def handle_error(self, request, client_address):
                 """Clients go away, as they may."""
 
         self._server = Server(("127.0.0.1", port), Handler)
