@@ -6,6 +6,7 @@ Written for SGLang 0.5.23. Nothing here decides what follows from a failure: tha
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -317,12 +318,12 @@ class Server:
             raise ServerError("deadline", f"no new weights within {timeout_s:g} s") from None
 
     async def _load(self, folder: str, version: str) -> None:
-        forever = 1e9  # the caller's deadline is that of all of it
         await self._post("/pause_generation", {"mode": "retract"}, None, timeout_s=_BRIEF_S)
         try:
-            await self._post("/flush_cache", {}, None, timeout_s=forever)
+            await self._post("/flush_cache", {}, None, timeout_s=_BRIEF_S)
             body = {"model_path": folder, "weight_version": version, "flush_cache": True}
-            await self._post("/update_weights_from_disk", body, None, timeout_s=forever)
+            # The caller's deadline is that of all of it.
+            await self._post("/update_weights_from_disk", body, None, timeout_s=math.inf)
             found = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
         finally:
             await self.go_on()
@@ -356,7 +357,7 @@ class Server:
         self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
     ) -> Any:
         try:
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(timeout_s if timeout_s < math.inf else None):
                 response = await self._client.request(method, self.url + path, json=body)
         except TimeoutError:
             raise ServerError("deadline", f"{path}: no answer within {timeout_s:g} s") from None

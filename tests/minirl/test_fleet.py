@@ -280,6 +280,21 @@ def test_a_server_that_misses_new_weights_gets_them_later(fakes, serve):
     wait_until(lambda: numbers_are(servers, taken_back=1, failed_status=1))
 
 
+def test_a_server_that_hangs_when_weights_come_does_not_hold_the_others_up(
+    fakes, serve, monkeypatch
+):
+    servers = serve(fakes, push_s=90)
+    monkeypatch.setattr("minirl.server._BRIEF_S", 3.0)
+    fakes[0].faults["/flush_cache"] = ["hang"]
+    start = time.monotonic()
+    servers.run(servers.fleet.push(weights("b")))
+    assert time.monotonic() - start < 45
+    assert [fake.weights for fake in fakes] == ["a", "b"]
+    fakes[0].hung.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1, failed_deadline=1))
+    assert fakes[0].weights == "b"
+
+
 def test_weights_that_compute_something_else_stop_the_run(fakes, serve):
     fakes[1].probe = -0.5
     with pytest.raises(UserError, match=r"differ from the learner's by 0\.25 on average"):
