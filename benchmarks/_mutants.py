@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from sqlglot import exp
 
@@ -14,14 +15,20 @@ Change = Callable[[exp.Expression], Iterator[None]]
 
 _AGGREGATES = {exp.Max: exp.Min, exp.Min: exp.Max, exp.Avg: exp.Sum, exp.Sum: exp.Avg}
 _COMPARISONS = {
-    exp.GT: exp.GTE, exp.GTE: exp.GT, exp.LT: exp.LTE, exp.LTE: exp.LT,
-    exp.EQ: exp.NEQ, exp.NEQ: exp.EQ, exp.And: exp.Or, exp.Or: exp.And,
+    exp.GT: exp.GTE,
+    exp.GTE: exp.GT,
+    exp.LT: exp.LTE,
+    exp.LTE: exp.LT,
+    exp.EQ: exp.NEQ,
+    exp.NEQ: exp.EQ,
+    exp.And: exp.Or,
+    exp.Or: exp.And,
 }
 _SETS = {exp.Union: exp.Intersect, exp.Intersect: exp.Except, exp.Except: exp.Intersect}
 _ORDER_BY = re.compile("order by", re.IGNORECASE)
 
 
-def exchange(taken_for: Mapping[type[exp.Expression], type[exp.Expression]]) -> Change:
+def exchange(taken_for: Mapping[type[Any], type[Any]]) -> Change:
     """Take a node for another one over the same arguments."""
 
     def change(tree: exp.Expression) -> Iterator[None]:

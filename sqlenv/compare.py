@@ -11,6 +11,9 @@ from typing import Literal
 from sqlenv.types import Result, Row, Table, Value
 
 MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
+"""A rule for two results, whatever the queries were."""
+ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
+"""Those comparators (`sqlenv.comparators`) that need a gold query and its database alone."""
 
 _Column = tuple[Value, ...]
 _Bag = frozenset[tuple[Value, int]]
