@@ -18,7 +18,6 @@ from typing import Protocol
 from sqlenv.config import DataConfig, Layout, SourceConfig
 from sqlenv.dialects import NAMES, carry_over
 from sqlenv.errors import UserError
-from sqlenv.hardness import grade
 from sqlenv.layouts import (
     FORMS,
     Form,
@@ -350,8 +349,6 @@ def _example(
         BLANK_GOLD: not gold,
         UNPARSED_GOLD: asked.parsed is None,
     }
-    # Not every file of Spider's kind has its parse: Spider-Syn's and OmniSQL's lack it.
-    level = grade(gold) if layout.startswith("spider") and layout != "spider2" else None
     example = Example(
         id=f"{layout}/{name}",
         question=asked.question.strip(),
@@ -359,7 +356,7 @@ def _example(
         database=database or Path(asked.db_id),
         gold_sql=gold,
         evidence=_evidence(form, file.parent, asked),
-        difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or level or "",
+        difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
         dialect=dialect or "sqlite",
         source=layout,
     )
