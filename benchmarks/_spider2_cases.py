@@ -134,8 +134,8 @@ def write_lines(path: Path, records: Sequence[dict[str, Any]]) -> None:
 def stage_omnisql(place: Path, cases: Mapping[str, Case]) -> dict[str, Case]:
     """Lay the same out as OmniSQL's program reads it; return the cases that it can judge.
 
-    It reads the file without a letter where there is one gold result, which these have not, and
-    ends where a predicted query gives no statement to read.
+    It reads the file without a letter where there is one gold result, which these have not, and it
+    takes gold results in the folder's order, so that a list of columns for each meets another one.
     """
     standards = (place / "gold/spider2lite_eval.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in standards]
@@ -143,7 +143,12 @@ def stage_omnisql(place: Path, cases: Mapping[str, Case]) -> dict[str, Case]:
     counts = {
         one["instance_id"]: len(list(gold.glob(f"{one['instance_id']}_*.csv"))) for one in records
     }
-    several = [one for one in records if counts[one["instance_id"]] > 1]
+    several = [
+        one
+        for one in records
+        if counts[one["instance_id"]] > 1
+        and not isinstance(next(iter(one["condition_cols"]), 0), list)
+    ]
     chosen = {one["instance_id"]: cases[one["instance_id"]] for one in several}
     for case in chosen.values():
         folder = place / "omnisql" / case.database.stem
