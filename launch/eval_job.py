@@ -12,18 +12,11 @@ from pydantic import BaseModel
 
 from launch import cli
 from launch.config import Decode, JobConfig, Split
-from launch.evaluation import (
-    Evaluator,
-    Verdict,
-    accuracy,
-    accuracy_table,
-    breakdown,
-    ci95,
-    read_verdicts,
-    write_official,
-)
+from launch.evaluation import Evaluator, ci95
 from launch.folders import RESULT, claim_data, claimed, versions, write_json
+from launch.official import write_official
 from launch.policy import PolicySource, load_policy
+from launch.verdicts import Verdict, accuracy, accuracy_table, breakdown, read_verdicts
 from launch.wiring import SqlSide
 from minirl.reading import read_json
 from sqlenv.types import Example

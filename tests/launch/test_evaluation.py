@@ -10,16 +10,10 @@ from pathlib import Path
 import pytest
 
 from launch.eval_job import show
-from launch.evaluation import (
-    Evaluator,
-    Verdict,
-    accuracy,
-    bootstrap_interval,
-    breakdown,
-    read_verdicts,
-    vote,
-    write_official,
-)
+from launch.evaluation import Evaluator, vote
+from launch.official import write_official
+from launch.statistics import bootstrap_interval
+from launch.verdicts import Verdict, accuracy, breakdown, read_verdicts
 from minirl.errors import UserError
 from sqlenv.types import Attempt, Example, SqlError, Table, TimedOut
 
