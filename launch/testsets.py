@@ -1,0 +1,180 @@
+"""The published test sets by name: where their files lie, how many questions, whose rules."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sqlenv.config import Layout, SourceConfig
+from sqlenv.datasets import read_all
+from sqlenv.errors import UserError
+from sqlenv.layouts import FORMS, locate, read_records
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TestSet:
+    """A published test set.
+
+    Attributes:
+        layout: How its folder is laid out.
+        split: Of the layout.
+        questions: As published (for SQLite).
+        comparators: Names in `sqlenv.comparators.COMPARATORS`; the first is the set's own measure.
+        file: Question file, where it is not the layout's own.
+    """
+
+    layout: Layout
+    split: Literal["dev", "test"]
+    questions: int
+    comparators: tuple[str, ...]
+    file: str = ""
+
+
+_SPIDER = ("spider_ex",)
+_SPIDER_TS = ("spider_ex", "spider_ts")
+TEST_SETS: Mapping[str, TestSet] = {
+    "spider-dev": TestSet("spider", "dev", 1034, _SPIDER_TS),
+    "spider-test": TestSet("spider", "test", 2147, _SPIDER),
+    "spider-syn": TestSet("spider_syn", "dev", 1034, _SPIDER_TS),
+    "spider-realistic": TestSet("spider_realistic", "dev", 508, _SPIDER_TS),
+    "spider-dk": TestSet("spider_dk", "dev", 535, _SPIDER),
+    "bird-dev": TestSet("bird", "dev", 1534, ("bird_ex",)),
+    "bird-minidev": TestSet("bird", "dev", 500, ("bird_ex",), file="mini_dev_sqlite.json"),
+    "spider2-local": TestSet("spider2", "test", 135, ("spider2",)),
+}
+
+# Folders that a data set is unpacked to, below one root of all; besides OmniSQL's.
+_FOLDERS: Mapping[Layout, tuple[str, ...]] = {
+    "spider": ("spider_data", "spider"),
+    "spider_syn": ("Spider-Syn", "spider_syn"),
+    "spider_realistic": ("spider-realistic", "spider_realistic"),
+    "spider_dk": ("Spider-DK", "spider_dk"),
+    "bird": ("bird", "bird_dev", "minidev", "minidev/MINIDEV", "MINIDEV"),
+    "spider2": ("spider2-lite", "Spider2/spider2-lite"),
+}
+# Where the test suite lies, from the root or from the data set's own folder.
+_SUITES = (
+    *("test_suite_database", "../test_suite_database", "spider/test_suite_database"),
+    *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
+)
+_OWN_FIELDS: Mapping[str, str] = {
+    "SQL": "BIRD's (bird-dev)",
+    "SpiderSynQuestion": "Spider-Syn's (spider-syn)",
+    "instance_id": "Spider 2's (spider2-local)",
+    "cot": "SynSQL's",
+    "query": "Spider's (spider-dev, spider-test, spider-realistic, spider-dk)",
+}
+"""Fields that tell whose a record is; the first that it has counts."""
+
+
+def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
+    """Find and read a test set below a data root.
+
+    Args:
+        name: Of `TEST_SETS`.
+        root: The data set's own folder, OmniSQL's `data/`, or a folder of several downloads.
+        file: Question file to read in place of the set's own, relative to its folder.
+
+    Returns:
+        Where it was found, and all its questions.
+
+    Raises:
+        UserError: It is not there, is another data set, or a database is missing.
+    """
+    test_set = TEST_SETS[name]
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "there is no such folder"
+        raise UserError(f"--data-root {root}: {what}; give the folder of the data")
+    problems = []
+    for source in _places(test_set, root, file or test_set.file):
+        try:
+            location = locate(source)
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        for path in location.files:
+            _check_kind(path, name, test_set)
+        examples = read_all(source)
+        _tell_of_missing(name, test_set, location.files[0], len(examples))
+        return source, examples
+    raise UserError(f"--data {name}: {problems[0]}")
+
+
+def _places(test_set: TestSet, root: Path, file: str) -> Iterator[SourceConfig]:
+    for folder in ("", *_FOLDERS[test_set.layout]):
+        if (root / folder).is_dir():
+            yield SourceConfig(
+                layout=test_set.layout, path=root / folder, split=test_set.split, file=file
+            )
+
+
+def _check_kind(path: Path, name: str, test_set: TestSet) -> None:
+    """Refuse the file of another data set, which may have the same name.
+
+    Raises:
+        UserError: Its first record has not the fields of this one.
+    """
+    record = next(read_records(path))
+    form = FORMS[test_set.layout]
+    wanted = [form.question] + ([form.gold] if test_set.layout != "spider2" else [])
+    missing = [field for field in wanted if field not in record]
+    if missing:
+        whose = next((whose for field, whose in _OWN_FIELDS.items() if field in record), "")
+        advice = f"it is {whose}" if whose else f"it has {', '.join(sorted(record)[:6])}"
+        raise UserError(
+            f"--data {name}: {path}: record 0 has no field {missing[0]!r}, {advice}; check --data "
+            "and --data-root"
+        )
+
+
+def _tell_of_missing(name: str, test_set: TestSet, path: Path, found: int) -> None:
+    if found != test_set.questions:
+        _log.warning(
+            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
+            "with published numbers",
+            path, found, name, test_set.questions,
+        )  # fmt: skip
+
+
+def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | None:
+    """Find the folder of the test suite's databases.
+
+    Args:
+        given: What the user says, or None to look for it.
+        source: The data set.
+        root: The data root.
+
+    Raises:
+        UserError: The folder that the user names is not there.
+    """
+    if given is not None:
+        if not given.is_dir():
+            raise UserError(f"--test-suite {given}: no such folder")
+        return given
+    places = (base / name for base in (root, source.path) for name in _SUITES)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
+    """List the suite's files of each database: all in its folder with `.sqlite` in their names.
+
+    Raises:
+        UserError: There is none of a database.
+    """
+    found = {}
+    for db_id in dict.fromkeys(example.db_id for example in examples):
+        folder = suite / db_id
+        paths = sorted(folder.iterdir()) if folder.is_dir() else ()
+        found[db_id] = tuple(path for path in paths if ".sqlite" in path.name)
+        if not found[db_id]:
+            raise UserError(
+                f"{folder}: no database of the test suite in it; give its folder with --test-suite "
+                f"DIR, which holds {db_id}/{db_id}.sqlite and its variants"
+            )
+    return found
