@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from sqlenv.comparators import Case, Judgement, Runs, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, check_database, identify
 from sqlenv.engine import Engine
@@ -93,6 +94,18 @@ class Executor:
         for database in {database for database, _ in queries}:
             self._look_at(database)
         return self._gold.get(queries, self.execute_many)
+
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+        """Ask comparators about cases; judgements come in the cases' order.
+
+        Args:
+            cases: Predictions and what they are judged by.
+            names: Of `COMPARATORS`.
+
+        Raises:
+            UserError: One of the databases cannot be used.
+        """
+        return [judge(case, names, Runs(self)) for case in cases]
 
     def close(self) -> None:
         """End the workers and close the connections."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -86,6 +87,22 @@ class Denied:
 
 
 Result = Table | SqlError | TimedOut | TooLarge | Denied
+
+Status = Literal["ok", "error", "timeout", "too_large", "denied"]
+"""How a query ended."""
+
+_STATUS_OF: Mapping[type[Result], Status] = {
+    Table: "ok",
+    SqlError: "error",
+    TimedOut: "timeout",
+    TooLarge: "too_large",
+    Denied: "denied",
+}
+
+
+def status_of(result: Result) -> Status:
+    """Name how a query ended."""
+    return _STATUS_OF[type(result)]
 
 
 @dataclass(frozen=True, slots=True)
