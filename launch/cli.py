@@ -68,7 +68,9 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def make_parser(module: str, description: str) -> argparse.ArgumentParser:
+def make_parser(
+    module: str, description: str, *, needs_config: bool = True
+) -> argparse.ArgumentParser:
     """Make a parser with the arguments that every job has."""
     parser = Parser(
         prog=f"python -m {module}",
@@ -78,7 +80,7 @@ def make_parser(module: str, description: str) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--cfg",
-        required=True,
+        required=needs_config,
         metavar="FILE",
         help="a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)",
     )

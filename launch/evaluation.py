@@ -70,6 +70,10 @@ class Evaluator:
         """Measure these weights from now on."""
         self._sampler.set_weights(local_params(params, self._dtype), version=version)
 
+    def notes(self) -> dict[str, Any]:
+        """Say what else a result should tell; nothing of a sampler in this process."""
+        return {}
+
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""
         return accuracy(self._answer(examples, first=0))
@@ -120,16 +124,18 @@ class Evaluator:
             decoding=Decoding(self._decode.temperature),
             max_turns=self._max_turns,
         )
-        verdicts = []
-        for example, group in zip(examples, groups, strict=True):
-            answers = [trajectory.episode.answer for trajectory in group]
-            attempts = [answer for answer in answers if answer is not None]
-            chosen = self._choose(attempts)
-            sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
-            # A reply without an answer is a sample too, of which nothing runs.
-            sampled = [answer.sql if answer else "" for answer in answers]
-            verdicts.append(Verdict.of(example, sql, correct=correct, samples=sampled))
-        return verdicts
+        return [
+            self._verdict(example, [trajectory.episode.answer for trajectory in group])
+            for example, group in zip(examples, groups, strict=True)
+        ]
+
+    def _verdict(self, example: Example, answers: Sequence[Attempt | None]) -> Verdict:
+        """Choose among the answers of a question; a reply may have none."""
+        chosen = self._choose([answer for answer in answers if answer is not None])
+        sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
+        # A reply without an answer is a sample too, of which nothing runs.
+        sampled = [answer.sql if answer else "" for answer in answers]
+        return Verdict.of(example, sql, correct=correct, samples=sampled)
 
 
 def vote(attempts: Sequence[Attempt]) -> Attempt | None:

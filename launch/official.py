@@ -18,6 +18,14 @@ NO_QUERY = "SELECT"
 _SEPARATORS = re.compile(r"[\t\n\r]+")
 
 
+def as_line(sql: str) -> str:
+    """Write a query as Spider's file of predictions has it: on one line, without tabs."""
+    if sql.strip() and not _SEPARATORS.search(sql):
+        return sql
+    # The evaluators split at line ends and tabs, also of those in quotes.
+    return _SEPARATORS.sub(" ", one_line(sql)) or NO_QUERY
+
+
 def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
     """Write predictions in each official program's form.
 
@@ -27,8 +35,7 @@ def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
     there are several). Questions of Spider 2 also have `predictions_spider2/`, the folder of
     Spider2's evaluate.py (a file a question).
     """
-    # The evaluators split at line ends and tabs, also of those in quotes.
-    lines = [_SEPARATORS.sub(" ", one_line(verdict.sql)) or NO_QUERY for verdict in verdicts]
+    lines = [as_line(verdict.sql) for verdict in verdicts]
     write_text(folder / "predictions.sql", "\n".join(lines) + "\n")
     bird = {
         str(number): f"{line}{BIRD_MARK}{verdict.db_id}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def failed(sql: str) -> Attempt:
 
 def verdict(number: int, *, sql: str = "SELECT 1", correct: bool = False, **more: str) -> Verdict:
     fields = {"db_id": "d", "difficulty": "", "question": "?", "gold": f"SELECT {number}"} | more
-    return Verdict(id=str(number), sql=sql, correct=correct, **fields)
+    return replace(Verdict(str(number), "", "", "", "", sql, correct), **fields)
 
 
 def example(number: int) -> Example:

@@ -1,0 +1,305 @@
+"""Judge predictions on a published test set: a file of them with no model, or a model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import apsw
+from rich.table import Table as RichTable
+
+from launch import cli
+from launch.config import Decode
+from launch.judging import MEASURES, Task, judge
+from launch.official import write_official
+from launch.predictions import read_samples
+from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
+from launch.testsets import TEST_SETS, find, find_suite, suite_files
+from launch.verdicts import Verdict
+from sqlenv.comparators import COMPARATORS
+from sqlenv.config import ExecutorConfig, SourceConfig
+from sqlenv.database import check_contents, fingerprint
+from sqlenv.datasets import fingerprint as fingerprint_questions
+from sqlenv.errors import UserError
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+VERDICTS = "verdicts.json"
+VOTE_TEMPERATURE = 0.8
+_NAMED_GOLDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The questions that are judged, and the databases that they are judged on.
+
+    Attributes:
+        name: Of the test set.
+        suite: Files of the test suite by database, where it is used.
+    """
+
+    name: str
+    examples: tuple[Example, ...]
+    measures: tuple[str, ...]
+    suite: Mapping[str, tuple[Path, ...]]
+
+    def facts(self) -> dict[str, Any]:
+        """Say which questions and databases these are: numbers, and fingerprints of contents."""
+        files = {example.database for example in self.examples}
+        files |= {path for paths in self.suite.values() for path in paths}
+        digest = hashlib.sha256()
+        for path in sorted(files, key=lambda path: (path.name, path)):
+            digest.update(f"{path.name} {fingerprint(path)}\n".encode())
+        return {
+            "data": self.name,
+            "questions": len(self.examples),
+            "fingerprint": fingerprint_questions(self.examples),
+            "databases": digest.hexdigest()[:16],
+        }
+
+
+def read_measures(text: str | None, name: str) -> tuple[str, ...]:
+    """Read `--comparators`, or take the test set's own.
+
+    Raises:
+        UserError: One is unknown.
+    """
+    if text is None:
+        return TEST_SETS[name].comparators if name in TEST_SETS else ()
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or not names:
+        raise UserError(
+            f"--comparators {text}: {'there is no ' + unknown[0] if unknown else 'names none'}; "
+            f"there are {', '.join(MEASURES)}"
+        )
+    return names
+
+
+def prepare(
+    name: str, examples: tuple[Example, ...], source: SourceConfig, root: Path, options: Namespace
+) -> Data:
+    """Find out what the questions are judged by and on, and look at every database.
+
+    Raises:
+        UserError: A database cannot be used, or the test suite is not there.
+    """
+    measures = read_measures(options.comparators, name)
+    suite: Mapping[str, tuple[Path, ...]] = {}
+    if any("_ts" in measure for measure in measures):
+        folder = find_suite(options.test_suite, source, root)
+        if folder is not None:
+            suite = suite_files(folder, examples)
+        elif options.comparators is not None:
+            raise UserError(
+                f"--comparators {options.comparators}: no test suite at {root}; give its folder "
+                "with --test-suite DIR"
+            )
+        else:
+            _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
+            measures = tuple(measure for measure in measures if "_ts" not in measure)
+    check_databases([example.database for example in examples], *suite.values())
+    return Data(name, examples, measures, suite)
+
+
+def check_databases(*groups: Iterable[Path]) -> None:
+    """Look at all databases before anything runs.
+
+    Raises:
+        UserError: One is missing, locked, empty or corrupt.
+    """
+    files = list(dict.fromkeys(path for group in groups for path in group))
+    with cli.progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
+        for done, _ in enumerate(threads.map(check_contents, files), 1):
+            progress(done, len(files), "")
+
+
+def run_versions() -> dict[str, str]:
+    """Name the versions that verdicts depend on."""
+    return {
+        "python": platform.python_version(),
+        "minirl-sql": _own_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+    }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("minirl-sql")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "checkout"
+
+
+def settings_of(
+    data: Data, task: Task, *, model: Mapping[str, Any], seed: int, prompt: str | None
+) -> dict[str, Any]:
+    """Write down what decides the verdicts.
+
+    Args:
+        data: Questions and databases.
+        task: Predictions, and how they are judged.
+        model: Whose predictions: `name`, and what else is known.
+        seed: Of the samples and of the bootstrap.
+        prompt: Hash of the prompts; None where they are unknown.
+    """
+    predictions = json.dumps([list(map(list, task.samples)), list(task.answers)])
+    return {
+        **data.facts(),
+        "model": dict(model),
+        "seed": seed,
+        "prompt": prompt,
+        "decode": task.decode.name,
+        **({"vote_by": task.vote_by} if task.decode.temperature else {}),
+        "predictions": hashlib.sha256(predictions.encode()).hexdigest()[:16],
+        "comparators": {name: _origin(name) for name in task.measures},
+        "timeout_s": task.executor.timeout_s,
+        "versions": run_versions(),
+    }
+
+
+def _origin(name: str) -> str:
+    comparator = COMPARATORS.get(name)
+    if comparator is None or not comparator.source:
+        return f"minirl-sql {_own_version()}"
+    return f"{comparator.source} @ {comparator.version}"
+
+
+def judge_into(path: Path, task: Task, settings: Mapping[str, Any], *, seed: int) -> Sheet:
+    """Judge predictions, or what is left of them, and write the sheet when all are judged.
+
+    Raises:
+        UserError: The file is of other settings.
+    """
+    if is_done(path, settings):
+        cli.output.print(f"This evaluation is complete: {path}", soft_wrap=True)
+        return read_sheet(path)
+    with journal(path, settings) as found:
+        sheet = fill(settings, judge(task, found), seed=seed)
+        write_sheet(path, sheet)
+    return sheet
+
+
+def evaluate_file(options: Namespace) -> None:
+    """Do what the options ask for: judge `--predictions` on `--data`.
+
+    Raises:
+        UserError: Something is missing, or is not as it should be.
+    """
+    name, path = options.data, options.predictions
+    if name not in TEST_SETS:
+        raise UserError(
+            f"--predictions: --data {name} is not a published test set; give one of "
+            f"{', '.join(TEST_SETS)}"
+        )
+    if options.data_root is None:
+        raise UserError("--predictions: give the folder of the data too, --data-root DIR")
+    decode = Decode.parse(options.decode, vote_temperature=VOTE_TEMPERATURE)
+    source, examples = find(name, options.data_root, options.file)
+    samples = [list(each) for each in read_samples(path, examples)]
+    samples = take(samples, decode, path)
+    data = prepare(name, examples, source, options.data_root, options)
+    seed = options.seed or 0
+    task = Task(
+        examples,
+        samples,
+        data.measures,
+        decode,
+        vote_by=options.vote_by,
+        suite=data.suite,
+        executor=limits(options),
+    )
+    model = {"name": options.model or path.stem}
+    settings = settings_of(data, task, model=model, seed=seed, prompt=None)
+    folder = options.out
+    if folder is None and options.json is None:
+        folder = Path("evals") / "-".join((model["name"], name, decode.name))
+    sheet_path = options.json or folder / VERDICTS
+    sheet = judge_into(sheet_path, task, settings, seed=seed)
+    show_sheet(sheet)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_official(_verdicts(sheet, examples, samples), folder)
+        cli.output.print(f"Predictions in the official forms: {folder}", soft_wrap=True)
+    cli.output.print(f"Verdicts of all questions: {sheet_path}", soft_wrap=True)
+
+
+def limits(options: Namespace) -> ExecutorConfig:
+    """Make the executor's settings.
+
+    Raises:
+        UserError: The limit is no time.
+    """
+    if options.timeout_s is None:
+        return ExecutorConfig()
+    if not 0 < options.timeout_s < float("inf"):
+        raise UserError(f"--timeout-s {options.timeout_s}: write a number of seconds above 0")
+    return ExecutorConfig(timeout_s=options.timeout_s)
+
+
+def take(samples: Sequence[Sequence[str]], decode: Decode, path: Path) -> list[Sequence[str]]:
+    """Take as many samples of each question as the decoding asks for, the first ones.
+
+    Raises:
+        UserError: There are fewer, or several without a word on how to choose.
+    """
+    there = len(samples[0])
+    if there > 1 and not decode.temperature:
+        raise UserError(
+            f"{path}: {there} samples a question; say --decode vote@{there} or pass@{there}"
+        )
+    if there < decode.samples:
+        raise UserError(
+            f"{path}: {there} samples a question, and --decode {decode.name} takes {decode.samples}"
+        )
+    return [each[: decode.samples] for each in samples]
+
+
+def _verdicts(
+    sheet: Sheet, examples: Sequence[Example], samples: Sequence[Sequence[str]]
+) -> list[Verdict]:
+    return [
+        Verdict.of(example, one.sql, correct=one.scores[sheet.first] == 1, samples=sampled)
+        for example, one, sampled in zip(examples, sheet.questions, samples, strict=True)
+    ]
+
+
+def show_sheet(sheet: Sheet) -> None:
+    """Print the numbers of a sheet."""
+    names = list(sheet.measures)
+    title = f"{sheet.settings['data']}, {sheet.settings['decode']}, %"
+    table = RichTable("", "questions", *names, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    all_ = list(sheet.measures.values())
+    table.add_row("all", f"{len(sheet.questions):,}", *(_percent(one["mean"]) for one in all_))
+    intervals = (f"{_percent(one['ci95'][0])} to {_percent(one['ci95'][1])}" for one in all_)
+    table.add_row("95 % interval", "", *intervals)
+    for heading, parts in sheet.parts.items():
+        table.add_section()
+        for name, part in parts.items():
+            values = (_percent(part[measure]) for measure in names)
+            table.add_row(f"{heading}: {name}", f"{part['questions']:,}", *values)
+    cli.output.print(table)
+    if sheet.pass_at:
+        shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in sheet.pass_at.items())
+        cli.output.print(f"{sheet.first}: {shares}", soft_wrap=True)
+    if failing := sheet.failing_golds:
+        more = ", …" if len(failing) > _NAMED_GOLDS else ""
+        _log.warning(
+            "%d gold queries do not run, and nothing is right there: %s%s",
+            len(failing), ", ".join(failing[:_NAMED_GOLDS]), more,
+        )  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
