@@ -23,7 +23,7 @@ from launch.judging import MEASURES, Task, judge
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
-from launch.testsets import TEST_SETS, find, find_suite, suite_files
+from launch.testsets import TEST_SETS, VERDICTS, find, find_suite, suite_files
 from launch.verdicts import Verdict
 from sqlenv.comparators import COMPARATORS
 from sqlenv.config import ExecutorConfig, SourceConfig
@@ -34,7 +34,6 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
-VERDICTS = "verdicts.json"
 VOTE_TEMPERATURE = 0.8
 _NAMED_GOLDS = 3
 

@@ -17,7 +17,6 @@ from launch import cli
 from launch.asked import Asked
 from launch.config import Decode, JobConfig, Split
 from launch.eval_file import (
-    VERDICTS,
     Data,
     judge_into,
     limits,
@@ -33,6 +32,7 @@ from launch.official import write_official
 from launch.policy import load_policy
 from launch.served import ANSWERS, served
 from launch.sheet import Sheet, read_sheet
+from launch.testsets import VERDICTS
 from launch.verdicts import Verdict, accuracy, accuracy_table, breakdown, read_verdicts
 from launch.wiring import SqlSide
 from minirl.model import Decoder
@@ -216,6 +216,7 @@ def _sheet(
 class _Result(BaseModel):
     """The part of `result.json` that is shown."""
 
+    questions: int
     ci95: tuple[float, float] | None = None
 
 

@@ -217,7 +217,8 @@ def _record(place: str, line: str) -> _Prediction:
     if found := _named(place, record):
         return found
     raise UserError(
-        f"{place}: not a JSON object with `pred`, `sql`, `samples` or `pred_sqls`; write one a line"
+        f"{place}: not a JSON object with `pred` or `sql`, nor with several as `samples` or "
+        "`pred_sqls`; write one a line"
     )
 
 

@@ -16,6 +16,9 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
+VERDICTS = "verdicts.json"
+"""The file of verdicts in a folder of results."""
+
 
 @dataclass(frozen=True, slots=True)
 class TestSet:
