@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> None:
         cli.output.print(table)
     if beside:
         title = f"Beside {_title(runs[0])}, in points"
-        for table in _terminal(title, _BESIDE, beside, width, fixed=len(_BESIDE)):
+        for table in _terminal(title, _BESIDE, beside, width, fixed=3):
             cli.output.print(table)
     if options.markdown:
         parts = [_markdown(heads, rows)]
