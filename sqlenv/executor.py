@@ -21,7 +21,9 @@ from sqlenv.engine import Engine
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
-from sqlenv.types import Result
+from sqlenv.types import Result, status_of
+from sqlenv.wire import encode_case
+from sqlenv.worker import Question
 
 __all__ = ["Executor", "check_database"]
 
@@ -105,7 +107,10 @@ class Executor:
         Raises:
             UserError: One of the databases cannot be used.
         """
-        return [judge(case, names, Runs(self)) for case in cases]
+        self._check_process()
+        for database in {file for case in cases for file in (case.database, *case.suite)}:
+            self._look_at(database)
+        return self._backend.judge(cases, names)
 
     def close(self) -> None:
         """End the workers and close the connections."""
@@ -142,6 +147,12 @@ class _Threads:
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         return list(self._threads.map(lambda query: self.execute(*query), queries))
 
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+        return list(self._threads.map(lambda case: judge(case, names, self._runs()), cases))
+
+    def _runs(self) -> Runs:
+        return Runs(self._engine.ask, stopwatch=self._engine.seconds)
+
     def close(self) -> None:
         self._threads.shutdown()
         self._engine.close()
@@ -155,10 +166,26 @@ class _Processes:
 
     def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
         # Absolute: the workers keep the folder that they were started in.
-        return self._pool.run([(os.path.abspath(database), sql, max_steps)])[0]  # noqa: PTH100
+        return self._run([(os.path.abspath(database), sql, max_steps)])[0]  # noqa: PTH100
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        return self._pool.run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
+        return self._run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
+
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+        answers = self._pool.run([encode_case(case, names) for case in cases])
+        return [
+            answer if isinstance(answer, Judgement) else _failed(answer, names)
+            for answer in answers
+        ]
+
+    def _run(self, questions: Sequence[Question]) -> list[Result]:
+        answers = self._pool.run(questions)
+        return [answer for answer in answers if not isinstance(answer, Judgement)]
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _failed(answer: Result, names: Sequence[str]) -> Judgement:
+    """Judge a prediction that took its worker down."""
+    return Judgement(dict.fromkeys(names, 0.0), status_of(answer), "ok")

@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 
+from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, fingerprint, identify
 from sqlenv.errors import UserError
@@ -102,8 +103,12 @@ class GoldCache:
 def _read(path: Path) -> Result:
     fields = json.loads(path.read_text(), object_hook=lambda blob: bytes.fromhex(blob["hex"]))
     if fields[0] == Table.__name__:
-        return Table(tuple(fields[1]), tuple(map(tuple, fields[2])))
-    return decode(fields)
+        columns, rows, is_mended = fields[1:]
+        return Table(tuple(columns), tuple(map(tuple, rows)), is_mended)
+    result = decode(fields)
+    if isinstance(result, Judgement):
+        raise ValueError("not a result")
+    return result
 
 
 def _write(path: Path, result: Result) -> None:

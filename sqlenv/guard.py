@@ -154,7 +154,7 @@ class Guard:
             return SqlError("the database holds text that is not valid")
         if not self._statement:
             return SqlError("the query is empty")
-        return Table(self._columns, tuple(rows))
+        return Table(self._columns, tuple(rows), self._is_mended)
 
     def close(self) -> None:
         """Close the connection."""
@@ -164,6 +164,7 @@ class Guard:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
+        self._is_mended = False
         self._spent = False
         self._reads_virtual = False
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._config.max_value_bytes)
@@ -182,6 +183,7 @@ class Guard:
             # Its place would be one in the query around, which nobody wrote.
             raise _RefusedError(SqlError(str(error))) from None
         self._columns = columns
+        self._is_mended = True
         return rows
 
     def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from string import ascii_uppercase
 from typing import Literal
 
 _BLANK = " \t\n\f\r"
@@ -22,6 +23,11 @@ _WORDS = re.compile(
     | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; )""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
+_UNQUOTED = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]"""
+    rf"""|(?P<blank>[{_BLANK}]+)|(?P<word>[^'"`\[{_BLANK}]+)"""
+)
+_LOWER = {ord(letter): letter.lower() for letter in ascii_uppercase}
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _LINE_COMMENT = re.compile(r"--.*$", re.MULTILINE)
@@ -76,3 +82,22 @@ def as_omnisql_writes(sql: str) -> str:
     """
     bare = _LINE_COMMENT.sub("", _BLOCK_COMMENT.sub("", sql.strip()))
     return bare.replace("\n", " ").replace("\t", " ").strip() or "Error SQL"
+
+
+@lru_cache(maxsize=65536)
+def same_query(sql: str) -> str:
+    """Write a query so that those which differ in letter case or white space alone become equal.
+
+    Quoted text stays as it is, and so does a query with comments. Results of equal ones are equal
+    but for the names of columns.
+    """
+    if "--" in sql or "/*" in sql:
+        return sql
+    return _UNQUOTED.sub(_even_out, sql.rstrip(f"{_BLANK};"))
+
+
+def _even_out(found: re.Match[str]) -> str:
+    if found["blank"]:
+        return " "
+    # Of other letters SQLite tells the cases apart.
+    return found["word"].translate(_LOWER) if found["word"] else found[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -41,10 +41,12 @@ class Table:
     Attributes:
         columns: Column names, also when there are no rows.
         rows: One tuple a row, as wide as `columns`.
+        is_mended: Whether a text held bytes that are not valid text (see `ExecutorConfig.text`).
     """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    is_mended: bool = field(default=False, compare=False)
 
     @property
     def width(self) -> int:

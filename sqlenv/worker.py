@@ -16,17 +16,22 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from sqlenv.comparators import Judgement, Runs, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.engine import Engine
 from sqlenv.errors import UserError
-from sqlenv.wire import Wire, encode
+from sqlenv.types import Result
+from sqlenv.wire import Wire, decode_case, encode
 
 USER_ERROR = "UserError"
 OUT_OF_MEMORY = 77  # exit status
 
-Question = tuple[str, str, int | None]
-"""Database, query, and the step budget where it is not the settings'."""
+Question = tuple[Any, ...]
+"""Database, query, and the step budget where it is not the settings'; or a case (`encode_case`)."""
+
+_QUERY_FIELDS = 3
 
 # Answers are sent together, since a message costs more than a tiny query; none waits longer.
 _GATHER_S = 0.02
@@ -55,15 +60,33 @@ def main() -> None:
 def _answer(connection: Connection, engine: Engine, questions: list[Question]) -> None:
     answers: list[Wire] = []
     last_s = time.monotonic()
-    for position, (database, sql, max_steps) in enumerate(questions, 1):
+
+    def send(*, at_once: bool) -> None:
+        nonlocal last_s
+        if at_once or time.monotonic() - last_s > _GATHER_S:
+            connection.send_bytes(marshal.dumps(answers))
+            answers.clear()
+            last_s = time.monotonic()
+
+    def ask(database: Path, sql: str) -> Result:
+        result = engine.ask(database, sql)
+        send(at_once=False)  # a case of many slow queries is not overdue
+        return result
+
+    runs = Runs(ask, stopwatch=engine.seconds)
+    for position, question in enumerate(questions, 1):
         try:
-            answers.append(encode(engine.execute(Path(database), sql, max_steps)))
+            answers.append(encode(_reply(engine, runs, question)))
         except UserError as error:
             answers.append((USER_ERROR, str(error)))
-        if position == len(questions) or time.monotonic() - last_s > _GATHER_S:
-            connection.send_bytes(marshal.dumps(answers))
-            answers = []
-            last_s = time.monotonic()
+        send(at_once=position == len(questions))
+
+
+def _reply(engine: Engine, runs: Runs, question: Question) -> Result | Judgement:
+    if len(question) > _QUERY_FIELDS:
+        return judge(*decode_case(question), runs)
+    database, sql, max_steps = question
+    return engine.execute(Path(database), sql, max_steps)
 
 
 def _die_with_parent() -> None:
