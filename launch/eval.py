@@ -103,7 +103,7 @@ def _arguments(arguments: list[str]) -> Namespace:
         help="Spider's test suite (default: test_suite_database in the data or beside it)",
     )
     judged.add_argument("--json", type=Path, metavar="FILE", help="write all verdicts here")
-    judged.add_argument("--timeout-s", type=float, help="wall time of one query (default: 30)")
+    judged.add_argument("--timeout-s", type=float, help="wall time of one query (default: 60)")
     files = parser.add_argument_group("a file of predictions, with no model")
     files.add_argument(
         "--predictions",

@@ -9,7 +9,7 @@ import platform
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,23 +19,29 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import Decode
-from launch.judging import MEASURES, Task, judge
+from launch.folders import write_text
+from launch.judging import MEASURES, REFERENCED, SUITED, Task, judge
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
-from launch.testsets import TEST_SETS, VERDICTS, find, find_suite, suite_files
-from launch.verdicts import Verdict
+from launch.testsets import TEST_SETS, VERDICTS, find, find_references, find_suite, suite_files
+from launch.verdicts import PREDICTIONS, Verdict
 from sqlenv.comparators import COMPARATORS
 from sqlenv.config import ExecutorConfig, SourceConfig
 from sqlenv.database import check_contents, fingerprint
 from sqlenv.datasets import fingerprint as fingerprint_questions
 from sqlenv.errors import UserError
+from sqlenv.spider2 import Reference
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
 VOTE_TEMPERATURE = 0.8
+OFFICIAL_TIMEOUT_S = 60.0
+"""Spider's program says so; BIRD's and OmniSQL's lower limits are their comparators' own."""
+_MOST_STEPS = 2**31 - 1
 _NAMED_GOLDS = 3
+_SHOWN_MEASURES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +51,14 @@ class Data:
     Attributes:
         name: Of the test set.
         suite: Files of the test suite by database, where it is used.
+        references: Gold results by question, where they are used.
     """
 
     name: str
     examples: tuple[Example, ...]
     measures: tuple[str, ...]
     suite: Mapping[str, tuple[Path, ...]]
+    references: Mapping[str, Reference]
 
     def facts(self) -> dict[str, Any]:
         """Say which questions and databases these are: numbers, and fingerprints of contents."""
@@ -94,8 +102,9 @@ def prepare(
         UserError: A database cannot be used, or the test suite is not there.
     """
     measures = read_measures(options.comparators, name)
+    _check_golds(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
-    if any("_ts" in measure for measure in measures):
+    if not SUITED.isdisjoint(measures):
         folder = find_suite(options.test_suite, source, root)
         if folder is not None:
             suite = suite_files(folder, examples)
@@ -106,9 +115,37 @@ def prepare(
             )
         else:
             _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
-            measures = tuple(measure for measure in measures if "_ts" not in measure)
+            measures = tuple(measure for measure in measures if measure not in SUITED)
+    references = {} if REFERENCED.isdisjoint(measures) else find_references(root, source)
+    if references and (left := [one.id for one in examples if one.id not in references]):
+        raise UserError(
+            f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
+            "bring the evaluation suite up to date"
+        )
     check_databases([example.database for example in examples], *suite.values())
-    return Data(name, examples, measures, suite)
+    return Data(name, examples, measures, suite, references)
+
+
+def _check_golds(examples: Sequence[Example], measures: Sequence[str]) -> None:
+    """Refuse measures of what the questions do not have.
+
+    Raises:
+        UserError: A gold query or gold results are missing.
+    """
+    is_spider2 = examples[0].source == "spider2"
+    for measure in measures:
+        if is_spider2 != (measure in REFERENCED):
+            kind = "gold results" if is_spider2 else "gold queries"
+            fitting = sorted(REFERENCED) if is_spider2 else sorted({*MEASURES} - REFERENCED)
+            raise UserError(
+                f"--comparators {measure}: these questions have {kind} alone; there are "
+                f"{', '.join(fitting)}"
+            )
+    if not is_spider2 and (blank := [one.id for one in examples if not one.gold_sql]):
+        raise UserError(
+            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
+            f"{blank[0]}; answers to them cannot be judged"
+        )
 
 
 def check_databases(*groups: Iterable[Path]) -> None:
@@ -215,6 +252,7 @@ def evaluate_file(options: Namespace) -> None:
         decode,
         vote_by=options.vote_by,
         suite=data.suite,
+        references=data.references,
         executor=limits(options),
     )
     model = {"name": options.model or path.stem}
@@ -227,8 +265,11 @@ def evaluate_file(options: Namespace) -> None:
     show_sheet(sheet)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        write_official(_verdicts(sheet, examples, samples), folder)
-        cli.output.print(f"Predictions in the official forms: {folder}", soft_wrap=True)
+        verdicts = _verdicts(sheet, examples, samples)
+        lines = (json.dumps(asdict(verdict)) for verdict in verdicts)
+        write_text(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
+        write_official(verdicts, folder)
+        cli.output.print(f"Answers in the official programs' forms: {folder}", soft_wrap=True)
     cli.output.print(f"Verdicts of all questions: {sheet_path}", soft_wrap=True)
 
 
@@ -238,11 +279,10 @@ def limits(options: Namespace) -> ExecutorConfig:
     Raises:
         UserError: The limit is no time.
     """
-    if options.timeout_s is None:
-        return ExecutorConfig()
-    if not 0 < options.timeout_s < float("inf"):
+    timeout_s = options.timeout_s or OFFICIAL_TIMEOUT_S
+    if not 0 < timeout_s < float("inf"):
         raise UserError(f"--timeout-s {options.timeout_s}: write a number of seconds above 0")
-    return ExecutorConfig(timeout_s=options.timeout_s)
+    return ExecutorConfig(timeout_s=timeout_s, max_steps=_MOST_STEPS)
 
 
 def take(samples: Sequence[Sequence[str]], decode: Decode, path: Path) -> list[Sequence[str]]:
@@ -274,21 +314,22 @@ def _verdicts(
 
 def show_sheet(sheet: Sheet) -> None:
     """Print the numbers of a sheet."""
-    names = list(sheet.measures)
-    title = f"{sheet.settings['data']}, {sheet.settings['decode']}, %"
-    table = RichTable("", "questions", *names, title=title)
-    for column in table.columns[1:]:
+    title = f"{sheet.settings['data']}, {sheet.settings['decode']}"
+    whole = RichTable(title, "%", "95 % interval")
+    for name, one in sheet.measures.items():
+        low, high = map(_percent, one["ci95"])
+        whole.add_row(name, _percent(one["mean"]), f"{low} to {high}")
+    names = list(sheet.measures)[:_SHOWN_MEASURES]
+    parts = RichTable("%", "questions", *names)
+    parts.add_row("all", f"{len(sheet.questions):,}", *(_mean(sheet.measures[n]) for n in names))
+    for heading, values in sheet.parts.items():
+        parts.add_section()
+        for name, part in values.items():
+            shares = (_percent(part[measure]) for measure in names)
+            parts.add_row(f"{heading}: {name}", f"{part['questions']:,}", *shares)
+    for column in (*whole.columns[1:], *parts.columns[1:]):
         column.justify = "right"
-    all_ = list(sheet.measures.values())
-    table.add_row("all", f"{len(sheet.questions):,}", *(_percent(one["mean"]) for one in all_))
-    intervals = (f"{_percent(one['ci95'][0])} to {_percent(one['ci95'][1])}" for one in all_)
-    table.add_row("95 % interval", "", *intervals)
-    for heading, parts in sheet.parts.items():
-        table.add_section()
-        for name, part in parts.items():
-            values = (_percent(part[measure]) for measure in names)
-            table.add_row(f"{heading}: {name}", f"{part['questions']:,}", *values)
-    cli.output.print(table)
+    cli.output.print(whole, parts, sep="\n")
     if sheet.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in sheet.pass_at.items())
         cli.output.print(f"{sheet.first}: {shares}", soft_wrap=True)
@@ -298,6 +339,10 @@ def show_sheet(sheet: Sheet) -> None:
             "%d gold queries do not run, and nothing is right there: %s%s",
             len(failing), ", ".join(failing[:_NAMED_GOLDS]), more,
         )  # fmt: skip
+
+
+def _mean(summary: Mapping[str, Any]) -> str:
+    return _percent(summary["mean"])
 
 
 def _percent(share: float) -> str:

@@ -33,14 +33,19 @@ from launch.policy import load_policy
 from launch.served import ANSWERS, served
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
-from launch.verdicts import Verdict, accuracy, accuracy_table, breakdown, read_verdicts
+from launch.verdicts import (
+    PREDICTIONS,
+    Verdict,
+    accuracy,
+    accuracy_table,
+    breakdown,
+    read_verdicts,
+)
 from launch.wiring import SqlSide
 from minirl.model import Decoder
 from minirl.reading import read_json
 from minirl.tokenizer import ChatTokenizer
 from sqlenv.types import Example, Observation
-
-PREDICTIONS = "predictions.jsonl"
 
 
 @contextmanager
@@ -206,6 +211,7 @@ def _sheet(
         judged.measures,
         decode,
         suite=judged.suite,
+        references=judged.references,
         executor=limits(options),
         answers=answers,
     )

@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 from launch.cli import progress_bar
 from launch.config import Decode
 from launch.official import as_line
-from launch.sheet import Journal, Judged
+from launch.sheet import NO_GOLD, Journal, Judged
 from launch.votes import VOTE_TIMEOUT_S, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
 from sqlenv.executor import Executor
+from sqlenv.spider2 import Reference
 from sqlenv.types import Example, Result, SqlError
 
 _T = TypeVar("_T")
@@ -31,6 +32,10 @@ PARTIAL: Mapping[str, Callable[[Result, Result], float]] = {
 """The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
 and EX_b, SQL-ASTRA's CSMR."""
 
+REFERENCED: frozenset[str] = frozenset({"spider2_local", "omnisql_spider2"})
+"""Comparators that look at Spider 2's gold results; all others look at gold queries."""
+SUITED: frozenset[str] = frozenset(name for name in COMPARATORS if "_ts" in name)
+"""Comparators that run on a test suite."""
 MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
 """Whatever a prediction can be judged by."""
 _SPIDER = "spider_"
@@ -46,7 +51,8 @@ class Task:
         measures: Of `MEASURES`; the first is the one that the answer of `pass@n` is chosen by.
         decode: How the samples give an answer.
         vote_by: What makes two results one vote.
-        suite: Files of the test suite by database; none where `spider_ts` is not asked.
+        suite: Files of the test suite by database; none where it is not used.
+        references: Gold results by question, for Spider 2.
         executor: Limits of queries.
         answers: What was answered, where that is decided already.
     """
@@ -57,6 +63,7 @@ class Task:
     decode: Decode
     vote_by: VoteBy = "set"
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
     executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     answers: Sequence[str] = ()
 
@@ -184,7 +191,9 @@ def _scores(
         cases = [_case(task, task.examples[place], written(sql)) for place, sql in asked]
         for at, judgement in enumerate(executor.judge(cases, names)):
             found[at] |= judgement.scores
-            statuses[at] = {"predicted": judgement.predicted, "gold": judgement.gold}
+            has_gold = bool(task.examples[asked[at][0]].gold_sql)
+            gold = judgement.gold if has_gold else NO_GOLD
+            statuses[at] = {"predicted": judgement.predicted, "gold": gold}
     partial = [name for name in measures if name in PARTIAL]
     if partial:
         questions = [task.examples[place] for place, _ in asked]
@@ -216,6 +225,7 @@ def _case(task: Task, example: Example, sql: str) -> Case:
         gold=_carried(example, example.gold_sql),
         database=example.database,
         suite=task.suite.get(example.db_id, ()),
+        reference=task.references.get(example.id),
     )
 
 

@@ -12,11 +12,10 @@ import yaml
 from launch.folders import CONFIG, RESULT
 from launch.sheet import PART, Sheet, read_sheet
 from launch.testsets import VERDICTS
-from launch.verdicts import Verdict, read_verdicts
+from launch.verdicts import PREDICTIONS, Verdict, read_verdicts
 from minirl.reading import read_json
 from sqlenv.errors import UserError
 
-PREDICTIONS = "predictions.jsonl"
 AFTER = "after"
 
 Key = tuple[str, str]

@@ -24,6 +24,8 @@ from minirl.reading import keep_lines, read_json
 from sqlenv.errors import UserError
 
 PART = ".part"
+NO_GOLD = "none"
+"""Status of the gold query where there is none, as in most questions of Spider 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Judged:
         sql: The answer that was judged.
         scores: By measure; 1 is right.
         predicted: How the answer ended on the question's own database.
-        gold: How the gold query ended there; where not `ok`, no answer can be right.
+        gold: How the gold query ended there, `none` where there is none.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
     """
@@ -96,7 +98,7 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
             "difficulty": _parts(judged, lambda one: one.difficulty or "unknown"),
             "database": _parts(judged, lambda one: one.db_id),
         },
-        failing_golds=[one.id for one in judged if one.gold != "ok"],
+        failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
         questions=list(judged),
     )
 

@@ -12,6 +12,7 @@ from sqlenv.config import Layout, SourceConfig
 from sqlenv.datasets import read_all
 from sqlenv.errors import UserError
 from sqlenv.layouts import FORMS, locate, read_records
+from sqlenv.spider2 import Reference, read_references
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ TEST_SETS: Mapping[str, TestSet] = {
     "spider-dk": TestSet("spider_dk", "dev", 535, _SPIDER),
     "bird-dev": TestSet("bird", "dev", 1534, ("bird_ex",)),
     "bird-minidev": TestSet("bird", "dev", 500, ("bird_ex",), file="mini_dev_sqlite.json"),
-    "spider2-local": TestSet("spider2", "test", 135, ("spider2",)),
+    "spider2-local": TestSet("spider2", "test", 135, ("spider2_local",)),
 }
 
 # Folders that a data set is unpacked to, below one root of all; besides OmniSQL's.
@@ -66,6 +67,8 @@ _SUITES = (
     *("test_suite_database", "../test_suite_database", "spider/test_suite_database"),
     *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
 )
+# Where Spider 2's gold results lie, likewise.
+_GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
 _OWN_FIELDS: Mapping[str, str] = {
     "SQL": "BIRD's (bird-dev)",
     "SpiderSynQuestion": "Spider-Syn's (spider-syn)",
@@ -160,8 +163,27 @@ def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | N
         if not given.is_dir():
             raise UserError(f"--test-suite {given}: no such folder")
         return given
-    places = (base / name for base in (root, source.path) for name in _SUITES)
+    return _first_folder(root, source, _SUITES)
+
+
+def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
+    places = (base / name for base in (source.path, root) for name in names)
     return next((place for place in places if place.is_dir()), None)
+
+
+def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
+    """Read the gold results of Spider 2 by question.
+
+    Raises:
+        UserError: They are not there, or cannot be read.
+    """
+    folder = _first_folder(root, source, _GOLDS)
+    if folder is None:
+        raise UserError(
+            f"{source.path}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
+            "there from the repository"
+        )
+    return {f"spider2/{name}": found for name, found in read_references(folder).items()}
 
 
 def suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:

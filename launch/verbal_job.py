@@ -19,13 +19,13 @@ from launch import cli
 from launch.asked import Asked, Desk
 from launch.config import JobConfig, Split
 from launch.endpoint import Endpoint
-from launch.eval_job import PREDICTIONS, accuracies, questions
+from launch.eval_job import accuracies, questions
 from launch.folders import RESULT, claim_data, versions, write_json
 from launch.journal import Journal
 from launch.native import Native
 from launch.official import write_official
 from launch.policy import load_policy
-from launch.verdicts import Verdict, accuracy_table, read_verdicts
+from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.reading import Joined, keep_lines, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate

@@ -13,6 +13,9 @@ from rich.table import Table as RichTable
 from minirl.reading import keep_lines
 from sqlenv.types import Example
 
+PREDICTIONS = "predictions.jsonl"
+"""The file of verdicts on predictions in a folder of results."""
+
 # Spider's, BIRD's and SynSQL's words for difficulty.
 _LEVELS = (
     *("easy", "medium", "hard", "extra"),
