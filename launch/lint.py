@@ -82,26 +82,45 @@ class Linter:
     @contextmanager
     def __call__(self, config: ExecutorConfig) -> Generator[Callable[[Example], list[Finding]]]:
         """Open the two executors, the second of which reads tables from their ends."""
-        reverse = config.model_copy(update={"reverse_unordered": True})
-        with Executor(config) as plain, Executor(reverse) as backwards:
-            yield lambda example: self._look(example, plain, backwards)
+        with open_both(config) as both:
+            yield lambda example: look(example, *both, slow_s=self.slow_s).findings
 
-    def _look(self, example: Example, plain: Executor, backwards: Executor) -> list[Finding]:
-        def found(flaw: Flaw, detail: str = "") -> Finding:
-            return Finding(example.id, example.db_id, flaw, detail, example.gold_sql)
 
-        first, seconds = _timed(example, plain)
-        if seconds > self.slow_s:
-            # Not the query's fault, perhaps: the first one of all waits for the executor to start.
-            seconds = min(seconds, _timed(example, plain)[1])
-        findings = [found("slow", f"{seconds:.2f} s")] if seconds > self.slow_s else []
-        if not isinstance(first, Table):
-            return [found("fails", describe_failure(first)), *findings]
-        if not first.rows:
-            findings.append(found("empty"))
-        changes = _changes(example, first, plain, backwards)
-        unstable = next((change for change in changes if change[1]), None)
-        return [*findings, found(*unstable)] if unstable else findings
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a gold query gave, how long it took, and what is wrong with it."""
+
+    result: Result
+    seconds: float
+    findings: list[Finding]
+
+
+@contextmanager
+def open_both(config: ExecutorConfig) -> Generator[tuple[Executor, Executor]]:
+    """Open an executor, and one that reads tables from their ends."""
+    reverse = config.model_copy(update={"reverse_unordered": True})
+    with Executor(config) as plain, Executor(reverse) as backwards:
+        yield plain, backwards
+
+
+def look(example: Example, plain: Executor, backwards: Executor, *, slow_s: float) -> Look:
+    """Run a question's gold query in all ways."""
+
+    def found(flaw: Flaw, detail: str = "") -> Finding:
+        return Finding(example.id, example.db_id, flaw, detail, example.gold_sql)
+
+    first, seconds = _timed(example, plain)
+    if seconds > slow_s:
+        # Not the query's fault, perhaps: the first one of all waits for the executor to start.
+        seconds = min(seconds, _timed(example, plain)[1])
+    findings = [found("slow", f"{seconds:.2f} s")] if seconds > slow_s else []
+    if not isinstance(first, Table):
+        return Look(first, seconds, [found("fails", describe_failure(first)), *findings])
+    if not first.rows:
+        findings.append(found("empty"))
+    changes = _changes(example, first, plain, backwards)
+    unstable = next((change for change in changes if change[1]), None)
+    return Look(first, seconds, [*findings, found(*unstable)] if unstable else findings)
 
 
 def _timed(example: Example, executor: Executor) -> tuple[Result, float]:

@@ -8,7 +8,6 @@ from sqlenv.errors import UserError
 
 from .data_folders import bird, load_one, make_database, spider, write
 
-
 TABLES = {
     "db_id": "band",
     "table_names_original": ["band"],
