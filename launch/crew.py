@@ -48,7 +48,7 @@ def spread(
 
 @contextmanager
 def crew(
-    make: Make[Job, Answer], config: ExecutorConfig, *, most: int
+    make: Make[Job, Answer], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
 ) -> Generator[Callable[[Sequence[Job]], Iterator[Answer]]]:
     """Start processes that do jobs, lot by lot; the answers of a lot come in order.
 
@@ -57,10 +57,11 @@ def crew(
             gives what does one job, as long as its context is open. Processes import it.
         config: Settings of the executor; `workers` is the number of processes.
         most: Jobs of all lots together; few are done in this process.
+        chunk: Jobs in one message.
     """
     alone = config.model_copy(update={"workers": 1})
-    size = min(config.workers, -(-most // _CHUNK))
-    if most <= _ALONE or size < 2:
+    size = min(config.workers, -(-most // chunk))
+    if most <= _ALONE * chunk // _CHUNK or size < 2:
         with make(alone) as work:
             yield lambda jobs: map(work, jobs)
         return
@@ -68,7 +69,7 @@ def crew(
     with ProcessPoolExecutor(size, context, _start, (make, alone)) as pool:
 
         def do(jobs: Sequence[Job]) -> Iterator[Answer]:
-            chunks = [jobs[at : at + _CHUNK] for at in range(0, len(jobs), _CHUNK)]
+            chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
             return chain.from_iterable(pool.map(_do, chunks))
 
         try:

@@ -10,7 +10,7 @@ from launch.config import PromptConfig
 from sqlenv.config import AgenticConfig, EnvConfig
 from sqlenv.datasets import LoadedData
 from sqlenv.hints import with_hints
-from sqlenv.prepared import read_stored_schema
+from sqlenv.prepared import StoredSchema, read_stored_schema
 from sqlenv.prompts import agent_observation, first_observation, judge_observation
 from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema_text import render_schema
@@ -46,6 +46,12 @@ class Prompts:
         if example.hints:
             return self.render(self.schema(example))
         return self._text(example.database)
+
+    def with_values(self, stored: StoredSchema, example: Example) -> str:
+        """Write a schema that was read before, as an example's prompt shows it."""
+        if not example.hints:
+            return stored.text
+        return self.render(with_hints(stored.schema, example.hints))
 
     def render(self, schema: DatabaseSchema) -> str:
         """Write a schema in the job's style."""

@@ -135,6 +135,10 @@ class ValueIndex:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
         self._connection.close()
 
     def hints(self, example: Example) -> tuple[Hint, ...]:

@@ -174,7 +174,7 @@ def locate(source: SourceConfig) -> Location:
     form = FORMS[source.layout]
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
     for root in (source.path / form.omnisql, source.path):
-        if files := _question_files(root, source):
+        if files := question_files(root, source):
             databases = _database_folders(root, files[0].parent, form)
             return Location(root, files, databases, source.layout)
     raise UserError(_nothing_found(source))
@@ -232,7 +232,8 @@ def read_records(path: Path) -> Iterator[Record]:
 # Finding.
 
 
-def _question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
+def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
+    """Find a source's question files in a folder; none if they are not there."""
     form = FORMS[source.layout]
     if source.file:
         return (root / source.file,) if (root / source.file).is_file() else ()
@@ -264,7 +265,7 @@ def _nothing_found(source: SourceConfig) -> str:
         islice((p for depth in ("*/", "*/*/") for p in sorted(source.path.glob(depth))), _SEARCHED),
         source.path.resolve().parents[:2],
     )
-    right = next((folder for folder in nearby if _question_files(folder, source)), None)
+    right = next((folder for folder in nearby if question_files(folder, source)), None)
     advice = f"use {right}, which has it" if right else "check `path`, `layout` and `split`"
     return f"{problem}; {advice}"
 
