@@ -128,11 +128,10 @@ def _request(options: argparse.Namespace, job: JobConfig) -> Request:
 
 def _names(options: argparse.Namespace) -> list[str]:
     """Name the data sets that are asked for; none for all that are there."""
-    names = list(dict.fromkeys(options.data or ()))
-    if names and options.sample:
-        parts = (part.name for part in SAMPLES[options.sample].parts)
-        names = list(dict.fromkeys((*names, *parts)))
-    return names
+    named: list[str] = list(options.data or ())
+    if named and options.sample:
+        named += [part.name for part in SAMPLES[options.sample].parts]
+    return list(dict.fromkeys(named))
 
 
 def _check_places(options: argparse.Namespace) -> None:

@@ -128,10 +128,9 @@ def job_settings(request: Request, outcome: Outcome, cfg: str) -> str:
     evaluations = [name for name in (*_VALIDATE_FIRST, *sets) if name in sets and _measures(name)]
     data: dict[str, Any] = {"root": str(request.folder.resolve())}
     if request.learned_sets:
-        data["train"] = {"sources": list(map(_source, request.learned_sets))}
-        if request.sample:
-            # It was sampled here. Whole sets are sampled as the base says.
-            data["train"] |= {"total": None, "drop_empty_gold": False}
+        # A sample was drawn here; whole sets are sampled as the base says.
+        drawn = {"total": None, "drop_empty_gold": False} if request.sample else {}
+        data["train"] = {"sources": list(map(_source, request.learned_sets)), **drawn}
     if evaluations:
         validation = evaluations[0]
         preferred = (name for name in (*_TEST_FIRST, *evaluations) if name in sets)
