@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from sqlenv.errors import UserError
 from sqlenv.flaws import Checked
 from sqlenv.types import Example
 
-Ask = Callable[[Sequence[Example]], Iterable[Checked]]
+Ask = Callable[[Sequence[Example]], Iterable[tuple[int, Checked]]]
 
 
 class Findings:
@@ -50,28 +50,30 @@ class Findings:
     def __exit__(self, *_exception: object) -> None:
         self._connection.close()
 
-    def look(self, examples: Sequence[Example], ask: Ask) -> Iterator[Checked]:
+    def look(self, examples: Sequence[Example], ask: Ask) -> list[Checked]:
         """Look questions up, and ask for those that are not there, all at once.
 
         Args:
             examples: Questions.
-            ask: Finds out; answers in order, and each answer is kept as it comes.
+            ask: Finds out; answers in any order with the places of the questions, and each answer
+                is kept as it comes.
         """
         keys = [self._key(example) for example in examples]
         with self._readable():
             known = [self._get(key) for key in keys]
-        missing = [example for example, value in zip(examples, known, strict=True) if not value]
-        answers = iter(ask(missing)) if missing else iter(())
-        for key, example, value in zip(keys, examples, known, strict=True):
-            if value:
-                yield _read(example, value)
-                continue
-            answer = next(answers)
+        missing = [place for place, text in enumerate(known) if text is None]
+        found = [
+            None if text is None else _read(example, text)
+            for example, text in zip(examples, known, strict=True)
+        ]
+        for number, answer in ask([examples[place] for place in missing]) if missing else ():
+            place = missing[number]
+            found[place] = answer
             self._connection.execute(
-                "INSERT OR REPLACE INTO finding VALUES (?, ?)", (key, _write(answer))
+                "INSERT OR REPLACE INTO finding VALUES (?, ?)", (keys[place], _write(answer))
             )
             self.new += 1
-            yield answer
+        return [one for one in found if one is not None]
 
     def _get(self, key: bytes) -> str | None:
         row = self._connection.execute("SELECT value FROM finding WHERE key = ?", (key,)).get

@@ -40,6 +40,8 @@ from sqlenv.schema_text import render_schema
 from sqlenv.sources import gold
 from sqlenv.types import Example, Table
 
+VALUES = "values"
+"""Folder of the value indexes."""
 _OPEN_INDEXES = 64
 """Value indexes that a process keeps open."""
 _WORTH_KEEPING_S = 0.1
@@ -81,17 +83,17 @@ class Preparation:
     slow_s: float
     tokenizer: Path | None = None
 
-    @property
-    def values(self) -> Path:
-        """Return the folder of the value indexes."""
-        return self.folder / "values"
-
     def names(self, database: Path) -> tuple[Path, Path]:
         """Name the files of a database's schema and value index; another version has others."""
         prompt = self.job.prompt
-        told = [*identify(database), prompt.example_values, prompt.schema_style]
-        name = f"{database.stem}-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:12]}"
-        return self.folder / SCHEMAS / f"{name}.json", self.values / f"{name}.sqlite"
+        return _names(self.folder, database, f"{prompt.example_values} {prompt.schema_style}")
+
+
+@lru_cache(maxsize=4_096)
+def _names(folder: Path, database: Path, settings: str) -> tuple[Path, Path]:
+    told = json.dumps([*identify(database), settings])
+    name = f"{database.stem}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    return folder / SCHEMAS / f"{name}.json", folder / VALUES / f"{name}.sqlite"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import apsw
 from launch.cli import progress_bar
 from launch.crew import crew
 from launch.findings import Findings
-from launch.inspection import DatabaseJob, DatabaseReader, Inspector
+from launch.inspection import VALUES, DatabaseJob, DatabaseReader, Inspector
 from launch.leaks import Leak, Questions, database_leaks
 from launch.prepare_plan import BATCH, Part, Request, Survey, hold_out, make_pool, plan_sets
 from minirl.writing import writing
@@ -147,7 +147,7 @@ def _databases(
     Raises:
         UserError: A database cannot be read, and such questions are not to be left out.
     """
-    for folder in (request.folder / SCHEMAS, request.preparation.values):
+    for folder in (request.folder / SCHEMAS, request.folder / VALUES):
         folder.mkdir(exist_ok=True)
     used = {path: name for survey in surveys.values() for name, path in survey}
     entries: dict[Path, DatabaseEntry] = {}
@@ -223,9 +223,19 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Findings
     }
     done = 0
 
-    def ask(examples: Sequence[Example]) -> Iterator[Checked]:
-        lots = [examples[at : at + _LOT] for at in range(0, len(examples), _LOT)]
-        return chain.from_iterable(do(lots))
+    def ask(examples: Sequence[Example]) -> Iterator[tuple[int, Checked]]:
+        # Questions of one database follow one another: it is opened once.
+        order = sorted(range(len(examples)), key=lambda place: examples[place].database)
+        lots = [
+            [examples[place] for place in order[at : at + _LOT]]
+            for at in range(0, len(order), _LOT)
+        ]
+        for place, checked in zip(order, chain.from_iterable(do(lots)), strict=True):
+            nonlocal done
+            done += 1
+            if done % _SHOWN_EVERY == 0:
+                update(done, max(done, total), "")
+            yield place, checked
 
     with (
         Findings(request.folder / FINDINGS, settings) as findings,
@@ -236,10 +246,10 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Findings
 
         def check(examples: Sequence[Example]) -> Iterator[Checked]:
             nonlocal done
-            for checked in findings.look(examples, ask):
-                done += 1
-                if done % _SHOWN_EVERY == 0:
-                    update(done, max(done, total), "")
+            before = done
+            found = findings.look(examples, ask)
+            done = before + len(found)
+            for checked in found:
                 if checked.flaws:
                     tell(_flaw(checked))
                 yield checked
