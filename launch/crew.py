@@ -37,25 +37,43 @@ def spread(
     """Do jobs on all cores and yield the answers in order, with a progress bar.
 
     Args:
-        make: Called once in each process with the settings of its executor, which has one worker;
-            gives what does one job, as long as its context is open. A function of a module, as
-            processes import it.
+        make: As `crew` takes it.
         config: Settings of the executor; `workers` is the number of processes.
         jobs: What to do.
         title: Of the progress bar.
     """
+    with crew(make, config, most=len(jobs)) as do:
+        yield from _shown(do(jobs), len(jobs), title)
+
+
+@contextmanager
+def crew(
+    make: Make[Job, Answer], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
+) -> Generator[Callable[[Sequence[Job]], Iterator[Answer]]]:
+    """Start processes that do jobs, lot by lot; the answers of a lot come in order.
+
+    Args:
+        make: Called once in each process with the settings of its executor, which has one worker;
+            gives what does one job, as long as its context is open. Processes import it.
+        config: Settings of the executor; `workers` is the number of processes.
+        most: Jobs of all lots together; few are done in this process.
+        chunk: Jobs in one message.
+    """
     alone = config.model_copy(update={"workers": 1})
-    crew = min(config.workers, -(-len(jobs) // _CHUNK))
-    if len(jobs) <= _ALONE or crew < 2:
+    size = min(config.workers, -(-most // chunk))
+    if most <= _ALONE * chunk // _CHUNK or size < 2:
         with make(alone) as work:
-            yield from _shown(map(work, jobs), len(jobs), title)
+            yield lambda jobs: map(work, jobs)
         return
-    chunks = [jobs[at : at + _CHUNK] for at in range(0, len(jobs), _CHUNK)]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(crew, context, _start, (make, alone)) as pool:
-        answers = chain.from_iterable(pool.map(_do, chunks))
+    with ProcessPoolExecutor(size, context, _start, (make, alone)) as pool:
+
+        def do(jobs: Sequence[Job]) -> Iterator[Answer]:
+            chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
+            return chain.from_iterable(pool.map(_do, chunks))
+
         try:
-            yield from _shown(answers, len(jobs), title)
+            yield do
         finally:
             pool.shutdown(cancel_futures=True)
 

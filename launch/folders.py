@@ -248,8 +248,16 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "sqlite": apsw.sqlite_lib_version(),
-        **{name: metadata.version(name) for name in _LIBRARIES},
+        **{name: _version(name) for name in _LIBRARIES},
     }
+
+
+def _version(library: str) -> str:
+    """Return a library's version; the SQL side works without the learner's."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _note_versions(path: Path) -> None:

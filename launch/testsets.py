@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -11,7 +11,8 @@ from typing import Literal
 from sqlenv.config import Layout, SourceConfig
 from sqlenv.datasets import read_all
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS, locate, read_records
+from sqlenv.layouts import FORMS, foreign, locate, read_records
+from sqlenv.recognise import choose_sets
 from sqlenv.spider2 import Reference, read_references
 from sqlenv.types import Example
 
@@ -53,15 +54,6 @@ TEST_SETS: Mapping[str, TestSet] = {
     "spider2-local": TestSet("spider2", "test", 135, ("spider2_local",)),
 }
 
-# Folders that a data set is unpacked to, below one root of all; besides OmniSQL's.
-_FOLDERS: Mapping[Layout, tuple[str, ...]] = {
-    "spider": ("spider_data", "spider"),
-    "spider_syn": ("Spider-Syn", "spider_syn"),
-    "spider_realistic": ("spider-realistic", "spider_realistic"),
-    "spider_dk": ("Spider-DK", "spider_dk"),
-    "bird": ("bird", "bird_dev", "minidev", "minidev/MINIDEV", "MINIDEV"),
-    "spider2": ("spider2-lite", "Spider2/spider2-lite"),
-}
 # Where the test suite lies, from the root or from the data set's own folder.
 _SUITES = (
     *("test_suite_database", "../test_suite_database", "spider/test_suite_database"),
@@ -69,14 +61,6 @@ _SUITES = (
 )
 # Where Spider 2's gold results lie, likewise.
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
-_OWN_FIELDS: Mapping[str, str] = {
-    "SQL": "BIRD's (bird-dev)",
-    "SpiderSynQuestion": "Spider-Syn's (spider-syn)",
-    "instance_id": "Spider 2's (spider2-local)",
-    "cot": "SynSQL's",
-    "query": "Spider's (spider-dev, spider-test, spider-realistic, spider-dk)",
-}
-"""Fields that tell whose a record is; the first that it has counts."""
 
 
 def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
@@ -94,49 +78,26 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
         UserError: It is not there, is another data set, or a database is missing.
     """
     test_set = TEST_SETS[name]
-    if not root.is_dir():
-        what = "is a file" if root.exists() else "there is no such folder"
-        raise UserError(f"--data-root {root}: {what}; give the folder of the data")
-    problems = []
-    for source in _places(test_set, root, file or test_set.file):
-        try:
-            location = locate(source)
-        except UserError as error:
-            problems.append(str(error))
-            continue
-        for path in location.files:
-            _check_kind(path, name, test_set)
-        examples = read_all(source)
-        _tell_of_missing(name, test_set, location.files[0], len(examples))
-        return source, examples
-    raise UserError(f"--data {name}: {problems[0]}")
+    if file or test_set.file:
+        source = _with_file(test_set, root, file or test_set.file)
+    else:
+        source = choose_sets(root, [name])[name]
+    location = locate(source)
+    for path in location.files:
+        if other := foreign(source.layout, next(read_records(path))):
+            raise UserError(f"--data {name}: {path}: its records are of {other}; check --data")
+    if location.root not in (root, root / FORMS[source.layout].omnisql):
+        _log.info("%s: taken for %s", location.files[0], name)
+    examples = read_all(source)
+    _tell_of_missing(name, test_set, location.files[0], len(examples))
+    return source, examples
 
 
-def _places(test_set: TestSet, root: Path, file: str) -> Iterator[SourceConfig]:
-    for folder in ("", *_FOLDERS[test_set.layout]):
-        if (root / folder).is_dir():
-            yield SourceConfig(
-                layout=test_set.layout, path=root / folder, split=test_set.split, file=file
-            )
-
-
-def _check_kind(path: Path, name: str, test_set: TestSet) -> None:
-    """Refuse the file of another data set, which may have the same name.
-
-    Raises:
-        UserError: Its first record has not the fields of this one.
-    """
-    record = next(read_records(path))
-    form = FORMS[test_set.layout]
-    wanted = [form.question] + ([form.gold] if test_set.layout != "spider2" else [])
-    missing = [field for field in wanted if field not in record]
-    if missing:
-        whose = next((whose for field, whose in _OWN_FIELDS.items() if field in record), "")
-        advice = f"it is {whose}" if whose else f"it has {', '.join(sorted(record)[:6])}"
-        raise UserError(
-            f"--data {name}: {path}: record 0 has no field {missing[0]!r}, {advice}; check --data "
-            "and --data-root"
-        )
+def _with_file(test_set: TestSet, root: Path, file: str) -> SourceConfig:
+    """Find the folder that has a question file: OmniSQL's, the root, or one up to two deeper."""
+    folders = (root / FORMS[test_set.layout].omnisql, root, *root.glob("*/"), *root.glob("*/*/"))
+    folder = next((folder for folder in folders if (folder / file).is_file()), root)
+    return SourceConfig(layout=test_set.layout, path=folder, split=test_set.split, file=file)
 
 
 def _tell_of_missing(name: str, test_set: TestSet, path: Path, found: int) -> None:

@@ -65,6 +65,10 @@ class GoldCache:
             self._store(key, result)
         return [result for key in keys if (result := found[key]) is not None]
 
+    def keep(self, query: Query, result: Result) -> None:
+        """Keep a result that was computed elsewhere, if results like it are kept."""
+        self._store((identify(query[0]), query[1]), result)
+
     def _recall(self, key: tuple[Identity, str]) -> Result | None:
         result = self._memory.get(key)
         if result is None and self._folder:

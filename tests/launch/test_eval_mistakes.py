@@ -51,7 +51,7 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
     "a tab before a word": ("p.sql", "\n".join([*GOLDS[:3], "SELECT count(*)\titem", GOLDS[4]]), "{path}:4: is for database item, but in the order of --data comes spider/dev/3 on shop"),
     "a carriage return inside": ("p.sql", "\n".join([GOLDS[0], "SELECT\rage", *GOLDS[2:]]), "{path}:2: a carriage return inside"),
     "no text": ("p.sql", b"SELECT '\xff'\n", "{path}: cannot be read as text, byte 8 is not UTF-8"),
-    "other databases": ("p.json", json.dumps({str(n): f"x\t----- bird -----\tbank" for n in range(5)}), '{path}: entry "0": is for database bank, but'),
+    "other databases": ("p.json", json.dumps({str(n): "x\t----- bird -----\tbank" for n in range(5)}), '{path}: entry "0": is for database bank, but'),
     "a number left out": ("p.json", json.dumps({"0": "x", "2": "x"}), "{path}: its numbers should run from 0 to 1, and 1 is not there"),
     "broken JSON": ("p.json", '{"0": ', "{path}: not of BIRD's form"),
     "a list of numbers": ("p.json", "[1, 2]", "{path}: entry 0: neither a query nor an object with `pred_sqls`"),
