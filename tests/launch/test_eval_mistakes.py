@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,28 +45,94 @@ def gold_file(folder: Path, lines: list[str] = GOLDS, name: str = "p.sql") -> Pa
 
 # Predictions.
 
+
+def lines(number: int, line: str) -> str:
+    """Give the right predictions with another line in the place of one of them."""
+    return "\n".join([*GOLDS[:number], line, *GOLDS[number + 1 :]])
+
+
 PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
-    "one line short": ("p.sql", "\n".join(GOLDS[:-1]), "4 predictions for 5 questions, the last one is {path}:4;"),
-    "one line long": ("p.sql", "\n".join([*GOLDS, "SELECT 1"]), "6 predictions for 5 questions, the first one too many is {path}:6;"),
+    "one line short": (
+        "p.sql",
+        "\n".join(GOLDS[:-1]),
+        "4 predictions for 5 questions, the last one is {path}:4",
+    ),
+    "one line long": (
+        "p.sql",
+        "\n".join([*GOLDS, "SELECT 1"]),
+        "6 predictions for 5 questions, the first one too many is {path}:6",
+    ),
     "an empty file": ("p.sql", "", "1 predictions for 5 questions"),
-    "a tab inside": ("p.sql", "\n".join([*GOLDS[:2], "SELECT\tname\tFROM pet", *GOLDS[3:]]), "{path}:3: a tab inside the query"),
-    "a tab before a word": ("p.sql", "\n".join([*GOLDS[:3], "SELECT count(*)\titem", GOLDS[4]]), "{path}:4: is for database item, but in the order of --data comes spider/dev/3 on shop"),
-    "a carriage return inside": ("p.sql", "\n".join([GOLDS[0], "SELECT\rage", *GOLDS[2:]]), "{path}:2: a carriage return inside"),
+    "a tab inside": (
+        "p.sql",
+        lines(2, "SELECT\tname\tFROM pet"),
+        "{path}:3: a tab inside the query",
+    ),
+    "a tab before a word": (
+        "p.sql",
+        lines(3, "SELECT count(*)\titem"),
+        "{path}:4: is for database item, but in the order of --data comes spider/dev/3",
+    ),
+    "a carriage return inside": (
+        "p.sql",
+        lines(1, "SELECT\rage"),
+        "{path}:2: a carriage return inside",
+    ),
     "no text": ("p.sql", b"SELECT '\xff'\n", "{path}: cannot be read as text, byte 8 is not UTF-8"),
-    "other databases": ("p.json", json.dumps({str(n): "x\t----- bird -----\tbank" for n in range(5)}), '{path}: entry "0": is for database bank, but'),
-    "a number left out": ("p.json", json.dumps({"0": "x", "2": "x"}), "{path}: its numbers should run from 0 to 1, and 1 is not there"),
+    "other databases": (
+        "p.json",
+        json.dumps(dict.fromkeys("01234", "x\t----- bird -----\tbank")),
+        '{path}: entry "0": is for database bank, but',
+    ),
+    "a number left out": (
+        "p.json",
+        json.dumps({"0": "x", "2": "x"}),
+        "{path}: its numbers should run from 0 to 1, and 1 is not there",
+    ),
     "broken JSON": ("p.json", '{"0": ', "{path}: not of BIRD's form"),
-    "a list of numbers": ("p.json", "[1, 2]", "{path}: entry 0: neither a query nor an object with `pred_sqls`"),
-    "a broken line": ("p.jsonl", '{"pred": "x"}\n{"pred"\n', "{path}:2: not a JSON object with `pred` or `sql`"),
-    "an id left out": ("p.jsonl", '{"id": "spider/dev/1", "sql": ""}\n', "{path}: no prediction for 4 of 5 questions, the first is spider/dev/0"),
-    "an unknown id": ("p.jsonl", '{"id": "bird/dev/1", "sql": ""}\n', "{path}:1: 1 predictions are of no question of --data, the first is bird/dev/1"),
-    "an id twice": ("p.jsonl", '{"id": "spider/dev/1", "sql": ""}\n' * 2, "{path}:2: the id spider/dev/1 is there twice"),
-    "a question twice": ("p.jsonl", "".join(json.dumps({"question": ASKED[n][1], "sql": ""}) + "\n" for n in (0, 1, 2, 3, 3)), "{path}:5: a second prediction for spider/dev/3"),
-    "uneven samples": ("p.json", json.dumps([{"pred_sqls": ["x", "y"]}] * 4 + [{"pred_sqls": ["x"]}]), "{path}: entry 4: 1 samples where others have 2"),
-    "samples without a decoding": ("p.json", json.dumps([{"pred_sqls": ["x", "y"]}] * 5), "{path}: 2 samples a question; say --decode vote@2 or pass@2"),
+    "a list of numbers": (
+        "p.json",
+        "[1, 2]",
+        "{path}: entry 0: neither a query nor an object with `pred_sqls`",
+    ),
+    "a broken line": (
+        "p.jsonl",
+        '{"pred": "x"}\n{"pred"\n',
+        "{path}:2: not a JSON object with `pred` or `sql`",
+    ),
+    "an id left out": (
+        "p.jsonl",
+        '{"id": "spider/dev/1", "sql": ""}\n',
+        "{path}: no prediction for 4 of 5 questions, the first is spider/dev/0",
+    ),
+    "an unknown id": (
+        "p.jsonl",
+        '{"id": "bird/dev/1", "sql": ""}\n',
+        "{path}:1: 1 predictions are of no question of --data, the first is bird",
+    ),
+    "an id twice": (
+        "p.jsonl",
+        '{"id": "spider/dev/1", "sql": ""}\n' * 2,
+        "{path}:2: the id spider/dev/1 is there twice",
+    ),
+    "a question twice": (
+        "p.jsonl",
+        "\n".join(json.dumps({"question": ASKED[n][1], "sql": ""}) for n in (0, 1, 2, 3, 3)),
+        "{path}:5: a second prediction for spider/dev/3",
+    ),
+    "uneven samples": (
+        "p.json",
+        json.dumps([{"pred_sqls": ["x", "y"]}] * 4 + [{"pred_sqls": ["x"]}]),
+        "{path}: entry 4: 1 samples where others have 2",
+    ),
+    "samples without a decoding": (
+        "p.json",
+        json.dumps([{"pred_sqls": ["x", "y"]}] * 5),
+        "{path}: 2 samples a question; say --decode vote@2 or pass@2",
+    ),
     "an empty folder": ("p", "", "{path}: no .sql file in it"),
     "nothing": ("", "", "{path}: no such file"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", PREDICTIONS)
@@ -87,53 +155,69 @@ def test_samples_that_are_too_few(root, tmp_path):
 # The data's layout.
 
 
-def test_a_folder_too_deep(root, tmp_path):
-    deep = tmp_path / "download" / "inner"
-    shutil.copytree(root, deep / "data_of_mine")
-    line = refused(gold_file(tmp_path), tmp_path / "download")
-    assert (
-        f"no dev.json or val.json in it (layout spider, split dev); use {deep / 'data_of_mine'}"
-        in line
-    )
-
-
-def test_a_folder_above_several_downloads_is_found(root, tmp_path):
-    out = tmp_path / "o.json"
+def test_a_folder_too_deep_is_found_and_told(root, tmp_path, caplog):
+    caplog.set_level("INFO")
+    deep = tmp_path / "download" / "inner" / "data_of_mine"
+    shutil.copytree(root, deep)
+    place, out = ["--data-root", str(tmp_path / "download")], tmp_path / "o.json"
     path = gold_file(tmp_path)
     command.main(
-        ["--predictions", str(path), "--data", "spider-dev", "--data-root", str(tmp_path)]
-        + ["--json", str(out)]
+        [*("--predictions", str(path)), "--data", "spider-dev", *place, "--json", str(out)]
     )
-    assert json.loads(out.read_text())["measures"]["spider_ts"]["mean"] == 1
+    sheet = json.loads(out.read_text())
+    assert sheet["measures"]["spider_ex"]["mean"] == sheet["measures"]["spider_ts"]["mean"] == 1
+    assert f"{deep / 'dev.json'}: taken for spider-dev" in caplog.text
+    assert "5 questions, spider-dev as published has 1034" in caplog.text
+
+
+def test_a_folder_deeper_than_that(root, tmp_path):
+    shutil.copytree(root, tmp_path / "x" / "1" / "2" / "3")
+    assert f"{tmp_path / 'x'}: no spider-dev; expected" in refused(
+        gold_file(tmp_path), tmp_path / "x"
+    )
 
 
 @pytest.mark.parametrize(
-    ("make", "data", "words"),
+    ("make", "data", "whose"),
     [
-        (make_bird, "spider-dev", "record 0 has no field 'query', it is BIRD's (bird-dev)"),
-        (make_spider, "bird-dev", "record 0 has no field 'SQL', it is Spider's (spider-dev"),
-        (make_spider, "spider-syn", "record 0 has no field 'SpiderSynQuestion', it is Spider's"),
+        (make_bird, "spider-dev", "bird"),
+        (make_spider, "bird-dev", "spider"),
+        (make_spider, "spider-syn", "spider"),
     ],
 )
-def test_the_questions_of_another_benchmark(tmp_path, make, data, words):
+def test_the_questions_of_another_benchmark(tmp_path, make, data, whose):
     root = make(tmp_path / "data")
     line = refused(gold_file(tmp_path), root, data=data)
-    assert f"--data {data}: {root / 'dev.json'}: {words}" in line
+    assert f"{root / 'dev.json'}: its records are of {whose}" in line
+
+
+def test_a_file_of_other_questions(root, tmp_path):
+    make_bird(tmp_path / "bird")
+    (root / "mine.json").write_text((tmp_path / "bird" / "dev.json").read_text())
+    line = refused(gold_file(tmp_path), root, "--file", "mine.json")
+    assert f"{root / 'mine.json'}: its records are of bird" in line
+    assert "no nothing.json in it" in refused(gold_file(tmp_path), root, "--file", "nothing.json")
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no such root": (shutil.rmtree, "--data-root {root}: there is no such folder"),
-    "no questions": (lambda r: (r / "dev.json").unlink(), "{root}: no dev.json or val.json in it"),
+    "no such root": (shutil.rmtree, "{root} does not exist; give the folder"),
+    "no questions": (
+        lambda r: (r / "dev.json").unlink(),
+        "{root}: no spider-dev; expected dev.json or val.json with database",
+    ),
     "questions cut off": (
         lambda r: (r / "dev.json").write_text((r / "dev.json").read_text()[:-20]),
         "{root}/dev.json: broken JSON after 4 whole records",
     ),
-    "no question in the file": (lambda r: (r / "dev.json").write_text("[]"), "{root}/dev.json: expected a list of records, found none"),
+    "no question in the file": (
+        lambda r: (r / "dev.json").write_text("[]"),
+        "{root}/dev.json: expected a list of records, found none",
+    ),
     "a gold left out": (
         lambda r: (r / "dev.json").write_text((r / "dev.json").read_text().replace(GOLDS[2], " ")),
         "1 of 5 questions have no gold query, the first is spider/dev/2",
     ),
-    "no databases": (lambda r: shutil.rmtree(r / "database"), "{root}: no folder database or test_database"),
+    "no databases": (lambda r: shutil.rmtree(r / "database"), "{root}: no folder database or"),
     "a database left out": (
         lambda r: (r / "database" / "shop" / "shop.sqlite").unlink(),
         "{root}/database/shop/shop.sqlite is not there, but question spider/dev/3 needs it",
@@ -158,7 +242,7 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda r: (r / "test_suite_database" / "pets" / "pets_v1.sqlite").write_bytes(b""),
         "{root}/test_suite_database/pets/pets_v1.sqlite: the database file is empty",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", LAYOUTS)
@@ -197,13 +281,23 @@ def test_a_database_that_was_cut_off(root, large, tmp_path):
     assert line.startswith(f"{large}: the database is corrupt (")
 
 
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_locked_database(root, large, tmp_path):
-    connection = sqlite3.connect(large, isolation_level=None)
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
+    """By another process: locks within one are no locks."""
+    start = [sys.executable, "-c", LOCK, str(large)]
+    with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
         line = refused(gold_file(tmp_path), root)
-    finally:
-        connection.close()
+        other.communicate()
     assert f"{large}: the database is locked by another program" in line
 
 
@@ -213,7 +307,7 @@ def test_a_locked_database(root, large, tmp_path):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--comparators", "spider_exx"], "--comparators spider_exx: there is no spider_exx; there are set"),
+        (["--comparators", "spider_exx"], "there is no spider_exx; there are set, bag"),
         (["--comparators", ","], "--comparators ,: names none"),
         (["--comparators", "spider2_local"], "these questions have gold queries alone"),
         (["--test-suite", "nowhere"], "--test-suite nowhere: no such folder"),
@@ -222,7 +316,7 @@ def test_a_locked_database(root, large, tmp_path):
         (["--cfg", "progress-demo.yaml"], "--predictions: needs no --cfg"),
         (["--endpoint", "http://x/v1"], "--predictions: needs no model"),
     ],
-)  # fmt: skip
+)
 def test_options(root, tmp_path, more, words):
     assert words in refused(gold_file(tmp_path), root, *more)
 
