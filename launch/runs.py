@@ -83,16 +83,19 @@ def _read(name: str, path: Path) -> list[Run]:
     for file in sheets:
         sheet = read_sheet(file)
         model, decode = sheet.settings["model"], sheet.settings["decode"]
-        run = rows.setdefault(
-            decode, Run(name or model["name"], model.get("base") or "", model.get("reward") or "")
-        )
-        run.decode = decode
+        run = rows.setdefault(decode, Run(name or model["name"], decode=decode))
+        run.base = run.base or _known(model, "base")
+        run.reward = run.reward or _known(model, "reward")
         for measure, column in _columns(sheet):
             key = (sheet.settings["data"], measure)
             if key in run.columns:
                 raise UserError(f"{path}: two results of {key[0]}, decoded {decode}; give one")
             run.columns[key] = column
     return list(rows.values()) or [_from_predictions(name, path)]
+
+
+def _known(model: Mapping[str, Any], name: str) -> str:
+    return str(model.get(name) or "")
 
 
 def _sheets(folder: Path) -> list[Path]:

@@ -43,8 +43,14 @@ class McNemar:
 
 
 def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
-    """Return the means of resamples of questions, drawn with replacement."""
+    """Return the means of resamples of questions, drawn with replacement.
+
+    Raises:
+        ValueError: There is no question.
+    """
     data = np.asarray(values, np.float64)
+    if not len(data):
+        raise ValueError("no question to draw")
     rng = np.random.default_rng(seed)
     means = [data[rng.integers(0, len(data), len(data))].mean() for _ in range(resamples)]
     return np.asarray(means)
