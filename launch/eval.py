@@ -211,8 +211,8 @@ def _check(options: Namespace) -> None:
         (not is_file and options.seed is not None, "--seed: set seed=N, as in the config"),
         (
             not is_file and is_split and (options.data_root or options.file),
-            f"--data {options.data}: is a split of the config; set data.root=FOLDER, or give a "
-            f"test set such as --data spider-dev",
+            f"--data-root and --file: --data {options.data} is a split of the config; set "
+            "data.root=FOLDER, or give a test set such as --data spider-dev",
         ),
         (
             not is_file and is_split and options.json and not options.comparators,
