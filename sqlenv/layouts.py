@@ -108,20 +108,35 @@ FORMS: Mapping[Layout, Form] = {
     ),
 }
 
-SETS: Mapping[str, tuple[Layout, Split]] = {
-    "bird-train": ("bird", "train"),
-    "spider-train": ("spider", "train"),
-    "spider-syn-train": ("spider_syn", "train"),
-    "synsql": ("synsql", "train"),
-    "bird-dev": ("bird", "dev"),
-    "spider-dev": ("spider", "dev"),
-    "spider-test": ("spider", "test"),
-    "spider-syn": ("spider_syn", "dev"),
-    "spider-dk": ("spider_dk", "dev"),
-    "spider-realistic": ("spider_realistic", "dev"),
-    "spider2-local": ("spider2", "test"),
+
+@dataclass(frozen=True, slots=True)
+class NamedSet:
+    """A data set as commands name it.
+
+    Attributes:
+        file: Question file, where it is not the layout's own for the split.
+    """
+
+    layout: Layout
+    split: Split
+    file: str = ""
+
+
+SETS: Mapping[str, NamedSet] = {
+    "bird-train": NamedSet("bird", "train"),
+    "spider-train": NamedSet("spider", "train"),
+    "spider-syn-train": NamedSet("spider_syn", "train"),
+    "synsql": NamedSet("synsql", "train"),
+    "bird-dev": NamedSet("bird", "dev"),
+    "bird-minidev": NamedSet("bird", "dev", "mini_dev_sqlite.json"),
+    "spider-dev": NamedSet("spider", "dev"),
+    "spider-test": NamedSet("spider", "test"),
+    "spider-syn": NamedSet("spider_syn", "dev"),
+    "spider-dk": NamedSet("spider_dk", "dev"),
+    "spider-realistic": NamedSet("spider_realistic", "dev"),
+    "spider2-local": NamedSet("spider2", "test"),
 }
-"""Data sets by the names that commands take, those to learn from first."""
+"""Data sets by name, those to learn from first."""
 
 MANIFEST = "prepared.json"
 """What makes a folder one that `launch.prepare` has written."""
@@ -182,9 +197,9 @@ def locate(source: SourceConfig) -> Location:
 
 def _prepared(source: SourceConfig) -> Location:
     """Find a set that was prepared, by the name of its file or as the data set that it was."""
-    own = FORMS["prepared"].files.get(source.split, ("test.jsonl",))[0]
-    names = (name for name, pair in SETS.items() if pair == (source.layout, source.split))
-    expected = source.file or next((f"{name}.jsonl" for name in names), own)
+    own = source.file or FORMS["prepared"].files.get(source.split, ("test.jsonl",))[0]
+    asked = NamedSet(source.layout, source.split, source.file)
+    expected = next((f"{name}.jsonl" for name, one in SETS.items() if one == asked), own)
     file = source.path / expected
     if (source.path / MANIFEST).is_file() and file.is_file():
         return Location(source.path, (file,), (), "prepared")

@@ -82,11 +82,11 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
 
 def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
     """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
-    layout, split = SETS[name]
-    form = FORMS[layout]
+    named = SETS[name]
+    form = FORMS[named.layout]
     seen: set[tuple[Path, ...]] = set()
     for folder in (root / form.omnisql, root, *_below(root)):
-        source = SourceConfig(layout=layout, path=folder, split=split)
+        source = SourceConfig(layout=named.layout, path=folder, split=named.split, file=named.file)
         files = question_files(folder, source) if folder.is_dir() else ()
         if files and files not in seen:
             seen.add(files)
@@ -115,9 +115,10 @@ def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
 
 
 def _expected(name: str) -> str:
-    layout, split = SETS[name]
-    form = FORMS[layout]
-    return f"{' or '.join(form.files[split])} with {' or '.join(form.databases)} beside it"
+    named = SETS[name]
+    form = FORMS[named.layout]
+    files = named.file or " or ".join(form.files[named.split])
+    return f"{files} with {' or '.join(form.databases)} beside it"
 
 
 def _found(found: Recognised) -> str:
