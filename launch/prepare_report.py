@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 
 from launch.prepare_job import FLAWS, Outcome, SetSummary
 from launch.prepare_plan import Request
+from launch.samples import SAMPLES
 from sqlenv.config import DataConfig
 from sqlenv.layouts import SETS
 
@@ -34,6 +35,7 @@ def summarise(request: Request, outcome: Outcome, stamps: Mapping[str, Any]) -> 
     return {
         "sets": {name: _set(summary, limit) for name, summary in outcome.sets.items()},
         "sample": request.sample or None,
+        "wanted": SAMPLES[request.sample].total if request.sample else None,
         "seed": request.seed,
         "held_out": sorted(outcome.held_out),
         "broken_databases": {str(path): why for path, why in outcome.broken.items()},
@@ -119,6 +121,10 @@ def _tokens(lengths: Mapping[str, int] | None) -> str:
 def remarks(summary: Mapping[str, Any], folder: Path) -> list[str]:
     """Say in lines what a table has no room for."""
     said = []
+    if short := summary["wanted"] and summary["wanted"] - summary["sets"]["train"]["questions"]:
+        said.append(
+            f"train: {short:,} of the {summary['wanted']:,} questions asked for are missing"
+        )
     if summary["held_out"]:
         names = summary["held_out"]
         said.append(f"held out: {len(names):,} databases (such as {', '.join(names[:5])})")

@@ -235,8 +235,12 @@ def read_records(path: Path) -> Iterator[Record]:
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield record
                 count += 1
-        except (ijson.JSONError, ValueError) as error:
+        except (ijson.JSONError, ValueError, RecursionError) as error:
             where = f"after {count} whole records, before byte {file.tell()}"
+            if isinstance(error, _BrokenLineError):
+                where += f", in line {error.args[0]}"
+            if not path.stat().st_size:
+                where = "in it: the file is empty"
             raise UserError(
                 f"{path}: broken JSON {where}; it is cut off or damaged, fetch it again"
             ) from error
@@ -288,9 +292,18 @@ def _nothing_found(source: SourceConfig) -> str:
 # Reading.
 
 
+class _BrokenLineError(ValueError):
+    """The number of a line that is not JSON."""
+
+
 def _json_list(file: IO[bytes]) -> Iterator[Any]:
     return ijson.items(file, "item", use_float=True)
 
 
 def _json_lines(file: IO[bytes]) -> Iterator[Any]:
-    return (json.loads(line) for line in file if line.strip())
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise _BrokenLineError(number) from error
