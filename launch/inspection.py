@@ -16,7 +16,7 @@ from launch.config import JobConfig
 from launch.lint import Flaw, Look, look, open_both
 from launch.prompts import Prompts
 from sqlenv.config import ExecutorConfig
-from sqlenv.database import check_database, fingerprint, identify
+from sqlenv.database import check_contents, fingerprint, identify
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.flaws import (
@@ -120,7 +120,7 @@ class DatabaseReader:
 def _read(preparation: Preparation, job: DatabaseJob) -> DatabaseEntry:
     """Read schema, profile and values of a database, where its files are not there yet."""
     database, prompt = job.database, preparation.job.prompt
-    check_database(database)
+    check_contents(database)
     schema_file, index = preparation.names(database)
     profile = prompt.schema_style == "profile"
     schema = read_schema(

@@ -60,7 +60,7 @@ class Request:
         """Name the data sets to learn from."""
         if self.sample:
             return list(dict.fromkeys(part.name for part in SAMPLES[self.sample].parts))
-        return [name for name in self.sources if SETS[name][1] == "train"]
+        return [name for name in self.sources if SETS[name].split == "train"]
 
     @property
     def learned_sets(self) -> list[str]:
@@ -70,7 +70,7 @@ class Request:
     @property
     def measured(self) -> list[str]:
         """Name the data sets to measure by."""
-        return [name for name in self.sources if SETS[name][1] != "train"]
+        return [name for name in self.sources if SETS[name].split != "train"]
 
 
 def hold_out(request: Request, surveys: Mapping[str, Survey]) -> frozenset[str]:

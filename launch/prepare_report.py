@@ -14,6 +14,8 @@ from rich.table import Table as RichTable
 
 from launch.prepare_job import FLAWS, Outcome, SetSummary
 from launch.prepare_plan import Request
+from launch.samples import SAMPLES
+from sqlenv.config import DataConfig
 from sqlenv.layouts import SETS
 
 JOB = "job.yaml"
@@ -33,6 +35,7 @@ def summarise(request: Request, outcome: Outcome, stamps: Mapping[str, Any]) -> 
     return {
         "sets": {name: _set(summary, limit) for name, summary in outcome.sets.items()},
         "sample": request.sample or None,
+        "wanted": SAMPLES[request.sample].total if request.sample else None,
         "seed": request.seed,
         "held_out": sorted(outcome.held_out),
         "broken_databases": {str(path): why for path, why in outcome.broken.items()},
@@ -88,16 +91,24 @@ def _lengths(lengths: Counter[int], limit: int) -> dict[str, int] | None:
 
 def render(summary: Mapping[str, Any]) -> RichTable:
     """Lay a summary out for the terminal."""
-    titles = ("set", "questions", "databases", "what was found", "hinted", "prompt tokens")
+    sets: Mapping[str, Any] = summary["sets"]
+    is_counted = any(one["prompt_tokens"] for one in sets.values())
+    titles = ("set", "questions", "databases", "golds", "hinted", *["prompt tokens"] * is_counted)
     table = RichTable(*titles, title="Prepared questions")
-    for column in (*table.columns[1:3], *table.columns[4:]):
+    for column in (*table.columns[1:3], table.columns[4]):
         column.justify = "right"
     table.columns[0].no_wrap = True
-    for name, one in summary["sets"].items():
-        flaws = "\n".join(f"{count:,} {flaw}" for flaw, count in one["found"].items())
+    for name, one in sets.items():
         counts = (f"{one['questions']:,} of {one['read']:,}", f"{one['databases']:,}")
-        table.add_row(name, *counts, flaws, f"{one['hinted']:,}", _tokens(one["prompt_tokens"]))
+        flaws = ", ".join(f"{count:,} {_short(flaw)}" for flaw, count in one["found"].items())
+        row = (name, *counts, flaws, f"{one['hinted']:,}", _tokens(one["prompt_tokens"]))
+        table.add_row(*row[: len(titles)])
     return table
+
+
+def _short(flaw: str) -> str:
+    """Name a flaw below the heading of golds."""
+    return flaw.removeprefix("gold ").removesuffix(" gold")
 
 
 def _tokens(lengths: Mapping[str, int] | None) -> str:
@@ -110,6 +121,10 @@ def _tokens(lengths: Mapping[str, int] | None) -> str:
 def remarks(summary: Mapping[str, Any], folder: Path) -> list[str]:
     """Say in lines what a table has no room for."""
     said = []
+    if short := summary["wanted"] and summary["wanted"] - summary["sets"]["train"]["questions"]:
+        said.append(
+            f"train: {short:,} of the {summary['wanted']:,} questions asked for are missing"
+        )
     if summary["held_out"]:
         names = summary["held_out"]
         said.append(f"held out: {len(names):,} databases (such as {', '.join(names[:5])})")
@@ -124,17 +139,21 @@ def remarks(summary: Mapping[str, Any], folder: Path) -> list[str]:
 
 def job_settings(request: Request, outcome: Outcome, cfg: str) -> str:
     """Write the config that trains and evaluates on what was prepared."""
-    sets = outcome.sets
+    sets, base = outcome.sets, request.job.data
     evaluations = [name for name in (*_VALIDATE_FIRST, *sets) if name in sets and _measures(name)]
     data: dict[str, Any] = {"root": str(request.folder.resolve())}
-    if request.learned_sets:
+    if request.sample:
         # A sample was drawn here; whole sets are sampled as the base says.
-        drawn = {"total": None, "drop_empty_gold": False} if request.sample else {}
-        data["train"] = {"sources": list(map(_source, request.learned_sets)), **drawn}
+        drawn = {"total": None, "drop_empty_gold": False}
+        data["train"] = {"sources": [_source("train")], **drawn}
+    elif request.learned:
+        own = [name for name in _names(base.train) if name in sets] or request.learned
+        data["train"] = {"sources": list(map(_source, own))}
     if evaluations:
-        validation = evaluations[0]
-        preferred = (name for name in (*_TEST_FIRST, *evaluations) if name in sets)
-        test = next((name for name in preferred if name != validation), validation)
+        own = [name for name in _names(base.validation) if name in sets] or evaluations
+        validation = "validation" if "validation" in sets else own[0]
+        others = [name for name in (*_names(base.test), *_TEST_FIRST, *evaluations) if name in sets]
+        test = next((name for name in others if name != validation), validation)
         data["validation"] = {"sources": [_source(validation)]}
         data["test"] = {"sources": [_source(test)]}
     settings = {"base": _base(cfg), "data": data}
@@ -142,8 +161,14 @@ def job_settings(request: Request, outcome: Outcome, cfg: str) -> str:
     return head + yaml.safe_dump(settings, sort_keys=False)
 
 
+def _names(data: DataConfig) -> list[str]:
+    """Name the sets that a job's own settings take."""
+    asked = {(source.layout, source.split, source.file) for source in data.sources}
+    return [name for name, one in SETS.items() if (one.layout, one.split, one.file) in asked]
+
+
 def _measures(name: str) -> bool:
-    return name == "validation" or (name in SETS and SETS[name][1] != "train")
+    return name == "validation" or (name in SETS and SETS[name].split != "train")
 
 
 def _source(name: str) -> dict[str, str]:

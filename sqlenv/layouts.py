@@ -108,20 +108,35 @@ FORMS: Mapping[Layout, Form] = {
     ),
 }
 
-SETS: Mapping[str, tuple[Layout, Split]] = {
-    "bird-train": ("bird", "train"),
-    "spider-train": ("spider", "train"),
-    "spider-syn-train": ("spider_syn", "train"),
-    "synsql": ("synsql", "train"),
-    "bird-dev": ("bird", "dev"),
-    "spider-dev": ("spider", "dev"),
-    "spider-test": ("spider", "test"),
-    "spider-syn": ("spider_syn", "dev"),
-    "spider-dk": ("spider_dk", "dev"),
-    "spider-realistic": ("spider_realistic", "dev"),
-    "spider2-local": ("spider2", "test"),
+
+@dataclass(frozen=True, slots=True)
+class NamedSet:
+    """A data set as commands name it.
+
+    Attributes:
+        file: Question file, where it is not the layout's own for the split.
+    """
+
+    layout: Layout
+    split: Split
+    file: str = ""
+
+
+SETS: Mapping[str, NamedSet] = {
+    "bird-train": NamedSet("bird", "train"),
+    "spider-train": NamedSet("spider", "train"),
+    "spider-syn-train": NamedSet("spider_syn", "train"),
+    "synsql": NamedSet("synsql", "train"),
+    "bird-dev": NamedSet("bird", "dev"),
+    "bird-minidev": NamedSet("bird", "dev", "mini_dev_sqlite.json"),
+    "spider-dev": NamedSet("spider", "dev"),
+    "spider-test": NamedSet("spider", "test"),
+    "spider-syn": NamedSet("spider_syn", "dev"),
+    "spider-dk": NamedSet("spider_dk", "dev"),
+    "spider-realistic": NamedSet("spider_realistic", "dev"),
+    "spider2-local": NamedSet("spider2", "test"),
 }
-"""Data sets by the names that commands take, those to learn from first."""
+"""Data sets by name, those to learn from first."""
 
 MANIFEST = "prepared.json"
 """What makes a folder one that `launch.prepare` has written."""
@@ -182,9 +197,9 @@ def locate(source: SourceConfig) -> Location:
 
 def _prepared(source: SourceConfig) -> Location:
     """Find a set that was prepared, by the name of its file or as the data set that it was."""
-    own = FORMS["prepared"].files.get(source.split, ("test.jsonl",))[0]
-    names = (name for name, pair in SETS.items() if pair == (source.layout, source.split))
-    expected = source.file or next((f"{name}.jsonl" for name in names), own)
+    own = source.file or FORMS["prepared"].files.get(source.split, ("test.jsonl",))[0]
+    asked = NamedSet(source.layout, source.split, source.file)
+    expected = next((f"{name}.jsonl" for name, one in SETS.items() if one == asked), own)
     file = source.path / expected
     if (source.path / MANIFEST).is_file() and file.is_file():
         return Location(source.path, (file,), (), "prepared")
@@ -220,8 +235,12 @@ def read_records(path: Path) -> Iterator[Record]:
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield record
                 count += 1
-        except (ijson.JSONError, ValueError) as error:
+        except (ijson.JSONError, ValueError, RecursionError) as error:
             where = f"after {count} whole records, before byte {file.tell()}"
+            if isinstance(error, _BrokenLineError):
+                where += f", in line {error.args[0]}"
+            if not path.stat().st_size:
+                where = "in it: the file is empty"
             raise UserError(
                 f"{path}: broken JSON {where}; it is cut off or damaged, fetch it again"
             ) from error
@@ -273,9 +292,18 @@ def _nothing_found(source: SourceConfig) -> str:
 # Reading.
 
 
+class _BrokenLineError(ValueError):
+    """The number of a line that is not JSON."""
+
+
 def _json_list(file: IO[bytes]) -> Iterator[Any]:
     return ijson.items(file, "item", use_float=True)
 
 
 def _json_lines(file: IO[bytes]) -> Iterator[Any]:
-    return (json.loads(line) for line in file if line.strip())
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise _BrokenLineError(number) from error

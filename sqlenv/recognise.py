@@ -44,11 +44,21 @@ def recognise(root: Path) -> Recognised:
     left: dict[str, str] = {}
     for name in SETS:
         tried = [_try(source) for source in _candidates(root, name)]
-        if good := [source for source, problem in tried if not problem]:
-            sources[name] = good[0]
+        good = [source for source, problem in tried if not problem]
+        near = [source for source in good if source.path in _near(root, name)]
+        if len(good) == 1 or near:
+            sources[name] = (near or good)[0]
+        elif good:
+            places = " and in ".join(str(source.path) for source in good[:2])
+            left[name] = f"is in {places}; give the folder of one, or move the other away"
         elif tried:
             left[name] = tried[0][1]
     return Recognised(sources, left)
+
+
+def _near(root: Path, name: str) -> tuple[Path, ...]:
+    """Return the folders of a data set that go before any deeper one."""
+    return root / FORMS[SETS[name].layout].omnisql, root
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
@@ -82,11 +92,10 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
 
 def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
     """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
-    layout, split = SETS[name]
-    form = FORMS[layout]
+    named = SETS[name]
     seen: set[tuple[Path, ...]] = set()
-    for folder in (root / form.omnisql, root, *_below(root)):
-        source = SourceConfig(layout=layout, path=folder, split=split)
+    for folder in (*_near(root, name), *_below(root)):
+        source = SourceConfig(layout=named.layout, path=folder, split=named.split, file=named.file)
         files = question_files(folder, source) if folder.is_dir() else ()
         if files and files not in seen:
             seen.add(files)
@@ -115,9 +124,10 @@ def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
 
 
 def _expected(name: str) -> str:
-    layout, split = SETS[name]
-    form = FORMS[layout]
-    return f"{' or '.join(form.files[split])} with {' or '.join(form.databases)} beside it"
+    named = SETS[name]
+    form = FORMS[named.layout]
+    files = named.file or " or ".join(form.files[named.split])
+    return f"{files} with {' or '.join(form.databases)} beside it"
 
 
 def _found(found: Recognised) -> str:

@@ -128,10 +128,9 @@ class Pool:
                 self.read += 1
                 if self.location.layout == "prepared":
                     checked = prepared.read_question(file, index, record)
-                    if _is_wanted(self.source, checked.example, checked.style):
-                        flaws: list[str] = []
-                    else:
-                        flaws = [OTHER_KIND]
+                    is_wanted = _is_wanted(self.source, checked.example, checked.style)
+                    flaws = [flaw for flaw in checked.flaws if flaw == BLANK_GOLD]
+                    flaws = flaws if is_wanted else [OTHER_KIND]
                 else:
                     checked, flaws = _question(self.source, file, index, record, database_of)
                     if not flaws and isinstance(refused := gold(checked.example), SqlError):
@@ -177,7 +176,7 @@ class Pool:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         found = self._look([candidate for _, candidate in batch])
         for (position, _), checked in zip(batch, found, strict=True):
-            self.found.update(checked.flaws)
+            self.found.update(flaw for flaw in checked.flaws if flaw != BLANK_GOLD)  # as read
             if FAILING_GOLD in checked.flaws:
                 self._note(checked.example, checked.note)
             if not self.drops.intersection(checked.flaws):
