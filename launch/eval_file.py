@@ -39,7 +39,13 @@ _log = logging.getLogger(__name__)
 VOTE_TEMPERATURE = 0.8
 OFFICIAL_TIMEOUT_S = 60.0
 """Spider's program says so; BIRD's and OmniSQL's lower limits are their comparators' own."""
-_MOST_STEPS = 2**31 - 1
+# The official programs have no limits of size: these are for what no gold query comes near.
+_LIMITS = ExecutorConfig(
+    max_steps=2**31 - 1,
+    max_bytes=500_000_000,
+    max_value_bytes=10_000_000,
+    heap_bytes=1_000_000_000,
+)
 _NAMED_GOLDS = 3
 _SHOWN_MEASURES = 3
 
@@ -282,7 +288,7 @@ def limits(options: Namespace) -> ExecutorConfig:
     timeout_s = options.timeout_s or OFFICIAL_TIMEOUT_S
     if not 0 < timeout_s < float("inf"):
         raise UserError(f"--timeout-s {options.timeout_s}: write a number of seconds above 0")
-    return ExecutorConfig(timeout_s=timeout_s, max_steps=_MOST_STEPS)
+    return _LIMITS.model_copy(update={"timeout_s": timeout_s})
 
 
 def take(samples: Sequence[Sequence[str]], decode: Decode, path: Path) -> list[Sequence[str]]:

@@ -17,6 +17,7 @@ from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
 from sqlenv.executor import Executor
+from sqlenv.hardness import grade
 from sqlenv.spider2 import Reference
 from sqlenv.types import Example, Result, SqlError
 
@@ -115,8 +116,7 @@ def _elect(task: Task, journal: Journal) -> list[str]:
             ]
 
         ballots = _go_on("votes", task, journal, vote)
-    spider = task.examples[0].source.startswith("spider") and task.examples[0].source != "spider2"
-    return choose(task.samples, ballots, spider=spider)
+    return choose(task.samples, ballots, spider=_is_spider(task.examples[0]))
 
 
 def _judge_samples(task: Task, journal: Journal) -> list[list[float]]:
@@ -151,7 +151,7 @@ def _judge_answers(
         Judged(
             id=example.id,
             db_id=example.db_id,
-            difficulty=example.difficulty,
+            difficulty=_level(example),
             question=example.question,
             sql=sql,
             samples=len(sampled),
@@ -160,6 +160,16 @@ def _judge_answers(
         )
         for example, sql, sampled, verdict in zip(task.examples, answers, right, found, strict=True)
     ]
+
+
+def _level(example: Example) -> str:
+    """Give the level of difficulty; Spider's variants do not have it in their records."""
+    is_spider = _is_spider(example) and not example.difficulty
+    return (grade(example.gold_sql) or "") if is_spider else example.difficulty
+
+
+def _is_spider(example: Example) -> bool:
+    return example.source.startswith("spider") and example.source != "spider2"
 
 
 def _go_on(

@@ -1,4 +1,4 @@
-"""The published test sets by name: where their files lie, how many questions, whose rules."""
+"""The published test sets: how many questions, whose rules, where what they are judged by lies."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from sqlenv.config import Layout, SourceConfig
+from sqlenv.config import SourceConfig
 from sqlenv.datasets import read_all
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS, foreign, locate, read_records
+from sqlenv.layouts import FORMS, SETS, foreign, locate, read_records
 from sqlenv.recognise import choose_sets
 from sqlenv.spider2 import Reference, read_references
 from sqlenv.types import Example
@@ -23,35 +22,29 @@ VERDICTS = "verdicts.json"
 
 
 @dataclass(frozen=True, slots=True)
-class TestSet:
+class Published:
     """A published test set.
 
     Attributes:
-        layout: How its folder is laid out.
-        split: Of the layout.
         questions: As published (for SQLite).
         comparators: Names in `sqlenv.comparators.COMPARATORS`; the first is the set's own measure.
-        file: Question file, where it is not the layout's own.
     """
 
-    layout: Layout
-    split: Literal["dev", "test"]
     questions: int
     comparators: tuple[str, ...]
-    file: str = ""
 
 
 _SPIDER = ("spider_ex",)
 _SPIDER_TS = ("spider_ex", "spider_ts")
-TEST_SETS: Mapping[str, TestSet] = {
-    "spider-dev": TestSet("spider", "dev", 1034, _SPIDER_TS),
-    "spider-test": TestSet("spider", "test", 2147, _SPIDER),
-    "spider-syn": TestSet("spider_syn", "dev", 1034, _SPIDER_TS),
-    "spider-realistic": TestSet("spider_realistic", "dev", 508, _SPIDER_TS),
-    "spider-dk": TestSet("spider_dk", "dev", 535, _SPIDER),
-    "bird-dev": TestSet("bird", "dev", 1534, ("bird_ex",)),
-    "bird-minidev": TestSet("bird", "dev", 500, ("bird_ex",), file="mini_dev_sqlite.json"),
-    "spider2-local": TestSet("spider2", "test", 135, ("spider2_local",)),
+TEST_SETS: Mapping[str, Published] = {
+    "spider-dev": Published(1034, _SPIDER_TS),
+    "spider-test": Published(2147, _SPIDER),
+    "spider-syn": Published(1034, _SPIDER_TS),
+    "spider-realistic": Published(508, _SPIDER_TS),
+    "spider-dk": Published(535, _SPIDER),
+    "bird-dev": Published(1534, ("bird_ex",)),
+    "bird-minidev": Published(500, ("bird_ex",)),
+    "spider2-local": Published(135, ("spider2_local",)),
 }
 
 # Where the test suite lies, from the root or from the data set's own folder.
@@ -77,11 +70,7 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     Raises:
         UserError: It is not there, is another data set, or a database is missing.
     """
-    test_set = TEST_SETS[name]
-    if file or test_set.file:
-        source = _with_file(test_set, root, file or test_set.file)
-    else:
-        source = choose_sets(root, [name])[name]
+    source = _with_file(name, root, file) if file else choose_sets(root, [name])[name]
     location = locate(source)
     for path in location.files:
         if other := foreign(source.layout, next(read_records(path))):
@@ -89,23 +78,25 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     if location.root not in (root, root / FORMS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
     examples = read_all(source)
-    _tell_of_missing(name, test_set, location.files[0], len(examples))
+    _tell_of_missing(name, location.files[0], len(examples))
     return source, examples
 
 
-def _with_file(test_set: TestSet, root: Path, file: str) -> SourceConfig:
+def _with_file(name: str, root: Path, file: str) -> SourceConfig:
     """Find the folder that has a question file: OmniSQL's, the root, or one up to two deeper."""
-    folders = (root / FORMS[test_set.layout].omnisql, root, *root.glob("*/"), *root.glob("*/*/"))
+    named = SETS[name]
+    folders = (root / FORMS[named.layout].omnisql, root, *root.glob("*/"), *root.glob("*/*/"))
     folder = next((folder for folder in folders if (folder / file).is_file()), root)
-    return SourceConfig(layout=test_set.layout, path=folder, split=test_set.split, file=file)
+    return SourceConfig(layout=named.layout, path=folder, split=named.split, file=file)
 
 
-def _tell_of_missing(name: str, test_set: TestSet, path: Path, found: int) -> None:
-    if found != test_set.questions:
+def _tell_of_missing(name: str, path: Path, found: int) -> None:
+    published = TEST_SETS[name].questions
+    if found != published:
         _log.warning(
             "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
             "with published numbers",
-            path, found, name, test_set.questions,
+            path, found, name, published,
         )  # fmt: skip
 
 
