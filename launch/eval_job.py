@@ -100,12 +100,11 @@ def evaluate(
     # Before the folder is claimed: weights that cannot be read leave none behind.
     loaded = load_policy(asked.policy, config) if asked.policy else None
     with questions(config, split, out=out, settings=settings) as (sql, examples):
+        if loaded:
+            sql.check_prompts(split, map(sql.evaluation_prompt, examples), loaded[1])
         judged = _judged(config, examples, options)
         data = claim_data(out, {split: examples})
         with _evaluator(config, asked, loaded, decode, sql, out) as evaluator:
-            if loaded:
-                prompts = map(sql.evaluation_prompt, examples)
-                sql.check_prompts(split, prompts, loaded[1])
             with cli.progress_bar(f"accuracy {options.data}") as progress:
                 progress(0, len(examples), cli.COMPILING if loaded else "")
                 verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
