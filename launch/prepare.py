@@ -41,6 +41,9 @@ from sqlenv.recognise import choose_sets
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _parser().parse_intermixed_args(arguments)
+    # argparse gives a list of names all that follows, settings too.
+    options.overrides += [name for name in options.data if "=" in name]
+    options.data = [name for name in options.data if "=" not in name]
     cfg = options.cfg or (SAMPLES[options.sample].cfg if options.sample else "progress.yaml")
     request = _request(options, load_config(cfg, options.overrides))
     settings = _settings(options, request, cfg)
@@ -128,7 +131,9 @@ def _request(options: argparse.Namespace, job: JobConfig) -> Request:
 
 def _names(options: argparse.Namespace) -> list[str]:
     """Name the data sets that are asked for; none for all that are there."""
-    named: list[str] = list(options.data or ())
+    named: list[str] = options.data
+    if unknown := [name for name in named if name not in SETS]:
+        raise UserError(f"--data {unknown[0]}: no such data set; there are {', '.join(SETS)}")
     if named and options.sample:
         named += [part.name for part in SAMPLES[options.sample].parts]
     return list(dict.fromkeys(named))
@@ -194,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data",
         nargs="+",
-        choices=tuple(SETS),
+        default=[],
         metavar="NAME",
         help=f"data sets: {', '.join(SETS)} (default: all that are there)",
     )

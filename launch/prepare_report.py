@@ -19,6 +19,8 @@ from sqlenv.config import DataConfig
 from sqlenv.layouts import SETS
 
 JOB = "job.yaml"
+_SHARES = {"median": 0.5, "p95": 0.95, "longest": 1.0}
+_LENGTHS = "prompt tokens: median / 95 % / longest"
 _TEST_FIRST = ("bird-dev", "spider-dev")
 _VALIDATE_FIRST = ("validation", "spider-test", "spider-dev", "bird-dev")
 
@@ -76,9 +78,8 @@ def _lengths(lengths: Counter[int], limit: int) -> dict[str, int] | None:
     if not count:
         return None
     ordered = sorted(lengths.items())
-    wanted = {"median": 0.5, "p95": 0.95, "longest": 1.0}
     found = {}
-    for name, share in wanted.items():
+    for name, share in _SHARES.items():
         below = 0
         for tokens, many in ordered:
             below += many
@@ -93,7 +94,7 @@ def render(summary: Mapping[str, Any]) -> RichTable:
     """Lay a summary out for the terminal."""
     sets: Mapping[str, Any] = summary["sets"]
     is_counted = any(one["prompt_tokens"] for one in sets.values())
-    titles = ("set", "questions", "databases", "golds", "hinted", *["prompt tokens"] * is_counted)
+    titles = ("set", "questions", "databases", "golds", "hinted", *[_LENGTHS] * is_counted)
     table = RichTable(*titles, title="Prepared questions")
     for column in (*table.columns[1:3], table.columns[4]):
         column.justify = "right"
@@ -114,8 +115,9 @@ def _short(flaw: str) -> str:
 def _tokens(lengths: Mapping[str, int] | None) -> str:
     if lengths is None:
         return "-"
-    middle = f"{lengths['median']:,}, 95 % to {lengths['p95']:,}, all to {lengths['longest']:,}"
-    return f"{middle}; {lengths['over_limit']:,} over {lengths['limit']:,}"
+    told = " / ".join(f"{lengths[name]:,}" for name in _SHARES)
+    over = lengths["over_limit"]
+    return f"{told}; {over:,} over {lengths['limit']:,}" if over else told
 
 
 def remarks(summary: Mapping[str, Any], folder: Path) -> list[str]:

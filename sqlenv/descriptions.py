@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,8 @@ from sqlenv.errors import UserError
 from sqlenv.layouts import FORMS, Location, read_records
 from sqlenv.records import Named, TableNames, check
 from sqlenv.schema import ColumnKey, Descriptions
+
+_log = logging.getLogger(__name__)
 
 DESCRIPTION_CHARACTERS = 240
 """Full descriptions are cut here: some of BIRD's explain common sense at length."""
@@ -102,10 +105,11 @@ def _rows(file: Path) -> list[dict[str, str]]:
     except csv.Error as error:
         raise UserError(f"{file}: not a readable CSV file ({error}); fetch it again") from error
     if rows and _FIELDS[0] not in reader.fieldnames:
-        raise UserError(
-            f"{file}: line 1 has no column {_FIELDS[0]}, but {', '.join(reader.fieldnames)[:120]}; "
-            "correct its first line or fetch it again"
-        )
+        _log.warning(
+            "%s: line 1 has no column %s, but %s; its descriptions are not used",
+            file, _FIELDS[0], ", ".join(reader.fieldnames)[:120],
+        )  # fmt: skip
+        return []
     return rows
 
 
