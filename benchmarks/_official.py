@@ -16,12 +16,13 @@ import time
 import types
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 
 def spider(job):
     """Note what taoyds/test-suite-sql-eval finds; here a gold that fails does not end it."""
     use_plain_tokenizer()
-    program = importlib.import_module("evaluation")
+    program = load("evaluation")
     verdicts, levels = [], []
     decide, grade = program.eval_exec_match, program.Evaluator.eval_hardness
 
@@ -53,7 +54,7 @@ def spider(job):
 def spider_levels(job):
     """Grade queries by the official parser, on the schema of tables.json or of a database."""
     use_plain_tokenizer()
-    parser, program = (importlib.import_module(name) for name in ("process_sql", "evaluation"))
+    parser, program = (load(name) for name in ("process_sql", "evaluation"))
     schemas = {name: parser.Schema(tables) for name, tables in job["schemas"].items()}
     levels = []
     for sql, db_id in job["queries"]:
@@ -68,7 +69,7 @@ def spider_levels(job):
 def spider_pairs(job):
     """Compare queries on every database file of a folder, without the program's file reading."""
     use_plain_tokenizer()
-    program = importlib.import_module("exec_eval")
+    program = load("exec_eval")
     verdicts = []
     for predicted, gold, database in job["pairs"]:
         try:
@@ -90,7 +91,7 @@ def spider_pairs(job):
 
 def bird(job):
     """Note what one of mini_dev's three programs gives each question (`metric`: ex, f1, ves)."""
-    program = importlib.import_module(f"evaluation_{job['metric']}")
+    program = load(f"evaluation_{job['metric']}")
     predicted, _ = program.package_sqls(job["predicted"], job["databases"], mode="pred")
     gold, files = program.package_sqls(job["gold"], job["databases"], mode="gt")
     options = {"num_cpus": job.get("workers", 1)}
@@ -101,7 +102,7 @@ def bird(job):
 
 
 def omnisql_bird(job):
-    program = importlib.import_module("evaluate_bird")
+    program = load("evaluate_bird")
     program.run_eval(
         job["gold"], job["predicted"], job["databases"], "greedy_search", save_pred_sqls=False
     )
@@ -110,7 +111,7 @@ def omnisql_bird(job):
 
 def omnisql_spider(job):
     """Note which predictions OmniSQL hands to Spider's program, and how it writes them."""
-    program = importlib.import_module("evaluate_spider")
+    program = load("evaluate_spider")
     predicted = [one["pred_sqls"][0] for one in json.loads(Path(job["predicted"]).read_text())]
     names = [line.split("\t")[1].strip() for line in Path(job["gold"]).read_text().splitlines()]
     files = [f"{job['databases']}/{name}/{name}.sqlite" for name in names]
@@ -122,8 +123,8 @@ def spider2(job):
     """Note what Spider 2's program gives each instance of a staged evaluation suite."""
     for name in ("google", "google.cloud", "google.cloud.bigquery"):
         sys.modules.setdefault(name, types.ModuleType(name))
-    sys.modules["google.cloud"].bigquery = sys.modules["google.cloud.bigquery"]
-    program = importlib.import_module("evaluate")
+    load("google.cloud").bigquery = load("google.cloud.bigquery")
+    program = load("evaluate")
     program.__file__ = f"{job['stage']}/evaluation_suite/evaluate.py"
     options = Namespace(
         mode="sql", result_dir=job["predicted"], gold_dir=job["gold"], timeout=60, max_workers=1
@@ -134,7 +135,7 @@ def spider2(job):
 
 def ves_rewards(job):
     """Feed ratios of times to the program's own filter and bins."""
-    program = importlib.import_module("evaluation_ves")
+    program = load("evaluation_ves")
     clock = iter([0.0])
 
     def run(sql, db_path, sql_dialect, *, return_time=False):
@@ -149,12 +150,15 @@ def ves_rewards(job):
     return {"rewards": rewards}
 
 
+def load(name: str) -> Any:
+    """Import a module of which nothing is known here."""
+    return importlib.import_module(name)
+
+
 def use_plain_tokenizer():
     """Take nltk's rules for words; its model of sentences is a download."""
-    import nltk
-    from nltk.tokenize import TreebankWordTokenizer
-
-    nltk.word_tokenize = TreebankWordTokenizer().tokenize
+    words = load("nltk")
+    words.word_tokenize = words.tokenize.TreebankWordTokenizer().tokenize
 
 
 PROGRAMS = {

@@ -29,9 +29,9 @@ from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.reading import Joined, keep_lines, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
-from sqlenv.compare import matches
 from sqlenv.dialects import carry_over
 from sqlenv.dialects import run as run_sql
+from sqlenv.envs.single_turn import find_matches
 from sqlenv.errors import UserError
 from sqlenv.parse import extract_sql
 from sqlenv.types import Example, Result, SqlError
@@ -90,12 +90,8 @@ class Choices:
         if not sql or not example.gold_sql:
             return False
         executor = self._sql.executor
-        return matches(
-            run_sql(executor.execute, example, sql),
-            run_sql(executor.gold, example, example.gold_sql),
-            mode=self._match,
-            gold_sql=example.gold_sql,
-        )
+        result = run_sql(executor.execute, example, sql)
+        return find_matches(example, sql, result, executor, (self._match,))[self._match]
 
 
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")

@@ -5,8 +5,8 @@ Source: bird-bench/mini_dev, evaluation/evaluation_f1.py and evaluation_ves.py, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from statistics import fmean, pstdev
 
 from sqlenv.types import Row, Table
 
@@ -27,10 +27,10 @@ def soft_f1(predicted: Table, gold: Table) -> float:
     found, wanted = list(dict.fromkeys(predicted.rows)), list(dict.fromkeys(gold.rows))
     if not found and not wanted:
         return 1.0
-    pairs = [_shares(*pair) for pair in zip(found, wanted, strict=False)]
-    both, extra, missing = (sum(shares) for shares in zip((0.0, 0.0, 0.0), *pairs, strict=True))
-    extra += max(0, len(found) - len(wanted))
-    missing += max(0, len(wanted) - len(found))
+    shares = [_shares(*pair) for pair in zip(found, wanted, strict=False)]
+    both = sum(share[0] for share in shares)
+    extra = sum(share[1] for share in shares) + max(0, len(found) - len(wanted))
+    missing = sum(share[2] for share in shares) + max(0, len(wanted) - len(found))
     precision = both / (both + extra) if both + extra else 0.0
     recall = both / (both + missing) if both + missing else 0.0
     return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
@@ -52,8 +52,13 @@ def ves_reward(ratios: Sequence[float]) -> float:
         By the mean of the ratios that lie within three standard deviations: 1.25 from 2, 1 from 1,
         0.75 from 1/2, 0.5 from 1/4, else 0.25. 0 where no ratio lies strictly within: all equal.
     """
-    mean, deviation = fmean(ratios), pstdev(ratios)
-    kept = [ratio for ratio in ratios if abs(ratio - mean) < 3 * deviation]
-    if not kept or not (ratio := fmean(kept)):
+    middle = _mean(ratios)
+    deviation = math.sqrt(_mean([(ratio - middle) ** 2 for ratio in ratios]))
+    kept = [ratio for ratio in ratios if abs(ratio - middle) < 3 * deviation]
+    if not kept or not (ratio := _mean(kept)):
         return 0.0
     return next(reward for least, reward in _BINS if ratio >= least)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sqlenv.compare import MatchMode
+from sqlenv.compare import ExecutionMatch
 from sqlenv.types import Dialect
 
 
@@ -164,8 +164,8 @@ class SingleTurnConfig(Settings):
     kind: Literal["single_turn"] = "single_turn"
     """Tag of the union."""
 
-    match: MatchMode = "set"
-    """How the result is compared with the gold result."""
+    match: ExecutionMatch = "set"
+    """The comparator that says which query is right (`sqlenv.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -180,8 +180,8 @@ class DiagnosedConfig(Settings):
     turns: int = Field(default=4, ge=1)
     """Most attempts (T)."""
 
-    match: MatchMode = "set"
-    """How the result is compared with the gold result."""
+    match: ExecutionMatch = "set"
+    """The comparator that says which query is right (`sqlenv.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -207,8 +207,8 @@ class AgenticConfig(Settings):
     """Name of a tool whose argument `answer` is the final query (appendix A: finish). None: the
     final query stands in a message without a call."""
 
-    match: MatchMode = "set"
-    """How the result is compared with the gold result."""
+    match: ExecutionMatch = "set"
+    """The comparator that says which query is right (`sqlenv.comparators`)."""
 
     wrapping: Wrapping = "fence"
     """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""

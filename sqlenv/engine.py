@@ -7,13 +7,16 @@ import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
 
-from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, identify
 from sqlenv.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
+
+if TYPE_CHECKING:
+    from sqlenv.config import ExecutorConfig
 
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 _NAG_S = 0.05

@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import marshal
 import re
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import apsw
 
-from sqlenv.config import ExecutorConfig
 from sqlenv.database import check_database
 from sqlenv.errors import UserError
 from sqlenv.functions import add_functions
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
+
+if TYPE_CHECKING:
+    from sqlenv.config import ExecutorConfig
 
 _SWITCHES = {
     apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
@@ -280,6 +284,7 @@ class Guard:
         return SqlError(str(error).replace(self._path, "the database"), offset)
 
 
+@lru_cache(maxsize=4096)
 def _forbidden(action: int, first: str | None, second: str | None) -> str:
     """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
     if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):

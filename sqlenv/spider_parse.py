@@ -61,7 +61,9 @@ def _words(sql: str) -> list[str]:
     waiting = iter(strings)
     words: list[str] = []
     for word in marked.split():
-        whole = re.sub("\0", lambda _: next(waiting), word)
+        whole = word
+        while "\0" in whole:
+            whole = whole.replace("\0", next(waiting), 1)
         if whole == "=" and words and words[-1] in ("!", ">", "<"):
             words[-1] += "="
         else:
