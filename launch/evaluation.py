@@ -80,7 +80,7 @@ class Evaluator:
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""
         answered = self._answer(examples, first=0)
-        self._sampler.free_memory()
+        self._free_memory()
         return accuracy(answered)
 
     def predict(
@@ -107,8 +107,12 @@ class Evaluator:
             hosts.from_first(partial(_append, path, new))
             done += new
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
-        self._sampler.free_memory()
+        self._free_memory()
         return done
+
+    def _free_memory(self) -> None:
+        """Give back what is needed only to answer."""
+        self._sampler.free_memory()
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
         """Answer questions, each process its share of them."""

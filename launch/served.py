@@ -55,6 +55,9 @@ class Served(Evaluator):
             "refused": self._refused,
         }
 
+    def _free_memory(self) -> None:
+        """Hold nothing: the weights are elsewhere."""
+
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
         begun = [self._environment.reset(example) for example in examples]
         wishes = [
