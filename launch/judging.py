@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from time import perf_counter
+from typing import Any
 
 from launch.cli import progress_bar
 from launch.config import Decode
@@ -21,9 +22,10 @@ from sqlenv.hardness import grade
 from sqlenv.spider2 import Reference
 from sqlenv.types import Example, Result, SqlError
 
-_T = TypeVar("_T")
-_CHUNK = 64
+_FIRST, _MOST = 16, 256
 """Queries at a time: what an interruption may cost, and what is held in memory together."""
+_SECONDS = (1.0, 4.0)
+"""What takes less than the first is done more at a time, what takes more than the second less."""
 
 PARTIAL: Mapping[str, Callable[[Result, Result], float]] = {
     "ex_f": fractional_accuracy,
@@ -177,18 +179,25 @@ def _go_on(
 ) -> list[Any]:
     """Do the questions of a phase that are not in the journal, some at a time."""
     found = journal.of(phase)
-    each = max(1, _CHUNK // max(1, len(task.samples[0]) if phase != "verdicts" else 1))
-    total = len(task.examples)
+    # Votes and verdicts of samples take many queries a question.
+    queries = 1 if phase == "verdicts" else len(task.samples[0])
+    size, total = max(1, _FIRST // queries), len(task.examples)
     with progress_bar(phase) as progress:
         progress(len(found), total, "")
-        for places in _chunks(range(len(found), total), each):
-            journal.add(phase, work(places))
+        while len(found) < total:
+            start_s = perf_counter()
+            journal.add(phase, work(range(len(found), min(len(found) + size, total))))
+            size = _next_size(size, perf_counter() - start_s, most=max(1, _MOST // queries))
             progress(len(found), total, "")
     return found
 
 
-def _chunks(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
-    return (items[at : at + size] for at in range(0, len(items), size))
+def _next_size(size: int, seconds: float, *, most: int) -> int:
+    """Say how many questions come next, so that an interruption costs some seconds."""
+    quick, slow = _SECONDS
+    if seconds < quick:
+        return min(2 * size, most)
+    return max(1, size // 2) if seconds > slow else size
 
 
 def _scores(

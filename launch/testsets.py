@@ -70,7 +70,7 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     Raises:
         UserError: It is not there, is another data set, or a database is missing.
     """
-    source = _with_file(name, root, file) if file else choose_sets(root, [name])[name]
+    source = _with_file(name, root, file) if file else _own(name, root)
     location = locate(source)
     for path in location.files:
         if other := foreign(source.layout, next(read_records(path))):
@@ -80,6 +80,16 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     examples = read_all(source)
     _tell_of_missing(name, location.files[0], len(examples))
     return source, examples
+
+
+def _own(name: str, root: Path) -> SourceConfig:
+    """Find the set's own file; where it is not there, tell of others that may be meant."""
+    try:
+        return choose_sets(root, [name])[name]
+    except UserError as error:
+        others = ", ".join(sorted(path.name for path in root.glob("*dev*.json*")))
+        advice = f"; --file takes another question file, there are {others}" if others else ""
+        raise UserError(f"--data {error}{advice}") from None
 
 
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:

@@ -183,7 +183,8 @@ def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
 def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
     path, out = write(tmp_path / "mixed.sql", MIXED), tmp_path / "o.json"
     whole = evaluate(path, spider, tmp_path / "whole.json")
-    monkeypatch.setattr(judging, "_CHUNK", 2)
+    monkeypatch.setattr(judging, "_FIRST", 2)
+    monkeypatch.setattr(judging, "_MOST", 2)
     judge, calls = judging.Executor.judge, []
 
     def dying(self, cases, names):
@@ -235,3 +236,11 @@ def test_shared_predictions_on_real_questions(shared, tmp_path):
     # As counted by test-suite-sql-eval's evaluation.py at e97acc546ecb.
     assert sum(verdicts(sheet, "spider_ex")) == 257
     assert sum(verdicts(sheet, "spider_ts")) == 219
+
+
+def test_slow_questions_are_judged_fewer_at_a_time():
+    assert judging._next_size(16, 0.1, most=256) == 32
+    assert judging._next_size(200, 0.1, most=256) == 256
+    assert judging._next_size(16, 2.0, most=256) == 16
+    assert judging._next_size(16, 9.0, most=256) == 8
+    assert judging._next_size(1, 99.0, most=256) == 1
