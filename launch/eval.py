@@ -23,14 +23,18 @@ from typing import TYPE_CHECKING, get_args
 
 import yaml
 
-from launch import cli
+from launch import cli, compare
 from launch.config import SPLITS, Decode, JobConfig, Split, load_config
 from launch.folders import RESULT, check
 from launch.inputs import check_data
-from launch.testsets import TEST_SETS, find
+from launch.judging import read_measures
+from launch.sheet import read_sheet
+from launch.testsets import TEST_SETS, VERDICTS, find
 from launch.votes import VoteBy
 from minirl.errors import UserError
 from sqlenv.config import DataConfig
+
+DIFFERING = "differing.jsonl"
 
 if TYPE_CHECKING:
     from launch.asked import Asked
@@ -43,7 +47,7 @@ def main(arguments: list[str]) -> None:
     if options.predictions is not None:
         from launch.eval_file import evaluate_file
 
-        evaluate_file(options)
+        _beside(options.against, evaluate_file(options))
         return
     config = load_config(options.cfg, options.overrides)
     decode = Decode.parse(options.decode, vote_temperature=config.evaluation.vote_temperature)
@@ -59,11 +63,30 @@ def main(arguments: list[str]) -> None:
     out = options.out or default_folder(config, options.data, asked.name, options.decode)
     settings = _settings(config, options, asked)
     check(out, settings, key="--out")
-    if (out / RESULT).exists():
+    if (out / RESULT).exists() and _is_judged(options, out):
         cli.output.print(f"This evaluation is complete: {out / RESULT}", soft_wrap=True)
         show(out)
-        return
-    evaluate(config, asked, decode, options, split=split, out=out, settings=settings)
+    else:
+        evaluate(config, asked, decode, options, split=split, out=out, settings=settings)
+    _beside(options.against, options.json or out)
+
+
+def _is_judged(options: Namespace, out: Path) -> bool:
+    """Tell whether the verdicts that are asked for are there; other predictions need none."""
+    wanted = read_measures(options.comparators, options.data)
+    path = options.json or out / VERDICTS
+    if not wanted:
+        return True
+    # Of a test set's own measures one may be left out, where there is no test suite.
+    return path.exists() and {*read_sheet(path).measures} <= {*wanted}
+
+
+def _beside(other: Path | None, result: Path) -> None:
+    """Compare a result with another one, and list the questions on which they differ."""
+    if other is not None:
+        differing = result / DIFFERING if result.is_dir() else result.with_suffix(f".{DIFFERING}")
+        compare.main([f"other={other}", f"this={result}", "--differences", str(differing)])
+        cli.output.print(f"Questions on which they differ: {differing}", soft_wrap=True)
 
 
 def _arguments(arguments: list[str]) -> Namespace:
@@ -101,6 +124,12 @@ def _arguments(arguments: list[str]) -> Namespace:
         type=Path,
         metavar="DIR",
         help="Spider's test suite (default: test_suite_database in the data or beside it)",
+    )
+    judged.add_argument(
+        "--against",
+        type=Path,
+        metavar="RUN",
+        help="another result to compare this one with: paired tests, and questions that differ",
     )
     judged.add_argument("--json", type=Path, metavar="FILE", help="write all verdicts here")
     judged.add_argument("--timeout-s", type=float, help="wall time of one query (default: 60)")

@@ -20,7 +20,7 @@ from rich.table import Table as RichTable
 from launch import cli
 from launch.config import Decode
 from launch.folders import write_text
-from launch.judging import MEASURES, REFERENCED, SUITED, Task, judge
+from launch.judging import MEASURES, REFERENCED, SUITED, Task, judge, read_measures
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
@@ -79,24 +79,6 @@ class Data:
             "fingerprint": fingerprint_questions(self.examples),
             "databases": digest.hexdigest()[:16],
         }
-
-
-def read_measures(text: str | None, name: str) -> tuple[str, ...]:
-    """Read `--comparators`, or take the test set's own.
-
-    Raises:
-        UserError: One is unknown.
-    """
-    if text is None:
-        return TEST_SETS[name].comparators if name in TEST_SETS else ()
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    unknown = [name for name in names if name not in MEASURES]
-    if unknown or not names:
-        raise UserError(
-            f"--comparators {text}: {'there is no ' + unknown[0] if unknown else 'names none'}; "
-            f"there are {', '.join(MEASURES)}"
-        )
-    return names
 
 
 def prepare(
@@ -231,8 +213,11 @@ def judge_into(path: Path, task: Task, settings: Mapping[str, Any], *, seed: int
     return sheet
 
 
-def evaluate_file(options: Namespace) -> None:
+def evaluate_file(options: Namespace) -> Path:
     """Do what the options ask for: judge `--predictions` on `--data`.
+
+    Returns:
+        The file of verdicts.
 
     Raises:
         UserError: Something is missing, or is not as it should be.
@@ -277,6 +262,7 @@ def evaluate_file(options: Namespace) -> None:
         write_official(verdicts, folder)
         cli.output.print(f"Answers in the official programs' forms: {folder}", soft_wrap=True)
     cli.output.print(f"Verdicts of all questions: {sheet_path}", soft_wrap=True)
+    return sheet_path
 
 
 def limits(options: Namespace) -> ExecutorConfig:

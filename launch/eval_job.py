@@ -21,13 +21,12 @@ from launch.eval_file import (
     judge_into,
     limits,
     prepare,
-    read_measures,
     settings_of,
     show_sheet,
 )
 from launch.evaluation import Evaluator, ci95
 from launch.folders import RESULT, claim_data, claimed, versions, write_json
-from launch.judging import Task
+from launch.judging import Task, read_measures
 from launch.official import write_official
 from launch.policy import load_policy
 from launch.served import ANSWERS, served

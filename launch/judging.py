@@ -12,11 +12,13 @@ from launch.cli import progress_bar
 from launch.config import Decode
 from launch.official import as_line
 from launch.sheet import NO_GOLD, Journal, Judged
+from launch.testsets import TEST_SETS
 from launch.votes import VOTE_TIMEOUT_S, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
+from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.hardness import grade
 from sqlenv.spider2 import Reference
@@ -42,6 +44,24 @@ SUITED: frozenset[str] = frozenset(name for name in COMPARATORS if "_ts" in name
 MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
 """Whatever a prediction can be judged by."""
 _SPIDER = "spider_"
+
+
+def read_measures(text: str | None, name: str) -> tuple[str, ...]:
+    """Read `--comparators`, or take the test set's own.
+
+    Raises:
+        UserError: One is unknown.
+    """
+    if text is None:
+        return TEST_SETS[name].comparators if name in TEST_SETS else ()
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or not names:
+        raise UserError(
+            f"--comparators {text}: {'there is no ' + unknown[0] if unknown else 'names none'}; "
+            f"there are {', '.join(MEASURES)}"
+        )
+    return names
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,3 +124,17 @@ def test_a_test_set_without_a_root_is_a_mistake(place, tmp_path):
         command.main(["--cfg", str(place / "served.yaml"), "--json", str(tmp_path / "o")])
     with pytest.raises(ModelError, match="say --cfg FILE, or --predictions FILE"):
         command.main(["--data", "spider-dev"])
+
+
+def test_other_comparators_are_asked_of_answers_that_are_there(place, tmp_path):
+    out = tmp_path / "out"
+    with serve(Chat(brain)) as chat:
+        evaluate(place, out, chat)
+        asked = chat.requests
+        more = ("--comparators", "bird_ex,csmr", "--json", str(tmp_path / "more.json"))
+        evaluate(place, out, chat, *more)
+        assert chat.requests == asked
+        with pytest.raises(UserError, match="holds verdicts of other settings"):
+            evaluate(place, out, chat, *more[:2])
+    sheet = json.loads((tmp_path / "more.json").read_text())
+    assert list(sheet["measures"]) == ["bird_ex", "csmr"]

@@ -244,3 +244,17 @@ def test_slow_questions_are_judged_fewer_at_a_time():
     assert judging._next_size(16, 2.0, most=256) == 16
     assert judging._next_size(16, 9.0, most=256) == 8
     assert judging._next_size(1, 99.0, most=256) == 1
+
+
+def test_a_result_beside_another_one(spider, tmp_path, capsys):
+    gold, mixed = write(tmp_path / "g.sql", GOLDS), write(tmp_path / "m.sql", MIXED)
+    evaluate(gold, spider, tmp_path / "g.json")
+    capsys.readouterr()
+    evaluate(mixed, spider, tmp_path / "m.json", "--against", str(tmp_path / "g.json"))
+    assert "Beside other (greedy), in points" in capsys.readouterr().out
+    text = (tmp_path / "m.differing.jsonl").read_text(encoding="utf-8")
+    differing = [json.loads(line) for line in text.splitlines()]
+    named = {(one["measure"], one["id"]) for one in differing}
+    assert named == {("spider_ex", f"spider/dev/{n}") for n in (1, 3)} | {
+        ("spider_ts", f"spider/dev/{n}") for n in (1, 2, 3)
+    }
