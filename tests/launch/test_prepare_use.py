@@ -46,6 +46,7 @@ def load_dev(root: Path, **more: Any) -> LoadedData:
     return load(DataConfig.model_validate({"sources": [source], **more}))
 
 
+@pytest.mark.timeout(300)  # three commands, each of which may take 110 seconds
 def test_a_run_learns_and_is_measured_on_it(tmp_path: Path, command: Command):
     """Download, prepare, train, evaluate: each command reads what the one before has written."""
     sizes = TINY["data"]["demo"]
