@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -62,11 +61,11 @@ def start(folder: Path, processes: int, devices: int) -> list[subprocess.Popen[b
     environment = os.environ | {"PYTHONPATH": str(ROOT), "XLA_FLAGS": flags}
     line = [sys.executable, "-m", "launch.train", "--cfg", "progress-demo.yaml", *SETTINGS]
     line += [f"run.dir={folder}", "--coordinator", address, "--processes", str(processes)]
-    log = folder.with_suffix(".log").open("ab")
-    return [
-        subprocess.Popen([*line, "--process", str(p)], env=environment, stdout=log, stderr=log)
-        for p in range(processes)
-    ]
+    with folder.with_suffix(".log").open("ab") as log:
+        return [
+            subprocess.Popen([*line, "--process", str(p)], env=environment, stdout=log, stderr=log)
+            for p in range(processes)
+        ]
 
 
 def wait(alive: list[subprocess.Popen[bytes]], seconds: float) -> bool:
@@ -169,7 +168,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("killed"))
     options = parser.parse_args()
     rng = random.Random(options.seed)
-    shutil.rmtree(options.out, ignore_errors=True)
+    if options.out.exists():
+        raise SystemExit(f"--out {options.out}: is there already; name another")
     options.out.mkdir(parents=True)
     whole = options.out / "whole"
     finish(whole, options)

@@ -31,6 +31,7 @@ _HEAD = (
     "model",
     "chips",
     "mesh",
+    "samplers",
     "fits",
     "micro-batch, groups x answers",
     "GiB update / generation",
@@ -98,15 +99,17 @@ def table(plans: Sequence[dict[str, Any]]) -> str:
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:
     if "refused" in one:
-        dashes = ("-",) * (len(_HEAD) - 5)
-        return (one["model"], one["topology"], "-", "no", *dashes, f"{one['plan_s']:.0f}")
+        dashes = ("-",) * (len(_HEAD) - 6)
+        return (one["model"], one["topology"], "-", "-", "no", *dashes, f"{one['plan_s']:.0f}")
     phases = one["phases"]
     mesh = " x ".join(f"{axis} {size}" for axis, size in one["mesh"].items() if size > 1)
-    generation = phases["prompts"]["seconds"] + phases["decoding"]["seconds"]
+    generation = sum(phases[name]["seconds"] for name in ("weights", "prompts", "decoding"))
+    sampler = " x ".join(f"{axis} {size}" for axis, size in one["sampler_mesh"].items() if size > 1)
     return (
         one["model"],
         one["topology"],
         mesh,
+        f"{one['processes']}: {sampler or 'one device'}",
         "yes",
         f"{one['groups_per_batch']} x {one['answers_per_batch']}",
         f"{one['update_bytes'] / 2**30:.1f} / {one['generation_bytes'] / 2**30:.1f}",

@@ -68,12 +68,20 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def make_parser(module: str, description: str) -> argparse.ArgumentParser:
-    """Make a parser with the arguments that every job has."""
+def make_parser(
+    module: str, description: str, *, example: str = "seed=1 run.dir=second"
+) -> argparse.ArgumentParser:
+    """Make a parser with the arguments that every job has.
+
+    Args:
+        module: Which is run.
+        description: What it does.
+        example: What stands after `--cfg progress-demo.yaml` in the example that help ends with.
+    """
     parser = Parser(
         prog=f"python -m {module}",
         description=description,
-        epilog=f"example:\n  python -m {module} --cfg progress-demo.yaml seed=1 run.dir=second",
+        epilog=f"example:\n  python -m {module} --cfg progress-demo.yaml {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -169,17 +177,17 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         main(sys.argv[1:])
     except BrokenPipeError:  # whoever reads our output has enough of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        _leave(1)
     except Preempted as stop:
         if not console.quiet:
             sys.stderr.write(f"stopped by {stop.signal.name}: {stop}; the same command goes on\n")
         sys.exit(0 if stop.signal == signal.SIGTERM else 130)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from what it has saved\n")
-        sys.exit(130)
+        _leave(130)
     except Exception as error:
         line = _line_for(error)
-        if "minirl.hosts" in sys.modules:
+        if _has_others():
             _leave_others(error, line)
         if line is None:
             raise
@@ -187,24 +195,37 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     sys.exit(0)
 
 
-def _leave_others(error: Exception, line: str | None) -> None:
-    """End one of several processes at once: the others would wait for it, and it for them."""
+def _has_others() -> bool:
+    """Tell whether this is one of several processes."""
+    if "minirl.hosts" not in sys.modules:
+        return False
     from minirl import hosts
 
-    if not hosts.is_joined():
-        return
+    return hosts.is_joined()
+
+
+def _leave(status: int) -> NoReturn:
+    """End this process; one of several at once: the others would wait for it, and it for them."""
+    if _has_others():
+        from minirl import hosts
+
+        hosts.leave(status)
+    sys.exit(status)
+
+
+def _leave_others(error: Exception, line: str | None) -> NoReturn:
+    """Say what ends one of several processes, and end it."""
+    from minirl import hosts
+
+    status = 1 if line is None else 2
     if line is None and hosts.is_lost(error):
         line = (
             "another process of this run has ended or cannot be reached, and this one ends too: "
             f"start all again, and they go on from what is saved ({' '.join(str(error).split())})"
         )
-        status = 1
-    elif line is None:
+    if line is None:
         traceback.print_exc()
-        status = 1
     else:
-        status = 2
-    if line is not None:
         sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
     hosts.leave(status)
 

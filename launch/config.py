@@ -119,7 +119,7 @@ class JobConfig(Settings):
     model: ModelSource
     mesh: Literal["auto"] | MeshConfig = "auto"
     """How devices are arranged; auto splits everything over all of them (`fsdp`), and where there
-    are more of them than prompts of an update, layers over the rest (`tensor`)."""
+    are more of them than prompts of an update, heads and inner widths over the rest (`tensor`)."""
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()

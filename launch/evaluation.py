@@ -97,18 +97,23 @@ class Evaluator:
         self._tokenizer, self._environment = tokenizer, environment
         self._config, self._decode = config, decode
         self._max_turns = max_turns
-        self._dtype = model.dtype
+        local = local_model(model)
+        self._dtype, self._own_mesh = model.dtype, local.mesh
         self._sampler = NativeSampler(
-            local_model(model), config, tokenizer, group_size=decode.samples, seed=seed
+            local, config, tokenizer, group_size=decode.samples, seed=seed
         )
 
     def set_weights(self, params: Any, *, version: int) -> None:
-        """Measure these weights from now on."""
-        self._sampler.set_weights(local_params(params, self._dtype), version=version)
+        """Measure these weights next, once: the memory of their copy is given back then."""
+        self._sampler.set_weights(
+            local_params(params, self._own_mesh, self._dtype), version=version
+        )
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""
-        return accuracy(self._answer(examples, first=0))
+        answered = self._answer(examples, first=0)
+        self._sampler.free_memory()
+        return accuracy(answered)
 
     def predict(
         self,
@@ -134,6 +139,7 @@ class Evaluator:
             hosts.from_first(partial(_append, path, new))
             done += new
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
+        self._sampler.free_memory()
         return done
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:

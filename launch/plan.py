@@ -17,13 +17,15 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig, load_config
+from launch.folders import check_place
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
     from minirl.chips import Topology
     from minirl.estimate import Estimate
     from minirl.model import ModelConfig
-    from minirl.plan import Fit, Job
+    from minirl.plan import Fit
+    from minirl.resident import Job
 
 _log = logging.getLogger(__name__)
 
@@ -32,7 +34,8 @@ _GIB = 2**30
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = cli.make_parser("launch.plan", __doc__ or "")
+    example = "--topology v5e:2x2 sampler.slots=32"
+    parser = cli.make_parser("launch.plan", __doc__ or "", example=example)
     parser.add_argument(
         "--topology",
         required=True,
@@ -53,6 +56,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
+    file: Path | None = options.json
+    if file is not None:  # before the minutes that a plan takes
+        check_place(file.parent, key="--json")
     with cli.progress_bar("plan") as progress:
         plan = make_plan(
             config,
@@ -62,8 +68,9 @@ def main(arguments: list[str]) -> None:
             response=options.response_tokens,
             progress=progress,
         )
-    if options.json is not None:
-        options.json.write_text(json.dumps(plan, indent=2) + "\n")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(plan, indent=2) + "\n")
     for table in _tables(plan):
         cli.output.print(table)
     for line in plan["assumptions"]:
@@ -134,7 +141,7 @@ def job_of(
     response: float | None = None,
 ) -> Job:
     """Take out of a job's settings what a plan depends on; lengths are the longest, or given."""
-    from minirl.plan import Job
+    from minirl.resident import Job
 
     sampler = config.sampler
     return Job(
@@ -142,8 +149,8 @@ def job_of(
         config.model,
         sampler,
         config.train,
-        prompt or sampler.max_prompt_tokens,
-        response or sampler.max_response_tokens,
+        sampler.max_prompt_tokens if prompt is None else prompt,
+        sampler.max_response_tokens if response is None else response,
     )
 
 
@@ -161,12 +168,13 @@ def check_memory(config: JobConfig, folder: Path) -> None:
 
     from launch.wiring import arrange
     from minirl.model import read_config
-    from minirl.plan import resident_bytes
+    from minirl.resident import resident_bytes
 
     shape = read_config(folder)
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = _device_limit()
     mesh = arrange(config, shape)
-    found = resident_bytes(job_of(config, shape), mesh, memory_bytes=limit or math.inf)
+    job, own = job_of(config, shape), jax.local_devices()
+    found = resident_bytes(job, mesh, own, memory_bytes=limit or math.inf)
     total = sum(found.values())
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
     of = f" of {_gib(limit)}" if limit else ""
@@ -177,6 +185,13 @@ def check_memory(config: JobConfig, folder: Path) -> None:
             "train.optimizer.moments=bfloat16 (launch.plan tells what fits where)"
         )
     _log.info("%s", line)
+
+
+def _device_limit() -> float | None:
+    """Return the bytes that a device lets be filled, where it says so."""
+    import jax
+
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
@@ -225,6 +240,9 @@ def _report(job: Job, topology: Topology, found: Fit, timed: Estimate) -> dict[s
         "chips": topology.size,
         "parameters": found.parameters,
         "memory_bytes": found.memory,
+        "generation_memory_bytes": found.generation,
+        "processes": found.sampling.processes,
+        "sampler_mesh": dict(found.sampling.mesh.shape),
         "update_bytes": found.update_bytes,
         "generation_bytes": found.generation_bytes,
         "room_bytes": room,
@@ -259,6 +277,8 @@ def _assumptions(job: Job, topology: Topology, compiler: str) -> list[str]:
         f"{FILLED:.0%} may be filled, {chip.memory_bytes_s / 1e9:.0f} GB/s, "
         f"{chip.link_bytes_s / 1e9:.0f} GB/s a link in each direction.",
         f"Assumed: {reached}; collectives are waited for unless the program computes meanwhile.",
+        "A rollout and an update take turns with the memory; each process samples from a copy of "
+        "the weights on its own devices, and takes it from all of them once a step.",
         f"Lengths: memory for the longest ({job.sampler.max_prompt_tokens} + "
         f"{job.sampler.max_response_tokens} tokens), time for means of {job.prompt:g} + "
         f"{job.response:g}; environments and rewards take no time.",
@@ -271,14 +291,17 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     """Show a plan to a person."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
-    memory = RichTable("a device's memory", "GiB", title=title)
-    for name, size in plan["memory_bytes"].items():
-        memory.add_row(name, f"{size / _GIB:.2f}")
+    memory = RichTable("a device's memory", "update, GiB", "generation, GiB", title=title)
+    columns = (plan["memory_bytes"], plan["generation_memory_bytes"])
+    for name in dict.fromkeys([*columns[0], *columns[1]]):
+        memory.add_row(
+            name, *[f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns]
+        )
     memory.add_section()
-    memory.add_row("update", f"{plan['update_bytes'] / _GIB:.2f}")
-    memory.add_row("generation", f"{plan['generation_bytes'] / _GIB:.2f}")
+    memory.add_row("together", *[f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns])
     room = plan["room_bytes"]
-    memory.add_row("may be filled", "not known" if room is None else f"{room / _GIB:.2f}")
+    known = "not known" if room is None else f"{room / _GIB:.2f}"
+    memory.add_row("may be filled", known, known)
     time = RichTable(
         "of a step", "s", "TFLOP", "GB moved", "GB taken", "collectives alone", title="A device"
     )
@@ -294,6 +317,7 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     whole = RichTable("of all", "", title="A step")
     for name, value in (
         ("largest micro-batch", _batch_words(plan)),
+        ("samplers", _sampler_words(plan)),
         ("seconds", f"{plan['step_s']:.1f}"),
         ("MFU of the update", f"{100 * plan['mfu']:.1f} %"),
         ("collectives alone", f"{100 * plan['collective_share']:.0f} %"),
@@ -309,6 +333,12 @@ def _batch_words(plan: dict[str, Any]) -> str:
         f"train.batching.answers_per_batch={plan['answers_per_batch']} "
         f"({plan['micro_batches']} a step)"
     )
+
+
+def _sampler_words(plan: dict[str, Any]) -> str:
+    sizes = plan["sampler_mesh"]
+    over = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    return f"{plan['processes']}, each on {over or 'one device'}"
 
 
 def _gib(size: float) -> str:

@@ -147,8 +147,8 @@ def micro_batches(
     """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
 
     Every micro-batch holds whole groups, or as many answers of them as the sizes say, and the last
-    one is filled up with empty rows, so that
-    only padded lengths, and rows where groups are packed, tell shapes apart.
+    one is filled up with empty rows, so that only padded lengths, and rows where groups are packed,
+    tell shapes apart.
 
     Args:
         groups: Trajectories, those of one prompt together; all groups of one size.

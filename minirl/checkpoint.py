@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -21,13 +21,14 @@ from pydantic import BaseModel
 
 from minirl import hosts
 from minirl.errors import UserError
-from minirl.reading import read_json
+from minirl.reading import check, read_json
 from minirl.sharding import param_path
 
 # Orbax reports every save at INFO, and of one that fails the traceback at ERROR; we tell the user.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 Tree = Any
+_Kind = TypeVar("_Kind")
 _APART = "preempted"
 
 
@@ -130,13 +131,27 @@ class Checkpoints:
         """Return the step that a run goes on from; 0 without a checkpoint."""
         return max(self.latest_step() or 0, _newest(self._apart))
 
-    def restore_newest(self, like: Tree) -> tuple[Tree, dict[str, Any]]:
-        """Read the checkpoint of `newest_step`; see `restore`."""
+    def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
+        """Read the checkpoint of `newest_step`.
+
+        Args:
+            like: See `restore`.
+            kind: What its facts have to be, as pydantic knows it.
+
+        Raises:
+            UserError: See `restore`; or its facts are of another kind.
+        """
         step = self.newest_step()
-        if step == self.latest_step():
-            return self.restore(step, like)
-        with closing(Checkpoints(self._apart, keep=1)) as apart:
-            return apart.restore(step, like)
+        if step != self.latest_step():
+            with closing(Checkpoints(self._apart, keep=1)) as apart:
+                return apart.restore_newest(like, kind)
+        tree, facts = self.restore(step, like)
+        return tree, check(
+            kind,
+            facts,
+            where=f"{self._folder / str(step)}: facts",
+            advice="delete that folder to go on from the one before",
+        )
 
     def latest_step(self) -> int | None:
         """Return the newest complete checkpoint's step."""

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -58,7 +58,9 @@ torus; usable memory is what libtpu's compiler says is there. GPUs: NVIDIA's dat
 SXM and the H200 SXM (dense products, NVLink 900 GB/s in both directions together, 400 Gbit/s of
 network a GPU in a DGX); usable memory is what the driver leaves of 80 and 141 GB."""
 
+# Chips of a process: GPUs of a node, TPUs of a host along each axis.
 _NODE = 8
+_HOST = (2, 2, 1)
 _TORUS = re.compile(r"(v\w+):(\d+(?:x\d+){1,2})")
 _NODES = re.compile(r"([a-z]+\d*)x(\d+)")
 
@@ -81,6 +83,16 @@ class Topology:
     def size(self) -> int:
         """Count the chips."""
         return math.prod(self.shape)
+
+    @property
+    def host(self) -> Topology:
+        """Return the part that one process has: four TPU chips, a node of GPUs, or all."""
+        if self.chip.kind != "tpu":
+            size = min(self.size, _NODE) if self.chip.kind == "gpu" else self.size
+            return replace(self, shape=(size,))
+        shape = tuple(map(min, self.shape, _HOST))
+        kind, _, _ = self.name.partition(":")
+        return replace(self, name=f"{kind}:{'x'.join(map(str, shape))}", shape=shape)
 
     def bytes_s(self, devices: Sequence[Any]) -> float:
         """Return what each of a group of devices can take from the others, at most.
@@ -165,7 +177,7 @@ def _tpu_devices(name: str, shape: tuple[int, ...]) -> list[Any]:
     from jax.experimental import topologies
 
     # Hosts of four chips, but where the slice is smaller.
-    host = tuple(min(length, most) for length, most in zip((*shape, 1), (2, 2, 1), strict=False))
+    host = tuple(map(min, (*shape, 1), _HOST))
     try:
         found = topologies.get_topology_desc(name, platform="tpu", chips_per_host_bounds=host)
     except jax.errors.JaxRuntimeError as error:

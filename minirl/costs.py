@@ -14,8 +14,9 @@ import yaml
 from flax import nnx
 from jax.sharding import Mesh
 
-from minirl.config import ModelSource
+from minirl.config import LoraConfig, ModelSource
 from minirl.errors import UserError
+from minirl.lora import add_adapters, split
 from minirl.model import Decoder, ModelConfig, parse_config
 from minirl.sharding import placed
 
@@ -37,22 +38,33 @@ def published_shape(name: str) -> ModelConfig:
 
 
 def abstract_model(
-    config: ModelConfig, source: ModelSource, mesh: Mesh | None
-) -> tuple[nnx.GraphDef, nnx.State]:
+    config: ModelConfig, source: ModelSource, mesh: Mesh | None, *, lora: LoraConfig | None = None
+) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     """Return a model without weights, and the shapes and places of its weights.
 
     Args:
         config: Its shape.
         source: The type of the computation, and what is computed again.
         mesh: From `make_mesh`; None for a single device.
+        lora: Adapters that it has.
+
+    Returns:
+        Its structure; the weights that are trained; and the rest (`lora.split`).
     """
+    dtype = jnp.dtype(source.dtype)
 
     def make(key: jax.Array) -> Decoder:
-        dtype = jnp.dtype(source.dtype)
-        return Decoder(config, key=key, dtype=dtype, remat=source.remat, mesh=mesh)
+        # As they are read: weights that stay as they are need no more than the computation's type.
+        kept = jnp.float32 if lora is None else dtype
+        model = Decoder(
+            config, key=key, dtype=dtype, param_dtype=kept, remat=source.remat, mesh=mesh
+        )
+        if lora is not None:
+            add_adapters(model, lora, seed=0)
+        return model
 
-    graph, shapes = nnx.split(nnx.eval_shape(make, jax.random.key(0)))
-    return graph, placed(shapes, mesh)
+    graph, trained, frozen = split(nnx.eval_shape(make, jax.random.key(0)))
+    return graph, placed(trained, mesh), placed(frozen, mesh)
 
 
 def abstract_opt_state(

@@ -29,6 +29,12 @@ class Outcome:
     record: Mapping[str, Any] | None = None
 
 
+def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> SamplerConfig:
+    """Return a sampler's settings with no more slots than a process has episodes at once."""
+    most = -(-train.prompts_per_step // processes) * train.group_size
+    return sampler.model_copy(update={"slots": min(sampler.slots, most)})
+
+
 def play(
     sampler: Sampler,
     tokenizer: Tokenizer,

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 from minirl.ahead import Program
 from minirl.chips import Topology
 from minirl.costs import Tokens, decode_bytes, model_flops, update_flops
-from minirl.plan import Fit, Job
+from minirl.plan import Fit
+from minirl.resident import Job
 from minirl.sharding import row_parts
 
 # Shares of the peaks that programs reach. Products: large dense models without their collectives
@@ -61,7 +62,7 @@ class Estimate:
     """How long a step takes.
 
     Attributes:
-        phases: `prompts` and `decoding` of the sampler, and `update`.
+        phases: `weights` on their way to the samplers, `prompts` and `decoding` there, `update`.
         tokens: Computed by the update.
         mfu: Of the update: 6 operations a weight and computed token, attention and repetition left
             out, over what the chips could do.
@@ -86,14 +87,20 @@ def estimate(job: Job, topology: Topology, mesh: Mesh, found: Fit) -> Estimate:
         mesh: Of their devices.
         found: What was compiled for it.
     """
-    size, devices = topology.size, list(mesh.devices.flat)
 
-    def phase(parts: Iterable[tuple[Program, float]], *, flops: float, moved: float) -> Phase:
+    def phase(
+        parts: Iterable[tuple[Program, float]],
+        *,
+        flops: float,
+        moved: float,
+        on: tuple[Topology, Mesh],
+    ) -> Phase:
         seconds = {True: 0.0, False: 0.0}
         taken = 0.0
+        chips, devices = on[0], list(on[1].devices.flat)
         for program, times in parts:
             for one in program.collectives:
-                speed = LINK_EFFICIENCY * topology.bytes_s([devices[i] for i in one.devices])
+                speed = LINK_EFFICIENCY * chips.bytes_s([devices[i] for i in one.devices])
                 seconds[one.is_hidden] += times * one.bytes / speed
                 taken += times * one.bytes
         return Phase(
@@ -106,14 +113,16 @@ def estimate(job: Job, topology: Topology, mesh: Mesh, found: Fit) -> Estimate:
             link_s=seconds[False],
         )
 
+    own = topology.host, found.sampling.mesh
     phases = {
-        "prompts": phase(**_prompts(job, found)),
-        "decoding": phase(**_decoding(job, mesh, found)),
-        "update": phase(**_update(job, mesh, found)),
+        "weights": _copying(topology, mesh, found),
+        "prompts": phase(**_prompts(job, found), on=own),
+        "decoding": phase(**_decoding(job, found), on=own),
+        "update": phase(**_update(job, mesh, found), on=(topology, mesh)),
     }
     tokens = _computed(job, found, job.train.prompts_per_step)
     seconds = phases["update"].seconds
-    mfu = model_flops(job.model, tokens) / (seconds * size * topology.chip.flops_s)
+    mfu = model_flops(job.model, tokens) / (seconds * topology.size * topology.chip.flops_s)
     return Estimate(phases, tokens.computed, mfu)
 
 
@@ -150,17 +159,32 @@ def _update(job: Job, mesh: Mesh, found: Fit) -> dict[str, Any]:
     }
 
 
+def _copying(topology: Topology, mesh: Mesh, found: Fit) -> Phase:
+    """Time the copy of the weights that a sampler takes from all devices, every step."""
+    copy = found.sampling.memory["sampler's weights"]
+    taken = copy if mesh.size > 1 else 0.0
+    speed = LINK_EFFICIENCY * topology.bytes_s(list(mesh.devices.flat))
+    memory_s = 2 * copy / (MEMORY_EFFICIENCY * topology.chip.memory_bytes_s)
+    return Phase(0.0, 2 * copy, taken, 0.0, memory_s, 0.0, taken / speed)
+
+
+def _share(job: Job, found: Fit) -> int:
+    """Return the prompts of the process that has the most."""
+    return -(-job.train.prompts_per_step // found.sampling.processes)
+
+
 def _prompts(job: Job, found: Fit) -> dict[str, Any]:
-    """Count the pieces of prompts that the sampler computes."""
+    """Count the pieces of prompts that a sampler computes."""
     fill = found.programs["fill"]
-    pieces = job.train.prompts_per_step * job.prompt / found.fill_tokens
+    pieces = _share(job, found) * job.prompt / found.fill_tokens
     return {"parts": [(fill, pieces)], "flops": fill.flops * pieces, "moved": fill.moved * pieces}
 
 
-def _decoding(job: Job, mesh: Mesh, found: Fit) -> dict[str, Any]:
+def _decoding(job: Job, found: Fit) -> dict[str, Any]:
     """Count the steps of the decode loop: all slots work until the longest response ends."""
-    decode, pools = found.programs["decode"], found.pools
-    episodes = job.train.prompts_per_step * job.train.group_size
+    decode, sampling = found.programs["decode"], found.sampling
+    pools = sampling.pools
+    episodes = _share(job, found) * job.train.group_size
     # Those that find pages of the cache, on average half full.
     seated = pools.own.pages // max(pools.own.pages_for(round(job.response / 2)), 1)
     slots = pools.parts * min(pools.slots, seated)
@@ -171,9 +195,7 @@ def _decoding(job: Job, mesh: Mesh, found: Fit) -> dict[str, Any]:
         prompts=slots / pools.group_size,
         prompt=job.prompt,
         answer=job.response / 2,
-        item=2 if job.source.dtype == "bfloat16" else 4,
+        item=job.dtype.itemsize,
     )
-    # Weights that are split over rows are gathered, and then read whole.
-    weights = found.sampler_weights * row_parts(mesh)
-    read = weights + cached / mesh.size
+    read = sampling.memory["sampler's weights"] + cached / sampling.mesh.size
     return {"parts": [(decode, steps)], "flops": decode.flops * steps, "moved": read * steps}

@@ -1,74 +1,135 @@
-"""The weights on this process's own devices: each process samples alone, from a whole model."""
+"""The weights on this process's own devices: each process samples alone, from a whole model.
+
+Training splits weights over all devices and gathers a layer when it computes it, which pays for a
+batch of many tokens. A sampler reads all weights for one token of each slot, so it has a copy, in
+the type of the computation, split over as few devices as have the memory for it.
+"""
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from minirl.costs import device_bytes
 from minirl.model import Decoder
-from minirl.sharding import PARAM_AXES, mesh_of, param_path, param_shardings
+from minirl.pages import device_memory
+from minirl.sharding import (
+    MESH_AXES,
+    PARAM_AXES,
+    mesh_of,
+    param_path,
+    param_shardings,
+    placed,
+)
+
+# A copy takes at most this part of a device's memory, if there are devices enough to share it.
+COPY_SHARE = 0.25
 
 
-def local_mesh(mesh: Mesh) -> Mesh | None:
-    """Arrange this process's devices as those of all: `tensor` as far as they go, else `fsdp`.
+def local_mesh(
+    params: Any, devices: Sequence[Any], *, dtype: Any, memory_bytes: float
+) -> Mesh | None:
+    """Arrange devices for sampling: the fewest on `tensor` that hold a copy, the rest on `data`.
+
+    Args:
+        params: All weights of the model, or their shapes.
+        devices: Those of one process.
+        dtype: In which it computes.
+        memory_bytes: Of one device.
 
     Returns:
         None for a single device.
     """
-    devices = jax.local_devices()
     if len(devices) == 1:
         return None
-    tensor = gcd(mesh.shape["tensor"], len(devices))
-    # In the order of their numbers on every process, as `local_params` counts on.
-    grid = np.array(devices).reshape(1, len(devices) // tensor, tensor)
-    return Mesh(grid, mesh.axis_names, axis_types=mesh.axis_types)
+    count = len(devices)
+    mesh = None
+    for tensor in (size for size in range(1, count + 1) if count % size == 0):
+        grid = np.array(devices).reshape(count // tensor, 1, tensor)
+        mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+        if device_bytes(copy_shapes(params, mesh, dtype)) <= COPY_SHARE * memory_bytes:
+            break
+    return mesh
+
+
+def copy_shapes(params: Any, own: Mesh | None, dtype: Any) -> Any:
+    """Return the shapes and places of what `local_params` makes of weights."""
+    return placed(
+        jax.tree.map_with_path(
+            lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, _copy_type(path, leaf, dtype)),
+            params,
+        ),
+        own,
+    )
 
 
 def local_model(model: Decoder) -> Decoder:
-    """Return the model on this process's devices; the same one where there are no others."""
-    if jax.process_count() == 1:
+    """Return the model on this process's devices; the same one where it lies on one device."""
+    if model.mesh is None:
         return model
-    assert model.mesh is not None
     graph, params = nnx.split(model)
-    copied = nnx.merge(graph, local_params(params, model.dtype))
-    own = local_mesh(model.mesh)
+    own = local_mesh(
+        params,
+        [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
+        dtype=model.dtype,
+        memory_bytes=device_memory(model.mesh),
+    )
+    copied = nnx.merge(graph, local_params(params, own, model.dtype))
     for _, node in nnx.iter_graph(copied):
         if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
             node.mesh = own
     return copied
 
 
-def local_params(params: nnx.State, dtype: Any) -> nnx.State:
-    """Copy weights that are split over all processes to this process's devices.
+def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
+    """Copy weights that are split over a mesh to this process's devices, one after the other.
 
-    Matrices come in the type of the computation, half of the bytes where that is bf16: a process
-    receives what it does not hold, 2 bytes a parameter at most, and keeps 2 bytes a parameter on
-    its devices together. All processes have to ask. Where there is one, nothing is copied.
+    A process receives what it does not hold, in the type of the computation. All processes have to
+    ask. Weights that lie on no mesh stay where they are.
+
+    Args:
+        params: All weights of a model, or those that are trained.
+        own: The mesh of `local_model`.
+        dtype: In which the model computes.
     """
     mesh = mesh_of(params)
-    if jax.process_count() == 1 or mesh is None:
+    if mesh is None:
         return params
-    own = local_mesh(mesh)
     shape = (1, 1, 1) if own is None else own.devices.shape
-    order = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     # One row a process: what is split along a row is there once for each of them.
-    everyone = Mesh(np.array(order).reshape(-1, *shape), ("process", *mesh.axis_names))
-    single = SingleDeviceSharding(jax.local_devices()[0])
-    targets = None if own is None else param_shardings(params, own)
+    everyone = Mesh(np.array(_ordered(mesh)).reshape(-1, *shape), ("process", *MESH_AXES))
+    single = SingleDeviceSharding(mesh.local_devices[0])
+    targets = () if own is None else (param_shardings(params, own),)
 
     def copy(path: Any, leaf: jax.Array, target: NamedSharding | None = None) -> jax.Array:
-        axes = PARAM_AXES.get(param_path(path).rpartition(".")[2], ())
-        if len(axes) > 1 and "rank" not in axes:  # adapters are added in full precision
-            leaf = leaf.astype(dtype)
+        leaf = leaf.astype(_copy_type(path, leaf, dtype))
         spec = PartitionSpec() if target is None else target.spec
         spread = jax.device_put(leaf, NamedSharding(everyone, spec))
         parts = [shard.data for shard in spread.addressable_shards]
         return jax.make_array_from_single_device_arrays(leaf.shape, target or single, parts)
 
-    rest = () if targets is None else (targets,)
-    return jax.tree.map_with_path(copy, params, *rest)
+    return jax.tree.map_with_path(copy, params, *targets)
+
+
+def in_compute_type(params: nnx.State, dtype: Any) -> nnx.State:
+    """Copy weights where they lie, in the type of the computation."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: jnp.array(leaf, dtype=_copy_type(path, leaf, dtype), copy=True), params
+    )
+
+
+def _copy_type(path: Any, leaf: Any, dtype: Any) -> Any:
+    """Return the type of a weight's copy; norms and adapters enter in full precision."""
+    axes = PARAM_AXES.get(param_path(path).rpartition(".")[2], ())
+    return dtype if len(axes) > 1 and "rank" not in axes else leaf.dtype
+
+
+def _ordered(mesh: Mesh) -> list[Any]:
+    """List the devices of a mesh, those of a process side by side, alike on every process."""
+    return sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))

@@ -119,7 +119,7 @@ def plan_pools(
     token_bytes = _token_bytes(model, itemsize=itemsize, mesh=mesh)
     sizes = [prompt_page * token_bytes, own_page * token_bytes]
     if config.cache_gb is None:
-        limit = MEMORY_SHARE * _device_bytes(mesh)
+        limit = MEMORY_SHARE * device_memory(mesh)
     else:
         limit = config.cache_gb * _GB
         _check_limit(limit, _bytes(longest, sizes), config)
@@ -149,7 +149,7 @@ def _token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int
     return 2 * model.num_hidden_layers * heads * model.head_dim * itemsize
 
 
-def _device_bytes(mesh: Mesh | None) -> float:
+def device_memory(mesh: Mesh | None) -> float:
     """Return the memory of one device; the devices of a CPU share it."""
     device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
     stats = device.memory_stats() if device.platform != "cpu" else None

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
 from minirl.ahead import Program, abstract_batch, at_depth, compile_program
-from minirl.chips import Topology
-from minirl.config import ModelSource, SamplerConfig, TrainConfig
-from minirl.costs import (
-    abstract_model,
-    abstract_opt_state,
-    count_parameters,
-    device_bytes,
-)
-from minirl.decode import abstract_calls, pool_shapes
+from minirl.chips import Topology, described_devices
+from minirl.costs import abstract_model, device_bytes
+from minirl.decode import abstract_calls
 from minirl.errors import UserError
-from minirl.model import ModelConfig
+from minirl.local import copy_shapes
 from minirl.packing import round_up
-from minirl.pages import MEMORY_SHARE, Pools, plan_pools
+from minirl.resident import Job, Sampling, Training, sampling_of, training_of
 from minirl.sharding import row_parts
-from minirl.update import Learner, TrainState, make_optimizer, policy_objective
-from minirl.vocabulary import LOGITS_BYTES
 
 # Share of a chip's memory that a plan fills: the rest is the runtime's, and lost between buffers.
 FILLED = 0.95
-# Copies of the weights that samplers hold: the trainer's own, and the evaluation's.
-_SAMPLERS = 2
 # Programs compiled at least: the sampler's three at two depths, the update's three.
 _PROGRAMS = 9
 # XLA's least effort to make a program fast: it compiles two to three times as quickly, and plans a
@@ -40,27 +28,6 @@ _PROGRAMS = 9
 _QUICK = {"exec_time_optimization_effort": -1.0}
 
 Progress = Callable[[int, int, str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is planned.
-
-    Attributes:
-        model: The model's shape.
-        source: Its types, and what is computed again.
-        sampler: Slots and lengths.
-        train: Batch, algorithm, optimizer.
-        prompt: Mean length of the prompts, in tokens.
-        response: Mean length of the responses.
-    """
-
-    model: ModelConfig
-    source: ModelSource
-    sampler: SamplerConfig
-    train: TrainConfig
-    prompt: float
-    response: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +51,10 @@ class Fit:
 
     Attributes:
         batch: The largest micro-batch that fits.
-        pools: The sampler's cache.
-        fill_tokens: Prompt tokens that the sampler computes at once, on all devices.
-        sampler_weights: Bytes of a sampler's copy of the weights.
+        sampling: How one process samples.
+        fill_tokens: Prompt tokens that a sampler computes at once, on all its devices.
         memory: Bytes by kind, while the update runs.
-        generation_bytes: All bytes while the sampler works.
+        generation: Bytes by kind, while the sampler works.
         room: Bytes that may be filled.
         programs: By name.
         parameters: Numbers of the model.
@@ -96,11 +62,10 @@ class Fit:
     """
 
     batch: MicroBatch
-    pools: Pools
+    sampling: Sampling
     fill_tokens: int
-    sampler_weights: float
     memory: dict[str, float]
-    generation_bytes: float
+    generation: dict[str, float]
     room: float
     programs: dict[str, Program]
     parameters: int
@@ -111,53 +76,10 @@ class Fit:
         """Return all bytes while the update runs."""
         return sum(self.memory.values())
 
-
-def pools_of(job: Job, mesh: Mesh | None, *, memory_bytes: float) -> Pools:
-    """Return the sizes of the sampler's cache on devices of so much memory."""
-    sampler = job.sampler
-    if sampler.cache_gb is None:
-        # What the sampler would find itself to be the most.
-        most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
-        sampler = sampler.model_copy(update={"cache_gb": most})
-    return plan_pools(
-        job.model,
-        sampler,
-        group_size=job.train.group_size,
-        itemsize=jnp.dtype(job.source.dtype).itemsize,
-        mesh=mesh,
-    )
-
-
-def cache_bytes(job: Job, pools: Pools, mesh: Mesh | None) -> float:
-    """Return the bytes of a sampler's cache on each device."""
-    dtype = jnp.dtype(job.source.dtype)
-    return sum(
-        device_bytes(pool_shapes(pool, job.model, dtype=dtype, mesh=mesh))
-        for pool in (pools.prompts, pools.own)
-    )
-
-
-def resident_bytes(job: Job, mesh: Mesh | None, *, memory_bytes: float) -> dict[str, float]:
-    """Count, without compiling, what a run holds on each device for certain, by kind.
-
-    Returns:
-        Bytes of the weights and of what is kept for each of them, of the sampler's cache, and of
-        the logits that are held at once.
-    """
-    _, params = abstract_model(job.model, job.source, mesh)
-    optimizer = make_optimizer(job.train.optimizer, steps=job.train.steps)
-    weights, item = device_bytes(params), jnp.dtype(job.source.dtype).itemsize
-    cache = cache_bytes(job, pools_of(job, mesh, memory_bytes=memory_bytes), mesh)
-    return {
-        "weights": weights,
-        "optimizer": device_bytes(abstract_opt_state(optimizer, params, mesh)),
-        # What the KL is measured against, whatever its coefficient.
-        "start weights": weights,
-        "gradient": weights,
-        "sampler's weights": _SAMPLERS * weights * item / 4,
-        "cache": cache,
-        "logits": min(LOGITS_BYTES, 4.0 * job.sampler.max_response_tokens * job.model.vocab_size),
-    }
+    @property
+    def generation_bytes(self) -> float:
+        """Return all bytes while the sampler works."""
+        return sum(self.generation.values())
 
 
 @dataclass(slots=True)
@@ -165,23 +87,13 @@ class _Compiler:
     """Compiles the programs of a job for a mesh, and keeps what is known of them."""
 
     job: Job
-    pools: Pools
+    training: Training
+    sampling: Sampling
     mesh: Mesh
     progress: Progress
     seconds: float = 0.0
     done: int = 0
     fill_tokens: int = 0
-    learner: Learner = field(init=False)
-    state: TrainState = field(init=False)
-
-    def __post_init__(self) -> None:
-        job = self.job
-        train = job.train
-        graph, params = abstract_model(job.model, job.source, self.mesh)
-        optimizer = make_optimizer(train.optimizer, steps=train.steps)
-        objective = policy_objective(train.algorithm, temperature=job.sampler.temperature)
-        self.learner = Learner(graph, objective, optimizer, mesh=self.mesh)
-        self.state = TrainState(params, abstract_opt_state(optimizer, params, self.mesh))
 
     def compile(self, name: str, lowered: Lowered) -> Program:
         self.progress(self.done, max(self.done + 1, _PROGRAMS), f"compiling {name}")
@@ -201,37 +113,36 @@ class _Compiler:
             answer=round_up(job.sampler.max_response_tokens, multiple=sizes.answer_multiple),
             mesh=self.mesh,
         )
-        for name, lowered in self.learner.lower(self.state, shapes):
+        for name, lowered in self.training.learner.lower(self.training.state, shapes):
             yield self.compile(name, lowered)
 
-    def sampler(self) -> tuple[dict[str, Program], float]:
+    def sampler(self) -> dict[str, Program]:
         """Compile the sampler's programs for one layer and for two, and tell of all from them.
 
         Its layers are not a loop: compiling a deep model's takes many minutes.
-
-        Returns:
-            The programs by name, and the bytes of a copy of the weights on each device.
         """
-        (one, weights_one), (two, weights_two) = map(self._shallow, (1, 2))
+        one, two = map(self._shallow, (1, 2))
         depth = self.job.model.num_hidden_layers
-        weights = weights_one + (weights_two - weights_one) * (depth - 1)
-        return {name: at_depth(one[name], two[name], depth) for name in one}, weights
+        return {name: at_depth(one[name], two[name], depth) for name in one}
 
-    def _shallow(self, depth: int) -> tuple[dict[str, Program], float]:
-        job = self.job
+    def _shallow(self, depth: int) -> dict[str, Program]:
+        job, sampling = self.job, self.sampling
         config = replace(job.model, num_hidden_layers=depth)
-        graph, params = abstract_model(config, job.source, self.mesh)
-        dtype = jnp.dtype(job.source.dtype)
-        # All is trained: adapters would be merged before.
-        model = (graph, params, nnx.State({}))
-        calls = abstract_calls(model, self.pools, config=config, dtype=dtype, mesh=self.mesh)
-        programs = {
+        # Adapters are part of the copy.
+        graph, params, frozen = abstract_model(config, job.source, sampling.mesh)
+        calls = abstract_calls(
+            (graph, copy_shapes(params, sampling.mesh, job.dtype), frozen),
+            sampling.pools,
+            config=config,
+            dtype=job.dtype,
+            mesh=sampling.mesh,
+        )
+        *_, chunk = calls["fill"].arguments
+        self.fill_tokens = chunk.tokens_BT.size
+        return {
             name: self.compile(name, call.program.lower(*call.arguments))
             for name, call in calls.items()
         }
-        prepared, *_, chunk = calls["fill"].arguments
-        self.fill_tokens = chunk.tokens_BT.size
-        return programs, device_bytes(prepared)
 
 
 def fit(job: Job, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
@@ -246,66 +157,66 @@ def fit(job: Job, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
     Raises:
         UserError: Nothing fits.
     """
-    pools = pools_of(job, mesh, memory_bytes=topology.chip.memory_bytes)
-    compiler = _Compiler(job, pools, mesh, progress)
-    room = FILLED * topology.chip.memory_bytes
-    weights = device_bytes(compiler.state.params)
-    memory = {
-        "weights": weights,
-        "optimizer": device_bytes(compiler.state.opt_state),
-        # What the KL is measured against, whatever its coefficient.
-        "start weights": weights,
-    }
-    _refuse(memory | {"gradient": weights}, room)
-    sampler, copy = compiler.sampler()
-    memory["sampler's weights"] = _SAMPLERS * copy
-    memory["cache"] = cache_bytes(job, pools, mesh)
-    at_work = max(sampler[name].temporaries + sampler[name].outputs for name in ("fill", "decode"))
-    _refuse(memory | {"sampler at work": at_work}, room)
-    resident = sum(memory.values())
-    batch, update = _largest_batch(compiler, room=room - resident)
+    training = training_of(job, mesh)
+    memory_bytes = topology.chip.memory_bytes
+    # Described apart: compilers know no part of a slice.
+    own, _ = described_devices(topology.host)
+    room = FILLED * memory_bytes
+    gradient = device_bytes(training.state.params)
+    _refuse(training.memory | {"gradients": gradient}, room)
+    sampling = sampling_of(job, mesh, own, memory_bytes=memory_bytes)
+    compiler = _Compiler(job, training, sampling, mesh, progress)
+    programs = compiler.sampler()
+    kept = training.memory | sampling.kept
+    generation = kept | sampling.memory
+    # Before there is a cache, what came from the other devices lies beside the copy.
+    arriving = 0 if mesh.size == 1 else sampling.memory["sampler's weights"]
+    at_work = [programs[name].temporaries + programs[name].outputs for name in ("fill", "decode")]
+    generation["sampler at work"] = max(*at_work, arriving - sampling.memory["cache"])
+    _refuse(generation, room)
+    batch, update = _largest_batch(compiler, room=room - sum(kept.values()))
     if batch is None:
-        memory |= {"gradients": weights, "activations": update["gradient"].temporaries}
-        _refuse(memory, room, always=True)
-        raise AssertionError
-    memory |= _update_memory(update, batch, weights)
+        need = {"gradients": gradient, "activations": update["gradient"].temporaries}
+        raise _nothing_fits(kept | need, room)
     return Fit(
         batch=batch,
-        pools=pools,
+        sampling=sampling,
         fill_tokens=compiler.fill_tokens,
-        sampler_weights=copy,
-        memory=memory,
-        generation_bytes=resident + at_work,
+        memory=kept | _update_memory(update, batch, training),
+        generation=generation,
         room=room,
-        programs=sampler | update,
-        parameters=count_parameters(compiler.state.params),
+        programs=programs | update,
+        parameters=training.parameters,
         seconds=compiler.seconds,
     )
 
 
-def _refuse(memory: dict[str, float], room: float, *, always: bool = False) -> None:
+def _refuse(memory: dict[str, float], room: float) -> None:
     """Raise a `UserError` if this is more than there is room for."""
-    total = sum(memory.values())
-    if total <= room and not always:
-        return
+    if sum(memory.values()) > room:
+        raise _nothing_fits(memory, room)
+
+
+def _nothing_fits(memory: dict[str, float], room: float) -> UserError:
     parts = " + ".join(f"{name} {size / 2**30:.1f}" for name, size in memory.items())
-    raise UserError(
-        f"nothing fits: {parts} = {total / 2**30:.1f} GiB a device, and {room / 2**30:.1f} may be "
-        "filled; take more chips, a mesh with more of them on tensor, shorter lengths, fewer "
-        "sampler.slots, or train.optimizer.moments=bfloat16"
+    return UserError(
+        f"nothing fits: {parts} = {sum(memory.values()) / 2**30:.1f} GiB a device, and "
+        f"{room / 2**30:.1f} may be filled; take more chips, a mesh with more of them on tensor, "
+        "shorter lengths, fewer sampler.slots, or train.optimizer.moments=bfloat16"
     )
 
 
 def _update_memory(
-    update: dict[str, Program], batch: MicroBatch, weights: float
+    update: dict[str, Program], batch: MicroBatch, training: Training
 ) -> dict[str, float]:
     """Return what an update takes besides what is always there, by kind."""
+    gradient = device_bytes(training.state.params)
     # Several micro-batches: their sum beside the gradient of the one at work.
-    gradients = weights * min(batch.count, 2)
-    work = max(update["gradient"].temporaries, update["apply"].temporaries - gradients + weights)
+    gradients = gradient * min(batch.count, 2)
+    work = max(update["gradient"].temporaries, update["apply"].temporaries - gradients + gradient)
     return {
         "gradients": gradients,
-        "batch": update["gradient"].arguments - weights,
+        "batch": update["gradient"].arguments - training.memory["weights"],
         "activations": work,
     }
 
@@ -319,7 +230,6 @@ def _largest_batch(
         The micro-batch and its programs; None and what was tried last where nothing fits.
     """
     train = compiler.job.train
-    weights = device_bytes(compiler.state.params)
     most = -(-train.prompts_per_step // (train.mini_batches * row_parts(compiler.mesh)))
     tried: dict[MicroBatch, dict[str, Program]] = {}
     rest: dict[str, Program] = {}
@@ -334,7 +244,7 @@ def _largest_batch(
         found = tried[batch]
         if not found["gradient"].fits:
             return math.inf
-        return sum(_update_memory(found, batch, weights).values())
+        return sum(_update_memory(found, batch, compiler.training).values())
 
     last, at_last = {}, 0
     for answers in _halves(train.batching.answers_per_batch or train.group_size):

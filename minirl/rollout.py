@@ -149,12 +149,12 @@ def rollout(
         env_workers: Threads that wait for environments.
         progress: Called with (episodes ended, episodes in all).
 
-    Raises:
-        Preempted: A signal came; the episodes are lost, and the sampler is free.
-
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
         than `config.max_prompt_tokens`: a warning counts them, and the run goes on.
+
+    Raises:
+        Preempted: A signal came; the episodes are lost, and the sampler is free.
     """
     limits = _Limits(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
     with ThreadPoolExecutor(env_workers, thread_name_prefix="environment") as pool:

@@ -106,7 +106,10 @@ class NativeSampler:
         self._arrivals = 0
         self._prompt_pool: Segments = []
         self._own_pool: Segments = []
-        self.set_weights(weights, version=version)
+        self._preemptions_before = 0
+        self._weights: Any = None
+        # Copied when they are needed: whoever sets others first does without a copy of these.
+        self._first: tuple[Any, int] | None = (weights, version)
 
     @property
     def compilations(self) -> int:
@@ -122,8 +125,7 @@ class NativeSampler:
         """
         if self._episodes:
             raise RuntimeError("weights changed while episodes were being sampled")
-        self._weights = self._programs.prepare(weights, self._frozen)
-        self._version = version
+        self._copy(weights, version)
         self._seats.forget_prompts()
         self._preemptions_before, self.work.most_pages = self.work.preemptions, 0
 
@@ -136,10 +138,11 @@ class NativeSampler:
         }
 
     def free_memory(self) -> None:
-        """Give the memory of the caches back until the next request."""
-        if self._seats.seated():
-            raise RuntimeError("caches freed while episodes were being sampled")
+        """Give the memory of the copy and of the caches back; `set_weights` takes it again."""
+        if self._episodes:
+            raise RuntimeError("memory freed while episodes were being sampled")
         self._prompt_pool, self._own_pool = [], []
+        self._first = self._weights = None
         self._seats.forget_prompts()
 
     def submit(self, request: Request) -> None:
@@ -168,6 +171,10 @@ class NativeSampler:
             Ended replies by slot; empty when none ended or nothing was asked for.
         """
         steps = min(max_steps, MAX_STEPS)
+        if self._first is not None:
+            self._copy(*self._first)
+        if self._weights is None:
+            raise RuntimeError("no weights to sample with: call set_weights first")
         if not self._own_pool:
             self._allocate()
         self._admit()
@@ -182,6 +189,11 @@ class NativeSampler:
         if known is not None and known.slot is not None:
             self._seats.leave(known)
         self._queue = [waiting for waiting in self._queue if waiting is not known]
+
+    def _copy(self, weights: Any, version: int) -> None:
+        # The old copy goes before there is a new one.
+        self._first = self._weights = None
+        self._weights, self._version = self._programs.prepare(weights, self._frozen), version
 
     def _arrive(self, request: Request) -> Episode:
         if len(request.ids) > self._config.max_prompt_tokens:

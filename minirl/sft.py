@@ -192,8 +192,8 @@ def supervise(
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.newest_step()
         if done:
-            state, facts = checkpoints.restore_newest(state)
-            guard.restart(GuardFacts.model_validate(facts))
+            state, facts = checkpoints.restore_newest(state, GuardFacts)
+            guard.restart(facts)
         with closing(Metrics(folder, resume_step=done)) as metrics:
             try:
                 while done < config.steps:

@@ -1,6 +1,6 @@
 """Reinforcement learning: roll out, score, advantages, update, and everything written down.
 
-The path of a step: `Trainer._step` -> `rollout.rollout` -> the task's score ->
+The path of a step: `Trainer._step` -> `episodes.play` (`rollout.rollout`, the task's score) ->
 `credit.token_advantages` -> `batching.micro_batches` -> `update.Learner.update` -> the loss.
 """
 
@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import optax
 from flax import nnx
@@ -36,15 +35,14 @@ from minirl.batching import (
 from minirl.checkpoint import Checkpoints
 from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
-from minirl.episodes import play
+from minirl.episodes import own_slots, play
 from minirl.guard import Guard, GuardFacts
-from minirl.local import local_model, local_params
+from minirl.local import in_compute_type, local_model, local_params
 from minirl.lora import split
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
 from minirl.packing import padding
 from minirl.preemption import Preempted
-from minirl.reading import check
 from minirl.rollout import flatten
 from minirl.sampler import NativeSampler
 from minirl.schedule import Restart, restart, second_optimizer
@@ -104,7 +102,7 @@ class Trainer:
         self._task, self._config, self._seed = task, config, seed
         self._tokenizer, self._sampler_config = tokenizer, sampler
         graph, params, frozen = split(model)
-        self._reference = jax.tree.map(lambda leaf: leaf.copy(), params)
+        self._reference = in_compute_type(params, model.dtype)
         self._sizes = sizes_on(config.batching, model.mesh)
         self._learner = Learner(
             graph,
@@ -114,9 +112,14 @@ class Trainer:
             temperature=sampler.temperature,
             mesh=model.mesh,
         )
-        self._dtype = model.dtype
+        local = local_model(model)
+        self._dtype, self._own_mesh = model.dtype, local.mesh
         self._sampler = NativeSampler(
-            local_model(model), sampler, tokenizer, group_size=config.group_size, seed=seed
+            local,
+            own_slots(sampler, config, processes=hosts.count()),
+            tokenizer,
+            group_size=config.group_size,
+            seed=seed,
         )
         self._state = self._learner.init(params)
         self._folder = folder
@@ -158,13 +161,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
-        self._state, facts = self._checkpoints.restore_newest(self._state)
-        known = check(
-            _Facts,
-            facts,
-            where=f"{self._folder / 'checkpoints' / str(self.step)}: facts",
-            advice="delete that folder to go on from the one before",
-        )
+        self._state, known = self._checkpoints.restore_newest(self._state, _Facts)
         self._rounds = self.step if known.rounds is None else known.rounds
         self._curve, self._unfinished = known.curve, known.unfinished
         self._guard.restart(known.guard)
@@ -258,7 +255,7 @@ class Trainer:
     def _step(self) -> dict[str, float]:
         config, watch = self._config, Stopwatch()
         self._sampler.set_weights(
-            local_params(self._state.params, self._dtype), version=self.step - 1
+            local_params(self._state.params, self._own_mesh, self._dtype), version=self.step - 1
         )
         groups: list[list[Trajectory]] = []
         scores: list[list[Score]] = []
@@ -280,6 +277,9 @@ class Trainer:
             kept = self._choose(groups, scores)
             if len(kept) >= config.prompts_per_step:
                 break
+        told = hosts.gather(self._sampler.numbers)
+        # Nothing is sampled before the next weights.
+        self._sampler.free_memory()
         kept = kept[: config.prompts_per_step]
         chosen = [groups[n] for n in kept]
         with watch.phase("update"):
@@ -288,7 +288,6 @@ class Trainer:
             numbers["groups/rounds"] = float(self._rounds - before)
         numbers |= summarise(groups, scores, lambda outcome: outcome.numbers)
         numbers |= speeds(groups, chosen, watch)
-        told = hosts.gather(self._sampler.numbers)
         numbers |= {name: max(one[name] for one in told) for name in told[0]}
         if self.step % config.sample_every == 0 or self.step == 1:
             self._sample(groups, scores)

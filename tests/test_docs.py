@@ -106,6 +106,6 @@ def test_the_example_of_the_readme_prints_what_it_says(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=110,
         )
         assert (run.stdout, run.stderr) == (expected, "")

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sqlenv.config import DemoConfig
+from sqlenv.demo import generate
 from sqlenv.types import Example
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +107,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
         start = ["-c", code] if code else ["-m"]
         line = [sys.executable, *start, *map(str, arguments)]
         return subprocess.run(
-            line, cwd=cwd, env=env, capture_output=True, text=True, timeout=110, check=False
+            line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run
@@ -118,6 +120,20 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         connection.executescript(TABLES)
     connection.close()
     return path
+
+
+def verbal_folder(folder: Path, verbal: dict[str, Any], *, questions: int) -> Path:
+    """Fill a folder with data, and `verbal.yaml` that asks some questions of it."""
+    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
+    generate(folder / "data", DemoConfig(**one, questions_per_database=12))
+    config = {
+        **TINY,
+        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
+        "evaluation": {**TINY["evaluation"], "questions": questions},
+        "verbal": verbal,
+    }
+    (folder / "verbal.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder
 
 
 def example(database: Path, gold: str, name: str = "1") -> Example:

@@ -231,7 +231,6 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
     assert ours == (tmp_path / "run/after/predictions.jsonl").read_bytes()
 
 
-@pytest.mark.timeout(240)
 def test_a_run_for_columns(command, tiny, tmp_path):
     config = smallest(
         tiny,

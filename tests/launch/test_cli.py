@@ -253,6 +253,15 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tin
     )
 
 
+FAILING = """
+import errno
+from launch import cli
+def main(arguments):
+    raise {}
+cli.run(main)
+"""
+
+
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
@@ -263,23 +272,13 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tin
     ],
 )
 def test_what_the_file_system_refuses_is_told_in_a_line(command, tmp_path, kind, told):
-    code = (
-        "import errno\nfrom launch import cli\n"
-        f"def main(arguments):\n    raise OSError(errno.{kind}, 'full', 'f')\n"
-        "cli.run(main)\n"
-    )
-    done = command(cwd=tmp_path, code=code)
+    done = command(cwd=tmp_path, code=FAILING.format(f"OSError(errno.{kind}, 'full', 'f')"))
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
 
 
 @pytest.mark.parametrize(("said", "status"), [("RESOURCE_EXHAUSTED: Out of memory", 2), ("?", 1)])
 def test_a_full_device_is_told_in_a_line(command, tmp_path, said, status):
-    code = (
-        "from launch import cli\n"
-        f"def main(arguments):\n    raise RuntimeError('{said}')\n"
-        "cli.run(main)\n"
-    )
-    done = command(cwd=tmp_path, code=code)
+    done = command(cwd=tmp_path, code=FAILING.format(f"RuntimeError('{said}')"))
     assert done.returncode == status
     assert ("lower sampler.cache_gb" in done.stderr) == (status == 2)
     assert ("Traceback" in done.stderr) == (status == 1)

@@ -306,18 +306,10 @@ def test_sizes(text, capsys):
 
 
 MEASURE = """
-import resource, sys
-from pathlib import Path
+import sys
 import jax
 from launch import cli, export, export_job
-
-def peak_bytes():
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts the process that this one was forked from into its ru_maxrss.
-    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
+from tests.memory import peak_bytes
 
 cli.use_accelerator("cpu")
 before = peak_bytes()
@@ -362,7 +354,6 @@ def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path,
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > large.bytes
 
 
-@pytest.mark.timeout(300)
 def test_a_job_with_adapters_is_trained_exported_and_measured(command, tiny, tmp_path):
     settings = [
         *("train.lora.rank=4", "train.lora.targets=[q, v, down]", "warm_start.lora.rank=2"),

@@ -7,16 +7,17 @@ import json
 import logging
 import math
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
 
 import minirl.ahead
 from launch import plan
+from launch.cli import USER_ERRORS
 from launch.config import load_config
 from minirl import chips
 from minirl.errors import UserError
@@ -78,9 +79,10 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert found["micro_batches"] == 1
     assert memory["gradients"] == memory["weights"]
     phases = found["phases"]
-    assert set(phases) == {"prompts", "decoding", "update"}
+    assert set(phases) == {"weights", "prompts", "decoding", "update"}
     assert found["step_s"] == pytest.approx(sum(phase["seconds"] for phase in phases.values()))
-    assert all(phase["seconds"] > 0 and phase["flops"] > 0 for phase in phases.values())
+    assert all(phase["seconds"] > 0 for phase in phases.values())
+    assert all(phases[name]["flops"] > 0 for name in ("prompts", "decoding", "update"))
     assert phases["update"]["collective_bytes"] > 0
     assert 0 < found["mfu"] < 1
     assert 0 <= found["collective_share"] < 1
@@ -90,6 +92,34 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert "pretended" in found["compiler"]
     json.dumps(found)
     assert plan._tables(found)
+
+
+def test_adapters_take_less(made):
+    found, _ = make("cpux4", "train.lora.rank=2")
+    memory, all_trained = found["memory_bytes"], made[0]["memory_bytes"]
+    assert found["parameters"] > made[0]["parameters"]
+    assert memory["optimizer"] < 0.5 * all_trained["optimizer"]
+    assert memory["gradients"] < 0.5 * all_trained["gradients"]
+    # The frozen weights lie there split, and whole for the sampler.
+    assert memory["weights"] > all_trained["weights"]
+    assert memory["sampler's frozen weights"] == pytest.approx(4 * all_trained["weights"], rel=0.2)
+
+
+def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
+    found, _ = made
+    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
+    copy = found["generation_memory_bytes"]["sampler's weights"]
+    # A copy takes at most a quarter of a device.
+    chip = chips.Chip("cpu", 1e12, 3.9 * copy, 1e11, 1e10)
+    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    with pytest.raises(UserError, match="sampler at work"):
+        make()
+    fewer = chips.Chip("cpu", 1e12, 2**34, 1e11, 1e10)
+    monkeypatch.setitem(chips.CHIPS, "cpu", fewer)
+    monkeypatch.setattr("minirl.local.COPY_SHARE", 0.9 * copy / 2**34)
+    shared, _ = make()
+    assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
+    assert shared["generation_memory_bytes"]["sampler's weights"] < copy
 
 
 def test_lengths_make_time_shorter_and_not_memory(made):
@@ -141,11 +171,33 @@ def test_refusals_are_one_line_and_status_2(tmp_path):
         ({"model": "gpt-7"}, "gpt-7: no such model among the published shapes"),
         ({"prompt": 65.0}, "--prompt-tokens 65: .* sampler.max_prompt_tokens = 64"),
         ({"response": 0.5}, "--response-tokens 0.5"),
+        ({"prompt": 0.0}, "--prompt-tokens 0: a mean length lies between 1 and"),
     ],
 )
 def test_mistakes_are_told(options, message):
     with pytest.raises(UserError, match=message):
         make(**options)
+
+
+def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):
+    with pytest.raises(SystemExit):
+        plan.main(["--help"])
+    example = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    asked = []
+    monkeypatch.setattr(plan, "make_plan", lambda *given, **_: asked.append(given[1]) or made[0])
+    plan.main(example[example.index("launch.plan") + 1 :])
+    assert asked == ["v5e:2x2"]
+
+
+def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made, tmp_path):
+    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: made[0])
+    line = ["--cfg", "progress-demo.yaml", "--topology", "cpux4", "--json"]
+    plan.main([*line, str(tmp_path / "new" / "plan.json")])
+    assert json.loads((tmp_path / "new" / "plan.json").read_text()) == made[0]
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
+    with pytest.raises(USER_ERRORS, match=r"is a file\); set --json to another folder"):
+        plan.main([*line, str(tmp_path / "file" / "plan.json")])
 
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
@@ -189,8 +241,7 @@ def test_training_logs_the_memory_it_holds(tiny_folder, caplog):
 
 
 def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
-    stats = SimpleNamespace(memory_stats=lambda: {"bytes_limit": 10_000})
-    monkeypatch.setattr(jax, "local_devices", lambda: [stats])
+    monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
     with pytest.raises(UserError, match="does not fit; use more devices"):
         plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
 

@@ -12,7 +12,6 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import yaml
 from flax import nnx
 
 from launch import verbal
@@ -21,14 +20,12 @@ from minirl.config import BatchingConfig, OptimizerConfig, SftConfig, TinyConfig
 from minirl.sft import Demonstration, supervise
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
-from sqlenv.config import DemoConfig
-from sqlenv.demo import generate
 from sqlenv.errors import UserError
 from sqlenv.types import Message
 
 from .chat_server import Chat, Failure
 from .chat_server import serve as serve_chat
-from .conftest import ROOT, TINY
+from .conftest import ROOT, TINY, verbal_folder
 from .sglang_server import serve
 
 QUESTIONS, JUDGEMENTS, KILL_AT = 3, 2, 12
@@ -50,19 +47,11 @@ def python() -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, a config that reads it, and a model that has learnt to write queries that run."""
-    folder = tmp_path_factory.mktemp("sglang")
-    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
-    generate(folder / "data", DemoConfig(**one, questions_per_database=12))
-    config = {
-        **TINY,
-        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
-        "evaluation": {**TINY["evaluation"], "questions": QUESTIONS},
-        "verbal": {
-            "candidates": 2, "attempts": 20, "judgements": JUDGEMENTS, "judge_retries": 1,
-            "max_tokens": 24, "parallel": 1, "retries": 1, "timeout_s": 60,
-        },
+    settings = {
+        "candidates": 2, "attempts": 20, "judgements": JUDGEMENTS, "judge_retries": 1,
+        "max_tokens": 24, "parallel": 1, "retries": 1, "timeout_s": 60,
     }  # fmt: skip
-    (folder / "verbal.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    folder = verbal_folder(tmp_path_factory.mktemp("sglang"), settings, questions=QUESTIONS)
     make_model(folder)
     return folder
 

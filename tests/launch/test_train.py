@@ -151,7 +151,6 @@ def test_the_same_command_again_says_that_the_run_is_complete(command, place, ti
     assert "finished: holds results of other settings (seed is 0 there and 4 here)" in other.stderr
 
 
-@pytest.mark.timeout(240)
 def test_a_run_killed_twice_equals_one_that_was_not(command, place, tiny):
     folder, line = place / "killed", ["--cfg", tiny, "run.dir=killed"]
 

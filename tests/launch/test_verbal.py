@@ -13,17 +13,14 @@ import time
 from pathlib import Path
 
 import pytest
-import yaml
 
 from launch import verbal
 from minirl.config import TinyConfig
 from minirl.tiny import make_tiny
-from sqlenv.config import DemoConfig
-from sqlenv.demo import generate
 from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve
-from .conftest import ROOT, TINY
+from .conftest import ROOT, TINY, verbal_folder
 
 QUESTIONS, CANDIDATES, JUDGEMENTS = 3, 3, 4
 SETTINGS = {
@@ -42,17 +39,7 @@ OTHERS = ("SELECT 1", "SELECT 'x', 2", "SELECT nothing FROM nowhere", "")
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Data, and a config that reads it."""
-    folder = tmp_path_factory.mktemp("verbal")
-    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
-    generate(folder / "data", DemoConfig(**one, questions_per_database=12))
-    config = {
-        **TINY,
-        "data": {**TINY["data"], "demo": None, "root": str(folder / "data")},
-        "evaluation": {**TINY["evaluation"], "questions": QUESTIONS},
-        "verbal": SETTINGS,
-    }
-    (folder / "verbal.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    return folder
+    return verbal_folder(tmp_path_factory.mktemp("verbal"), SETTINGS, questions=QUESTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +83,12 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     out, brain = tmp_path / "out", Brain(golds)
 
+    met = threading.Event()
+
     def answer(body, earlier):
-        time.sleep(0.02)  # so that requests meet
+        if chat.under_way > 1:
+            met.set()
+        met.wait(10)  # the first request for another one
         return brain(body, earlier)
 
     with serve(Chat(answer)) as chat:
@@ -186,6 +177,7 @@ def test_judgements_that_are_garbage_are_left_out_and_counted(place, golds, tmp_
     assert result["cost"]["judge"]["calls"] == 2 * judged  # asked for again once, and no more
 
 
+@pytest.mark.timeout(400)
 def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path):
     with serve(Chat(Brain(golds))) as chat:
         plain = launch(place, tmp_path / "plain", chat)
@@ -214,7 +206,7 @@ def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path)
             environment = os.environ | {"PYTHONPATH": str(ROOT)}
             line = [*command, "--endpoint", chat.url]
             alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE))
-            alive[-1].communicate(timeout=60)
+            alive[-1].communicate(timeout=100)
         assert [process.returncode for process in alive] == [-signal.SIGKILL] * 3 + [0]
         assert set(chat.paid.values()) == {1}
         assert chat.requests == whole + 3
@@ -239,22 +231,36 @@ def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Pop
     return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
 
 
+def read_until(words: str, process: subprocess.Popen) -> str:
+    """Read what a command says until it has said these words."""
+    told = ""
+    for line in process.stderr or ():
+        told += line
+        if words in line:
+            return told
+    pytest.fail(told)
+
+
 def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
     out, brain = tmp_path / "out", Brain(golds)
     alive: list[subprocess.Popen] = []
+    interrupted = threading.Event()
 
     def answer(body, earlier):
-        time.sleep(0.1)
+        if interrupted.is_set():
+            time.sleep(1)  # so that these calls are under way when the command hears of it
         return brain(body, earlier)
 
     def before(count: int) -> None:
         if count == 8:
+            interrupted.set()
             alive[0].send_signal(signal.SIGINT)
 
     with serve(Chat(answer, before)) as chat:
         alive.append(start(place, out, chat))
-        _, told = alive[0].communicate(timeout=60)
+        _, told = alive[0].communicate(timeout=100)
         assert alive[0].returncode == 130
+        interrupted.clear()
         assert "the same command goes on" in told
         assert "Traceback" not in told
         assert "HTTP Request" not in told
@@ -268,36 +274,38 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_pat
 
     def answer(body, earlier):
         asked.set()
-        ended.wait(60)
+        ended.wait(100)
         return Failure(hang_up=True)
 
     with serve(Chat(answer)) as chat:
         process = start(place, tmp_path / "out", chat, "verbal.timeout_s=600")
         assert asked.wait(60)
         process.send_signal(signal.SIGINT)
+        # Two signals before the first is heard would be one.
+        told = read_until("interrupt again not to wait", process)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)  # what is under way is paid for
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=10)
+        told += process.communicate(timeout=30)[1]
         ended.set()
     assert process.returncode == 130
-    assert "interrupt again not to wait" in told
     assert "the same command goes on" in told
     assert "Traceback" not in told
 
 
 def test_a_second_process_in_a_folder_is_refused(place, golds, tmp_path):
     brain, out = Brain(golds), tmp_path / "out"
+    patient = "verbal.timeout_s=600"  # while the other one starts
     others: list[subprocess.Popen] = []
 
     def answer(body, earlier):
         if not earlier and len(chat.seen) == 5:
-            others.append(start(place, out, chat))
-            assert "another process writes here" in others[0].communicate(timeout=60)[1]
+            others.append(start(place, out, chat, patient))
+            assert "another process writes here" in others[0].communicate(timeout=100)[1]
         return brain(body, earlier)
 
     with serve(Chat(answer)) as chat:
-        result = launch(place, out, chat)
+        result = launch(place, out, chat, patient)
         assert set(chat.paid.values()) == {1}
     assert others[0].returncode == 2
     assert result["questions"] == QUESTIONS

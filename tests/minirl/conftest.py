@@ -91,6 +91,12 @@ def make_sampler(
     return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
 
 
+@pytest.fixture
+def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute attention on the CPU plainly, unless another fixture says how."""
+    monkeypatch.delitem(attention._KERNELS, "cpu")
+
+
 @nnx.jit
 def _next_logprobs(model: Decoder, tokens_BT: jax.Array, temperature: float) -> jax.Array:
     positions_BT = jnp.arange(tokens_BT.shape[1])[None]

@@ -24,6 +24,8 @@ from .test_mesh import batches, numbers_of, start
 HERE = Path(__file__).parent
 # Of a life; on a free core it takes ten to fifteen seconds.
 LIMIT_S = 240
+# `ends` kills what hangs, and tells what it said, before pytest ends the test.
+pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 # What processes say to each other, each in its place of several.
 TALK = """
 import json, sys
@@ -55,7 +57,9 @@ def main(arguments):
         hosts.gather(fail)
     if kind == "alone" and process == 1:
         raise UserError("only here")
-    if kind == "alone":
+    if kind == "interrupted" and process == 1:
+        raise KeyboardInterrupt
+    if kind in ("alone", "interrupted"):
         hosts.check()
 
 cli.run(main)
@@ -125,13 +129,18 @@ def test_an_error_of_one_ends_all_with_its_words(tmp_path):
 
 
 def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
-    begun = time.monotonic()
     first, second = ends(processes("alone", code=TALK, cwd=tmp_path))
     assert second[0] == 2
     assert "error: only here" in second[2]
-    assert first[0] not in (0, None)
+    assert first[0] not in (0, -signal.SIGKILL)  # with which `ends` ends what hangs
     assert "another task died" in first[2] or "another process" in first[2]
-    assert time.monotonic() - begun < LIMIT_S / 2
+
+
+def test_a_second_ctrl_c_of_one_does_not_wait_for_the_others(tmp_path):
+    first, second = ends(processes("interrupted", code=TALK, cwd=tmp_path))
+    assert second[0] == 130
+    assert "interrupted; the same command goes on" in second[2]
+    assert first[0] not in (0, -signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -157,16 +166,20 @@ from jax.sharding import AxisType, Mesh
 from minirl import hosts
 hosts.join(hosts.Place(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
-from minirl.local import local_params
+from minirl.local import local_mesh, local_params
 from minirl.sharding import MESH_AXES
 whole = jax.tree.leaves(nnx.state(conftest.toy_model()))
 for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
     devices = np.array([jax.devices()[n] for n in order]).reshape(shape)
     mesh = Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     params = nnx.state(toy_run.spread(conftest.toy_model(), mesh))
-    for own, leaf in zip(jax.tree.leaves(local_params(params, np.float32)), whole, strict=True):
-        np.testing.assert_array_equal(own, leaf)
-        assert own.sharding.device_set == set(jax.local_devices())
+    for memory, sizes in ((1e9, (2, 1, 1)), (1.0, (1, 1, 2))):
+        own = local_mesh(params, jax.local_devices(), dtype=np.float32, memory_bytes=memory)
+        assert own.devices.shape == sizes
+        copy = jax.tree.leaves(local_params(params, own, np.float32))
+        for array, leaf in zip(copy, whole, strict=True):
+            np.testing.assert_array_equal(array, leaf)
+            assert array.sharding.device_set == set(jax.local_devices())
 """
 
 
@@ -238,17 +251,15 @@ def test_a_run_of_two_processes_is_that_of_one_device(toy, whole, tmp_path):
 KILLS = (("rollout", 2, 1), ("apply", 4, 1), ("checkpoint", 6, 0))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(6 * LIMIT_S)
 def test_a_run_of_which_a_process_is_killed_ends_as_if_none_had_been(whole, cache, tmp_path):
     folder = tmp_path / "run"
     for moment, step, victim in KILLS:
-        begun = time.monotonic()
         lives = live(folder, cache, moment, step)
         survivor = lives.pop(1 - victim)
         assert lives[0][0] == -signal.SIGKILL, (moment, lives)
-        assert survivor[0] not in (0, None)
+        assert survivor[0] not in (0, -signal.SIGKILL)
         assert "another task died" in survivor[2] or "another process" in survivor[2], survivor
-        assert time.monotonic() - begun < LIMIT_S
     assert [code for code, *_ in live(folder, cache)] == [0, 0]
     assert_same_run(folder, whole)
 

@@ -52,7 +52,7 @@ FP32 = ModelSource(dtype="float32")
 
 
 def learner_of(shape, mesh, *, source=FP32, optimizer=None):
-    graph, params = abstract_model(shape, source, mesh)
+    graph, params, _ = abstract_model(shape, source, mesh)
     rule = make_optimizer(optimizer or OptimizerConfig(), steps=4)
     learner = Learner(graph, policy_objective(Grpo(), temperature=1.0), rule, mesh=mesh)
     return learner, TrainState(params, abstract_opt_state(rule, params, mesh))
@@ -272,7 +272,7 @@ def test_links_are_those_of_the_axes_that_a_group_spans():
 def test_published_shapes_have_the_published_parameters(name, billions):
     # As the models' cards give them: 0.49, 1.54, 7.61, 14.7 and 32.5 to 32.8 billion.
     shape = published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct")
-    _, params = abstract_model(shape, ModelSource(), None)
+    _, params, _ = abstract_model(shape, ModelSource(), None)
     assert count_parameters(params) / 1e9 == pytest.approx(billions, abs=0.001)
 
 

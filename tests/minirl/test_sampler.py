@@ -144,10 +144,17 @@ def test_new_weights_forget_the_prompts_of_the_old(toy):
 
 
 def test_memory_given_back_comes_again(toy):
-    sampler = toy.sampler(toy.model())
+    model = toy.model()
+    sampler = toy.sampler(model)
     request = Request(0, prompt(12), 6, PLAIN)
     first = toy.run(sampler, [request])[0]
     sampler.free_memory()
+    with pytest.raises(RuntimeError, match="call set_weights first"):
+        toy.run(sampler, [request])
+    with pytest.raises(RuntimeError, match="being sampled"):
+        sampler.free_memory()
+    sampler.release(0)
+    sampler.set_weights(nnx.state(model), version=0)
     assert toy.run(sampler, [request])[0] == first
 
 

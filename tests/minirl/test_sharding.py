@@ -16,20 +16,7 @@ from minirl.lora import add_adapters
 from minirl.model import Decoder, ModelConfig
 from minirl.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
 
-CONFIG = ModelConfig(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    rope_theta=10_000.0,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    attention_bias=True,
-    qk_norm=True,
-)
+from .conftest import CONFIG
 
 
 def param_shapes(config: ModelConfig = CONFIG) -> nnx.State:

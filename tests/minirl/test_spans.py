@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,16 +15,10 @@ from minirl.spans import character_ranges, place, span_credit
 from minirl.tiny import train_tokenizer
 from minirl.types import Reply, Trajectory, Turn
 
+from .toy_run import Span
+
 CASES = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())["spans"]
 TEXTS = ["SELECT name FROM singer WHERE city = 'Zürich' AND name LIKE '%東京%'"] * 3
-
-
-@dataclass(frozen=True)
-class Span:
-    turn: int
-    start: int
-    end: int
-    value: float
 
 
 class Pieces:

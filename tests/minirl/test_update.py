@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,10 @@ import optax
 import pytest
 from flax import nnx
 
-from minirl import attention, update, vocabulary
+from minirl import attention, update
 from minirl.batching import TokenRow, micro_batches, read_back
-from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
-from minirl.sharding import param_path
-from minirl.update import Learner, make_optimizer, policy_objective
+from minirl.config import BatchingConfig, Grpo, Gspo
+from minirl.update import Learner, policy_objective
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -328,58 +326,6 @@ def test_an_update_without_batches_is_a_mistake_of_ours(scene, learner):
         scene.step(learner, [])
 
 
-def projection(scene):
-    """Return a function of hidden states whose value and gradient use the vocabulary projection."""
-    graph, params = scene.graph, scene.params
-    rng = np.random.default_rng(0)
-    targets_BC = jnp.asarray(rng.integers(0, VOCAB, (4, 24)))
-    is_trained_BC = jnp.asarray(rng.random((4, 24)) < 0.4)
-
-    def project(params, hidden_BCD):
-        model = nnx.merge(graph, params)
-        logp, entropy = vocabulary.project(
-            hidden_BCD,
-            model.output_table,
-            targets_BC,
-            is_trained_BC,
-            temperature=TEMPERATURE,
-        )
-        weight = jnp.cos(jnp.arange(96.0)).reshape(4, 24)
-        return jnp.sum(logp * weight), (logp, entropy)
-
-    return jax.value_and_grad(project, argnums=(0, 1), has_aux=True), params
-
-
-def test_vocabulary_projection_in_chunks(scene, monkeypatch):
-    hidden_BCD = jnp.asarray(np.random.default_rng(1).normal(0, 1, (4, 24, 16)), jnp.float32)
-    function, params = projection(scene)
-    whole = jax.jit(function)(params, hidden_BCD)
-    assert widest(function, params, hidden_BCD) == 4 * 24 * VOCAB
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * VOCAB * 24)
-    function, params = projection(scene)
-    chunked = jax.jit(function)(params, hidden_BCD)
-    assert widest(function, params, hidden_BCD) < 4 * 24 * VOCAB
-    (total, outputs), gradient = whole
-    (chunked_total, chunked_outputs), chunked_gradient = chunked
-    assert float(total) == pytest.approx(float(chunked_total), rel=1e-5)
-    assert_close(chunked_outputs, outputs, rtol=1e-6)
-    assert_close(chunked_gradient, gradient)
-
-
-def widest(function, *args):
-    """Return the elements of the largest array between input and output."""
-
-    def arrays(jaxpr):
-        for equation in jaxpr.eqns:
-            yield from (math.prod(v.aval.shape) for v in equation.outvars)
-            for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    yield from arrays(inner)
-
-    return max(arrays(jax.make_jaxpr(function)(*args).jaxpr))
-
-
 def test_scanning_over_layers_equals_the_loop(scene):
     model = nnx.merge(scene.graph, scene.params)
     ids_BT = jnp.asarray(np.random.default_rng(2).integers(4, 60, (2, 9)))
@@ -400,75 +346,3 @@ def test_entropy_of_a_model_without_preferences(scene, groups):
     (batch,) = batches_of(groups)
     _, stats = scene.gradients["grpo"](blank, batch)[0]
     assert float(stats["entropy"]) == pytest.approx(math.log(VOCAB), rel=1e-6)
-
-
-def moves_of(config, gradients, *, start=0.0, per_step=1):
-    """Return how far an optimizer moves a single weight down at each of these gradients."""
-    steps = len(gradients) // per_step
-    optimizer = make_optimizer(config, steps=steps, updates_per_step=per_step)
-    weight, moves = jnp.array(start), []
-    state = optimizer.init(weight)
-    for gradient in gradients:
-        updates: Any = optimizer.update(jnp.array(gradient), state, weight)
-        moves.append(-float(updates[0]))
-        state = updates[1]
-    return moves
-
-
-def test_warm_up_and_cosine():
-    # Adam moves a weight by the learning rate when gradients stay the same.
-    rising = OptimizerConfig(learning_rate=0.1, warmup_steps=4, weight_decay=0.0)
-    constant = moves_of(rising, [1.0] * 6)
-    # 1/4 of the rate, then even steps up to all of it.
-    np.testing.assert_allclose(constant, [0.025, 0.04375, 0.0625, 0.08125, 0.1, 0.1], rtol=1e-4)
-    cosine = moves_of(rising.model_copy(update={"schedule": "cosine"}), [1.0] * 9)
-    np.testing.assert_allclose(cosine[:4], constant[:4], rtol=1e-4)
-    # Down to a tenth over 5 steps: .1 (.1 + .9 (1 + cos(pi t / 5)) / 2).
-    expected = [0.01 + 0.045 * (1 + math.cos(math.pi * t / 5)) for t in range(5)]
-    np.testing.assert_allclose(cosine[4:], expected, rtol=1e-4)
-
-
-def test_all_updates_of_a_step_have_its_learning_rate():
-    for schedule in ("cosine", "ramp_cosine"):
-        config = OptimizerConfig(
-            learning_rate=0.1, schedule=schedule, ramp_share=0.3, weight_decay=0.0
-        )
-        once = moves_of(config, [1.0] * 9)
-        assert len(set(np.round(once, 5))) > 5
-        thrice = moves_of(config, [1.0] * 27, per_step=3)
-        np.testing.assert_allclose(thrice, np.repeat(once, 3), rtol=1e-3)
-
-
-def test_gradients_are_clipped_to_the_norm():
-    config = OptimizerConfig(learning_rate=0.1, weight_decay=0.0, max_grad_norm=2.0)
-    clipped = moves_of(config, [1.0, 100.0, -50.0])
-    np.testing.assert_allclose(clipped, moves_of(config, [1.0, 2.0, -2.0]), rtol=1e-5)
-
-
-def test_weights_decay_apart_from_the_gradient():
-    config = OptimizerConfig(learning_rate=0.5, weight_decay=0.1)
-    # The rate, and a tenth of the weight 2 times the rate.
-    np.testing.assert_allclose(moves_of(config, [3.0], start=2.0), [0.5 + 0.1], rtol=1e-5)
-
-
-def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
-    config = OptimizerConfig(kind="muon", learning_rate=0.5, weight_decay=0.0, max_grad_norm=1e9)
-    params = nnx.split(toy.model())[1]
-    rng = np.random.default_rng(0)
-    gradient = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
-    optimizer = make_optimizer(config, steps=1)
-    updates, _ = jax.jit(optimizer.update)(gradient, jax.jit(optimizer.init)(params), params)
-    # Input and output of each matrix; the steps are .2 x rate in root mean square.
-    flat = {"q": (16, -1), "k": (16, -1), "v": (16, -1), "o": (-1, 16), "down": (24, 16)}
-    flat |= {"gate": (16, 24), "up": (16, 24)}
-    for path, update_leaf in jax.tree.leaves_with_path(updates):
-        name = param_path(path).rpartition(".")[2]
-        moved = np.asarray(update_leaf)
-        if name in flat:
-            matrices = [layer.reshape(flat[name]) for layer in moved]
-            scale = 0.5 * 0.2 * max(matrices[0].shape) ** 0.5
-            values = np.linalg.svd(np.stack(matrices) / scale)[1]
-            # A random gradient has values near 0 and near 2.
-            assert 0.3 < values.min() <= values.max() < 1.3, name
-        else:  # Adam's first step has one size, whatever the gradient.
-            np.testing.assert_allclose(np.abs(moved), np.abs(moved).max(), rtol=1e-3)

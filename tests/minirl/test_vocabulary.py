@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 
 import jax
@@ -70,11 +71,28 @@ def assert_close(ours, theirs, *, rtol=1e-5):
         np.testing.assert_allclose(one, other, rtol=rtol, atol=rtol)
 
 
+def widest(function, *args):
+    """Return the elements of the largest array between input and output."""
+
+    def arrays(jaxpr):
+        for equation in jaxpr.eqns:
+            yield from (math.prod(v.aval.shape) for v in equation.outvars)
+            for value in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    yield from arrays(inner)
+
+    return max(arrays(jax.make_jaxpr(function)(*args).jaxpr))
+
+
 # All tokens at once; chunks of 20, which do not divide 96 tokens; one token at a time.
 @pytest.mark.parametrize("at_once", [B * C, 20, 1])
 def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once):
     monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * at_once)
     assert_close(compiled()(*tokens), jax.jit(written_out)(*tokens))
+    # The logits of a chunk, or all hidden states in whole chunks.
+    whole = -(-B * C // at_once) * at_once
+    assert widest(functools.partial(judge), *tokens) == max(V * at_once, whole * D)
 
 
 def test_nothing_trained_gives_zeros(tokens, monkeypatch):

@@ -281,19 +281,12 @@ def test_a_broken_folder_is_one_clear_line(folder, change, message):
 
 
 MEASURE = """
-import resource, sys
+import sys
 from pathlib import Path
 import jax
 from minirl import weights
 from minirl.sharding import make_mesh
-
-def peak_bytes():
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts the process that this one was forked from into its ru_maxrss.
-    (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
+from tests.memory import peak_bytes
 
 jax.block_until_ready(jax.numpy.ones(8) + 1)
 before = peak_bytes()

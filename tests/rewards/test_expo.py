@@ -373,8 +373,8 @@ def test_gold_is_at_the_top(play, executor, sql):
 )
 def test_steps_without_end_are_cut_off(sql, play, executor):
     reward = reward_of(executor, max_steps=100_000, max_step_rows=10)
-    start = time.monotonic()
+    start = time.process_time()
     score = reward(play(REPLY.format(sql), gold="SELECT 7"))
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert score.parts["incorrect"] == score.total
     assert min(span.value for span in score.spans) == -0.5

@@ -1,9 +1,12 @@
-"""A small database with something in it for every control."""
+"""A small database with something in it for every control, and a question to play episodes with."""
 
+import sqlite3
 from pathlib import Path
 
 import apsw
 import pytest
+
+from sqlenv.types import Example
 
 from . import data_folders
 
@@ -38,6 +41,16 @@ def database(tmp_path: Path) -> Path:
     folder = tmp_path / "data ?#%41"
     folder.mkdir()
     return make_database(folder / "town.sqlite")
+
+
+@pytest.fixture(scope="session")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
+    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
+        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
+    gold = "SELECT name FROM singer WHERE age > 20"
+    return Example("1", "Who is over 20?", "music", path, gold)
 
 
 @pytest.fixture

@@ -33,15 +33,6 @@ GOLD = "SELECT name FROM singer WHERE age > 20"
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory) -> Example:
-    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
-    return Example("1", "Who is over 20?", "music", path, GOLD)
-
-
-@pytest.fixture(scope="module")
 def executor():
     with Executor(ExecutorConfig(isolation="thread", timeout_s=2)) as executor:
         yield executor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,16 +20,6 @@ TAGS = ("WHERE_ERROR", "SELECT_ERROR")
 RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"
 WRONG = "<think>a</think><sql>SELECT name FROM singer</sql>"
 BROKEN = "<think>a</think><sql>SELECT missing FROM singer</sql>"
-
-
-@pytest.fixture(scope="module")
-def example(tmp_path_factory) -> Example:
-    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
-    gold = "SELECT name FROM singer WHERE age > 20"
-    return Example("1", "Who is over 20?", "music", path, gold)
 
 
 @pytest.fixture(scope="module")

@@ -165,12 +165,13 @@ def test_the_step_budget_stops_at_the_same_place_in_both_isolations(database: Pa
 def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
     isolation: Any, database: Path
 ) -> None:
-    config = ExecutorConfig(isolation=isolation, workers=1, timeout_s=0.4, max_steps=2**31 - 1)
+    config = ExecutorConfig(isolation=isolation, workers=1, timeout_s=1, max_steps=2**31 - 1)
     with Executor(config) as executor:
         assert isinstance(executor.execute(database, "SELECT 1"), Table)
         start_s = time.monotonic()
         assert executor.execute(database, ENDLESS) == TimedOut("wall")
-        assert 0.3 < time.monotonic() - start_s < 2
+        # All its steps would take minutes; on a busy machine it hears late that its time is over.
+        assert 0.9 < time.monotonic() - start_s < 20
         assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
 
 
@@ -202,7 +203,8 @@ def run_threads(executor: Executor, database: Path, jobs: list[tuple[str, int]])
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_hostile_neighbours_do_not_change_answers(isolation: Any, database: Path) -> None:
-    limits: dict[str, Any] = SMALL | {"timeout_s": 0.5, "max_steps": 2**31 - 1}
+    # A time that only the endless one needs, also where others keep the machine busy.
+    limits: dict[str, Any] = SMALL | {"timeout_s": 3, "max_steps": 2**31 - 1}
     # A few megabytes of the heap.
     innocent = "SELECT count(*) FROM (SELECT DISTINCT a.n, b.n FROM number a, number b LIMIT 20000)"
     with Executor(ExecutorConfig(isolation=isolation, **limits)) as executor:

@@ -37,13 +37,18 @@ def find_workers(parent: int) -> list[int]:
     return found
 
 
+def processor_s(process: int) -> float:
+    """Return the processor time that a process has used."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
+
+
 def has_worked(process: int) -> bool:
     """Say whether a process used more processor time than its start takes."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) / os.sysconf("SC_CLK_TCK") > 1.0
+    return processor_s(process) > 1.0
 
 
-def wait_until(done: Callable[[], bool], *, timeout_s: float = 10) -> None:
+def wait_until(done: Callable[[], bool], *, timeout_s: float = 60) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not done():
         assert time.monotonic() < deadline_s
@@ -58,20 +63,29 @@ def executor(database: Path) -> Iterator[Executor]:
         yield made
 
 
-def signal_workers(number: int, *, after_s: float) -> threading.Timer:
-    def send() -> None:
-        for process in find_workers(os.getpid()):
-            os.kill(process, number)
+def signal_workers(number: int) -> None:
+    for process in find_workers(os.getpid()):
+        os.kill(process, number)
 
-    timer = threading.Timer(after_s, send)
-    timer.start()
-    return timer
+
+def signal_at_work(number: int) -> threading.Thread:
+    """Signal the one idle worker as soon as it is in the middle of a query."""
+    [worker] = find_workers(os.getpid())
+    before_s = processor_s(worker)
+
+    def send() -> None:
+        wait_until(lambda: processor_s(worker) > before_s + 0.05)
+        os.kill(worker, number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
 
 
 def test_a_crash_is_the_querys_result_and_the_next_runs(executor: Executor, database: Path) -> None:
-    timer = signal_workers(signal.SIGSEGV, after_s=0.2)
+    sending = signal_at_work(signal.SIGSEGV)
     assert executor.execute(database, ENDLESS) == CRASHED
-    timer.join()
+    sending.join()
     assert executor.execute(database, "SELECT 1") == ONE
 
 
@@ -87,12 +101,11 @@ def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Pa
     queries += [(database, f"SELECT {number}") for number in range(60)]
 
     def crash_twice() -> None:
-        [first] = find_workers(os.getpid())
-        time.sleep(0.2)
-        os.kill(first, signal.SIGSEGV)
+        sending.join()
         wait_until(lambda: any(has_worked(worker) for worker in find_workers(os.getpid())))
-        signal_workers(signal.SIGSEGV, after_s=0).join()
+        signal_workers(signal.SIGSEGV)
 
+    sending = signal_at_work(signal.SIGSEGV)
     thread = threading.Thread(target=crash_twice)
     thread.start()
     results = executor.execute_many(queries)
@@ -103,14 +116,14 @@ def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Pa
 
 
 def test_a_worker_that_hangs_is_killed_at_twice_the_time_out(database: Path) -> None:
-    with Executor(ExecutorConfig(workers=1, timeout_s=0.5, max_steps=2**31 - 1)) as executor:
+    with Executor(ExecutorConfig(workers=1, timeout_s=1, max_steps=2**31 - 1)) as executor:
         assert executor.execute(database, "SELECT 1") == ONE
         # A stopped process cannot interrupt itself.
-        timer = signal_workers(signal.SIGSTOP, after_s=0.1)
+        sending = signal_at_work(signal.SIGSTOP)
         start_s = time.monotonic()
         assert executor.execute(database, ENDLESS) == TimedOut("wall")
-        assert 0.9 < time.monotonic() - start_s < 3
-        timer.join()
+        assert 1.9 < time.monotonic() - start_s < 20
+        sending.join()
         assert executor.execute(database, "SELECT 1") == ONE
 
 
@@ -169,8 +182,7 @@ def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path:
 
 def test_workers_leave_ctrl_c_to_their_parent(executor: Executor, database: Path) -> None:
     before = find_workers(os.getpid())
-    timer = signal_workers(signal.SIGINT, after_s=0)
-    timer.join()
+    signal_workers(signal.SIGINT)
     assert executor.execute(database, "SELECT 1") == ONE
     assert find_workers(os.getpid()) == before
     assert os.getpgid(before[0]) != os.getpgid(0)
