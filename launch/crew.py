@@ -7,7 +7,9 @@ scoring down with it. Processes are started anew, not forked: nothing of the par
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -74,6 +76,11 @@ def crew(
 
         try:
             yield do
+        except BaseException:
+            # What is under way may take minutes, and nobody waits for it any more.
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -118,7 +125,16 @@ _open = ExitStack()
 
 def _start(make: Make[Any, Any], config: ExecutorConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _work.append(_open.enter_context(make(config)))
+
+
+def _end_with_parent() -> None:
+    """End this process when the parent was killed: nobody else would tell it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _do(jobs: Sequence[Any]) -> list[Any]:

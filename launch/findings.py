@@ -69,10 +69,11 @@ class Findings:
         for number, answer in ask([examples[place] for place in missing]) if missing else ():
             place = missing[number]
             found[place] = answer
-            self._connection.execute(
-                "INSERT OR REPLACE INTO finding VALUES (?, ?)", (keys[place], _write(answer))
-            )
             self.new += 1
+            if answer.is_final:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO finding VALUES (?, ?)", (keys[place], _write(answer))
+                )
         return [one for one in found if one is not None]
 
     def _get(self, key: bytes) -> str | None:

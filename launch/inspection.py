@@ -27,6 +27,7 @@ from sqlenv.flaws import (
     UNSTABLE_GOLD,
     Checked,
 )
+from sqlenv.gold import FLEETING
 from sqlenv.hints import ValueIndex, build_index
 from sqlenv.prepared import (
     SCHEMAS,
@@ -198,7 +199,8 @@ def _checked(example: Example, seen: Look) -> Checked:
     # How long it took is of this machine, and not said of the question.
     details = (f"{one.flaw}: {one.detail}" for one in seen.findings if one.flaw in _TOLD)
     rows = len(seen.result.rows) if isinstance(seen.result, Table) else None
-    return Checked(example, flaws, "; ".join(details), rows=rows)
+    is_final = seen.result not in FLEETING
+    return Checked(example, flaws, "; ".join(details), rows=rows, is_final=is_final)
 
 
 _TOLD: tuple[Flaw, ...] = ("fails", "varies", "row_order", "ties")

@@ -29,6 +29,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.executor import Executor
+from sqlenv.gold import FLEETING
 from sqlenv.types import Example, Result, Table
 
 Flaw = Literal["fails", "empty", "slow", "varies", "row_order", "ties"]
@@ -111,7 +112,12 @@ def look(
     seconds = [together_s] * len(examples)
     if together_s > slow_s:
         # Whose fault is it? Perhaps nobody's: the first one waits for the executor to start.
-        seconds = [min(together_s, _timed([example], plain)[1]) for example in examples]
+        alone = [_timed([example], plain) for example in examples]
+        seconds = [min(together_s, alone_s) for _, alone_s in alone]
+        results = [
+            again[0] if result in FLEETING else result
+            for result, (again, _) in zip(results, alone, strict=True)
+        ]
     ran = [
         (example, result)
         for example, result in zip(examples, results, strict=True)

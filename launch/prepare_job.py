@@ -82,8 +82,8 @@ def prepare(request: Request) -> Outcome:
         UserError: A data set is not whole, or a file of it is damaged.
     """
     surveys = {name: _survey(name, request) for name in (*request.measured, *request.learned)}
-    entries, broken = _databases(request, surveys)
     held_out = hold_out(request, surveys)
+    entries, broken = _databases(request, surveys)
     questions = Questions()
     sets: dict[str, SetSummary] = {}
     total = sum(sum(survey.values()) for survey in surveys.values())

@@ -143,7 +143,7 @@ def job_settings(request: Request, outcome: Outcome, cfg: str) -> str:
     """Write the config that trains and evaluates on what was prepared."""
     sets, base = outcome.sets, request.job.data
     evaluations = [name for name in (*_VALIDATE_FIRST, *sets) if name in sets and _measures(name)]
-    data: dict[str, Any] = {"root": str(request.folder.resolve())}
+    data: dict[str, Any] = {"root": str(request.folder.resolve()), "demo": None}
     if request.sample:
         # A sample was drawn here; whole sets are sampled as the base says.
         drawn = {"total": None, "drop_empty_gold": False}

@@ -29,6 +29,7 @@ class Checked:
         style: SynSQL's style of the question.
         rows: Of the gold result; None where it was not run or has none.
         prompt_tokens: Length of its prompt, where a tokenizer was given.
+        is_final: False where a machine with less to do might find something else.
     """
 
     example: Example
@@ -37,6 +38,7 @@ class Checked:
     style: str = ""
     rows: int | None = None
     prompt_tokens: int | None = None
+    is_final: bool = True
 
     def of_style(self, style: str) -> Checked:
         """Say of which style the question is."""
