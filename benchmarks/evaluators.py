@@ -99,6 +99,16 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 def judge(data: Path, predictions: Path) -> dict[str, Any]:
     """Judge every question under both comparators, and grade it."""
+    with Executor(OFFICIAL_LIMITS) as executor:
+        executor.start()
+        cases = read_cases(data, predictions)
+        levels = [grade(case.gold) for case in cases]
+        judged = executor.judge(cases, NAMES)
+    verdicts = {name: [one.scores[name] for one in judged] for name in NAMES}
+    return {**verdicts, "levels": levels}
+
+
+def read_cases(data: Path, predictions: Path) -> list[Case]:
     gold = [line.split("\t") for line in gold_file(data).read_text().splitlines()]
     predicted = predictions_file(data, predictions).read_text().splitlines()
     suites = {
@@ -106,14 +116,10 @@ def judge(data: Path, predictions: Path) -> dict[str, Any]:
         for _, name in gold
     }
     databases = data / DATABASES["spider_ex"]
-    cases = [
+    return [
         Case(sql.strip(), wanted, databases / name / f"{name}.sqlite", suites[name])
         for sql, (wanted, name) in zip(predicted, gold, strict=True)
     ]
-    with Executor(OFFICIAL_LIMITS) as executor:
-        judged = executor.judge(cases, NAMES)
-    verdicts = {name: [one.scores[name] for one in judged] for name in NAMES}
-    return {**verdicts, "levels": [grade(case.gold) for case in cases]}
 
 
 def gold_file(data: Path) -> Path:

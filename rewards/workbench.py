@@ -25,7 +25,7 @@ from rewards.execution import gold_result, is_correct
 from rewards.expo import ExpoReward, Runner, Verdict
 from rewards.paverl import PaverlReward, payment
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
-from sqlenv.compare import ExecutionMatch, MatchMode, matches
+from sqlenv.compare import MatchMode, matches
 from sqlenv.dialects import carry_over, run
 from sqlenv.envs.single_turn import find_matches, judge_query
 from sqlenv.types import (
@@ -44,7 +44,7 @@ PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
 be run there without a change of meaning; so nothing is known of its result."""
 STATUSES: tuple[PairStatus, ...] = get_args(PairStatus)
-MODES: tuple[ExecutionMatch, ...] = get_args(ExecutionMatch)
+MODES: tuple[MatchMode, ...] = get_args(MatchMode)
 EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""
 
@@ -64,7 +64,7 @@ class PairScore:
     """
 
     status: PairStatus
-    ex: Mapping[ExecutionMatch, bool]
+    ex: Mapping[MatchMode, bool]
     diagnosis: Diagnosis
     lexical: float
     verdict: Verdict

@@ -220,10 +220,8 @@ def _spider(
     if same_query(predicted) == same_query(gold) and not _VARYING.search(gold):
         suite = False  # the same query gives the same rows on every file
     databases = _as_known(case.suite, case.database) if suite else (case.database,)
-    results = (
-        (_ask(runs.predicted, database, predicted), _ask(runs.gold, database, gold))
-        for database in databases
-    )
+    find, know = _asking(runs.predicted, predicted), _asking(runs.gold, gold)
+    results = ((find(database), know(database)) for database in databases)
     is_match = all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in results)
     return float(is_match and bool(databases))
 
@@ -278,14 +276,18 @@ def _is_clean(result: Result) -> TypeGuard[Table]:
 
 
 def _ask(run: Ask, database: Path, sql: str) -> Result:
+    return _asking(run, sql)(database)
+
+
+def _asking(run: Ask, sql: str) -> Callable[[Path], Result]:
     """Run a query as Python's sqlite3 module would, which all these programs use."""
     match count_statements(sql):
         case "none":
-            return Table((), ())
+            return lambda _: Table((), ())
         case "several":
-            return SqlError("more than one statement")
+            return lambda _: SqlError("more than one statement")
         case _:
-            return run(database, sql)
+            return lambda database: run(database, sql)
 
 
 _RULES: tuple[MatchMode, ...] = ("set", "bag", "bag_ordered", "test_suite")

@@ -46,6 +46,10 @@ class Executor:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
+    def start(self) -> None:
+        """Start worker processes now, so that they are there when the first query comes."""
+        self._backend.start()
+
     def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
         """Run one query.
 
@@ -148,6 +152,9 @@ class _Threads:
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")
         self.execute = self._engine.execute
 
+    def start(self) -> None:
+        pass
+
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         return list(self._threads.map(lambda query: self.execute(*query), queries))
 
@@ -167,6 +174,7 @@ class _Processes:
 
     def __init__(self, config: ExecutorConfig):
         self._pool = WorkerPool(config)
+        self.start = self._pool.start
 
     def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
         # Absolute: the workers keep the folder that they were started in.

@@ -115,6 +115,12 @@ class WorkerPool:
             self._idle.put(None)
         self.close = weakref.finalize(self, _close, self._idle)
 
+    def start(self) -> None:
+        """Start the workers that are idle now, rather than when they are first needed."""
+        idle = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+        for worker in idle:
+            self._idle.put(worker or Worker(self._config))
+
     def run(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions in order, with as many workers as are free.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ def encode_case(case: Case, names: Sequence[str]) -> Wire:
 def decode_case(wire: Wire) -> tuple[Case, list[str]]:
     """Read what `encode_case` wrote."""
     database, predicted, gold, suite, reference, names = wire
-    files = tuple([Path(path) for path in suite])
+    files = tuple([_path(name) for name in suite])
     golds = reference and Reference(*reference)
-    return Case(predicted, gold, Path(database), files, golds), names
+    return Case(predicted, gold, _path(database), files, golds), names
+
+
+_path = lru_cache(maxsize=4096)(Path)  # whose hash, and its text, each path keeps

@@ -14,6 +14,7 @@ from sqlenv.parse import extract_sql
 from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
 
 Config = TypeVar("Config")
+Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
 
 
@@ -88,8 +89,8 @@ def find_matches(
     sql: str,
     result: Result,
     executor: Runner,
-    names: Sequence[ExecutionMatch],
-) -> dict[ExecutionMatch, bool]:
+    names: Sequence[Name],
+) -> dict[Name, bool]:
     """Ask comparators whether a query is right.
 
     Args:
