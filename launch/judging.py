@@ -14,6 +14,7 @@ from launch.official import as_line
 from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
 from launch.votes import VOTE_TIMEOUT_S, VoteBy, ballot, choose
+from rewards.clauses import scan_clauses
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
@@ -178,6 +179,7 @@ def _judge_answers(
             sql=sql,
             samples=len(sampled),
             right=sum(score == 1 for score in sampled),
+            clauses=tuple(dict.fromkeys(clause.kind for clause in scan_clauses(example.gold_sql))),
             **verdict,
         )
         for example, sql, sampled, verdict in zip(task.examples, answers, right, found, strict=True)

@@ -39,6 +39,7 @@ class Judged:
         gold: How the gold query ended there, `none` where there is none.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
+        clauses: Kinds of clauses of the gold query.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Judged:
     gold: str
     samples: int = 0
     right: int = 0
+    clauses: tuple[str, ...] = ()
 
 
 class Sheet(BaseModel):
@@ -61,7 +63,8 @@ class Sheet(BaseModel):
             versions, limits. Two sheets with equal settings have equal verdicts.
         measures: Mean and 95 % interval by measure.
         pass_at: Chance that one of k samples is right by the first measure, by k.
-        parts: Means by difficulty and by database.
+        parts: Means by difficulty, by database and by clause of the gold query, of which a question
+            has several.
         failing_golds: Questions whose gold query does not run.
         questions: All of them.
     """
@@ -95,8 +98,9 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
         measures={name: _summary([one.scores[name] for one in judged], seed) for name in names},
         pass_at=_pass_at(judged),
         parts={
-            "difficulty": _parts(judged, lambda one: one.difficulty or "unknown"),
-            "database": _parts(judged, lambda one: one.db_id),
+            "difficulty": _parts(judged, lambda one: (one.difficulty or "unknown",)),
+            "database": _parts(judged, lambda one: (one.db_id,)),
+            "clause": _parts(judged, lambda one: one.clauses),
         },
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
         questions=list(judged),
@@ -124,10 +128,13 @@ def _pass_at(judged: Sequence[Judged]) -> dict[str, float]:
     }
 
 
-def _parts(judged: Sequence[Judged], key: Callable[[Judged], str]) -> dict[str, dict[str, Any]]:
+def _parts(
+    judged: Sequence[Judged], keys: Callable[[Judged], Sequence[str]]
+) -> dict[str, dict[str, Any]]:
     parts: defaultdict[str, list[Judged]] = defaultdict(list)
     for one in judged:
-        parts[key(one)].append(one)
+        for key in keys(one):
+            parts[key].append(one)
     return {
         name: {
             "questions": len(part),

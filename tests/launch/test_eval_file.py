@@ -68,6 +68,11 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
     assert low <= 0.6 <= high
     assert sheet["parts"]["database"]["shop"]["questions"] == 2
     assert sheet["parts"]["database"]["shop"]["spider_ex"] == 0.5
+    clauses = sheet["parts"]["clause"]
+    assert {name: part["questions"] for name, part in clauses.items()} == {
+        "FROM": 5, "LIMIT": 1, "ORDER BY": 1, "SELECT": 5, "WHERE": 1,
+    }  # fmt: skip
+    assert (clauses["ORDER BY"]["spider_ts"], clauses["WHERE"]["spider_ts"]) == (0, 1)
     printed = capsys.readouterr().out
     assert "60.00" in printed
     assert str(tmp_path / "o.json") in printed.replace("\n", "")
