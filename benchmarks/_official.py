@@ -133,6 +133,29 @@ def spider2(job):
     return {"verdicts": {one["instance_id"]: one["score"] for one in found}}
 
 
+def omnisql_spider2(job):
+    """Note what OmniSQL's copy of that program gives each instance, a file for each database."""
+    program = load("evaluate_spider2")
+    noted = []
+    decide = program.evaluate_spider2sql
+
+    def noted_results(*arguments):
+        noted.append(decide(*arguments))
+        return noted[-1]
+
+    program.evaluate_spider2sql = noted_results
+    program.evaluate(
+        "greedy_search",
+        job["results"],
+        job["standards"],
+        job["gold"],
+        job["predicted"],
+        job["databases"],
+        save_pred_sqls=False,
+    )
+    return {"verdicts": {one["instance_id"]: one["score"] for one in noted[0][0]}}
+
+
 def ves_rewards(job):
     """Feed ratios of times to the program's own filter and bins."""
     program = load("evaluation_ves")
@@ -165,7 +188,7 @@ PROGRAMS = {
     function.__name__: function
     for function in (
         *(spider, spider_levels, spider_pairs, bird, omnisql_bird, omnisql_spider),
-        *(spider2, ves_rewards),
+        *(spider2, omnisql_spider2, ves_rewards),
     )
 }
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._ask import OFFICIAL_LIMITS, ask
-from benchmarks._spider2_cases import stage
+from benchmarks._spider2_cases import stage, stage_omnisql
 from sqlenv.bird import ves_reward
 from sqlenv.comparators import Case
 from sqlenv.executor import Executor
@@ -299,9 +299,22 @@ def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator
         folder = options.spider2 / "spider2-lite/evaluation_suite"
         found = ask(options.python, "spider2", folder, job)["verdicts"]
         ours = scores(executor, list(cases.values()), "spider2_local")
-    queries = [case.predicted for case in cases.values()]
-    file = Predictions("gold results, changed", queries, [(name, "") for name in cases])
-    yield differences(file, "spider2_local", [found[name] for name in cases], ours)
+        queries = [case.predicted for case in cases.values()]
+        file = Predictions("gold results, changed", queries, [(name, "") for name in cases])
+        yield differences(file, "spider2_local", [found[name] for name in cases], ours)
+        if options.omnisql:
+            chosen = stage_omnisql(Path(place), cases)
+            job = {
+                "results": f"{place}/gold/exec_result",
+                "databases": f"{place}/omnisql",
+                **{name: f"{place}/{name}.json" for name in ("gold", "predicted", "standards")},
+            }
+            program = options.omnisql / "train_and_evaluate"
+            found = ask(options.python, "omnisql_spider2", program, job)["verdicts"]
+            ours = scores(executor, list(chosen.values()), "omnisql_spider2")
+            queries = [case.predicted for case in chosen.values()]
+            file = Predictions("gold results, changed", queries, [(name, "") for name in chosen])
+            yield differences(file, "omnisql_spider2", [found[name] for name in chosen], ours)
 
 
 def scores(executor: Executor, cases: Sequence[Case], name: str) -> list[float]:

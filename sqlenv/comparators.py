@@ -25,10 +25,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeGuard
+from typing import Literal, TypeGuard
 
 from sqlenv.bird import soft_f1, ves_reward
 from sqlenv.compare import MatchMode, matches
+from sqlenv.errors import UserError
 from sqlenv.official_sql import as_omnisql_writes, as_spider_runs, count_statements, same_query
 from sqlenv.spider2 import Reference, agrees, fenced_sql
 from sqlenv.types import Result, SqlError, Status, Table, status_of
@@ -152,12 +153,27 @@ class Comparator:
         source: Repository and files of the official program; empty for a rule of no program.
         version: Commit that it was checked against.
         function: Scores a case.
+        needs: The part of a case that it takes, beside the queries and the database.
     """
 
     name: str
     source: str
     version: str
     function: Function = field(repr=False)
+    needs: Literal["", "suite", "reference"] = ""
+
+
+def check_case(case: Case, names: Sequence[str]) -> None:
+    """Make sure that a case has what comparators need.
+
+    Raises:
+        UserError: It has no suite, or no gold results.
+    """
+    for name in names:
+        needs = COMPARATORS[name].needs
+        if needs and not getattr(case, needs):
+            what = "files of a test suite" if needs == "suite" else "gold results"
+            raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
 
 
 def judge(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
@@ -222,8 +238,7 @@ def _spider(
     databases = _as_known(case.suite, case.database) if suite else (case.database,)
     find, know = _asking(runs.predicted, predicted), _asking(runs.gold, gold)
     results = ((find(database), know(database)) for database in databases)
-    is_match = all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in results)
-    return float(is_match and bool(databases))
+    return float(all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in results))
 
 
 @lru_cache(maxsize=1024)
@@ -262,7 +277,7 @@ def _omnisql_spider2(case: Case, runs: Runs) -> float:
 
 
 def _finds_gold(case: Case, runs: Runs, *, nan_is_zero: bool) -> float:
-    assert case.reference is not None, "a case of Spider 2 needs its gold results"
+    assert case.reference is not None  # `check_case`
     if count_statements(case.predicted) != "one":
         return 0.0
     result = runs.predicted(case.database, case.predicted)
@@ -316,7 +331,12 @@ COMPARATORS: Mapping[str, Comparator] = {
         ),
         Comparator("bird_r_ves", f"{_BIRD}evaluation_ves.py", _BIRD_VERSION, _bird_r_ves),
         *[
-            Comparator(f"spider_{name}{ending}", *_SPIDER, partial(_spider, suite=suite, **switch))
+            Comparator(
+                f"spider_{name}{ending}",
+                *_SPIDER,
+                partial(_spider, suite=suite, **switch),
+                needs="suite" if suite else "",
+            )
             for name, suite in (("ex", False), ("ts", True))
             for ending, switch in (
                 ("", {}),
@@ -324,7 +344,7 @@ COMPARATORS: Mapping[str, Comparator] = {
                 ("_keep_distinct", {"keep_distinct": True}),
             )
         ],
-        Comparator("spider2_local", *_SPIDER2, _spider2),
+        Comparator("spider2_local", *_SPIDER2, _spider2, needs="reference"),
         Comparator(
             "omnisql_bird",
             f"{_OMNISQL}evaluate_bird.py",
@@ -337,6 +357,7 @@ COMPARATORS: Mapping[str, Comparator] = {
                 f"{_OMNISQL}evaluate_spider.py",
                 _OMNISQL_VERSION,
                 partial(_omnisql_spider, suite=suite),
+                needs="suite" if suite else "",
             )
             for name, suite in (("ex", False), ("ts", True))
         ],
@@ -345,6 +366,7 @@ COMPARATORS: Mapping[str, Comparator] = {
             f"{_OMNISQL}evaluate_spider2.py",
             _OMNISQL_VERSION,
             _omnisql_spider2,
+            needs="reference",
         ),
     )
 }

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
-from sqlenv.comparators import Case, Judgement, Runs, judge
+from sqlenv.comparators import Case, Judgement, Runs, check_case, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, check_database, identify
 from sqlenv.engine import Engine
@@ -109,9 +109,11 @@ class Executor:
             names: Of `COMPARATORS`.
 
         Raises:
-            UserError: One of the databases cannot be used.
+            UserError: One of the databases cannot be used, or a case lacks what a comparator needs.
         """
         self._check_process()
+        for case in cases:
+            check_case(case, names)
         for database in {file for case in cases for file in (case.database, *case.suite)}:
             self._look_at(database)
         return self._backend.judge(cases, names)

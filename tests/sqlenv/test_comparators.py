@@ -4,11 +4,14 @@ import math
 import sqlite3
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from sqlenv.comparators import COMPARATORS, Case, Runs, judge
+from sqlenv.compare import ExecutionMatch
 from sqlenv.config import ExecutorConfig
+from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import SqlError, Table
 
@@ -125,6 +128,18 @@ def test_judgements_tell_how_queries_ended(executor, files):
     assert ends == [("ok", "ok"), ("error", "ok"), ("denied", "ok"), ("ok", "error")]
     assert [one.scores["set"] for one in judged] == [1, 0, 0, 0]
     assert executor.judge([], ["set"]) == []
+
+
+@pytest.mark.parametrize("name", ["spider_ts", "omnisql_spider_ts", "spider2_local"])
+def test_what_a_comparator_needs_is_asked_for(executor, files, name):
+    with pytest.raises(UserError, match=f"{name} needs"):
+        executor.judge([Case(ALL, ALL, files[0])], ["set", name])
+
+
+def test_settings_take_the_comparators_that_need_nothing_else():
+    names = {one.name for one in COMPARATORS.values() if not one.needs}
+    switched = {name for name in names if "_keep_" in name}
+    assert set(get_args(ExecutionMatch)) == names - switched - {"bird_soft_f1", "bird_r_ves"}
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
