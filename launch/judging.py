@@ -14,8 +14,8 @@ from launch.official import as_line
 from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
 from launch.votes import VOTE_TIMEOUT_S, VoteBy, ballot, choose
-from rewards.clauses import scan_clauses
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from sqlenv.breakdown import clauses_of
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
@@ -38,9 +38,13 @@ PARTIAL: Mapping[str, Callable[[Result, Result], float]] = {
 """The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
 and EX_b, SQL-ASTRA's CSMR."""
 
-REFERENCED: frozenset[str] = frozenset({"spider2_local", "omnisql_spider2"})
+REFERENCED: frozenset[str] = frozenset(
+    name for name, one in COMPARATORS.items() if one.needs == "reference"
+)
 """Comparators that look at Spider 2's gold results; all others look at gold queries."""
-SUITED: frozenset[str] = frozenset(name for name in COMPARATORS if "_ts" in name)
+SUITED: frozenset[str] = frozenset(
+    name for name, one in COMPARATORS.items() if one.needs == "suite"
+)
 """Comparators that run on a test suite."""
 MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
 """Whatever a prediction can be judged by."""
@@ -179,7 +183,7 @@ def _judge_answers(
             sql=sql,
             samples=len(sampled),
             right=sum(score == 1 for score in sampled),
-            clauses=tuple(dict.fromkeys(clause.kind for clause in scan_clauses(example.gold_sql))),
+            clauses=clauses_of(example.gold_sql) if example.gold_sql else (),
             **verdict,
         )
         for example, sql, sampled, verdict in zip(task.examples, answers, right, found, strict=True)

@@ -39,7 +39,7 @@ class Judged:
         gold: How the gold query ended there, `none` where there is none.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
-        clauses: Kinds of clauses of the gold query.
+        clauses: What the gold query has (`sqlenv.breakdown.clauses_of`).
     """
 
     id: str
