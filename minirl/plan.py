@@ -202,7 +202,7 @@ def _nothing_fits(memory: dict[str, float], room: float) -> UserError:
     return UserError(
         f"nothing fits: {parts} = {sum(memory.values()) / 2**30:.1f} GiB a device, and "
         f"{room / 2**30:.1f} may be filled; take more chips, a mesh with more of them on tensor, "
-        "shorter lengths, fewer sampler.slots, or train.optimizer.moments=bfloat16"
+        "shorter lengths, a smaller sampler.cache_gb, or train.optimizer.moments=bfloat16"
     )
 
 

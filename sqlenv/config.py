@@ -19,20 +19,22 @@ class Settings(BaseModel):
 
 
 Layout = Literal[
-    "spider", "spider_syn", "spider_dk", "spider_realistic", "spider2", "bird", "synsql"
+    "spider", "spider_syn", "spider_dk", "spider_realistic", "spider2", "bird", "synsql", "prepared"
 ]
+Split = Literal["train", "dev", "test"]
 
 
 class SourceConfig(Settings):
     """One data set on disk."""
 
     layout: Layout
-    """How the folder is laid out; this project's demo data has Spider's layout."""
+    """How the folder is laid out; this project's demo data has Spider's layout. In a folder that
+    `launch.prepare` has written, the set that was prepared of this layout and split."""
 
     path: Path
     """The data set's own folder, or OmniSQL's `data/` folder, which holds all of them."""
 
-    split: Literal["train", "dev", "test"] = "train"
+    split: Split = "train"
     """Which of the layout's question files to read."""
 
     file: str = ""
@@ -52,6 +54,13 @@ class SourceConfig(Settings):
 
     limit: int | None = Field(default=None, ge=1)
     """Most questions to take of this source, sampled by seed; None for all."""
+
+    levels: tuple[str, ...] = ()
+    """Only questions of these levels of difficulty (SynSQL: Simple, Moderate, Complex, Highly
+    Complex); none for all."""
+
+    exclude_styles: tuple[str, ...] = ()
+    """Styles of SynSQL's questions to leave out, such as Multi-turn Dialogue."""
 
 
 class DataConfig(Settings):

@@ -118,6 +118,10 @@ class Executor:
             self._look_at(database)
         return self._backend.judge(cases, names)
 
+    def keep_gold(self, database: Path, sql: str, result: Result) -> None:
+        """Keep what `execute` gave as the result of a gold query."""
+        self._gold.keep((database, sql), result)
+
     def close(self) -> None:
         """End the workers and close the connections."""
         self._backend.close()

@@ -39,7 +39,8 @@ _FLEETING_SQL = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_FLEETING_RESULTS = (TimedOut("wall"), TooLarge("memory"))
+FLEETING = (TimedOut("wall"), TooLarge("memory"))
+"""Results that a machine with less to do might not give."""
 _MEMORY_ENTRIES = 20_000
 
 
@@ -65,6 +66,10 @@ class GoldCache:
             self._store(key, result)
         return [result for key in keys if (result := found[key]) is not None]
 
+    def keep(self, query: Query, result: Result) -> None:
+        """Keep a result that was computed elsewhere, if results like it are kept."""
+        self._store((identify(query[0]), query[1]), result)
+
     def _recall(self, key: tuple[Identity, str]) -> Result | None:
         result = self._memory.get(key)
         if result is None and self._folder:
@@ -75,7 +80,7 @@ class GoldCache:
         return result
 
     def _store(self, key: tuple[Identity, str], result: Result) -> None:
-        if result in _FLEETING_RESULTS or _FLEETING_SQL.search(key[1]):
+        if result in FLEETING or _FLEETING_SQL.search(key[1]):
             return
         self._remember(key, result)
         if self._folder:

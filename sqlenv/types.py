@@ -9,6 +9,7 @@ from typing import Literal
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
+Hint = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
@@ -21,6 +22,7 @@ class Example:
     Attributes:
         database: A SQLite file, whatever the dialect.
         gold_sql: Written in `dialect`, as predictions are.
+        hints: Values of the database that the question seems to name: table, column, value.
     """
 
     id: str
@@ -32,6 +34,7 @@ class Example:
     difficulty: str = ""
     dialect: str = "sqlite"
     source: str = ""
+    hints: tuple[Hint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
