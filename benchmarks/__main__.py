@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LONG = ("learn", "hostile_load", "plans", "kill", "gpu")
+LONG = ("learn", "hostile_load", "plans", "kill", "gpu", "verdicts", "evaluators", "mutations")
 
 for script in sorted(Path(__file__).parent.glob("[!_]*.py")):
     if script.stem in LONG:

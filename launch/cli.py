@@ -69,7 +69,11 @@ def fail(message: str) -> NoReturn:
 
 
 def make_parser(
-    module: str, description: str, *, example: str = "seed=1 run.dir=second"
+    module: str,
+    description: str,
+    *,
+    example: str = "seed=1 run.dir=second",
+    needs_config: bool = True,
 ) -> argparse.ArgumentParser:
     """Make a parser with the arguments that every job has.
 
@@ -77,6 +81,7 @@ def make_parser(
         module: Which is run.
         description: What it does.
         example: What stands after `--cfg progress-demo.yaml` in the example that help ends with.
+        needs_config: Whether `--cfg` has to be given.
     """
     parser = Parser(
         prog=f"python -m {module}",
@@ -86,7 +91,7 @@ def make_parser(
     )
     parser.add_argument(
         "--cfg",
-        required=True,
+        required=needs_config,
         metavar="FILE",
         help="a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,25 +146,37 @@ class JobConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """How a question is answered: greedily, or by the majority of n samples' results."""
+    """How a question is answered.
+
+    Attributes:
+        samples: Replies to a question.
+        temperature: Of the sampler; 0 is greedy.
+        kind: Which of the samples answers: that of the majority (`vote`), or the first one that is
+            right, as an oracle would choose (`pass`).
+    """
 
     samples: int
     temperature: float
+    kind: Literal["vote", "pass"] = "vote"
 
     @property
     def name(self) -> str:
         """Write it as it is given on the command line."""
-        return f"vote@{self.samples}" if self.temperature else "greedy"
+        return f"{self.kind}@{self.samples}" if self.temperature else "greedy"
 
     @classmethod
     def parse(cls, text: str, *, vote_temperature: float) -> Decode:
-        """Read `greedy` or `vote@n`."""
+        """Read `greedy`, `vote@n` or `pass@n`.
+
+        Raises:
+            UserError: It is none of these.
+        """
         if text == "greedy":
             return cls(1, 0.0)
         kind, _, count = text.partition("@")
-        if kind == "vote" and count.isdigit() and int(count) >= 1:
-            return cls(int(count), vote_temperature)
-        raise UserError(f"--decode {text}: write greedy or vote@n, for example vote@8")
+        if (kind == "vote" or kind == "pass") and re.fullmatch("[1-9][0-9]{0,5}", count):
+            return cls(int(count), vote_temperature, kind)
+        raise UserError(f"--decode {text}: write greedy or vote@n, or pass@n, for example vote@8")
 
 
 Split = Literal["train", "validation", "test"]

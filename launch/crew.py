@@ -7,7 +7,9 @@ scoring down with it. Processes are started anew, not forked: nothing of the par
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -37,25 +39,48 @@ def spread(
     """Do jobs on all cores and yield the answers in order, with a progress bar.
 
     Args:
-        make: Called once in each process with the settings of its executor, which has one worker;
-            gives what does one job, as long as its context is open. A function of a module, as
-            processes import it.
+        make: As `crew` takes it.
         config: Settings of the executor; `workers` is the number of processes.
         jobs: What to do.
         title: Of the progress bar.
     """
+    with crew(make, config, most=len(jobs)) as do:
+        yield from _shown(do(jobs), len(jobs), title)
+
+
+@contextmanager
+def crew(
+    make: Make[Job, Answer], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
+) -> Generator[Callable[[Sequence[Job]], Iterator[Answer]]]:
+    """Start processes that do jobs, lot by lot; the answers of a lot come in order.
+
+    Args:
+        make: Called once in each process with the settings of its executor, which has one worker;
+            gives what does one job, as long as its context is open. Processes import it.
+        config: Settings of the executor; `workers` is the number of processes.
+        most: Jobs of all lots together; few are done in this process.
+        chunk: Jobs in one message.
+    """
     alone = config.model_copy(update={"workers": 1})
-    crew = min(config.workers, -(-len(jobs) // _CHUNK))
-    if len(jobs) <= _ALONE or crew < 2:
+    size = min(config.workers, -(-most // chunk))
+    if most <= _ALONE * chunk // _CHUNK or size < 2:
         with make(alone) as work:
-            yield from _shown(map(work, jobs), len(jobs), title)
+            yield lambda jobs: map(work, jobs)
         return
-    chunks = [jobs[at : at + _CHUNK] for at in range(0, len(jobs), _CHUNK)]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(crew, context, _start, (make, alone)) as pool:
-        answers = chain.from_iterable(pool.map(_do, chunks))
+    with ProcessPoolExecutor(size, context, _start, (make, alone)) as pool:
+
+        def do(jobs: Sequence[Job]) -> Iterator[Answer]:
+            chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
+            return chain.from_iterable(pool.map(_do, chunks))
+
         try:
-            yield from _shown(answers, len(jobs), title)
+            yield do
+        except BaseException:
+            # What is under way may take minutes, and nobody waits for it any more.
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -100,7 +125,16 @@ _open = ExitStack()
 
 def _start(make: Make[Any, Any], config: ExecutorConfig) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _work.append(_open.enter_context(make(config)))
+
+
+def _end_with_parent() -> None:
+    """End this process when the parent was killed: nobody else would tell it."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _do(jobs: Sequence[Any]) -> list[Any]:

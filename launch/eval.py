@@ -1,63 +1,157 @@
-"""Measure execution accuracy: overall, by difficulty and by database.
+"""Measure execution accuracy: of a model, or of a file of predictions.
 
     python -m launch.eval --cfg progress.yaml --checkpoint runs/progress-seed0 --decode vote@8
+    python -m launch.eval --cfg progress.yaml --checkpoint Qwen2.5-Coder-7B-Instruct \\
+        --data spider-dev --data-root data
+    python -m launch.eval --cfg verbal.yaml --endpoint http://127.0.0.1:30000/v1 --model qwen \\
+        --data bird-dev --data-root data
+    python -m launch.eval --predictions model.sql --data spider-dev --data-root data --json out.json
 
-The folder it names holds predictions.jsonl, the same for the official evaluators (predictions.sql
-for Spider, predictions_bird.json for BIRD) and result.json. The same command goes on where an
-interrupted one was.
+A test set is judged by its official rule, question by question: verdicts.json in the folder of
+results, or the file that --json names, has every verdict, means with 95 % intervals, and what they
+are of. The folder also holds predictions.jsonl, the same in each official program's form, and
+result.json. The same command goes on where an interrupted one was.
 """
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 import yaml
 
-from launch import cli
+from launch import cli, compare
 from launch.config import SPLITS, Decode, JobConfig, Split, load_config
 from launch.folders import RESULT, check
 from launch.inputs import check_data
+from launch.judging import read_measures
+from launch.sheet import read_sheet
+from launch.testsets import TEST_SETS, VERDICTS, find
+from launch.votes import VoteBy
 from minirl.errors import UserError
+from sqlenv.config import DataConfig
+
+DIFFERING = "differing.jsonl"
+
+if TYPE_CHECKING:
+    from launch.asked import Asked
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
+    _check(options)
+    if options.predictions is not None:
+        from launch.eval_file import evaluate_file
+
+        _beside(options.against, evaluate_file(options))
+        return
     config = load_config(options.cfg, options.overrides)
     decode = Decode.parse(options.decode, vote_temperature=config.evaluation.vote_temperature)
-    check_data(config, options.data)
-    if options.checkpoint is not None and not options.checkpoint.is_dir():
-        raise UserError(f"--checkpoint {options.checkpoint}: no such folder")
-    cli.use_accelerator(options.accel)
+    config, split = _on_test_set(config, options)
+    check_data(config, split)
+    if options.endpoint is None:
+        cli.use_accelerator(options.accel)
     # JAX takes seconds to import, and nothing above needs it.
+    from launch.asked import Asked
     from launch.eval_job import evaluate, show
-    from launch.policy import find_policy
 
-    source = find_policy(config, options.checkpoint)
-    out = options.out or default_folder(config, options.data, source.name, options.decode)
-    settings = _settings(config, options, model=source.model, checkpoint=source.checkpoint)
+    asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
+    out = options.out or default_folder(config, options.data, asked.name, options.decode)
+    settings = _settings(config, options, asked)
     check(out, settings, key="--out")
-    if (out / RESULT).exists():
+    if (out / RESULT).exists() and _is_judged(options, out):
         cli.output.print(f"This evaluation is complete: {out / RESULT}", soft_wrap=True)
         show(out)
-        return
-    evaluate(config, source, decode, split=options.data, out=out, settings=settings)
+    else:
+        evaluate(config, asked, decode, options, split=split, out=out, settings=settings)
+    _beside(options.against, options.json or out)
+
+
+def _is_judged(options: Namespace, out: Path) -> bool:
+    """Tell whether the verdicts that are asked for are there; other predictions need none."""
+    wanted = read_measures(options.comparators, options.data)
+    path = options.json or out / VERDICTS
+    if not wanted:
+        return True
+    # Of a test set's own measures one may be left out, where there is no test suite.
+    return path.exists() and {*read_sheet(path).measures} <= {*wanted}
+
+
+def _beside(other: Path | None, result: Path) -> None:
+    """Compare a result with another one, and list the questions on which they differ."""
+    if other is not None:
+        differing = result / DIFFERING if result.is_dir() else result.with_suffix(f".{DIFFERING}")
+        compare.main([f"other={other}", f"this={result}", "--differences", str(differing)])
+        cli.output.print(f"Questions on which they differ: {differing}", soft_wrap=True)
 
 
 def _arguments(arguments: list[str]) -> Namespace:
-    parser = cli.make_parser("launch.eval", __doc__ or "")
-    add_arguments(parser)
+    parser = cli.make_parser("launch.eval", __doc__ or "", needs_config=False)
+    add_arguments(parser, data=(*SPLITS, *TEST_SETS))
+    add_endpoint(parser)
     parser.add_argument(
         "--decode",
         default="greedy",
-        metavar="greedy|vote@N",
-        help="one greedy reply, or the majority of N samples' results (default: greedy)",
+        metavar="greedy|vote@N|pass@N",
+        help="one greedy reply, the majority of N samples' results, or whether any of N samples is "
+        "right (default: greedy)",
     )
+    judged = parser.add_argument_group("test sets")
+    judged.add_argument(
+        "--data-root",
+        type=Path,
+        metavar="DIR",
+        help="OmniSQL's data/ folder, the data set's own, or one that holds several downloads "
+        "(default: the config's data.root)",
+    )
+    judged.add_argument(
+        "--file",
+        default="",
+        metavar="NAME",
+        help="question file in the data set's folder, in place of its own",
+    )
+    judged.add_argument(
+        "--comparators",
+        metavar="NAME,NAME",
+        help="what answers are judged by (default: the test set's own)",
+    )
+    judged.add_argument(
+        "--test-suite",
+        type=Path,
+        metavar="DIR",
+        help="Spider's test suite (default: test_suite_database in the data or beside it)",
+    )
+    judged.add_argument(
+        "--against",
+        type=Path,
+        metavar="RUN",
+        help="another result to compare this one with: paired tests, and questions that differ",
+    )
+    judged.add_argument("--json", type=Path, metavar="FILE", help="write all verdicts here")
+    judged.add_argument("--timeout-s", type=float, help="wall time of one query (default: 60)")
+    files = parser.add_argument_group("a file of predictions, with no model")
+    files.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="one query a line, JSON lines, BIRD's or OmniSQL's JSON, or Spider 2's folder",
+    )
+    files.add_argument(
+        "--vote-by",
+        choices=get_args(VoteBy),
+        default="set",
+        help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal printed "
+        "tables as in PaVeRL-SQL (default: set)",
+    )
+    files.add_argument("--seed", type=int, metavar="N", help="of the samples (default: 0)")
     return parser.parse_intermixed_args(arguments)
 
 
-def add_arguments(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser, *, data: Collection[str] = SPLITS) -> None:
     """Add what says who is measured, on which questions, and where results go."""
     parser.add_argument(
         "--checkpoint",
@@ -68,7 +162,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "warm start left in the config's run folder, else model.path",
     )
     parser.add_argument(
-        "--data", choices=SPLITS, default="test", help="which questions (default: test)"
+        "--data",
+        choices=data,
+        metavar="NAME",
+        default="test",
+        help=f"which questions: {', '.join(data)} (default: test)",
     )
     parser.add_argument(
         "--out",
@@ -78,26 +176,134 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
 
 
-def default_folder(config: JobConfig, split: Split, name: str, decode: str) -> Path:
+def add_endpoint(parser: ArgumentParser) -> None:
+    """Add what names a model behind an endpoint."""
+    parser.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="an OpenAI-compatible endpoint, up to and including /v1, in place of --checkpoint",
+    )
+    parser.add_argument("--model", metavar="NAME", help="the endpoint's name of the model")
+
+
+def check_endpoint(options: Namespace) -> None:
+    """Refuse what contradicts itself about who is asked.
+
+    Raises:
+        UserError: Something does.
+    """
+    rules = [
+        (
+            options.endpoint and options.checkpoint,
+            "--endpoint and --checkpoint: give one of the two",
+        ),
+        (options.endpoint and not options.model, "--endpoint: say --model NAME too"),
+        (options.model and not options.endpoint, "--model: say --endpoint URL too"),
+        (
+            options.endpoint and not options.endpoint.startswith(("http://", "https://")),
+            f"--endpoint {options.endpoint}: write a URL, for example http://127.0.0.1:30000/v1",
+        ),
+        (
+            "@" in (options.endpoint or "").partition("://")[2].partition("/")[0],
+            "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY",
+        ),
+        (
+            options.checkpoint and not options.checkpoint.is_dir(),
+            f"--checkpoint {options.checkpoint}: no such folder",
+        ),
+    ]
+    for is_wrong, message in rules:
+        if is_wrong:
+            raise UserError(message)
+
+
+def _check(options: Namespace) -> None:
+    """Refuse options that do not belong together.
+
+    Raises:
+        UserError: Some do not.
+    """
+    is_file, is_split = options.predictions is not None, options.data in SPLITS
+    rules = [
+        (
+            is_file and (options.cfg or options.overrides),
+            "--predictions: needs no --cfg and no settings",
+        ),
+        (
+            is_file and (options.endpoint or options.checkpoint),
+            "--predictions: needs no model; leave --endpoint and --checkpoint out",
+        ),
+        (
+            not is_file and not options.cfg,
+            "say --cfg FILE, or --predictions FILE to judge without a model",
+        ),
+        (not is_file and options.seed is not None, "--seed: set seed=N, as in the config"),
+        (
+            not is_file and is_split and (options.data_root or options.file),
+            f"--data-root and --file: --data {options.data} is a split of the config; set "
+            "data.root=FOLDER, or give a test set such as --data spider-dev",
+        ),
+        (
+            not is_file and is_split and options.json and not options.comparators,
+            "--json: say --comparators NAME too, or a test set such as --data spider-dev",
+        ),
+    ]
+    for is_wrong, message in rules:
+        if is_wrong:
+            raise UserError(message)
+    if not is_file:
+        check_endpoint(options)
+
+
+def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
+    """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
+    if options.data in SPLITS:
+        return config, options.data
+    root = options.data_root or config.data.root
+    if root is None:
+        raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
+    source, _ = find(options.data, root, options.file)
+    test = DataConfig(
+        sources=(source.model_copy(update={"path": Path(os.path.relpath(source.path, root))}),),
+        drop_failing_gold=False,
+        drop_empty_gold=False,
+    )
+    update = {
+        "data": config.data.model_copy(update={"root": root, "demo": None, "test": test}),
+        "evaluation": config.evaluation.model_copy(update={"questions": None}),
+    }
+    return config.model_copy(update=update), "test"
+
+
+def default_folder(config: JobConfig, data: str, name: str, decode: str) -> Path:
     """Name a folder after policy, data, decoding and seed."""
-    sources = getattr(config.data, split).sources
-    data = dict.fromkeys(source.layout for source in sources)
-    parts = (name, *data, split, decode, f"seed{config.seed}")
+    layouts: dict[str, None] = {}
+    if data in SPLITS:
+        layouts = dict.fromkeys(source.layout for source in getattr(config.data, data).sources)
+    parts = (name, *layouts, data, decode, f"seed{config.seed}")
     return Path("evals") / "-".join(parts)
 
 
-def _settings(
-    config: JobConfig, options: Namespace, *, model: Path, checkpoint: Path | None
-) -> str:
+def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
     """Write down what decides the predictions: of the job, only what evaluation looks at."""
-    used = {"seed", "data", "prompt", "env", "executor", "sampler", "evaluation"}
+    used = {"seed", "data", "prompt", "env", "executor", "evaluation"}
+    if asked.policy is None:
+        manner = config.verbal.model_dump(mode="json", include={"max_tokens", "send_seed"})
+        who, where = {"endpoint": asked.identity}, {"verbal": manner}
+    else:
+        used |= {"sampler"}
+        checkpoint = asked.policy.checkpoint
+        who = {
+            "model": str(asked.policy.model.resolve()),
+            "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
+            "dtype": config.model.dtype,
+        }
+        where = {"accelerator": options.accel}
     settings = {
-        "model": str(model.resolve()),
-        "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
-        "dtype": config.model.dtype,
+        **who,
         "decode": options.decode,
         "split": options.data,
-        "accelerator": options.accel,
+        **where,
         **config.model_dump(mode="json", include=used),
     }
     return yaml.safe_dump(settings, sort_keys=False, width=100)

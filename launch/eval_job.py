@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import hashlib
+import json
+from argparse import Namespace
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -11,24 +14,37 @@ from typing import Any
 from pydantic import BaseModel
 
 from launch import cli
+from launch.asked import Asked
 from launch.config import Decode, JobConfig, Split
-from launch.evaluation import (
-    Evaluator,
+from launch.eval_file import (
+    Data,
+    judge_into,
+    limits,
+    prepare,
+    settings_of,
+    show_sheet,
+)
+from launch.evaluation import Evaluator, ci95
+from launch.folders import RESULT, claim_data, claimed, versions, write_json
+from launch.judging import Task, read_measures
+from launch.official import write_official
+from launch.policy import load_policy
+from launch.served import ANSWERS, served
+from launch.sheet import Sheet, read_sheet
+from launch.testsets import VERDICTS
+from launch.verdicts import (
+    PREDICTIONS,
     Verdict,
     accuracy,
     accuracy_table,
     breakdown,
-    ci95,
     read_verdicts,
-    write_official,
 )
-from launch.folders import RESULT, claim_data, claimed, versions, write_json
-from launch.policy import PolicySource, load_policy
 from launch.wiring import SqlSide
+from minirl.model import Decoder
 from minirl.reading import read_json
-from sqlenv.types import Example
-
-PREDICTIONS = "predictions.jsonl"
+from minirl.tokenizer import ChatTokenizer
+from sqlenv.types import Example, Observation
 
 
 @contextmanager
@@ -60,8 +76,9 @@ def questions(
 
 def evaluate(
     config: JobConfig,
-    source: PolicySource,
+    asked: Asked,
     decode: Decode,
+    options: Namespace,
     *,
     split: Split,
     out: Path,
@@ -71,39 +88,40 @@ def evaluate(
 
     Args:
         config: The job.
-        source: The policy.
+        asked: The policy, or the endpoint.
         decode: How questions are answered.
+        options: `data`, the name of the questions, and what answers are judged by.
         split: `validation` is cut as in training, the others to `evaluation.questions`.
         out: Folder of the results.
         settings: YAML of what decides them.
     """
     start = perf_counter()
     # Before the folder is claimed: weights that cannot be read leave none behind.
-    model, tokenizer = load_policy(source, config)
+    loaded = load_policy(asked.policy, config) if asked.policy else None
     with questions(config, split, out=out, settings=settings) as (sql, examples):
-        sql.check_prompts(split, map(sql.evaluation_prompt, examples), tokenizer)
+        if loaded:
+            sql.check_prompts(split, map(sql.evaluation_prompt, examples), loaded[1])
+        judged = _judged(config, examples, options)
         data = claim_data(out, {split: examples})
-        environment = sql.evaluation_environment()
-        evaluator = Evaluator(
-            model,
-            tokenizer,
-            environment,
-            config.sampler,
-            decode,
-            seed=config.seed,
-            max_turns=sql.evaluation_turns,
-        )
-        with cli.progress_bar(f"accuracy {split}") as progress:
-            progress(0, len(examples), cli.COMPILING)
-            verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
+        with _evaluator(config, asked, loaded, decode, sql, out) as evaluator:
+            with cli.progress_bar(f"accuracy {options.data}") as progress:
+                progress(0, len(examples), cli.COMPILING if loaded else "")
+                verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
+            notes = evaluator.notes()
+        prompt = prompts_hash(map(sql.evaluation_prompt, examples))
     write_official(verdicts, out)
+    model = describe(asked, config)
+    sheet = _sheet(judged, verdicts, decode, config, options, model, prompt, out)
+    known = [verdict for verdict in verdicts if verdict.gold]
     result = {
-        **accuracies(verdicts, config),
+        **(accuracies(known, config) if known else {"questions": len(verdicts)}),
         "decode": decode.name,
         "seed": config.seed,
         "data": data,
-        "model": str(source.model),
-        "checkpoint": str(source.checkpoint) if source.checkpoint else None,
+        **model,
+        "prompt": prompt,
+        **({"measures": sheet.measures, "pass_at": sheet.pass_at} if sheet else {}),
+        **notes,
         "versions": versions(),
         "seconds": round(perf_counter() - start, 1),
     }
@@ -111,16 +129,109 @@ def evaluate(
     show(out)
 
 
+@contextmanager
+def _evaluator(
+    config: JobConfig,
+    asked: Asked,
+    loaded: tuple[Decoder, ChatTokenizer] | None,
+    decode: Decode,
+    sql: SqlSide,
+    out: Path,
+) -> Generator[Evaluator]:
+    """Make who answers: the sampler of this process, or an endpoint."""
+    environment = sql.evaluation_environment()
+    if loaded is None:
+        with served(asked, config, decode, environment, out / ANSWERS) as evaluator:
+            yield evaluator
+        return
+    yield Evaluator(
+        *loaded,
+        environment,
+        config.sampler,
+        decode,
+        seed=config.seed,
+        max_turns=sql.evaluation_turns,
+    )
+
+
+def prompts_hash(prompts: Iterable[Observation]) -> str:
+    """Digest the prompts of all questions, as the model is shown them."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(json.dumps([[m.role, m.content] for m in prompt]).encode())
+    return digest.hexdigest()[:16]
+
+
+def describe(asked: Asked, config: JobConfig) -> dict[str, Any]:
+    """Say whose answers they are: what a table of runs has to know."""
+    policy = asked.policy
+    if policy is None:
+        return {"name": asked.name, "model": asked.identity, "checkpoint": None}
+    run = policy.run
+    base = run.model.path if run else policy.model
+    return {
+        "name": asked.name,
+        "model": str(policy.model),
+        "checkpoint": str(policy.checkpoint) if policy.checkpoint else None,
+        "base": base.name if base else "tiny",
+        "reward": run.reward.kind if run else None,
+    }
+
+
+def _judged(config: JobConfig, examples: tuple[Example, ...], options: Namespace) -> Data | None:
+    """Find what answers are judged by, before any is asked for; None if `env.match` alone."""
+    measures = read_measures(options.comparators, options.data)
+    if not measures:
+        return None
+    root = config.data.root or Path()
+    source = config.data.test.sources[0]
+    place = source.model_copy(update={"path": root / source.path})
+    return prepare(options.data, examples, place, root, options)
+
+
+def _sheet(
+    judged: Data | None,
+    verdicts: Sequence[Verdict],
+    decode: Decode,
+    config: JobConfig,
+    options: Namespace,
+    model: Mapping[str, Any],
+    prompt: str,
+    out: Path,
+) -> Sheet | None:
+    if judged is None:
+        return None
+    # What an oracle chooses depends on the measure; votes are counted already.
+    answers = [] if decode.kind == "pass" else [verdict.sql for verdict in verdicts]
+    task = Task(
+        judged.examples,
+        [verdict.samples or (verdict.sql,) for verdict in verdicts],
+        judged.measures,
+        decode,
+        suite=judged.suite,
+        references=judged.references,
+        executor=limits(options),
+        answers=answers,
+    )
+    facts = settings_of(judged, task, model=model, seed=config.seed, prompt=prompt)
+    return judge_into(options.json or out / VERDICTS, task, facts, seed=config.seed)
+
+
 class _Result(BaseModel):
     """The part of `result.json` that is shown."""
 
-    ci95: tuple[float, float]
+    questions: int
+    ci95: tuple[float, float] | None = None
 
 
 def show(out: Path) -> None:
     """Print the results that a folder holds."""
     result = read_json(out / RESULT, _Result, advice="delete it to make it again")
-    cli.output.print(accuracy_table(read_verdicts(out / PREDICTIONS), result.ci95))
+    if (out / VERDICTS).exists():
+        show_sheet(read_sheet(out / VERDICTS))
+    elif result.ci95:
+        known = [verdict for verdict in read_verdicts(out / PREDICTIONS) if verdict.gold]
+        cli.output.print(accuracy_table(known, result.ci95))
     cli.output.print(f"Predictions and result: {out}", soft_wrap=True)
 
 

@@ -1,27 +1,23 @@
-"""Execution accuracy: predictions of a model on questions, and how sure one can be of it."""
+"""Predictions of a model on questions, with one sampler."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from rich.table import Table as RichTable
-
 from launch.config import Decode, JobConfig
-from launch.predictions import BIRD_MARK
+from launch.statistics import bootstrap_interval
+from launch.verdicts import Verdict, accuracy, read_verdicts
+from launch.votes import ballot, majority
 from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.local import local_model, local_params
 from minirl.model import Decoder
-from minirl.reading import keep_lines
 from minirl.rollout import rollout
 from minirl.sampler import NativeSampler
 from minirl.tokenizer import ChatTokenizer
@@ -29,45 +25,12 @@ from minirl.types import Decoding
 from minirl.writing import writing
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.parse import one_line
-from sqlenv.types import Attempt, Example, Table
+from sqlenv.types import Attempt, Example
 
 # Episode numbers name random streams: those of evaluations lie above all of training.
 _FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 _CHUNK = 128
-# Spider's, BIRD's and SynSQL's words for difficulty.
-_LEVELS = (
-    *("easy", "medium", "hard", "extra"),
-    *("simple", "moderate", "challenging", "complex", "highly complex"),
-)
-_SEPARATORS = re.compile(r"[\t\n\r]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """One question's prediction and whether its result matches the gold result."""
-
-    id: str
-    db_id: str
-    difficulty: str
-    question: str
-    gold: str
-    sql: str
-    correct: bool
-
-    @classmethod
-    def of(cls, example: Example, sql: str, *, correct: bool) -> Verdict:
-        """Make the verdict on a prediction for a question."""
-        return cls(
-            example.id,
-            example.db_id,
-            example.difficulty,
-            example.question,
-            example.gold_sql,
-            sql,
-            correct,
-        )
 
 
 class Evaluator:
@@ -96,6 +59,7 @@ class Evaluator:
     ) -> None:
         self._tokenizer, self._environment = tokenizer, environment
         self._config, self._decode = config, decode
+        self._choose = right_one if decode.kind == "pass" else vote
         self._max_turns = max_turns
         local = local_model(model)
         self._dtype, self._own_mesh = model.dtype, local.mesh
@@ -109,10 +73,14 @@ class Evaluator:
             local_params(params, self._own_mesh, self._dtype), version=version
         )
 
+    def notes(self) -> dict[str, Any]:
+        """Say what else a result should tell; nothing of a sampler in this process."""
+        return {}
+
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""
         answered = self._answer(examples, first=0)
-        self._sampler.free_memory()
+        self._free_memory()
         return accuracy(answered)
 
     def predict(
@@ -139,8 +107,12 @@ class Evaluator:
             hosts.from_first(partial(_append, path, new))
             done += new
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
-        self._sampler.free_memory()
+        self._free_memory()
         return done
+
+    def _free_memory(self) -> None:
+        """Give back what is needed only to answer."""
+        self._sampler.free_memory()
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
         """Answer questions, each process its share of them."""
@@ -162,34 +134,33 @@ class Evaluator:
             decoding=Decoding(self._decode.temperature),
             max_turns=self._max_turns,
         )
-        verdicts = []
-        for example, group in zip(examples, groups, strict=True):
-            answers = (trajectory.episode.answer for trajectory in group)
-            attempts = [answer for answer in answers if answer is not None]
-            chosen = vote(attempts)
-            sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
-            verdicts.append(Verdict.of(example, sql, correct=correct))
-        return verdicts
+        return [
+            self._verdict(example, [trajectory.episode.answer for trajectory in group])
+            for example, group in zip(examples, groups, strict=True)
+        ]
+
+    def _verdict(self, example: Example, answers: Sequence[Attempt | None]) -> Verdict:
+        """Choose among the answers of a question; a reply may have none."""
+        chosen = self._choose([answer for answer in answers if answer is not None])
+        sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
+        # A reply without an answer is a sample too, of which nothing runs.
+        sampled = [answer.sql if answer else "" for answer in answers]
+        return Verdict.of(example, sql, correct=correct, samples=sampled)
 
 
 def vote(attempts: Sequence[Attempt]) -> Attempt | None:
-    """Choose the first attempt of the commonest result (OmniSQL's majority vote).
+    """Choose the first attempt of the commonest result (`votes.majority`).
 
-    Results are sets of rows; ties go to the result seen first; an empty result counts. Without a
-    query that runs, the first attempt is chosen; without any attempt (a prompt too long, a
-    budget spent on calls), none.
+    Without a query that runs, the first attempt is chosen; without any attempt (a prompt too long,
+    a budget spent on calls), none.
     """
-    ran = [attempt for attempt in attempts if isinstance(attempt.result, Table)]
-    if not ran:
-        return attempts[0] if attempts else None
-    counts = Counter(_rows(attempt) for attempt in ran)  # keeps the order of first sight
-    winner = max(counts, key=lambda rows: counts[rows])
-    return next(attempt for attempt in ran if _rows(attempt) == winner)
+    winner = majority([ballot(attempt.result) for attempt in attempts])
+    return attempts[winner or 0] if attempts else None
 
 
-def _rows(attempt: Attempt) -> frozenset[Any]:
-    assert isinstance(attempt.result, Table)
-    return frozenset(attempt.result.rows)
+def right_one(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Choose the first attempt that is right, as an oracle would: pass@n. Else the first one."""
+    return next((attempt for attempt in attempts if attempt.correct), next(iter(attempts), None))
 
 
 def _found(path: Path) -> list[Verdict]:
@@ -202,95 +173,7 @@ def _append(path: Path, verdicts: Sequence[Verdict]) -> None:
         file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
 
 
-def read_verdicts(path: Path) -> list[Verdict]:
-    """Read the whole lines of a file of verdicts; a last line cut short is taken away.
-
-    Raises:
-        UserError: It holds something else.
-    """
-    return keep_lines(path, Verdict, advice="bring back the file of predictions, or move it away")
-
-
-def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
-    """Write predictions in the official evaluators' forms.
-
-    `predictions.sql` is Spider's (one query a line), `predictions_bird.json` is BIRD's.
-    """
-    # The evaluators split at line ends and tabs, also of those in quotes; a blank line would shift
-    # every later line against its gold query.
-    lines = [_SEPARATORS.sub(" ", one_line(verdict.sql)) or "SELECT" for verdict in verdicts]
-    spider = folder / "predictions.sql"
-    with writing(spider):
-        spider.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    bird = {
-        str(number): f"{line}{BIRD_MARK}{verdict.db_id}"
-        for number, (line, verdict) in enumerate(zip(lines, verdicts, strict=True))
-    }
-    text = json.dumps(bird, indent=1, ensure_ascii=False)
-    path = folder / "predictions_bird.json"
-    with writing(path):
-        path.write_text(text + "\n", encoding="utf-8")
-
-
-def accuracy(verdicts: Sequence[Verdict]) -> float:
-    """Return the share of correct verdicts; 0 for none."""
-    return sum(verdict.correct for verdict in verdicts) / max(len(verdicts), 1)
-
-
-def bootstrap_interval(
-    values: Sequence[float], *, resamples: int, seed: int
-) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of a mean over questions.
-
-    For a paired comparison give the differences, question by question.
-    """
-    data = np.asarray(values, np.float64)
-    rng = np.random.default_rng(seed)
-    means = [data[rng.integers(0, len(data), len(data))].mean() for _ in range(resamples)]
-    low, high = np.percentile(means, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def ci95(values: Sequence[float], config: JobConfig) -> list[float]:
     """Return the interval of a mean as a job's settings ask for it, rounded for a report."""
     low, high = bootstrap_interval(values, resamples=config.evaluation.resamples, seed=config.seed)
     return [round(low, 6), round(high, 6)]
-
-
-def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[int, float]]]:
-    """Return (questions, accuracy) overall, by difficulty and by database."""
-
-    def by(key: Callable[[Verdict], str]) -> dict[str, tuple[int, float]]:
-        parts: defaultdict[str, list[Verdict]] = defaultdict(list)
-        for verdict in verdicts:
-            parts[key(verdict)].append(verdict)
-        return {
-            name: (len(part), accuracy(part)) for name, part in sorted(parts.items(), key=_rank)
-        }
-
-    return {
-        "overall": by(lambda _: "all"),
-        "difficulty": by(lambda verdict: verdict.difficulty or "unknown"),
-        "database": by(lambda verdict: verdict.db_id),
-    }
-
-
-def _rank(part: tuple[str, Any]) -> tuple[int, str]:
-    """Order levels of difficulty from easy to hard, all other names by the alphabet."""
-    name = part[0]
-    return (_LEVELS.index(name.lower()) if name.lower() in _LEVELS else len(_LEVELS), name)
-
-
-def accuracy_table(verdicts: Sequence[Verdict], interval: Sequence[float]) -> RichTable:
-    """Lay a breakdown out for the terminal, with the interval of the whole."""
-    table = RichTable("", "questions", "execution accuracy")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for heading, parts in breakdown(verdicts).items():
-        table.add_section()
-        for name, (count, share) in parts.items():
-            table.add_row(f"{heading}: {name}", f"{count:,}", f"{100 * share:.1f} %")
-        if heading == "overall":
-            low, high = interval
-            table.add_row("95 % interval", "", f"{100 * low:.1f} to {100 * high:.1f} %")
-    return table

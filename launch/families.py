@@ -10,19 +10,12 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from rewards.expo import CASES
+from rewards.mismatch import CATEGORIES, mismatches
 from rewards.workbench import MODES, STATUSES, PairScore
 from sqlenv.envs.tags import TAG_SENTENCES
 
 Means = tuple[str, Mapping[str, float]]
 """The name of a file, and its means."""
-
-CATEGORIES: Mapping[str, frozenset[str]] = {
-    "SELECT": frozenset({"SELECT_ERROR", "AGGREGATE_ERROR", "DISTINCT_MISMATCH"}),
-    "JOIN": frozenset({"JOIN_MISSING", "JOIN_KEY_MISMATCH", "FROM_OR_JOIN_TABLE_MISMATCH"}),
-    "WHERE": frozenset({"WHERE_ERROR"}),
-    "GROUP": frozenset({"GROUP_BY_MISSING", "GROUP_BY_ERROR"}),
-}
-"""The columns of Progress-SQL's table 8, as sets of tags."""
 
 _Value = Callable[[PairScore], float]
 
@@ -54,8 +47,7 @@ _FAMILIES: tuple[Mapping[str, _Value], ...] = (
 
 
 def _errors(category: str) -> _Value:
-    tags = CATEGORIES[category]
-    return lambda score: 100.0 * (not tags.isdisjoint(score.diagnosis.tags))
+    return lambda score: 100.0 * mismatches(score.diagnosis.tags)[category]
 
 
 _TREE: tuple[Mapping[str, _Value], ...] = (

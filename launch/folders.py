@@ -123,7 +123,7 @@ def claim(folder: Path, settings: str, *, key: str) -> Path:
     check(folder, settings, key=key)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / CONFIG, settings)
+        write_text(folder / CONFIG, settings)
         _note_versions(folder / VERSIONS)
     except OSError as error:
         raise _unwritable(folder, error.strerror, key=key) from None
@@ -248,8 +248,16 @@ def versions() -> dict[str, str]:
     return {
         "python": platform.python_version(),
         "sqlite": apsw.sqlite_lib_version(),
-        **{name: metadata.version(name) for name in _LIBRARIES},
+        **{name: _version(name) for name in _LIBRARIES},
     }
+
+
+def _version(library: str) -> str:
+    """Return a library's version; the SQL side works without the learner's."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _note_versions(path: Path) -> None:
@@ -268,13 +276,21 @@ def _note_versions(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a file that is there whole or not at all."""
-    _write(path, json.dumps(value, indent=2) + "\n")
+    write_text(path, json.dumps(value, indent=2) + "\n")
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all.
+
+    Raises:
+        OSError: It cannot be written; names the file.
+    """
     scratch = path.with_name(f".{path.name}{_PART}")
-    scratch.write_text(text, encoding="utf-8")
-    scratch.replace(path)
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _is_untouched(names: Collection[str]) -> bool:

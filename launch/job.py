@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import Decode, JobConfig
-from launch.evaluation import Evaluator, Verdict, accuracy, ci95, write_official
+from launch.evaluation import Evaluator, ci95
 from launch.folders import (
     RESULT,
     check_alike,
@@ -20,8 +20,10 @@ from launch.folders import (
     fingerprints,
     write_json,
 )
+from launch.official import write_official
 from launch.plan import check_memory
 from launch.serving import serving
+from launch.verdicts import Verdict, accuracy
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import hosts

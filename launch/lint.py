@@ -26,9 +26,10 @@ from rewards.clauses import scan_clauses
 from rewards.differences import differences
 from sqlenv.compare import is_ordered
 from sqlenv.config import ExecutorConfig
-from sqlenv.dialects import run
+from sqlenv.dialects import carry_over
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.executor import Executor
+from sqlenv.gold import FLEETING
 from sqlenv.types import Example, Result, Table
 
 Flaw = Literal["fails", "empty", "slow", "varies", "row_order", "ties"]
@@ -82,32 +83,72 @@ class Linter:
     @contextmanager
     def __call__(self, config: ExecutorConfig) -> Generator[Callable[[Example], list[Finding]]]:
         """Open the two executors, the second of which reads tables from their ends."""
-        reverse = config.model_copy(update={"reverse_unordered": True})
-        with Executor(config) as plain, Executor(reverse) as backwards:
-            yield lambda example: self._look(example, plain, backwards)
-
-    def _look(self, example: Example, plain: Executor, backwards: Executor) -> list[Finding]:
-        def found(flaw: Flaw, detail: str = "") -> Finding:
-            return Finding(example.id, example.db_id, flaw, detail, example.gold_sql)
-
-        first, seconds = _timed(example, plain)
-        if seconds > self.slow_s:
-            # Not the query's fault, perhaps: the first one of all waits for the executor to start.
-            seconds = min(seconds, _timed(example, plain)[1])
-        findings = [found("slow", f"{seconds:.2f} s")] if seconds > self.slow_s else []
-        if not isinstance(first, Table):
-            return [found("fails", describe_failure(first)), *findings]
-        if not first.rows:
-            findings.append(found("empty"))
-        changes = _changes(example, first, plain, backwards)
-        unstable = next((change for change in changes if change[1]), None)
-        return [*findings, found(*unstable)] if unstable else findings
+        with open_both(config) as both:
+            yield lambda example: look([example], *both, slow_s=self.slow_s)[0].findings
 
 
-def _timed(example: Example, executor: Executor) -> tuple[Result, float]:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a gold query gave, how long it took, and what is wrong with it."""
+
+    result: Result
+    seconds: float
+    findings: list[Finding]
+
+
+@contextmanager
+def open_both(config: ExecutorConfig) -> Generator[tuple[Executor, Executor]]:
+    """Open an executor, and one that reads tables from their ends."""
+    reverse = config.model_copy(update={"reverse_unordered": True})
+    with Executor(config) as plain, Executor(reverse) as backwards:
+        yield plain, backwards
+
+
+def look(
+    examples: Sequence[Example], plain: Executor, backwards: Executor, *, slow_s: float
+) -> list[Look]:
+    """Run gold queries in all ways, each way for all of them together."""
+    results, together_s = _timed(examples, plain)
+    seconds = [together_s] * len(examples)
+    if together_s > slow_s:
+        # Whose fault is it? Perhaps nobody's: the first one waits for the executor to start.
+        alone = [_timed([example], plain) for example in examples]
+        seconds = [min(together_s, alone_s) for _, alone_s in alone]
+        results = [
+            again[0] if result in FLEETING else result
+            for result, (again, _) in zip(results, alone, strict=True)
+        ]
+    ran = [
+        (example, result)
+        for example, result in zip(examples, results, strict=True)
+        if isinstance(result, Table)
+    ]
+    changes = iter(_changes(ran, plain, backwards))
+    looks = []
+    for example, result, taken_s in zip(examples, results, seconds, strict=True):
+        flaws: list[tuple[Flaw, str]] = [("slow", f"{taken_s:.2f} s")] if taken_s > slow_s else []
+        if not isinstance(result, Table):
+            flaws.insert(0, ("fails", describe_failure(result)))
+        else:
+            flaws += [("empty", "")] if not result.rows else []
+            flaws += next(changes)
+        name = (example.id, example.db_id)
+        findings = [Finding(*name, *flaw, example.gold_sql) for flaw in flaws]
+        looks.append(Look(result, taken_s, findings))
+    return looks
+
+
+def _timed(examples: Sequence[Example], executor: Executor) -> tuple[list[Result], float]:
     start = time.perf_counter()
-    result = run(executor.execute, example, example.gold_sql)
-    return result, time.perf_counter() - start
+    return _run(examples, executor), time.perf_counter() - start
+
+
+def _run(examples: Sequence[Example], executor: Executor) -> list[Result]:
+    written = [carry_over(example.gold_sql, example.dialect) for example in examples]
+    pairs = zip(examples, written, strict=True)
+    queries = [(example.database, sql) for example, sql in pairs if isinstance(sql, str)]
+    results = iter(executor.execute_many(queries))
+    return [next(results) if isinstance(sql, str) else sql for sql in written]
 
 
 def render(findings: Sequence[Finding], questions: int) -> RichTable:
@@ -130,21 +171,33 @@ def render(findings: Sequence[Finding], questions: int) -> RichTable:
 
 
 def _changes(
-    example: Example, first: Table, plain: Executor, backwards: Executor
-) -> Iterator[tuple[Flaw, str]]:
-    """Yield how the result changes in each way of running the query again; mostly, not at all."""
-    sql = example.gold_sql
-    yield "varies", "reads the clock" if _CLOCK.search(sql) else ""
-    yield "varies", _difference(first, run(plain.execute, example, sql))
-    reverse = run(backwards.execute, example, sql)
-    yield "row_order", _difference(first, reverse, in_order=is_ordered(sql))
-    variants = break_ties(sql, first.width) if example.dialect == "sqlite" else []
-    ordered = [plain.execute(example.database, variant) for variant in variants]
-    match ordered:
-        case [Table() as upwards, Table() as downwards]:
-            yield "ties", _difference(upwards, downwards)
-        case _:  # no ORDER BY, or one that its columns cannot be added to
-            return
+    ran: Sequence[tuple[Example, Table]], plain: Executor, backwards: Executor
+) -> Iterator[list[tuple[Flaw, str]]]:
+    """Yield how each result changes when its query runs again in some way; mostly, not at all."""
+    examples = [example for example, _ in ran]
+    again, reverse = _run(examples, plain), _run(examples, backwards)
+    variants = [
+        break_ties(example.gold_sql, first.width) if example.dialect == "sqlite" else []
+        for example, first in ran
+    ]
+    ordered = iter(
+        plain.execute_many(
+            [(e.database, sql) for e, two in zip(examples, variants, strict=True) for sql in two]
+        )
+    )
+    for (example, first), second, backward, two in zip(ran, again, reverse, variants, strict=True):
+        sql = example.gold_sql
+        changes: list[tuple[Flaw, str]] = [
+            ("varies", "reads the clock" if _CLOCK.search(sql) else ""),
+            ("varies", _difference(first, second)),
+            ("row_order", _difference(first, backward, in_order=is_ordered(sql))),
+        ]
+        match [next(ordered) for _ in two]:
+            case [Table() as upwards, Table() as downwards]:
+                changes.append(("ties", _difference(upwards, downwards)))
+            case _:  # no ORDER BY, or one that its columns cannot be added to
+                pass
+        yield [change for change in changes if change[1]][:1]
 
 
 def break_ties(sql: str, width: int) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from sqlenv.errors import UserError
 
+_log = logging.getLogger(__name__)
+
 
 def read_text(path: Path) -> str:
-    """Read a file of text, with or without a byte order mark.
+    """Read a file of text, with or without a byte order mark; all line ends become line feeds.
 
     Raises:
         UserError: It is not there, cannot be read, or is not UTF-8.
@@ -33,3 +36,31 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
     """
     lines = enumerate(read_text(path).split("\n"), 1)
     return [(number, line) for number, line in lines if line.strip()]
+
+
+def read_plain_lines(path: Path) -> list[str]:
+    """Read all lines of a file, blank ones too, of which each counts.
+
+    Windows line ends are taken for what they are, with a warning.
+
+    Raises:
+        UserError: As `read_text`; or a line has a carriage return inside, which other programs take
+            for a line end.
+    """
+    read_text(path)  # says what is wrong with the file
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = file.read().removesuffix("\n").split("\n")
+    windows = 0
+    for number, line in enumerate(lines, 1):
+        windows += line.endswith("\r")
+        if "\r" in line.removesuffix("\r"):
+            raise UserError(
+                f"{path}:{number}: a carriage return inside the line, which other programs take "
+                "for a line end; write a space"
+            )
+    if windows:
+        first = next(number for number, line in enumerate(lines, 1) if line.endswith("\r"))
+        _log.warning(
+            "%s:%d: Windows line ends in %d lines, left out of the queries", path, first, windows
+        )
+    return [line.removesuffix("\r") for line in lines]

@@ -18,22 +18,22 @@ import yaml
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.eval import add_arguments, default_folder
+from launch.eval import add_arguments, add_endpoint, check_endpoint, default_folder
 from launch.folders import RESULT, check
 from launch.inputs import check_data
-from minirl.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
     config = load_config(options.cfg, options.overrides)
-    _check(options)
+    check_endpoint(options)
     check_data(config, options.data)
     if options.endpoint is None:
         cli.use_accelerator(options.accel)
     # JAX takes seconds to import, and nothing above needs it.
-    from launch.verbal_job import Asked, run, show
+    from launch.asked import Asked
+    from launch.verbal_job import run, show
 
     asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
     out = options.out or default_folder(config, options.data, asked.name, "verbal")
@@ -49,40 +49,8 @@ def main(arguments: list[str]) -> None:
 def _arguments(arguments: list[str]) -> Namespace:
     parser = cli.make_parser("launch.verbal", __doc__ or "")
     add_arguments(parser)
-    parser.add_argument(
-        "--endpoint",
-        metavar="URL",
-        help="an OpenAI-compatible endpoint, up to and including /v1, in place of --checkpoint",
-    )
-    parser.add_argument("--model", metavar="NAME", help="the endpoint's name of the model")
+    add_endpoint(parser)
     return parser.parse_intermixed_args(arguments)
-
-
-def _check(options: Namespace) -> None:
-    """Refuse what contradicts itself."""
-    rules = [
-        (
-            options.endpoint and options.checkpoint,
-            "--endpoint and --checkpoint: give one of the two",
-        ),
-        (options.endpoint and not options.model, "--endpoint: say --model NAME too"),
-        (options.model and not options.endpoint, "--model: say --endpoint URL too"),
-        (
-            options.endpoint and not options.endpoint.startswith(("http://", "https://")),
-            f"--endpoint {options.endpoint}: write a URL, for example http://127.0.0.1:30000/v1",
-        ),
-        (
-            "@" in (options.endpoint or "").partition("://")[2].partition("/")[0],
-            "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY",
-        ),
-        (
-            options.checkpoint and not options.checkpoint.is_dir(),
-            f"--checkpoint {options.checkpoint}: no such folder",
-        ),
-    ]
-    for is_wrong, message in rules:
-        if is_wrong:
-            raise UserError(message)
 
 
 # How calls are made may change between two starts, and so may the address of a server.

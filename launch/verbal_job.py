@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
 
 from pydantic import BaseModel
 from rich.table import Table as RichTable
 
 from launch import cli
+from launch.asked import Asked, Desk
 from launch.config import JobConfig, Split
 from launch.endpoint import Endpoint
-from launch.eval_job import PREDICTIONS, accuracies, questions
-from launch.evaluation import Verdict, accuracy_table, read_verdicts, write_official
+from launch.eval_job import accuracies, questions
 from launch.folders import RESULT, claim_data, versions, write_json
-from launch.journal import Answer, Journal, Request
+from launch.journal import Journal
 from launch.native import Native
-from launch.policy import PolicySource, find_policy, load_policy
+from launch.official import write_official
+from launch.policy import load_policy
+from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.reading import Joined, keep_lines, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
-from sqlenv.compare import matches
 from sqlenv.dialects import carry_over
 from sqlenv.dialects import run as run_sql
+from sqlenv.envs.single_turn import find_matches
 from sqlenv.errors import UserError
 from sqlenv.parse import extract_sql
 from sqlenv.types import Example, Result, SqlError
@@ -44,82 +44,6 @@ CHOICES = "choices.jsonl"
 _CHUNK = 32
 
 Game = Generator[list[Ask], Texts, Choice]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Who is asked.
-
-    Attributes:
-        name: Short, for the names of folders.
-        identity: What decides the answers; not the address, since a server may move.
-        url: Of the endpoint; empty for a policy in this process.
-        policy: That policy.
-    """
-
-    name: str
-    identity: str
-    url: str = ""
-    policy: PolicySource | None = None
-
-    @classmethod
-    def find(
-        cls, config: JobConfig, url: str | None, model: str | None, checkpoint: Path | None
-    ) -> Asked:
-        """Find whom the command line names.
-
-        Raises:
-            UserError: There is no such policy.
-        """
-        if url and model:
-            return cls(model.replace("/", "-"), model, url=url)
-        source = find_policy(config, checkpoint)
-        where = source.checkpoint or source.model
-        return cls(source.name, str(where.resolve()), policy=source)
-
-
-class Source(Protocol):
-    """Whoever answers."""
-
-    def answer(
-        self, requests: Sequence[Request], record: Callable[[Request, Answer], None], /
-    ) -> None:
-        """Answer requests, recording each answer as soon as it is there."""
-        ...
-
-
-class Desk:
-    """Turns the asks of a question into requests, and pays only for those not answered before."""
-
-    def __init__(self, source: Source, journal: Journal, asked: Asked, config: JobConfig) -> None:
-        self._source, self._journal, self._seed = source, journal, config.seed
-        verbal = config.verbal
-        self._settings = (
-            ("model", asked.identity),
-            ("temperature", verbal.temperature),
-            ("max_tokens", verbal.max_tokens),
-        )
-
-    def texts(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[str | None]]:
-        """Get the answers to asks, by question.
-
-        Args:
-            wishes: The question's name and what is asked about it.
-        """
-        requests = [[self._request(name, ask) for ask in asks] for name, asks in wishes]
-        new = [one for each in requests for one in each if self._journal.get(one) is None]
-        self._source.answer(new, self._journal.put)
-        return [[self._text(request) for request in each] for each in requests]
-
-    def _request(self, name: str, ask: Ask) -> Request:
-        stream = f"{self._seed} {name} {ask.kind} {ask.number}"
-        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
-        return Request(ask.kind, ask.messages, seed, self._settings)
-
-    def _text(self, request: Request) -> str | None:
-        answer = self._journal.get(request)
-        assert answer is not None
-        return answer.text
 
 
 class _Line(Joined):
@@ -166,12 +90,8 @@ class Choices:
         if not sql or not example.gold_sql:
             return False
         executor = self._sql.executor
-        return matches(
-            run_sql(executor.execute, example, sql),
-            run_sql(executor.gold, example, example.gold_sql),
-            mode=self._match,
-            gold_sql=example.gold_sql,
-        )
+        result = run_sql(executor.execute, example, sql)
+        return find_matches(example, sql, result, executor, (self._match,))[self._match]
 
 
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")

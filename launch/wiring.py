@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from launch.config import JobConfig, Split
 from launch.forms import Form
 from launch.inputs import load_split
+from launch.prompts import Prompts
 from minirl import hosts, weights
 from minirl.config import LoraConfig
 from minirl.lora import add_adapters
@@ -40,9 +41,7 @@ from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.prompts import agent_observation, first_observation, judge_observation
-from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
-from sqlenv.schema_text import render_schema, sample_columns
+from sqlenv.schema_text import sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
 
 _log = logging.getLogger(__name__)
@@ -65,11 +64,7 @@ class SqlSide:
         if config.data.demo is not None:
             hosts.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
-        self._descriptions: dict[Path, Descriptions] = {}
-        self._schema = cache(self._read_schema)
-        self._schema_text = cache(
-            lambda path: render_schema(self._schema(path), style=config.prompt.schema_style)
-        )
+        self._prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
         self.reward = build_reward(
             config.reward,
@@ -99,7 +94,7 @@ class SqlSide:
         loaded = load_split(self._config, split, self._root, self.executor)
         for line in loaded.report.lines():
             _log.info(line)
-        self._descriptions |= loaded.descriptions
+        self._prompts.add(loaded)
         chosen = loaded.examples
         if limit is not None and len(chosen) > limit:
             numbers = Random(f"{self._config.seed} limit").sample(range(len(chosen)), limit)
@@ -169,12 +164,11 @@ class SqlSide:
 
     def first_prompt(self, example: Example) -> Observation:
         """Put a question as training episodes do."""
-        return self._ask(example, self._schema_text(example.database))
+        return self._prompts.training(example)
 
     def single_turn_prompt(self, example: Example) -> Observation:
         """Put a question that one reply answers."""
-        text = self._schema_text(example.database)
-        return first_observation(example, text, style=self._config.prompt.style)
+        return self._prompts.single_turn(example)
 
     def evaluation_prompt(self, example: Example) -> Observation:
         """Put a question as `evaluation_environment` does."""
@@ -183,7 +177,7 @@ class SqlSide:
 
     def judge_prompt(self, example: Example, queries: Sequence[str]) -> Observation:
         """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
-        return judge_observation(example, self._schema_text(example.database), queries)
+        return self._prompts.judge(example, queries)
 
     def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
         """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.
@@ -196,22 +190,22 @@ class SqlSide:
         limit = self._config.sampler.max_prompt_tokens
 
         def fits(schema_text: str) -> bool:
-            prompt = self._ask(example, schema_text)
+            prompt = self._prompts.training(example, schema_text)
             return tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
 
         # A token is at least a byte, so most prompts need no count.
         if sum(len(m.content.encode()) for m in whole) < limit or fits(
-            self._schema_text(example.database)
+            self._prompts.schema_text(example)
         ):
             return whole
         schema = sample_columns(
-            self._schema(example.database),
+            self._prompts.schema(example),
             example.gold_sql,
             seed=self._config.seed,
             fits=fits,
             style=style,
         )
-        return self._ask(example, render_schema(schema, style=style))
+        return self._prompts.training(example, self._prompts.render(schema))
 
     def check_prompts(
         self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
@@ -236,12 +230,6 @@ class SqlSide:
             f"sampler.max_prompt_tokens: no {kind} prompt fits {limit} tokens, and the shortest "
             f"takes {shortest}; set it to that or more"
         )
-
-    def _ask(self, example: Example, schema_text: str) -> Observation:
-        env, style = self._config.env, self._config.prompt.style
-        if isinstance(env, AgenticConfig):
-            return agent_observation(example, schema_text, env, style=style)
-        return first_observation(example, schema_text, style=style)
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
@@ -274,15 +262,6 @@ class SqlSide:
             numbers["rollout/calls"] = float(len(calls))
             numbers["rollout/bad_calls"] = float(sum(call.kind == "bad_call" for call in calls))
         return numbers
-
-    def _read_schema(self, database: Path) -> DatabaseSchema:
-        prompt = self._config.prompt
-        return read_schema(
-            database,
-            examples=prompt.example_values,
-            profile=prompt.schema_style == "profile",
-            descriptions=self._descriptions.get(database),
-        )
 
 
 def _record(episode: Episode) -> Mapping[str, Any]:

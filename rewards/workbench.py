@@ -27,31 +27,23 @@ from rewards.paverl import PaverlReward, payment
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
 from sqlenv.compare import MatchMode, matches
 from sqlenv.dialects import carry_over, run
-from sqlenv.envs.single_turn import judge_query
+from sqlenv.envs.single_turn import find_matches, judge_query
 from sqlenv.types import (
     Attempt,
     AttemptKind,
-    Denied,
     Episode,
     Example,
     Result,
     SqlError,
+    Status,
     Table,
-    TimedOut,
-    TooLarge,
+    status_of,
 )
 
-Status = Literal["ok", "error", "timeout", "too_large", "denied", "not_carried"]
+PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
 be run there without a change of meaning; so nothing is known of its result."""
-STATUSES: tuple[Status, ...] = get_args(Status)
-_STATUS_OF: Mapping[type[Result], Status] = {
-    Table: "ok",
-    SqlError: "error",
-    TimedOut: "timeout",
-    TooLarge: "too_large",
-    Denied: "denied",
-}
+STATUSES: tuple[PairStatus, ...] = get_args(PairStatus)
 MODES: tuple[MatchMode, ...] = get_args(MatchMode)
 EXPO_MATCH: MatchMode = "bag_ordered"
 """What EXPO-SQL takes for a match: its differences know order and duplicates."""
@@ -71,7 +63,7 @@ class PairScore:
         predicted, gold: The results, for people; not part of the record.
     """
 
-    status: Status
+    status: PairStatus
     ex: Mapping[MatchMode, bool]
     diagnosis: Diagnosis
     lexical: float
@@ -158,7 +150,7 @@ class Workbench:
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
         predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
-        ex = _accuracies(predicted, gold, example.gold_sql)
+        ex = find_matches(example, sql, predicted, self._executor, MODES)
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
         share = _share(predicted, gold, is_match=ex["bag"])
         alignment = self._progressive.align(example, sql)
@@ -218,14 +210,10 @@ class Workbench:
         return self._expo.mean_reward(self._expo.judge(example, replace(last, correct=correct)))
 
 
-def _status(example: Example, sql: str, predicted: Result) -> Status:
+def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
     if sql and isinstance(carry_over(sql, example.dialect), SqlError):
         return "not_carried"
-    return _STATUS_OF[type(predicted)]
-
-
-def _accuracies(predicted: Result, gold: Result, gold_sql: str) -> dict[MatchMode, bool]:
-    return {mode: matches(predicted, gold, mode=mode, gold_sql=gold_sql) for mode in MODES}
+    return status_of(predicted)
 
 
 def _share(predicted: Result, gold: Result, *, is_match: bool) -> float:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sqlenv.compare import MatchMode
+from sqlenv.compare import ExecutionMatch
 from sqlenv.types import Dialect
 
 
@@ -19,20 +19,22 @@ class Settings(BaseModel):
 
 
 Layout = Literal[
-    "spider", "spider_syn", "spider_dk", "spider_realistic", "spider2", "bird", "synsql"
+    "spider", "spider_syn", "spider_dk", "spider_realistic", "spider2", "bird", "synsql", "prepared"
 ]
+Split = Literal["train", "dev", "test"]
 
 
 class SourceConfig(Settings):
     """One data set on disk."""
 
     layout: Layout
-    """How the folder is laid out; this project's demo data has Spider's layout."""
+    """How the folder is laid out; this project's demo data has Spider's layout. In a folder that
+    `launch.prepare` has written, the set that was prepared of this layout and split."""
 
     path: Path
     """The data set's own folder, or OmniSQL's `data/` folder, which holds all of them."""
 
-    split: Literal["train", "dev", "test"] = "train"
+    split: Split = "train"
     """Which of the layout's question files to read."""
 
     file: str = ""
@@ -52,6 +54,13 @@ class SourceConfig(Settings):
 
     limit: int | None = Field(default=None, ge=1)
     """Most questions to take of this source, sampled by seed; None for all."""
+
+    levels: tuple[str, ...] = ()
+    """Only questions of these levels of difficulty (SynSQL: Simple, Moderate, Complex, Highly
+    Complex); none for all."""
+
+    exclude_styles: tuple[str, ...] = ()
+    """Styles of SynSQL's questions to leave out, such as Multi-turn Dialogue."""
 
 
 class DataConfig(Settings):
@@ -155,8 +164,8 @@ class SingleTurnConfig(Settings):
     kind: Literal["single_turn"] = "single_turn"
     """Tag of the union."""
 
-    match: MatchMode = "set"
-    """How the result is compared with the gold result."""
+    match: ExecutionMatch = "set"
+    """The comparator that says which query is right (`sqlenv.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -171,8 +180,8 @@ class DiagnosedConfig(Settings):
     turns: int = Field(default=4, ge=1)
     """Most attempts (T)."""
 
-    match: MatchMode = "set"
-    """How the result is compared with the gold result."""
+    match: ExecutionMatch = "set"
+    """The comparator that says which query is right (`sqlenv.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -198,8 +207,8 @@ class AgenticConfig(Settings):
     """Name of a tool whose argument `answer` is the final query (appendix A: finish). None: the
     final query stands in a message without a call."""
 
-    match: MatchMode = "set"
-    """How the result is compared with the gold result."""
+    match: ExecutionMatch = "set"
+    """The comparator that says which query is right (`sqlenv.comparators`)."""
 
     wrapping: Wrapping = "fence"
     """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""

@@ -6,6 +6,9 @@ import hashlib
 import os
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote
+
+import apsw
 
 from sqlenv.errors import UserError
 
@@ -13,6 +16,11 @@ _MAGIC = b"SQLite format 3\0"
 # Left by a writer that did not finish. An immutable connection ignores them silently and reads
 # stale or uncommitted rows.
 _LEFTOVERS = ("-wal", "-journal")
+
+_WAL = b"\x02"
+_VERSION_BYTE = 18
+# What quick_check says of a broken file, and not of a broken promise such as NOT NULL.
+_BROKEN = ("***", "Tree ", "Page ", "Freelist")
 
 Identity = tuple[str, int, int, int]
 
@@ -43,6 +51,43 @@ def check_database(path: Path) -> None:
                 f"{leftover}: unfinished writes; close the program that writes the database, "
                 "or open and close it once with sqlite3"
             )
+
+
+def check_contents(path: Path) -> None:
+    """Make sure that a database can be read: nobody has locked it, and all of its pages are whole.
+
+    The file is read once.
+
+    Raises:
+        UserError: It cannot; also as `check_database`.
+    """
+    check_database(path)
+    with path.open("rb") as file:
+        file.seek(_VERSION_BYTE)
+        has_log = file.read(1) == _WAL
+    name = quote(os.fspath(path.absolute()))
+    try:
+        # Reading a database with a log would make files beside it.
+        if not has_log:
+            _ask(f"file:{name}?mode=ro", "SELECT count(*) FROM sqlite_schema")
+        answer = str(_ask(f"file:{name}?mode=ro&immutable=1", "PRAGMA quick_check(1)"))
+    except (apsw.BusyError, apsw.LockedError):
+        raise UserError(
+            f"{path}: the database is locked by another program; close that, or copy the file"
+        ) from None
+    except apsw.Error as error:
+        answer = f"*** {error}"
+    if answer.startswith(_BROKEN):
+        words = " ".join(answer.removeprefix("*** ").split())
+        raise UserError(f"{path}: the database is corrupt ({words:.80}); fetch it again")
+
+
+def _ask(uri: str, query: str) -> apsw.SQLiteValue:
+    connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        return connection.execute(query).get
+    finally:
+        connection.close()
 
 
 def identify(path: Path) -> Identity:

@@ -7,13 +7,16 @@ import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import apsw
 
-from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, identify
-from sqlenv.guard import Guard
+from sqlenv.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
+
+if TYPE_CHECKING:
+    from sqlenv.config import ExecutorConfig
 
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 _NAG_S = 0.05
@@ -73,6 +76,21 @@ class Engine:
             with self._lock:
                 self._is_alone = False
                 self._changed.notify_all()
+
+    def ask(self, database: Path, sql: str) -> Result:
+        """Run one query of any text."""
+        refused = refuse_text(sql, max_sql_chars=self._config.max_sql_chars)
+        return refused or self.execute(database, sql)
+
+    def seconds(self, database: Path, sql: str) -> float:
+        """Measure a query on a connection of its own, which is opened and closed meanwhile."""
+        with self._lock:
+            self._evict(keep=0)
+        start_s = time.perf_counter()
+        self.ask(database, sql)
+        with self._lock:
+            self._evict(keep=0)
+        return time.perf_counter() - start_s
 
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""

@@ -14,13 +14,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
+from sqlenv.comparators import Case, Judgement, Runs, check_case, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, check_database, identify
 from sqlenv.engine import Engine
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
-from sqlenv.types import Result
+from sqlenv.types import Result, status_of
+from sqlenv.wire import encode_case
+from sqlenv.worker import Question
 
 __all__ = ["Executor", "check_database"]
 
@@ -42,6 +45,10 @@ class Executor:
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
+
+    def start(self) -> None:
+        """Start worker processes now, so that they are there when the first query comes."""
+        self._backend.start()
 
     def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
         """Run one query.
@@ -94,6 +101,27 @@ class Executor:
             self._look_at(database)
         return self._gold.get(queries, self.execute_many)
 
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+        """Ask comparators about cases; judgements come in the cases' order.
+
+        Args:
+            cases: Predictions and what they are judged by.
+            names: Of `COMPARATORS`.
+
+        Raises:
+            UserError: One of the databases cannot be used, or a case lacks what a comparator needs.
+        """
+        self._check_process()
+        for case in cases:
+            check_case(case, names)
+        for database in {file for case in cases for file in (case.database, *case.suite)}:
+            self._look_at(database)
+        return self._backend.judge(cases, names)
+
+    def keep_gold(self, database: Path, sql: str, result: Result) -> None:
+        """Keep what `execute` gave as the result of a gold query."""
+        self._gold.keep((database, sql), result)
+
     def close(self) -> None:
         """End the workers and close the connections."""
         self._backend.close()
@@ -126,8 +154,17 @@ class _Threads:
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")
         self.execute = self._engine.execute
 
+    def start(self) -> None:
+        pass
+
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         return list(self._threads.map(lambda query: self.execute(*query), queries))
+
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+        return list(self._threads.map(lambda case: judge(case, names, self._runs()), cases))
+
+    def _runs(self) -> Runs:
+        return Runs(self._engine.ask, stopwatch=self._engine.seconds)
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -139,13 +176,30 @@ class _Processes:
 
     def __init__(self, config: ExecutorConfig):
         self._pool = WorkerPool(config)
+        self.start = self._pool.start
 
     def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
         # Absolute: the workers keep the folder that they were started in.
-        return self._pool.run([(os.path.abspath(database), sql, max_steps)])[0]  # noqa: PTH100
+        return self._run([(os.path.abspath(database), sql, max_steps)])[0]  # noqa: PTH100
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        return self._pool.run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
+        return self._run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
+
+    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
+        answers = self._pool.run([encode_case(case, names) for case in cases])
+        return [
+            answer if isinstance(answer, Judgement) else _failed(answer, names)
+            for answer in answers
+        ]
+
+    def _run(self, questions: Sequence[Question]) -> list[Result]:
+        answers = self._pool.run(questions)
+        return [answer for answer in answers if not isinstance(answer, Judgement)]
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _failed(answer: Result, names: Sequence[str]) -> Judgement:
+    """Judge a prediction that took its worker down."""
+    return Judgement(dict.fromkeys(names, 0.0), status_of(answer), "ok")

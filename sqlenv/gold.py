@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 
+from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, fingerprint, identify
 from sqlenv.errors import UserError
@@ -38,7 +39,8 @@ _FLEETING_SQL = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-_FLEETING_RESULTS = (TimedOut("wall"), TooLarge("memory"))
+FLEETING = (TimedOut("wall"), TooLarge("memory"))
+"""Results that a machine with less to do might not give."""
 _MEMORY_ENTRIES = 20_000
 
 
@@ -64,6 +66,10 @@ class GoldCache:
             self._store(key, result)
         return [result for key in keys if (result := found[key]) is not None]
 
+    def keep(self, query: Query, result: Result) -> None:
+        """Keep a result that was computed elsewhere, if results like it are kept."""
+        self._store((identify(query[0]), query[1]), result)
+
     def _recall(self, key: tuple[Identity, str]) -> Result | None:
         result = self._memory.get(key)
         if result is None and self._folder:
@@ -74,7 +80,7 @@ class GoldCache:
         return result
 
     def _store(self, key: tuple[Identity, str], result: Result) -> None:
-        if result in _FLEETING_RESULTS or _FLEETING_SQL.search(key[1]):
+        if result in FLEETING or _FLEETING_SQL.search(key[1]):
             return
         self._remember(key, result)
         if self._folder:
@@ -102,8 +108,12 @@ class GoldCache:
 def _read(path: Path) -> Result:
     fields = json.loads(path.read_text(), object_hook=lambda blob: bytes.fromhex(blob["hex"]))
     if fields[0] == Table.__name__:
-        return Table(tuple(fields[1]), tuple(map(tuple, fields[2])))
-    return decode(fields)
+        columns, rows, is_mended = fields[1:]
+        return Table(tuple(columns), tuple(map(tuple, rows)), is_mended)
+    result = decode(fields)
+    if isinstance(result, Judgement):
+        raise ValueError("not a result")
+    return result
 
 
 def _write(path: Path, result: Result) -> None:

@@ -15,18 +15,22 @@ from __future__ import annotations
 
 import marshal
 import re
+from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import apsw
 
-from sqlenv.config import ExecutorConfig
 from sqlenv.database import check_database
 from sqlenv.errors import UserError
 from sqlenv.functions import add_functions
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
+
+if TYPE_CHECKING:
+    from sqlenv.config import ExecutorConfig
 
 _SWITCHES = {
     apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
@@ -154,7 +158,7 @@ class Guard:
             return SqlError("the database holds text that is not valid")
         if not self._statement:
             return SqlError("the query is empty")
-        return Table(self._columns, tuple(rows))
+        return Table(self._columns, tuple(rows), self._is_mended)
 
     def close(self) -> None:
         """Close the connection."""
@@ -164,6 +168,7 @@ class Guard:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
+        self._is_mended = False
         self._spent = False
         self._reads_virtual = False
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._config.max_value_bytes)
@@ -182,6 +187,7 @@ class Guard:
             # Its place would be one in the query around, which nobody wrote.
             raise _RefusedError(SqlError(str(error))) from None
         self._columns = columns
+        self._is_mended = True
         return rows
 
     def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:
@@ -278,6 +284,7 @@ class Guard:
         return SqlError(str(error).replace(self._path, "the database"), offset)
 
 
+@lru_cache(maxsize=4096)
 def _forbidden(action: int, first: str | None, second: str | None) -> str:
     """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
     if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):

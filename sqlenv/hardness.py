@@ -1,13 +1,24 @@
-"""Spider's four levels of difficulty, from the parsed query in its records."""
+"""Spider's four levels of difficulty, from a query's text or its parse in a record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
+from sqlenv.spider_parse import OPERATORS, NotSpiderError, spider_parse
+
 Hardness = Literal["easy", "medium", "hard", "extra"]
-_LIKE = 9
-"""Number of LIKE among the condition operators of Spider's parser."""
+_LIKE = OPERATORS.index("like")
+
+
+@lru_cache(maxsize=16384)
+def grade(sql: str) -> Hardness | None:
+    """Grade the text of a query; None where Spider's parser cannot read it."""
+    try:
+        return hardness(spider_parse(sql))
+    except NotSpiderError:
+        return None
 
 
 def hardness(sql: Mapping[str, Any]) -> Hardness:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os.path
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from textwrap import shorten
 from typing import IO, Any
 
 import ijson
 
-from sqlenv.config import Layout, SourceConfig
+from sqlenv.config import Layout, SourceConfig, Split
 from sqlenv.errors import UserError
-from sqlenv.records import Named, TableNames, check
-from sqlenv.schema import ColumnKey, Descriptions
 
 Record = dict[str, Any]
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEARCHED = 1_000
-
-DESCRIPTION_CHARACTERS = 240
-"""Full descriptions are cut here: some of BIRD's explain common sense at length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +32,7 @@ class Form:
         more: A second question file that belongs to the split, where it exists.
         gold, question, evidence: Names of the fields.
         documents: Folder of the files that `evidence` names, where it does not hold text.
+        marks: Fields that tell its records from other data sets'.
     """
 
     omnisql: str
@@ -51,9 +44,10 @@ class Form:
     question: str = "question"
     evidence: str = "evidence"
     documents: str = ""
+    marks: frozenset[str] = frozenset({"question", "query"})
 
 
-_SPIDERS = ("database", "../spider/database")
+_SPIDERS = ("database", "../spider/database", "../spider_data/database")
 FORMS: Mapping[Layout, Form] = {
     "spider": Form(
         "spider",
@@ -69,6 +63,7 @@ FORMS: Mapping[Layout, Form] = {
         {"train": ("train_spider.json",), "dev": ("dev.json",)},
         databases=_SPIDERS,
         question="SpiderSynQuestion",
+        marks=frozenset({"SpiderSynQuestion", "query"}),
     ),
     "spider_dk": Form("Spider-DK", {"dev": ("Spider-DK.json",)}, databases=_SPIDERS),
     "spider_realistic": Form(
@@ -77,9 +72,13 @@ FORMS: Mapping[Layout, Form] = {
     "spider2": Form(
         "spider2_sqlite",
         {"test": ("test.json", "spider2-lite.jsonl")},
-        databases=("databases", "resource/databases", "resource/databases/spider2-localdb"),
+        databases=(
+            *("databases", "resource/databases", "resource/databases/spider2-localdb"),
+            "spider2-localdb",
+        ),
         evidence="external_knowledge",
         documents="resource/documents",
+        marks=frozenset({"question", "external_knowledge"}),
     ),
     "bird": Form(
         "bird",
@@ -90,6 +89,7 @@ FORMS: Mapping[Layout, Form] = {
         databases=("train_databases", "dev_databases"),
         tables=("train_tables.json", "dev_tables.json"),
         gold="SQL",
+        marks=frozenset({"question", "SQL"}),
     ),
     "synsql": Form(
         "SynSQL-2.5M",
@@ -97,7 +97,53 @@ FORMS: Mapping[Layout, Form] = {
         databases=("databases",),
         gold="sql",
         evidence="external_knowledge",
+        marks=frozenset({"question", "sql", "sql_complexity"}),
     ),
+    "prepared": Form(
+        "prepared",
+        {"train": ("train.jsonl",), "dev": ("validation.jsonl",)},
+        databases=(),
+        tables=(),
+        marks=frozenset({"database", "fingerprint"}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSet:
+    """A data set as commands name it.
+
+    Attributes:
+        file: Question file, where it is not the layout's own for the split.
+    """
+
+    layout: Layout
+    split: Split
+    file: str = ""
+
+
+SETS: Mapping[str, NamedSet] = {
+    "bird-train": NamedSet("bird", "train"),
+    "spider-train": NamedSet("spider", "train"),
+    "spider-syn-train": NamedSet("spider_syn", "train"),
+    "synsql": NamedSet("synsql", "train"),
+    "bird-dev": NamedSet("bird", "dev"),
+    "bird-minidev": NamedSet("bird", "dev", "mini_dev_sqlite.json"),
+    "spider-dev": NamedSet("spider", "dev"),
+    "spider-test": NamedSet("spider", "test"),
+    "spider-syn": NamedSet("spider_syn", "dev"),
+    "spider-dk": NamedSet("spider_dk", "dev"),
+    "spider-realistic": NamedSet("spider_realistic", "dev"),
+    "spider2-local": NamedSet("spider2", "test"),
+}
+"""Data sets by name, those to learn from first."""
+
+MANIFEST = "prepared.json"
+"""What makes a folder one that `launch.prepare` has written."""
+
+_STRANGERS = {
+    "OmniSQL's finished prompts": frozenset({"input_seq", "output_seq"}),
+    "a list of schemas, such as tables.json": frozenset({"table_names_original", "column_names"}),
 }
 
 
@@ -109,11 +155,13 @@ class Location:
         root: The data set's own folder.
         files: Question files.
         databases: Folders that hold databases, in the order they are searched.
+        layout: The source's, or `prepared`.
     """
 
     root: Path
     files: tuple[Path, ...]
     databases: tuple[Path, ...]
+    layout: Layout
 
     def database(self, db_id: str) -> Path | None:
         """Find a database's file; None where there is none."""
@@ -136,12 +184,39 @@ def locate(source: SourceConfig) -> Location:
     if not source.path.is_dir():
         what = "is a file, not the data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
+    if source.layout == "prepared" or (source.path / MANIFEST).is_file():
+        return _prepared(source)
     form = FORMS[source.layout]
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
     for root in (source.path / form.omnisql, source.path):
-        if files := _question_files(root, source):
-            return Location(root, files, _database_folders(root, files[0].parent, form))
+        if files := question_files(root, source):
+            databases = _database_folders(root, files[0].parent, form)
+            return Location(root, files, databases, source.layout)
     raise UserError(_nothing_found(source))
+
+
+def _prepared(source: SourceConfig) -> Location:
+    """Find a set that was prepared, by the name of its file or as the data set that it was."""
+    own = source.file or FORMS["prepared"].files.get(source.split, ("test.jsonl",))[0]
+    asked = NamedSet(source.layout, source.split, source.file)
+    expected = next((f"{name}.jsonl" for name, one in SETS.items() if one == asked), own)
+    file = source.path / expected
+    if (source.path / MANIFEST).is_file() and file.is_file():
+        return Location(source.path, (file,), (), "prepared")
+    found = ", ".join(sorted(path.name for path in source.path.glob("*.jsonl"))) or "no set at all"
+    raise UserError(
+        f"{source.path}: no {MANIFEST} with {expected} in it, but {found}; prepare that set too "
+        "(python -m launch.prepare), or correct `path` and `file`"
+    )
+
+
+def foreign(layout: Layout, record: Record) -> str:
+    """Name what a record is of, where it is of another data set; empty where it may be this one."""
+    fields = record.keys()
+    if FORMS[layout].marks <= fields:
+        return ""
+    kinds = {**{name: form.marks for name, form in FORMS.items()}, **_STRANGERS}
+    return next((name for name, marks in kinds.items() if marks <= fields), "")
 
 
 def read_records(path: Path) -> Iterator[Record]:
@@ -160,8 +235,12 @@ def read_records(path: Path) -> Iterator[Record]:
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield record
                 count += 1
-        except (ijson.JSONError, ValueError) as error:
+        except (ijson.JSONError, ValueError, RecursionError) as error:
             where = f"after {count} whole records, before byte {file.tell()}"
+            if isinstance(error, _BrokenLineError):
+                where += f", in line {error.args[0]}"
+            if not path.stat().st_size:
+                where = "in it: the file is empty"
             raise UserError(
                 f"{path}: broken JSON {where}; it is cut off or damaged, fetch it again"
             ) from error
@@ -169,32 +248,11 @@ def read_records(path: Path) -> Iterator[Record]:
         raise UserError(f"{path}: expected a list of records, found none")
 
 
-def read_descriptions(
-    location: Location, source: SourceConfig, databases: Mapping[str, Path]
-) -> dict[Path, Descriptions]:
-    """Read what columns hold: tables.json's natural names, or BIRD's full descriptions.
-
-    Args:
-        location: The source's files.
-        source: Says which of the two.
-        databases: The databases in use, by `db_id`.
-    """
-    found: dict[Path, dict[ColumnKey, str]] = {path: {} for path in databases.values()}
-    for file in _beside(location, FORMS[source.layout].tables):
-        for number, entry in enumerate(read_records(file)):
-            where = {"where": f"{file}: record {number}", "advice": "correct it or fetch it again"}
-            if path := databases.get(check(Named, entry, **where).db_id):
-                found[path].update(_natural_names(check(TableNames, entry, **where)))
-    if source.comments == "full":
-        for path, descriptions in found.items():
-            descriptions.update(_full_descriptions(path.parent / "database_description"))
-    return {path: descriptions for path, descriptions in found.items() if descriptions}
-
-
 # Finding.
 
 
-def _question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
+def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
+    """Find a source's question files in a folder; none if they are not there."""
     form = FORMS[source.layout]
     if source.file:
         return (root / source.file,) if (root / source.file).is_file() else ()
@@ -226,18 +284,16 @@ def _nothing_found(source: SourceConfig) -> str:
         islice((p for depth in ("*/", "*/*/") for p in sorted(source.path.glob(depth))), _SEARCHED),
         source.path.resolve().parents[:2],
     )
-    right = next((folder for folder in nearby if _question_files(folder, source)), None)
+    right = next((folder for folder in nearby if question_files(folder, source)), None)
     advice = f"use {right}, which has it" if right else "check `path`, `layout` and `split`"
     return f"{problem}; {advice}"
 
 
-def _beside(location: Location, names: tuple[str, ...]) -> list[Path]:
-    folders = (location.files[0].parent, location.root, *(d.parent for d in location.databases))
-    paths = (folder / name for folder in folders for name in names)
-    return [path for path in dict.fromkeys(paths) if path.is_file()]
-
-
 # Reading.
+
+
+class _BrokenLineError(ValueError):
+    """The number of a line that is not JSON."""
 
 
 def _json_list(file: IO[bytes]) -> Iterator[Any]:
@@ -245,47 +301,9 @@ def _json_list(file: IO[bytes]) -> Iterator[Any]:
 
 
 def _json_lines(file: IO[bytes]) -> Iterator[Any]:
-    return (json.loads(line) for line in file if line.strip())
-
-
-def _natural_names(entry: TableNames) -> dict[ColumnKey, str]:
-    tables = entry.table_names_original
-    pairs = zip(entry.column_names_original, entry.column_names, strict=True)
-    return {
-        (tables[table].lower(), original.lower()): natural
-        for (table, original), (_, natural) in pairs
-        if table >= 0
-    }
-
-
-def _full_descriptions(folder: Path) -> dict[ColumnKey, str]:
-    """Read BIRD's database_description: one CSV a table, in mixed encodings, names padded."""
-    found = {}
-    for file in sorted(folder.glob("*.csv")):
-        try:
-            rows = list(csv.DictReader(io.StringIO(_decoded(file.read_bytes()), newline="")))
-        except csv.Error as error:
-            raise UserError(f"{file}: not a readable CSV file ({error}); fetch it again") from error
-        for row in rows:
-            cells = ((row.get(name) or "").strip() for name in _DESCRIPTION_FIELDS)
-            column, name, description, values = cells
-            text = "; ".join(filter(None, (description or name, values)))
-            found[file.stem.strip().lower(), column.lower()] = shorten(
-                text, DESCRIPTION_CHARACTERS, placeholder=" ..."
-            )
-    return found
-
-
-_DESCRIPTION_FIELDS = (
-    "original_column_name",
-    "column_name",
-    "column_description",
-    "value_description",
-)
-
-
-def _decoded(content: bytes) -> str:
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode("cp1252", errors="replace")
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise _BrokenLineError(number) from error

@@ -20,11 +20,14 @@ from collections.abc import Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 
+from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 from sqlenv.wire import Wire, decode
 from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR, Question
+
+Answer = Result | Judgement
 
 CRASHED = SqlError("the query crashed SQLite")
 
@@ -62,7 +65,7 @@ class Worker:
         with contextlib.suppress(OSError):  # it died: `receive` will notice
             self.connection.send_bytes(marshal.dumps([questions[i] for i in numbers]))
 
-    def receive(self) -> list[tuple[int, Result | UserError]] | None:
+    def receive(self) -> list[tuple[int, Answer | UserError]] | None:
         """Take a message that has arrived, as numbered answers; None when the worker is dead."""
         try:
             answers = marshal.loads(self.connection.recv_bytes())
@@ -112,7 +115,13 @@ class WorkerPool:
             self._idle.put(None)
         self.close = weakref.finalize(self, _close, self._idle)
 
-    def run(self, questions: Sequence[Question]) -> list[Result]:
+    def start(self) -> None:
+        """Start the workers that are idle now, rather than when they are first needed."""
+        idle = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
+        for worker in idle:
+            self._idle.put(worker or Worker(self._config))
+
+    def run(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions in order, with as many workers as are free.
 
         A worker that dies with one question is that question's result. One that dies with several
@@ -121,7 +130,7 @@ class WorkerPool:
         Raises:
             UserError: A database cannot be used.
         """
-        answers: dict[int, Result | UserError] = {}
+        answers: dict[int, Answer | UserError] = {}
         waiting = deque(_messages(questions, self._config.workers))
         busy: list[Worker] = []
         try:
@@ -190,11 +199,11 @@ def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
     return [(worker, has) for worker, has in events if has or worker.deadline <= now]
 
 
-def _read(wire: Wire) -> Result | UserError:
+def _read(wire: Wire) -> Answer | UserError:
     return UserError(wire[1]) if wire[0] == USER_ERROR else decode(wire)
 
 
-def _result(answer: Result | UserError) -> Result:
+def _result(answer: Answer | UserError) -> Answer:
     if isinstance(answer, UserError):
         raise answer
     return answer

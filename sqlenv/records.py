@@ -70,6 +70,7 @@ class Question(_Fields):
     difficulty: Text | None = None
     sql_complexity: Text | None = None
     dialect: Text | None = None
+    question_style: Text | None = None
     parsed: Annotated[str | None, BeforeValidator(_grade)] = Field("", validation_alias="sql")
 
 

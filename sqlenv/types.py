@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
+Hint = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
@@ -20,6 +22,7 @@ class Example:
     Attributes:
         database: A SQLite file, whatever the dialect.
         gold_sql: Written in `dialect`, as predictions are.
+        hints: Values of the database that the question seems to name: table, column, value.
     """
 
     id: str
@@ -31,6 +34,7 @@ class Example:
     difficulty: str = ""
     dialect: str = "sqlite"
     source: str = ""
+    hints: tuple[Hint, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +44,12 @@ class Table:
     Attributes:
         columns: Column names, also when there are no rows.
         rows: One tuple a row, as wide as `columns`.
+        is_mended: Whether a text held bytes that are not valid text (see `ExecutorConfig.text`).
     """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
+    is_mended: bool = field(default=False, compare=False)
 
     @property
     def width(self) -> int:
@@ -86,6 +92,22 @@ class Denied:
 
 
 Result = Table | SqlError | TimedOut | TooLarge | Denied
+
+Status = Literal["ok", "error", "timeout", "too_large", "denied"]
+"""How a query ended."""
+
+_STATUS_OF: Mapping[type[Result], Status] = {
+    Table: "ok",
+    SqlError: "error",
+    TimedOut: "timeout",
+    TooLarge: "too_large",
+    Denied: "denied",
+}
+
+
+def status_of(result: Result) -> Status:
+    """Name how a query ended."""
+    return _STATUS_OF[type(result)]
 
 
 @dataclass(frozen=True, slots=True)

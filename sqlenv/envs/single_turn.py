@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from sqlenv.compare import MatchMode, matches
+from sqlenv.comparators import COMPARATORS, Case, Runs
+from sqlenv.compare import ExecutionMatch
 from sqlenv.config import SingleTurnConfig, Wrapping
-from sqlenv.dialects import run
+from sqlenv.dialects import carry_over, run
 from sqlenv.parse import extract_sql
 from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
 
 Config = TypeVar("Config")
+Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
 
 
@@ -60,7 +62,7 @@ class SingleTurn(Asking[SingleTurnConfig]):
 
 
 def judge(
-    example: Example, reply: str, executor: Runner, *, wrapping: Wrapping, match: MatchMode
+    example: Example, reply: str, executor: Runner, *, wrapping: Wrapping, match: ExecutionMatch
 ) -> Attempt:
     """Run the SQL of a reply and compare its result with the gold result.
 
@@ -72,16 +74,38 @@ def judge(
 
 
 def judge_query(
-    example: Example, reply: str, sql: str, executor: Runner, *, match: MatchMode
+    example: Example, reply: str, sql: str, executor: Runner, *, match: ExecutionMatch
 ) -> Attempt:
     """Run a query that was found in a reply and compare its result with the gold result."""
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)
-    correct = isinstance(result, Table) and matches(
-        result,
-        run(executor.gold, example, example.gold_sql),
-        mode=match,
-        gold_sql=example.gold_sql,
-    )
+    correct = find_matches(example, sql, result, executor, (match,))[match]
     return Attempt(reply, sql, result, correct=correct)
+
+
+def find_matches(
+    example: Example,
+    sql: str,
+    result: Result,
+    executor: Runner,
+    names: Sequence[Name],
+) -> dict[Name, bool]:
+    """Ask comparators whether a query is right.
+
+    Args:
+        example: Its question.
+        sql: The query, in the question's dialect.
+        result: What it gave as it stands; a query that gave no table is not right, also where an
+            official program would mend its text first.
+        executor: Gives the gold result, and runs the query once more where a comparator changes it.
+        names: The comparators.
+    """
+    predicted, gold = (carry_over(text, example.dialect) for text in (sql, example.gold_sql))
+    if isinstance(predicted, SqlError) or isinstance(gold, SqlError):
+        return dict.fromkeys(names, False)
+    if not isinstance(result, Table):
+        return dict.fromkeys(names, False)
+    case = Case(predicted, gold, example.database)
+    runs = Runs(executor.execute, executor.gold, known={(example.database, predicted): result})
+    return {name: COMPARATORS[name].function(case, runs) == 1 for name in names}

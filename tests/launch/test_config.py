@@ -97,7 +97,8 @@ def test_only_mistakes_of_their_own_are_counted(tmp_path):
         # What a person wrote goes before what is missing, perhaps because of it.
         (
             {"path": ..., "rubbish": "."},
-            "known here: comments, dialect, file, layout, limit, path, split, weight (and 1 more)",
+            "known here: comments, dialect, exclude_styles, file, layout, levels, limit, path, "
+            "split, weight (and 1 more)",
         ),
     ]
     for changes, words in cases:

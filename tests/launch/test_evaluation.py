@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from launch.eval_job import show
-from launch.evaluation import (
-    Evaluator,
-    Verdict,
-    accuracy,
-    bootstrap_interval,
-    breakdown,
-    read_verdicts,
-    vote,
-    write_official,
-)
+from launch.evaluation import Evaluator, vote
+from launch.official import write_official
+from launch.statistics import bootstrap_interval
+from launch.verdicts import Verdict, accuracy, breakdown, read_verdicts
 from minirl.errors import UserError
 from sqlenv.types import Attempt, Example, SqlError, Table, TimedOut
 
@@ -34,7 +28,7 @@ def failed(sql: str) -> Attempt:
 
 def verdict(number: int, *, sql: str = "SELECT 1", correct: bool = False, **more: str) -> Verdict:
     fields = {"db_id": "d", "difficulty": "", "question": "?", "gold": f"SELECT {number}"} | more
-    return Verdict(id=str(number), sql=sql, correct=correct, **fields)
+    return replace(Verdict(str(number), "", "", "", "", sql, correct), **fields)
 
 
 def example(number: int) -> Example:
@@ -141,6 +135,9 @@ class Parrot(Evaluator):
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, int]] = []
+
+    def _free_memory(self) -> None:
+        pass
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
         self.asked.append((first, len(examples)))

@@ -42,7 +42,7 @@ def test_lint_names_slow_golds(database):
 
 def test_lint_does_not_blame_a_query_for_the_start_of_the_executor(database, monkeypatch):
     seconds = iter([2.0, 0.1])
-    monkeypatch.setattr("launch.lint._timed", lambda *_: (Table(("1",), ((1,),)), next(seconds)))
+    monkeypatch.setattr("launch.lint._timed", lambda *_: ([Table(("1",), ((1,),))], next(seconds)))
     with Linter(slow_s=1)(ExecutorConfig(isolation="thread", workers=1)) as look:
         assert look(example(database, "SELECT 1")) == []
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.families import CATEGORIES, pair_means
+from launch.families import pair_means
 from launch.predictions import pair_up, read_predictions, short_names
 from launch.score import main
+from rewards.mismatch import CATEGORIES
 from rewards.progressive import columns_of
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig

@@ -270,6 +270,35 @@ def test_evaluation_agrees_with_training(command, place, tiny):
     assert ours.read_bytes() == theirs.read_bytes()
 
 
+def test_evaluation_on_a_test_set(command, place, tiny):
+    """By its official rule: verdicts of every question, and what the numbers are of."""
+    line = ["--cfg", tiny, "run.dir=finished", "--checkpoint", "finished", "--decode", "pass@2"]
+    data = [
+        "--data",
+        "spider-dev",
+        "--data-root",
+        "finished/data",
+        "--comparators",
+        "spider_ex,csmr",
+    ]
+    done = command("launch.eval", *line, *data, "--out", "set", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "spider_ex" in done.stdout
+    sheet = json.loads((place / "set" / "verdicts.json").read_text())
+    said, questions = sheet["settings"], sheet["questions"]
+    assert (said["data"], said["questions"], len(questions)) == ("spider-dev", 12, 12)
+    assert (said["model"]["reward"], said["model"]["base"]) == ("progressive", "tiny")
+    assert len(said["prompt"]) == 16
+    assert {question["samples"] for question in questions} == {2}
+    assert all(set(question["scores"]) == {"spider_ex", "csmr"} for question in questions)
+    result = json.loads((place / "set" / "result.json").read_text())
+    assert result["measures"] == sheet["measures"]
+    assert result["pass_at"] == sheet["pass_at"]
+    table = command("launch.compare", "set", "--markdown", "t.md", cwd=place)
+    assert table.returncode == 0, table.stderr
+    assert "| tiny | progressive | pass@2 |" in (place / "t.md").read_text()
+
+
 # Reads many policies in one process; what libraries say late is said before it ends.
 READING = """
 import gc, json, sys

@@ -8,6 +8,13 @@ from sqlenv.errors import UserError
 
 from .data_folders import bird, load_one, make_database, spider, write
 
+TABLES = {
+    "db_id": "band",
+    "table_names_original": ["band"],
+    "column_names_original": [[-1, "*"], [0, "id"]],
+    "column_names": [[-1, "*"], [0, "number"]],
+}
+
 
 def message(path, layout="spider", **source):
     with pytest.raises(UserError) as caught:
@@ -59,7 +66,10 @@ def test_a_truncated_file_names_file_record_and_byte(spider_folder, name):
         ([], "expected a list of records"),
         (["SELECT 1"], "record 0 is not an object"),
         ([spider(), {"db_id": "band"}], "record 1 has no field 'question'"),
-        ([bird(SQL="")], "no question is left"),
+        ([spider("")], "no question is left"),
+        ([bird()], "record 0 is of bird, not of spider (it has db_id, question, evidence"),
+        ([{"input_seq": "", "output_seq": ""}], "is of OmniSQL's finished prompts, not of spider"),
+        ([{**TABLES, "table_names": []}], "is of a list of schemas, such as tables.json, not of"),
     ],
 )
 def test_a_file_of_another_kind(spider_folder, content, expected):
@@ -121,7 +131,7 @@ def test_a_field_of_a_wrong_type_names_file_record_and_field(spider_folder, fiel
 def test_wrong_fields_of_every_layout(tmp_path, layout, file, field):
     for name in ("database", "databases", "dev_databases"):
         make_database(tmp_path / name)
-    good = spider(SpiderSynQuestion="?", SQL="SELECT 1", sql=None)
+    good = spider(SpiderSynQuestion="?", SQL="SELECT 1", sql=None, sql_complexity="Simple")
     write(tmp_path / file, [good | {field: 7}])
     split = "dev" if "dev" in file.lower() or "DK" in file else ("test", "train")["data" in file]
     found = message(tmp_path, layout, split=split)
@@ -132,17 +142,12 @@ def test_wrong_fields_of_every_layout(tmp_path, layout, file, field):
 def test_names_that_no_file_can_have_are_names_of_no_file(tmp_path, name):
     make_database(tmp_path / "databases")
     record = spider(instance_id="local1", external_knowledge=name)
-    write(tmp_path / "test.json", [record, spider(db_id=name, instance_id="local2")])
+    write(
+        tmp_path / "test.json",
+        [record, spider(db_id=name, external_knowledge=None, instance_id="local2")],
+    )
     data = load_one(tmp_path, "spider2", split="test", data={"drop_missing_database": True})
     assert [example.evidence for example in data.examples] == [name]
-
-
-TABLES = {
-    "db_id": "band",
-    "table_names_original": ["band"],
-    "column_names_original": [[-1, "*"], [0, "id"]],
-    "column_names": [[-1, "*"], [0, "number"]],
-}
 
 
 @pytest.mark.parametrize(

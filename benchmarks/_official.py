@@ -1,0 +1,209 @@
+"""Ask an official evaluator for its verdicts; runs in an environment that has what it imports.
+
+    python benchmarks/_official.py JOB.json > VERDICTS.json
+
+The job names the program, its folder, files in the program's own form and where databases are. The
+program's own code reads them and decides; here its verdicts are only noted, question by question.
+Nothing is imported of this project, whose environment need not be the program's.
+"""
+
+import contextlib
+import importlib
+import io
+import json
+import sys
+import time
+import types
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+
+def spider(job):
+    """Note what taoyds/test-suite-sql-eval finds; here a gold that fails does not end it."""
+    use_plain_tokenizer()
+    program = load("evaluation")
+    verdicts, levels = [], []
+    decide, grade = program.eval_exec_match, program.Evaluator.eval_hardness
+
+    def noted_verdict(**arguments):
+        try:
+            verdicts.append(decide(**arguments))
+        except AssertionError:
+            verdicts.append("gold failed")
+        return verdicts[-1] == 1
+
+    def noted_level(self, sql):
+        levels.append(grade(self, sql))
+        return levels[-1]
+
+    program.eval_exec_match, program.Evaluator.eval_hardness = noted_verdict, noted_level
+    program.evaluate(
+        job["gold"],
+        job["predicted"],
+        job["databases"],
+        etype="exec",
+        kmaps=None,
+        plug_value=False,
+        keep_distinct=job["keep_distinct"],
+        progress_bar_for_each_datapoint=False,
+    )
+    return {"verdicts": verdicts, "levels": levels}
+
+
+def spider_levels(job):
+    """Grade queries by the official parser, on the schema of tables.json or of a database."""
+    use_plain_tokenizer()
+    parser, program = (load(name) for name in ("process_sql", "evaluation"))
+    schemas = {name: parser.Schema(tables) for name, tables in job["schemas"].items()}
+    levels = []
+    for sql, db_id in job["queries"]:
+        try:
+            parsed = parser.get_sql(schemas[db_id], sql)
+            levels.append(program.Evaluator().eval_hardness(parsed))
+        except Exception as error:  # noqa: BLE001 - whatever the parser stumbles over
+            levels.append(f"failed: {type(error).__name__}")
+    return {"levels": levels}
+
+
+def spider_pairs(job):
+    """Compare queries on every database file of a folder, without the program's file reading."""
+    use_plain_tokenizer()
+    program = load("exec_eval")
+    verdicts = []
+    for predicted, gold, database in job["pairs"]:
+        try:
+            verdict = program.eval_exec_match(
+                database,
+                predicted.replace("value", "1"),
+                gold,
+                plug_value=False,
+                keep_distinct=job["keep_distinct"],
+                progress_bar_for_each_datapoint=False,
+            )
+        except AssertionError:
+            verdict = "gold failed"
+        except Exception as error:  # noqa: BLE001 - what ends the whole program
+            verdict = f"ended: {type(error).__name__}"
+        verdicts.append(verdict)
+    return {"verdicts": verdicts}
+
+
+def bird(job):
+    """Note what one of mini_dev's three programs gives each question (`metric`: ex, f1, ves)."""
+    program = load(f"evaluation_{job['metric']}")
+    predicted, _ = program.package_sqls(job["predicted"], job["databases"], mode="pred")
+    gold, files = program.package_sqls(job["gold"], job["databases"], mode="gt")
+    options = {"num_cpus": job.get("workers", 1)}
+    program.exec_result = []
+    program.run_sqls_parallel(list(zip(predicted, gold)), db_places=files, **options)  # noqa: B905
+    found = program.sort_results(program.exec_result)
+    return {"verdicts": [one.get("res", one.get("reward")) for one in found]}
+
+
+def omnisql_bird(job):
+    program = load("evaluate_bird")
+    program.run_eval(
+        job["gold"], job["predicted"], job["databases"], "greedy_search", save_pred_sqls=False
+    )
+    return {"verdicts": [one["correctness"] for one in program.evaluation_results]}
+
+
+def omnisql_spider(job):
+    """Note which predictions OmniSQL hands to Spider's program, and how it writes them."""
+    program = load("evaluate_spider")
+    predicted = [one["pred_sqls"][0] for one in json.loads(Path(job["predicted"]).read_text())]
+    names = [line.split("\t")[1].strip() for line in Path(job["gold"]).read_text().splitlines()]
+    files = [f"{job['databases']}/{name}/{name}.sqlite" for name in names]
+    marked = program.mark_invalid_sqls(files, predicted)
+    return {"written": [program.format_sql(sql) for sql in marked]}
+
+
+def spider2(job):
+    """Note what Spider 2's program gives each instance of a staged evaluation suite."""
+    for name in ("google", "google.cloud", "google.cloud.bigquery"):
+        sys.modules.setdefault(name, types.ModuleType(name))
+    load("google.cloud").bigquery = load("google.cloud.bigquery")
+    program = load("evaluate")
+    program.__file__ = f"{job['stage']}/evaluation_suite/evaluate.py"
+    options = Namespace(
+        mode="sql", result_dir=job["predicted"], gold_dir=job["gold"], timeout=60, max_workers=1
+    )
+    found = program.evaluate_spider2sql(options, Path(job["stage"]) / "temporary")
+    return {"verdicts": {one["instance_id"]: one["score"] for one in found}}
+
+
+def omnisql_spider2(job):
+    """Note what OmniSQL's copy of that program gives each instance, a file for each database."""
+    program = load("evaluate_spider2")
+    noted = []
+    decide = program.evaluate_spider2sql
+
+    def noted_results(*arguments):
+        noted.append(decide(*arguments))
+        return noted[-1]
+
+    program.evaluate_spider2sql = noted_results
+    program.evaluate(
+        "greedy_search",
+        job["results"],
+        job["standards"],
+        job["gold"],
+        job["predicted"],
+        job["databases"],
+        save_pred_sqls=False,
+    )
+    return {"verdicts": {one["instance_id"]: one["score"] for one in noted[0][0]}}
+
+
+def ves_rewards(job):
+    """Feed ratios of times to the program's own filter and bins."""
+    program = load("evaluation_ves")
+    clock = iter([0.0])
+
+    def run(sql, db_path, sql_dialect, *, return_time=False):
+        return next(clock) if return_time else [(1,)]
+
+    program.execute_sql = run
+    rewards = []
+    for ratios in job["ratios"]:
+        clock = iter([seconds for ratio in ratios for seconds in (1.0, ratio)])
+        found = program.execute_model("", "", "", 0, len(ratios), 30.0, "SQLite")
+        rewards.append(found["reward"])
+    return {"rewards": rewards}
+
+
+def load(name: str) -> Any:
+    """Import a module of which nothing is known here."""
+    return importlib.import_module(name)
+
+
+def use_plain_tokenizer():
+    """Take nltk's rules for words; its model of sentences is a download."""
+    words = load("nltk")
+    words.word_tokenize = words.tokenize.TreebankWordTokenizer().tokenize
+
+
+PROGRAMS = {
+    function.__name__: function
+    for function in (
+        *(spider, spider_levels, spider_pairs, bird, omnisql_bird, omnisql_spider),
+        *(spider2, omnisql_spider2, ves_rewards),
+    )
+}
+
+
+def main():
+    job = json.loads(Path(sys.argv[1]).read_text())
+    out = sys.stdout
+    sys.path.insert(0, job["folder"])
+    start_s = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        answer = PROGRAMS[job["program"]](job)
+    sqlite_version = importlib.import_module("sqlite3").sqlite_version
+    answer |= {"seconds": time.perf_counter() - start_s, "sqlite": sqlite_version}
+    json.dump(answer, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""How much memory and time launch.prepare takes for many records in SynSQL's form.
+
+    python benchmarks/prepare.py --records 1000000 --databases 5000
+
+Makes databases and data.json in a temporary folder (some 2 GB for a million), prepares them in
+another process, and prints the memory of that process and of its helpers as the work goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+_EVERY_S = 2.0
+_NAMES = ("Ada", "Bo", "Cid", "Dee", "Eve", "Fay", "Gus", "Hal", "Ida", "Jon")
+_PLACES = ("Oslo", "Paris", "Lyon", "New York", "Rome", "Bern", "Graz", "Kyoto")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--databases", type=int, default=5_000)
+    parser.add_argument("--folder", type=Path, help="keep the data here, and use it again")
+    parser.add_argument("arguments", nargs="*", help="for launch.prepare, after --")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        root = folder / f"SynSQL-2.5M-{options.records}-{options.databases}"
+        if not (root / "data.json").exists():
+            make(root, records=options.records, databases=options.databases)
+        print(f"{(root / 'data.json').stat().st_size / 1e9:.2f} GB of records", flush=True)
+        out = folder / "prepared"
+        shutil.rmtree(out, ignore_errors=True)
+        measure(root, out, options.arguments)
+
+
+def make(root: Path, *, records: int, databases: int) -> None:
+    """Write a folder in SynSQL's layout; the same numbers give the same records."""
+    (root / "databases").mkdir(parents=True, exist_ok=True)
+    for number in range(databases):
+        make_database(root / "databases", number)
+    scratch = root / ".data.json"
+    with scratch.open("w") as file:
+        file.write("[")
+        for number, record in enumerate(questions(records, databases)):
+            file.write(",\n" * bool(number) + json.dumps(record))
+        file.write("]")
+    scratch.rename(root / "data.json")
+
+
+def make_database(folder: Path, number: int) -> None:
+    name = f"db_{number}"
+    (folder / name).mkdir(exist_ok=True)
+    rng = Random(number)
+    path = folder / name / f"{name}.sqlite"
+    path.unlink(missing_ok=True)
+    with sqlite3.connect(path) as db:
+        db.executescript(
+            "PRAGMA synchronous = off; PRAGMA page_size = 1024;"
+            "CREATE TABLE city (id INTEGER PRIMARY KEY, name TEXT);"
+            "CREATE TABLE person (id INTEGER PRIMARY KEY, name TEXT, age INTEGER,"
+            " city_id INTEGER REFERENCES city (id));"
+        )
+        cities = rng.sample(_PLACES, 2)
+        db.executemany("INSERT INTO city VALUES (?, ?)", enumerate(cities))
+        people = [(i, rng.choice(_NAMES), rng.randint(18, 80), i % 2) for i in range(4)]
+        db.executemany("INSERT INTO person VALUES (?, ?, ?, ?)", people)
+    db.close()
+
+
+def questions(records: int, databases: int) -> Iterator[dict[str, Any]]:
+    levels = ("Simple", "Moderate", "Complex", "Highly Complex")
+    golds = (
+        "SELECT name FROM person WHERE age > {n}",
+        "SELECT count(*) FROM person WHERE city_id = {n} % 2",
+        "SELECT c.name, avg(p.age) FROM person AS p JOIN city AS c ON c.id = p.city_id GROUP BY "
+        "c.id HAVING avg(p.age) < {n}",
+        "WITH old AS (SELECT * FROM person WHERE age > {n}) SELECT name FROM old ORDER BY age",
+        "SELECT nme FROM person WHERE age = {n}",
+    )
+    for number in range(records):
+        rng = Random(number)
+        # One of twenty golds is wrong.
+        kind = 4 if number % 20 == 0 else rng.randrange(4)
+        place = rng.choice(_PLACES)
+        yield {
+            "db_id": f"db_{rng.randrange(databases)}",
+            "sql_complexity": rng.choice(levels),
+            "question_style": "Formal",
+            "question": f"Question {number}: whom do we know in {place} at {rng.randint(1, 99)}?",
+            "external_knowledge": "",
+            "cot": f"To answer question {number}, " + "we look at the tables, " * 70,
+            "sql": golds[kind].format(n=rng.randint(1, 80)),
+        }
+
+
+def measure(root: Path, out: Path, arguments: list[str]) -> None:
+    """Run the command, and print memory by what it says it does."""
+    command = [sys.executable, "-m", "launch.prepare", "--data-root", str(root), "--out", str(out)]
+    start = time.monotonic()
+    process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, bufsize=1)
+    peak: list[float] = [0.0]
+    watch = threading.Thread(target=_watch, args=(process, peak), daemon=True)
+    watch.start()
+    assert process.stderr is not None
+    for line in process.stderr:
+        seconds = time.monotonic() - start
+        print(f"{seconds:7.0f} s  {sum(_memory(process.pid)):7.0f} MB  {line}", end="", flush=True)
+    status = process.wait()
+    took = time.monotonic() - start
+    print(f"status {status}, {took:.0f} s, at most {peak[0]:.0f} MB with all helpers")
+    sys.exit(status)
+
+
+def _watch(process: subprocess.Popen[str], peak: list[float]) -> None:
+    while process.poll() is None:
+        peak[0] = max(peak[0], sum(_memory(process.pid)))
+        time.sleep(_EVERY_S)
+
+
+def _memory(pid: int) -> Iterator[float]:
+    """Yield the memory of a process and of its helpers in MB, as far as it is their own."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    family = {pid}
+    while more := {child for child, parent in parents.items() if parent in family} - family:
+        family |= more
+    page = os.sysconf("SC_PAGE_SIZE")
+    for member in family:
+        try:
+            resident, shared = map(int, Path(f"/proc/{member}/statm").read_text().split()[1:3])
+        except (OSError, ValueError):
+            continue
+        yield (resident - shared) * page / 1e6
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Who is asked, a policy or an endpoint, and the desk where every answer is asked for once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from launch.config import JobConfig
+from launch.journal import Answer, Journal, Request
+from launch.policy import PolicySource, find_policy
+from rewards.judge import Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who is asked.
+
+    Attributes:
+        name: Short, for the names of folders.
+        identity: What decides the answers; not the address, since a server may move.
+        url: Of the endpoint; empty for a policy in this process.
+        policy: That policy.
+    """
+
+    name: str
+    identity: str
+    url: str = ""
+    policy: PolicySource | None = None
+
+    @classmethod
+    def find(
+        cls, config: JobConfig, url: str | None, model: str | None, checkpoint: Path | None
+    ) -> Asked:
+        """Find whom the command line names.
+
+        Raises:
+            UserError: There is no such policy.
+        """
+        if url and model:
+            return cls(model.replace("/", "-"), model, url=url)
+        source = find_policy(config, checkpoint)
+        where = source.checkpoint or source.model
+        return cls(source.name, str(where.resolve()), policy=source)
+
+
+class Source(Protocol):
+    """Whoever answers."""
+
+    def answer(
+        self, requests: Sequence[Request], record: Callable[[Request, Answer], None], /
+    ) -> None:
+        """Answer requests, recording each answer as soon as it is there."""
+        ...
+
+
+class Desk:
+    """Turns the asks of a question into requests, and pays only for those not answered before."""
+
+    def __init__(self, source: Source, journal: Journal, asked: Asked, config: JobConfig) -> None:
+        self._source, self._journal, self._seed = source, journal, config.seed
+        verbal = config.verbal
+        self._settings = (
+            ("model", asked.identity),
+            ("temperature", verbal.temperature),
+            ("max_tokens", verbal.max_tokens),
+        )
+
+    def texts(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[str | None]]:
+        """Get the answers to asks, by question.
+
+        Args:
+            wishes: The question's name and what is asked about it.
+        """
+        requests = [[self._request(name, ask) for ask in asks] for name, asks in wishes]
+        new = [one for each in requests for one in each if self._journal.get(one) is None]
+        self._source.answer(new, self._journal.put)
+        return [[self._text(request) for request in each] for each in requests]
+
+    def _request(self, name: str, ask: Ask) -> Request:
+        stream = f"{self._seed} {name} {ask.kind} {ask.number}"
+        seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
+        return Request(ask.kind, ask.messages, seed, self._settings)
+
+    def _text(self, request: Request) -> str | None:
+        answer = self._journal.get(request)
+        assert answer is not None
+        return answer.text

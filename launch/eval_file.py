@@ -1,0 +1,341 @@
+"""Judge predictions on a published test set: a file of them with no model, or a model's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import apsw
+from rich.table import Table as RichTable
+
+from launch import cli
+from launch.config import Decode
+from launch.folders import write_text
+from launch.judging import MEASURES, REFERENCED, SUITED, Task, judge, read_measures
+from launch.official import write_official
+from launch.predictions import read_samples
+from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
+from launch.testsets import TEST_SETS, VERDICTS, find, find_references, find_suite, suite_files
+from launch.verdicts import PREDICTIONS, Verdict
+from sqlenv.comparators import COMPARATORS
+from sqlenv.config import ExecutorConfig, SourceConfig
+from sqlenv.database import check_contents, fingerprint
+from sqlenv.datasets import fingerprint as fingerprint_questions
+from sqlenv.errors import UserError
+from sqlenv.spider2 import Reference
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+VOTE_TEMPERATURE = 0.8
+OFFICIAL_TIMEOUT_S = 60.0
+"""Spider's program says so; BIRD's and OmniSQL's lower limits are their comparators' own."""
+# The official programs have no limits of size: these are for what no gold query comes near.
+_LIMITS = ExecutorConfig(
+    max_steps=2**31 - 1,
+    max_bytes=500_000_000,
+    max_value_bytes=10_000_000,
+    heap_bytes=1_000_000_000,
+)
+_NAMED_GOLDS = 3
+_SHOWN_MEASURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The questions that are judged, and the databases that they are judged on.
+
+    Attributes:
+        name: Of the test set.
+        suite: Files of the test suite by database, where it is used.
+        references: Gold results by question, where they are used.
+    """
+
+    name: str
+    examples: tuple[Example, ...]
+    measures: tuple[str, ...]
+    suite: Mapping[str, tuple[Path, ...]]
+    references: Mapping[str, Reference]
+
+    def facts(self) -> dict[str, Any]:
+        """Say which questions and databases these are: numbers, and fingerprints of contents."""
+        files = {example.database for example in self.examples}
+        files |= {path for paths in self.suite.values() for path in paths}
+        # By name and contents: the same on every machine, whatever the paths.
+        lines = sorted(f"{path.name} {fingerprint(path)}" for path in files)
+        digest = hashlib.sha256("\n".join(lines).encode())
+        return {
+            "data": self.name,
+            "questions": len(self.examples),
+            "fingerprint": fingerprint_questions(self.examples),
+            "databases": digest.hexdigest()[:16],
+        }
+
+
+def prepare(
+    name: str, examples: tuple[Example, ...], source: SourceConfig, root: Path, options: Namespace
+) -> Data:
+    """Find out what the questions are judged by and on, and look at every database.
+
+    Raises:
+        UserError: A database cannot be used, or the test suite is not there.
+    """
+    measures = read_measures(options.comparators, name)
+    _check_golds(examples, measures)
+    suite: Mapping[str, tuple[Path, ...]] = {}
+    if not SUITED.isdisjoint(measures):
+        folder = find_suite(options.test_suite, source, root)
+        if folder is not None:
+            suite = suite_files(folder, examples)
+        elif options.comparators is not None:
+            raise UserError(
+                f"--comparators {options.comparators}: no test suite at {root}; give its folder "
+                "with --test-suite DIR"
+            )
+        else:
+            _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
+            measures = tuple(measure for measure in measures if measure not in SUITED)
+    references = {} if REFERENCED.isdisjoint(measures) else find_references(root, source)
+    if references and (left := [one.id for one in examples if one.id not in references]):
+        raise UserError(
+            f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
+            "bring the evaluation suite up to date"
+        )
+    check_databases([example.database for example in examples], *suite.values())
+    return Data(name, examples, measures, suite, references)
+
+
+def _check_golds(examples: Sequence[Example], measures: Sequence[str]) -> None:
+    """Refuse measures of what the questions do not have.
+
+    Raises:
+        UserError: A gold query or gold results are missing.
+    """
+    is_spider2 = examples[0].source == "spider2"
+    for measure in measures:
+        if is_spider2 != (measure in REFERENCED):
+            kind = "gold results" if is_spider2 else "gold queries"
+            fitting = sorted(REFERENCED) if is_spider2 else sorted({*MEASURES} - REFERENCED)
+            raise UserError(
+                f"--comparators {measure}: these questions have {kind} alone; there are "
+                f"{', '.join(fitting)}"
+            )
+    if not is_spider2 and (blank := [one.id for one in examples if not one.gold_sql]):
+        raise UserError(
+            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
+            f"{blank[0]}; answers to them cannot be judged"
+        )
+
+
+def check_databases(*groups: Iterable[Path]) -> None:
+    """Look at all databases before anything runs.
+
+    Raises:
+        UserError: One is missing, locked, empty or corrupt.
+    """
+    files = list(dict.fromkeys(path for group in groups for path in group))
+    with cli.progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
+        for done, _ in enumerate(threads.map(check_contents, files), 1):
+            progress(done, len(files), "")
+
+
+def run_versions() -> dict[str, str]:
+    """Name the versions that verdicts depend on."""
+    return {
+        "python": platform.python_version(),
+        "minirl-sql": _own_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+    }
+
+
+def _own_version() -> str:
+    try:
+        return metadata.version("minirl-sql")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "checkout"
+
+
+def settings_of(
+    data: Data, task: Task, *, model: Mapping[str, Any], seed: int, prompt: str | None
+) -> dict[str, Any]:
+    """Write down what decides the verdicts.
+
+    Args:
+        data: Questions and databases.
+        task: Predictions, and how they are judged.
+        model: Whose predictions: `name`, and what else is known.
+        seed: Of the samples and of the bootstrap.
+        prompt: Hash of the prompts; None where they are unknown.
+    """
+    predictions = json.dumps([list(map(list, task.samples)), list(task.answers)])
+    return {
+        **data.facts(),
+        "model": dict(model),
+        "seed": seed,
+        "prompt": prompt,
+        "decode": task.decode.name,
+        **({"vote_by": task.vote_by} if task.decode.temperature else {}),
+        "predictions": hashlib.sha256(predictions.encode()).hexdigest()[:16],
+        "comparators": {name: _origin(name) for name in task.measures},
+        "timeout_s": task.executor.timeout_s,
+        "versions": run_versions(),
+    }
+
+
+def _origin(name: str) -> str:
+    comparator = COMPARATORS.get(name)
+    if comparator is None or not comparator.source:
+        return f"minirl-sql {_own_version()}"
+    return f"{comparator.source} @ {comparator.version}"
+
+
+def judge_into(path: Path, task: Task, settings: Mapping[str, Any], *, seed: int) -> Sheet:
+    """Judge predictions, or what is left of them, and write the sheet when all are judged.
+
+    Raises:
+        UserError: The file is of other settings.
+    """
+    if is_done(path, settings):
+        cli.output.print(f"This evaluation is complete: {path}", soft_wrap=True)
+        return read_sheet(path)
+    with journal(path, settings) as found:
+        sheet = fill(settings, judge(task, found), seed=seed)
+        write_sheet(path, sheet)
+    return sheet
+
+
+def evaluate_file(options: Namespace) -> Path:
+    """Do what the options ask for: judge `--predictions` on `--data`.
+
+    Returns:
+        The file of verdicts.
+
+    Raises:
+        UserError: Something is missing, or is not as it should be.
+    """
+    name, path = options.data, options.predictions
+    if name not in TEST_SETS:
+        raise UserError(
+            f"--predictions: --data {name} is not a published test set; give one of "
+            f"{', '.join(TEST_SETS)}"
+        )
+    if options.data_root is None:
+        raise UserError("--predictions: give the folder of the data too, --data-root DIR")
+    decode = Decode.parse(options.decode, vote_temperature=VOTE_TEMPERATURE)
+    source, examples = find(name, options.data_root, options.file)
+    samples = [list(each) for each in read_samples(path, examples)]
+    samples = take(samples, decode, path)
+    data = prepare(name, examples, source, options.data_root, options)
+    seed = options.seed or 0
+    task = Task(
+        examples,
+        samples,
+        data.measures,
+        decode,
+        vote_by=options.vote_by,
+        suite=data.suite,
+        references=data.references,
+        executor=limits(options),
+    )
+    model = {"name": options.model or path.stem}
+    settings = settings_of(data, task, model=model, seed=seed, prompt=None)
+    folder = options.out
+    if folder is None and options.json is None:
+        folder = Path("evals") / "-".join((model["name"], name, decode.name))
+    sheet_path = options.json or folder / VERDICTS
+    sheet = judge_into(sheet_path, task, settings, seed=seed)
+    show_sheet(sheet)
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        verdicts = _verdicts(sheet, examples, samples)
+        lines = (json.dumps(asdict(verdict)) for verdict in verdicts)
+        write_text(folder / PREDICTIONS, "".join(f"{line}\n" for line in lines))
+        write_official(verdicts, folder)
+        cli.output.print(f"Answers in the official programs' forms: {folder}", soft_wrap=True)
+    cli.output.print(f"Verdicts of all questions: {sheet_path}", soft_wrap=True)
+    return sheet_path
+
+
+def limits(options: Namespace) -> ExecutorConfig:
+    """Make the executor's settings.
+
+    Raises:
+        UserError: The limit is no time.
+    """
+    timeout_s = options.timeout_s or OFFICIAL_TIMEOUT_S
+    if not 0 < timeout_s < float("inf"):
+        raise UserError(f"--timeout-s {options.timeout_s}: write a number of seconds above 0")
+    return _LIMITS.model_copy(update={"timeout_s": timeout_s})
+
+
+def take(samples: Sequence[Sequence[str]], decode: Decode, path: Path) -> list[Sequence[str]]:
+    """Take as many samples of each question as the decoding asks for, the first ones.
+
+    Raises:
+        UserError: There are fewer, or several without a word on how to choose.
+    """
+    there = len(samples[0])
+    if there > 1 and not decode.temperature:
+        raise UserError(
+            f"{path}: {there} samples a question; say --decode vote@{there} or pass@{there}"
+        )
+    if there < decode.samples:
+        raise UserError(
+            f"{path}: {there} samples a question, and --decode {decode.name} takes {decode.samples}"
+        )
+    return [each[: decode.samples] for each in samples]
+
+
+def _verdicts(
+    sheet: Sheet, examples: Sequence[Example], samples: Sequence[Sequence[str]]
+) -> list[Verdict]:
+    return [
+        Verdict.of(example, one.sql, correct=one.scores[sheet.first] == 1, samples=sampled)
+        for example, one, sampled in zip(examples, sheet.questions, samples, strict=True)
+    ]
+
+
+def show_sheet(sheet: Sheet) -> None:
+    """Print the numbers of a sheet."""
+    title = f"{sheet.settings['data']}, {sheet.settings['decode']}"
+    whole = RichTable(title, "%", "95 % interval")
+    for name, one in sheet.measures.items():
+        low, high = map(_percent, one["ci95"])
+        whole.add_row(name, _percent(one["mean"]), f"{low} to {high}")
+    names = list(sheet.measures)[:_SHOWN_MEASURES]
+    parts = RichTable("%", "questions", *names)
+    parts.add_row("all", f"{len(sheet.questions):,}", *(_mean(sheet.measures[n]) for n in names))
+    for heading, values in sheet.parts.items():
+        parts.add_section()
+        for name, part in values.items():
+            shares = (_percent(part[measure]) for measure in names)
+            parts.add_row(f"{heading}: {name}", f"{part['questions']:,}", *shares)
+    for column in (*whole.columns[1:], *parts.columns[1:]):
+        column.justify = "right"
+    cli.output.print(whole, parts, sep="\n")
+    if sheet.pass_at:
+        shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in sheet.pass_at.items())
+        cli.output.print(f"{sheet.first}: {shares}", soft_wrap=True)
+    if failing := sheet.failing_golds:
+        more = ", …" if len(failing) > _NAMED_GOLDS else ""
+        _log.warning(
+            "%d gold queries do not run, and nothing is right there: %s%s",
+            len(failing), ", ".join(failing[:_NAMED_GOLDS]), more,
+        )  # fmt: skip
+
+
+def _mean(summary: Mapping[str, Any]) -> str:
+    return _percent(summary["mean"])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"

@@ -1,0 +1,287 @@
+"""Judge predictions by several measures, question by question, on all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from launch.cli import progress_bar
+from launch.config import Decode
+from launch.official import as_line
+from launch.sheet import NO_GOLD, Journal, Judged
+from launch.testsets import TEST_SETS
+from launch.votes import VOTE_TIMEOUT_S, VoteBy, ballot, choose
+from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from sqlenv.breakdown import clauses_of
+from sqlenv.comparators import COMPARATORS, Case
+from sqlenv.config import ExecutorConfig
+from sqlenv.dialects import carry_over
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.hardness import grade
+from sqlenv.spider2 import Reference
+from sqlenv.types import Example, Result, SqlError
+
+_FIRST, _MOST = 16, 256
+"""Queries at a time: what an interruption may cost, and what is held in memory together."""
+_SECONDS = (1.0, 4.0)
+"""What takes less than the first is done more at a time, what takes more than the second less."""
+
+PARTIAL: Mapping[str, Callable[[Result, Result], float]] = {
+    "ex_f": fractional_accuracy,
+    "ex_b": binary_accuracy,
+    "csmr": csmr,
+}
+"""The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
+and EX_b, SQL-ASTRA's CSMR."""
+
+REFERENCED: frozenset[str] = frozenset(
+    name for name, one in COMPARATORS.items() if one.needs == "reference"
+)
+"""Comparators that look at Spider 2's gold results; all others look at gold queries."""
+SUITED: frozenset[str] = frozenset(
+    name for name, one in COMPARATORS.items() if one.needs == "suite"
+)
+"""Comparators that run on a test suite."""
+MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
+"""Whatever a prediction can be judged by."""
+_SPIDER = "spider_"
+
+
+def read_measures(text: str | None, name: str) -> tuple[str, ...]:
+    """Read `--comparators`, or take the test set's own.
+
+    Raises:
+        UserError: One is unknown.
+    """
+    if text is None:
+        return TEST_SETS[name].comparators if name in TEST_SETS else ()
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    unknown = [name for name in names if name not in MEASURES]
+    if unknown or not names:
+        raise UserError(
+            f"--comparators {text}: {'there is no ' + unknown[0] if unknown else 'names none'}; "
+            f"there are {', '.join(MEASURES)}"
+        )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Predictions, and how they are judged.
+
+    Attributes:
+        examples: The questions.
+        samples: One query a question, or several.
+        measures: Of `MEASURES`; the first is the one that the answer of `pass@n` is chosen by.
+        decode: How the samples give an answer.
+        vote_by: What makes two results one vote.
+        suite: Files of the test suite by database; none where it is not used.
+        references: Gold results by question, for Spider 2.
+        executor: Limits of queries.
+        answers: What was answered, where that is decided already.
+    """
+
+    examples: Sequence[Example]
+    samples: Sequence[Sequence[str]]
+    measures: tuple[str, ...]
+    decode: Decode
+    vote_by: VoteBy = "set"
+    suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
+    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
+    answers: Sequence[str] = ()
+
+    @property
+    def first(self) -> str:
+        """Name the measure that counts."""
+        return self.measures[0]
+
+
+def judge(task: Task, journal: Journal) -> list[Judged]:
+    """Judge all questions, or what is left of them.
+
+    Args:
+        task: What to judge.
+        journal: What was found before, and where to write down what is found.
+
+    Raises:
+        UserError: A database cannot be used.
+    """
+    several = len(task.samples[0]) > 1 if task.samples else False
+    answers = list(task.answers) or [samples[0] for samples in task.samples]
+    right: list[list[float]] = [[] for _ in answers]
+    if several and not task.answers and task.decode.kind == "vote":
+        answers = _elect(task, journal)
+    if several:
+        right = _judge_samples(task, journal)
+    if several and not task.answers and task.decode.kind == "pass":
+        answers = [_oracle(*pair) for pair in zip(task.samples, right, strict=True)]
+    return _judge_answers(task, journal, answers, right)
+
+
+def _oracle(samples: Sequence[str], right: Sequence[float]) -> str:
+    """Choose the first sample that is right, else the first one."""
+    return samples[right.index(1.0) if 1.0 in right else 0]
+
+
+def _elect(task: Task, journal: Journal) -> list[str]:
+    """Let the samples of each question vote."""
+    # OmniSQL's vote fails where the text of a cell is no UTF-8, and so has its own executor.
+    limits = {"timeout_s": min(task.executor.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
+    with Executor(task.executor.model_copy(update=limits)) as executor:
+
+        def vote(places: Sequence[int]) -> list[Any]:
+            asked = [(task.examples[place], sql) for place in places for sql in task.samples[place]]
+            results = iter(_run(executor, asked))
+            return [
+                [ballot(next(results), task.vote_by) for _ in task.samples[place]]
+                for place in places
+            ]
+
+        ballots = _go_on("votes", task, journal, vote)
+    return choose(task.samples, ballots, spider=_is_spider(task.examples[0]))
+
+
+def _judge_samples(task: Task, journal: Journal) -> list[list[float]]:
+    """Judge every sample by the first measure, equal ones once."""
+    with Executor(task.executor) as executor:
+
+        def judge_some(places: Sequence[int]) -> list[Any]:
+            asked = [(place, sql) for place in places for sql in dict.fromkeys(task.samples[place])]
+            scores = _scores(task, executor, asked, (task.first,))
+            known = {
+                pair: score[task.first] for pair, (score, _) in zip(asked, scores, strict=True)
+            }
+            return [[known[place, sql] for sql in task.samples[place]] for place in places]
+
+        return _go_on("samples", task, journal, judge_some)
+
+
+def _judge_answers(
+    task: Task, journal: Journal, answers: Sequence[str], right: Sequence[Sequence[float]]
+) -> list[Judged]:
+    with Executor(task.executor) as executor:
+
+        def judge_some(places: Sequence[int]) -> list[Any]:
+            asked = [(place, answers[place]) for place in places]
+            return [
+                {"scores": scores, **statuses}
+                for scores, statuses in _scores(task, executor, asked, task.measures)
+            ]
+
+        found = _go_on("verdicts", task, journal, judge_some)
+    return [
+        Judged(
+            id=example.id,
+            db_id=example.db_id,
+            difficulty=_level(example),
+            question=example.question,
+            sql=sql,
+            samples=len(sampled),
+            right=sum(score == 1 for score in sampled),
+            clauses=clauses_of(example.gold_sql) if example.gold_sql else (),
+            **verdict,
+        )
+        for example, sql, sampled, verdict in zip(task.examples, answers, right, found, strict=True)
+    ]
+
+
+def _level(example: Example) -> str:
+    """Give the level of difficulty; Spider's variants do not have it in their records."""
+    is_spider = _is_spider(example) and not example.difficulty
+    return (grade(example.gold_sql) or "") if is_spider else example.difficulty
+
+
+def _is_spider(example: Example) -> bool:
+    return example.source.startswith("spider") and example.source != "spider2"
+
+
+def _go_on(
+    phase: str, task: Task, journal: Journal, work: Callable[[Sequence[int]], list[Any]]
+) -> list[Any]:
+    """Do the questions of a phase that are not in the journal, some at a time."""
+    found = journal.of(phase)
+    # Votes and verdicts of samples take many queries a question.
+    queries = 1 if phase == "verdicts" else len(task.samples[0])
+    size, total = max(1, _FIRST // queries), len(task.examples)
+    with progress_bar(phase) as progress:
+        progress(len(found), total, "")
+        while len(found) < total:
+            start_s = perf_counter()
+            journal.add(phase, work(range(len(found), min(len(found) + size, total))))
+            size = _next_size(size, perf_counter() - start_s, most=max(1, _MOST // queries))
+            progress(len(found), total, "")
+    return found
+
+
+def _next_size(size: int, seconds: float, *, most: int) -> int:
+    """Say how many questions come next, so that an interruption costs some seconds."""
+    quick, slow = _SECONDS
+    if seconds < quick:
+        return min(2 * size, most)
+    return max(1, size // 2) if seconds > slow else size
+
+
+def _scores(
+    task: Task, executor: Executor, asked: Sequence[tuple[int, str]], measures: Sequence[str]
+) -> list[tuple[dict[str, float], dict[str, str]]]:
+    """Score queries for questions, given by number; also say how both queries ended."""
+    found: list[dict[str, float]] = [{} for _ in asked]
+    statuses: list[dict[str, str]] = [{} for _ in asked]
+    for written, names in _by_form(measures):
+        cases = [_case(task, task.examples[place], written(sql)) for place, sql in asked]
+        for at, judgement in enumerate(executor.judge(cases, names)):
+            found[at] |= judgement.scores
+            has_gold = bool(task.examples[asked[at][0]].gold_sql)
+            gold = judgement.gold if has_gold else NO_GOLD
+            statuses[at] = {"predicted": judgement.predicted, "gold": gold}
+    partial = [name for name in measures if name in PARTIAL]
+    if partial:
+        questions = [task.examples[place] for place, _ in asked]
+        pairs = [(example, sql) for example, (_, sql) in zip(questions, asked, strict=True)]
+        results = _run(executor, pairs)
+        golds = executor.gold_many([(e.database, _carried(e, e.gold_sql)) for e in questions])
+        for scores, result, gold in zip(found, results, golds, strict=True):
+            scores |= {name: PARTIAL[name](result, gold) for name in partial}
+    return [
+        ({name: scores[name] for name in measures}, status)
+        for scores, status in zip(found, statuses, strict=True)
+    ]
+
+
+def _by_form(measures: Sequence[str]) -> Iterator[tuple[Callable[[str], str], list[str]]]:
+    """Share comparators out by the form that their programs read predictions in."""
+    spider = [name for name in measures if name.startswith(_SPIDER)]
+    others = [name for name in measures if name in COMPARATORS and name not in spider]
+    if spider:
+        yield as_line, spider
+    # Without any comparator, how the queries end is still asked.
+    if others or not spider:
+        yield str, others
+
+
+def _case(task: Task, example: Example, sql: str) -> Case:
+    return Case(
+        predicted=_carried(example, sql),
+        gold=_carried(example, example.gold_sql),
+        database=example.database,
+        suite=task.suite.get(example.db_id, ()),
+        reference=task.references.get(example.id),
+    )
+
+
+def _carried(example: Example, sql: str) -> str:
+    """Write a query for SQLite; one that cannot be is a query that does not run."""
+    text = carry_over(sql, example.dialect)
+    return text if isinstance(text, str) else "not carried over"
+
+
+def _run(executor: Executor, asked: Sequence[tuple[Example, str]]) -> list[Result]:
+    """Run predicted queries; one without SQL is an error."""
+    pairs = [(example.database, _carried(example, sql)) for example, sql in asked if sql.strip()]
+    results = iter(executor.execute_many(pairs))
+    return [next(results) if sql.strip() else SqlError("no SQL") for _, sql in asked]

@@ -1,0 +1,58 @@
+"""Predictions in the forms that the official evaluators read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.folders import write_text
+from launch.verdicts import Verdict
+from sqlenv.parse import one_line
+
+BIRD_MARK = "\t----- bird -----\t"
+"""Stands between query and database in BIRD's file."""
+NO_QUERY = "SELECT"
+"""Stands for a missing query: a blank line would shift every later line against its gold query."""
+_SEPARATORS = re.compile(r"[\t\n\r]+")
+
+
+def as_line(sql: str) -> str:
+    """Write a query as Spider's file of predictions has it: on one line, without tabs."""
+    if sql.strip() and not _SEPARATORS.search(sql):
+        return sql
+    # The evaluators split at line ends and tabs, also of those in quotes.
+    return _SEPARATORS.sub(" ", one_line(sql)) or NO_QUERY
+
+
+def write_official(verdicts: Sequence[Verdict], folder: Path) -> None:
+    """Write predictions in each official program's form.
+
+    `predictions.sql` is Spider's (test-suite-sql-eval: one query a line), `predictions_bird.json`
+    BIRD's (DAMO-ConvAI and mini_dev: query and database by number), `predictions_omnisql.json`
+    OmniSQL's (evaluate_bird.py, evaluate_spider.py: a list of queries a question, all samples where
+    there are several). Questions of Spider 2 also have `predictions_spider2/`, the folder of
+    Spider2's evaluate.py (a file a question).
+    """
+    lines = [as_line(verdict.sql) for verdict in verdicts]
+    write_text(folder / "predictions.sql", "\n".join(lines) + "\n")
+    bird = {
+        str(number): f"{line}{BIRD_MARK}{verdict.db_id}"
+        for number, (line, verdict) in enumerate(zip(lines, verdicts, strict=True))
+    }
+    _write_json(folder / "predictions_bird.json", bird)
+    omnisql = [
+        {"db_id": v.db_id, "question": v.question, "pred_sqls": list(v.samples or [v.sql])}
+        for v in verdicts
+    ]
+    _write_json(folder / "predictions_omnisql.json", omnisql)
+    for verdict in verdicts:
+        layout, _, name = verdict.id.partition("/")
+        if layout == "spider2":
+            (folder / "predictions_spider2").mkdir(exist_ok=True)
+            write_text(folder / "predictions_spider2" / f"{name}.sql", verdict.sql + "\n")
+
+
+def _write_json(path: Path, value: object) -> None:
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")

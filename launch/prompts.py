@@ -1,0 +1,85 @@
+"""How a job puts its questions: schemas, hints, wording. No JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from launch.config import PromptConfig
+from sqlenv.config import AgenticConfig, EnvConfig
+from sqlenv.datasets import LoadedData
+from sqlenv.hints import with_hints
+from sqlenv.prepared import StoredSchema, read_stored_schema
+from sqlenv.prompts import agent_observation, first_observation, judge_observation
+from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
+from sqlenv.schema_text import render_schema
+from sqlenv.types import Example, Observation
+
+
+class Prompts:
+    """Writes prompts; the schema of a database is read once.
+
+    Args:
+        config: Wording and form of the schema.
+        env: Whether the question comes with a tool.
+    """
+
+    def __init__(self, config: PromptConfig, env: EnvConfig) -> None:
+        self._config, self._env = config, env
+        self._descriptions: dict[Path, Descriptions] = {}
+        self._files: dict[Path, Path] = {}
+        self._schema = cache(self._read_schema)
+        self._text = cache(lambda path: self.render(self._schema(path)))
+
+    def add(self, data: LoadedData) -> None:
+        """Take in what data sets say of their databases."""
+        self._descriptions |= data.descriptions
+        self._files |= data.schemas
+
+    def schema(self, example: Example) -> DatabaseSchema:
+        """Return the schema that an example's prompt shows."""
+        return with_hints(self._schema(example.database), example.hints)
+
+    def schema_text(self, example: Example) -> str:
+        """Write the schema that an example's prompt shows."""
+        if example.hints:
+            return self.render(self.schema(example))
+        return self._text(example.database)
+
+    def with_values(self, stored: StoredSchema, example: Example) -> str:
+        """Write a schema that was read before, as an example's prompt shows it."""
+        if not example.hints:
+            return stored.text
+        return self.render(with_hints(stored.schema, example.hints))
+
+    def render(self, schema: DatabaseSchema) -> str:
+        """Write a schema in the job's style."""
+        return render_schema(schema, style=self._config.schema_style)
+
+    def training(self, example: Example, schema_text: str | None = None) -> Observation:
+        """Put a question as training episodes do."""
+        if isinstance(self._env, AgenticConfig):
+            text = self.schema_text(example) if schema_text is None else schema_text
+            return agent_observation(example, text, self._env, style=self._config.style)
+        return self.single_turn(example, schema_text)
+
+    def single_turn(self, example: Example, schema_text: str | None = None) -> Observation:
+        """Put a question that one reply answers."""
+        text = self.schema_text(example) if schema_text is None else schema_text
+        return first_observation(example, text, style=self._config.style)
+
+    def judge(self, example: Example, queries: Sequence[str]) -> Observation:
+        """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
+        return judge_observation(example, self.schema_text(example), queries)
+
+    def _read_schema(self, database: Path) -> DatabaseSchema:
+        config = self._config
+        examples, profile = config.example_values, config.schema_style == "profile"
+        descriptions = self._descriptions.get(database)
+        if database in self._files:
+            stored = read_stored_schema(self._files[database])
+            if (stored.examples, stored.profile) == (examples, profile):
+                return stored.schema
+            descriptions = stored.descriptions()
+        return read_schema(database, examples=examples, profile=profile, descriptions=descriptions)

@@ -1,0 +1,167 @@
+"""The published test sets: how many questions, whose rules, where what they are judged by lies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlenv.config import SourceConfig
+from sqlenv.datasets import read_all
+from sqlenv.errors import UserError
+from sqlenv.layouts import FORMS, SETS, foreign, locate, read_records
+from sqlenv.recognise import choose_sets
+from sqlenv.spider2 import Reference, read_references
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+VERDICTS = "verdicts.json"
+"""The file of verdicts in a folder of results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A published test set.
+
+    Attributes:
+        questions: As published (for SQLite).
+        comparators: Names in `sqlenv.comparators.COMPARATORS`; the first is the set's own measure.
+    """
+
+    questions: int
+    comparators: tuple[str, ...]
+
+
+_SPIDER = ("spider_ex",)
+_SPIDER_TS = ("spider_ex", "spider_ts")
+TEST_SETS: Mapping[str, Published] = {
+    "spider-dev": Published(1034, _SPIDER_TS),
+    "spider-test": Published(2147, _SPIDER),
+    "spider-syn": Published(1034, _SPIDER_TS),
+    "spider-realistic": Published(508, _SPIDER_TS),
+    "spider-dk": Published(535, _SPIDER),
+    "bird-dev": Published(1534, ("bird_ex",)),
+    "bird-minidev": Published(500, ("bird_ex",)),
+    "spider2-local": Published(135, ("spider2_local",)),
+}
+
+# Where the test suite lies, from the root or from the data set's own folder.
+_SUITES = (
+    *("test_suite_database", "../test_suite_database", "spider/test_suite_database"),
+    *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
+)
+# Where Spider 2's gold results lie, likewise.
+_GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
+
+
+def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
+    """Find and read a test set below a data root.
+
+    Args:
+        name: Of `TEST_SETS`.
+        root: The data set's own folder, OmniSQL's `data/`, or a folder of several downloads.
+        file: Question file to read in place of the set's own, relative to its folder.
+
+    Returns:
+        Where it was found, and all its questions.
+
+    Raises:
+        UserError: It is not there, is another data set, or a database is missing.
+    """
+    source = _with_file(name, root, file) if file else _own(name, root)
+    location = locate(source)
+    for path in location.files:
+        if other := foreign(source.layout, next(read_records(path))):
+            raise UserError(f"--data {name}: {path}: its records are of {other}; check --data")
+    if location.root not in (root, root / FORMS[source.layout].omnisql):
+        _log.info("%s: taken for %s", location.files[0], name)
+    examples = read_all(source)
+    _tell_of_missing(name, location.files[0], len(examples))
+    return source, examples
+
+
+def _own(name: str, root: Path) -> SourceConfig:
+    """Find the set's own file; where it is not there, tell of others that may be meant."""
+    try:
+        return choose_sets(root, [name])[name]
+    except UserError as error:
+        others = ", ".join(sorted(path.name for path in root.glob("*dev*.json*")))
+        advice = f"; --file takes another question file, there are {others}" if others else ""
+        raise UserError(f"--data {error}{advice}") from None
+
+
+def _with_file(name: str, root: Path, file: str) -> SourceConfig:
+    """Find the folder that has a question file: OmniSQL's, the root, or one up to two deeper."""
+    named = SETS[name]
+    folders = (root / FORMS[named.layout].omnisql, root, *root.glob("*/"), *root.glob("*/*/"))
+    folder = next((folder for folder in folders if (folder / file).is_file()), root)
+    return SourceConfig(layout=named.layout, path=folder, split=named.split, file=file)
+
+
+def _tell_of_missing(name: str, path: Path, found: int) -> None:
+    published = TEST_SETS[name].questions
+    if found != published:
+        _log.warning(
+            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
+            "with published numbers",
+            path, found, name, published,
+        )  # fmt: skip
+
+
+def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | None:
+    """Find the folder of the test suite's databases.
+
+    Args:
+        given: What the user says, or None to look for it.
+        source: The data set.
+        root: The data root.
+
+    Raises:
+        UserError: The folder that the user names is not there.
+    """
+    if given is not None:
+        if not given.is_dir():
+            raise UserError(f"--test-suite {given}: no such folder")
+        return given
+    return _first_folder(root, source, _SUITES)
+
+
+def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
+    places = (base / name for base in (source.path, root) for name in names)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
+    """Read the gold results of Spider 2 by question.
+
+    Raises:
+        UserError: They are not there, or cannot be read.
+    """
+    folder = _first_folder(root, source, _GOLDS)
+    if folder is None:
+        raise UserError(
+            f"{source.path}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
+            "there from the repository"
+        )
+    return {f"spider2/{name}": found for name, found in read_references(folder).items()}
+
+
+def suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
+    """List the suite's files of each database: all in its folder with `.sqlite` in their names.
+
+    Raises:
+        UserError: There is none of a database.
+    """
+    found = {}
+    for db_id in dict.fromkeys(example.db_id for example in examples):
+        folder = suite / db_id
+        paths = sorted(folder.iterdir()) if folder.is_dir() else ()
+        found[db_id] = tuple(path for path in paths if ".sqlite" in path.name)
+        if not found[db_id]:
+            raise UserError(
+                f"{folder}: no database of the test suite in it; give its folder with --test-suite "
+                f"DIR, which holds {db_id}/{db_id}.sqlite and its variants"
+            )
+    return found

@@ -1,0 +1,88 @@
+"""The majority of several samples, by what they return: OmniSQL's rule, and PaVeRL-SQL's."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Literal
+
+from sqlenv.types import Result, Row, Table, Value
+
+VoteBy = Literal["set", "table"]
+"""What makes two results one vote. `set`: equal sets of rows (OmniSQL, evaluate_bird.py).
+`table`: equal printed tables, so that names and order of columns, order and repetition of rows
+matter (PaVeRL-SQL, evaluate_paverl.py)."""
+
+VOTE_TIMEOUT_S = 10.0
+"""OmniSQL gives a sample 10 seconds to return its vote."""
+ERROR_SQL = "Error SQL"
+"""What OmniSQL writes in Spider's files where there is no query that runs."""
+_RANDOM_SEED = 42
+"""OmniSQL's seed of the choice where no sample of a BIRD question runs."""
+
+
+def ballot(result: Result, by: VoteBy = "set") -> str | None:
+    """Give a result's vote: equal results, and only these, have equal votes.
+
+    Returns:
+        A digest, so that large results need not be kept; None where the query did not run. An
+        empty result is a vote.
+    """
+    if not isinstance(result, Table):
+        return None
+    if by == "table":
+        lines = [repr(result.columns), *map(repr, result.rows)]
+    else:
+        lines = sorted({repr(_plain(row)) for row in result.rows})
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()[:32]
+
+
+def majority(ballots: Sequence[str | None]) -> int | None:
+    """Return the first of the samples with the commonest vote; ties go to the vote seen first.
+
+    Returns:
+        Its number; None where no sample has a vote.
+    """
+    counts = Counter(vote for vote in ballots if vote is not None)  # in the order of first sight
+    if not counts:
+        return None
+    winner = max(counts, key=lambda vote: counts[vote])
+    return ballots.index(winner)
+
+
+def choose(
+    samples: Sequence[Sequence[str]], ballots: Sequence[Sequence[str | None]], *, spider: bool
+) -> list[str]:
+    """Choose a query for each question of a data set, as OmniSQL does.
+
+    Where none of a question's samples runs, Spider's is `Error SQL`, and all others' are drawn by
+    one generator, question after question.
+
+    Args:
+        samples: The samples of each question.
+        ballots: Their votes.
+        spider: Whether the questions are Spider's or of its variants.
+    """
+    draw = Random(_RANDOM_SEED)
+    chosen = []
+    for queries, votes in zip(samples, ballots, strict=True):
+        winner = majority(votes)
+        if winner is not None:
+            chosen.append(queries[winner])
+        else:
+            chosen.append(ERROR_SQL if spider else draw.choice(queries))
+    return chosen
+
+
+def _plain(row: Row) -> Row:
+    """Write equal values alike: 1.0 is 1, as in Python's sets."""
+    return tuple([_integral(value) for value in row])
+
+
+def _integral(value: Value) -> Value:
+    return int(value) if isinstance(value, float) and value.is_integer() else value

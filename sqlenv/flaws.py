@@ -1,0 +1,45 @@
+"""What can be wrong with a question, and the question as a check has left it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sqlenv.types import Example
+
+MISSING_DATABASE = "missing database"
+BLANK_GOLD = "blank gold"
+UNPARSED_GOLD = "gold without parse"
+FAILING_GOLD = "failing gold"
+EMPTY_GOLD = "empty gold"
+SLOW_GOLD = "slow gold"
+UNSTABLE_GOLD = "non-deterministic gold"
+OTHER_ENGINE = "not for SQLite"
+OTHER_KIND = "of other levels or styles"
+NOT_CARRIED = "not carried over to SQLite"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A question and what was found of it.
+
+    Attributes:
+        example: With hints, where these were looked up.
+        flaws: Of its gold query.
+        note: Why the gold query fails.
+        style: SynSQL's style of the question.
+        rows: Of the gold result; None where it was not run or has none.
+        prompt_tokens: Length of its prompt, where a tokenizer was given.
+        is_final: False where a machine with less to do might find something else.
+    """
+
+    example: Example
+    flaws: tuple[str, ...] = ()
+    note: str = ""
+    style: str = ""
+    rows: int | None = None
+    prompt_tokens: int | None = None
+    is_final: bool = True
+
+    def of_style(self, style: str) -> Checked:
+        """Say of which style the question is."""
+        return replace(self, style=style) if style else self

@@ -1,0 +1,103 @@
+"""What the official evaluators do to the text of a query before they run it."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from string import ascii_uppercase
+from typing import Literal
+
+_BLANK = " \t\n\f\r"
+"""What SQLite and Python's sqlite3 module take for white space."""
+_OPAQUE = re.compile(
+    r"""('(?:[^']|'')*(?:'|\Z) | "(?:[^"]|"")*(?:"|\Z) | `(?:[^`]|``)*(?:`|\Z) | \[[^\]]*(?:\]|\Z))
+    | --[^\n]* | /\*.*?(?:\*/|\Z)""",
+    re.VERBOSE | re.DOTALL,
+)
+# As sqlparse splits text, of which Spider's program drops tokens. A backslash before a quote keeps
+# a string open where a later quote can end it.
+_WORDS = re.compile(
+    r"""(?P<kept> (?:--|\#[ ])[^\r\n]* | /\*.*?\*/
+        | '(?:''|\\'|[^'])*' | "(?:""|\\"|[^"])*" | `(?:``|[^`])*` | \xb4(?:\xb4\xb4|[^\xb4])*\xb4
+        | (?<![\w\])])\[[^\]\[]+\] | [$:?\\@#]\w+ )
+    | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; )""",
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_UNQUOTED = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]"""
+    rf"""|(?P<blank>[{_BLANK}]+)|(?P<word>[^'"`\[{_BLANK}]+)"""
+)
+_LOWER = {ord(letter): letter.lower() for letter in ascii_uppercase}
+_CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+_BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_LINE_COMMENT = re.compile(r"--.*$", re.MULTILINE)
+
+
+def count_statements(sql: str) -> Literal["none", "one", "several"]:
+    """Count the statements of a text as Python's sqlite3 module does.
+
+    It runs a text of none, which gives no rows, and refuses whatever but comments stands behind the
+    first one's semicolon, if only another semicolon.
+    """
+    if ";" not in sql and sql.strip(_BLANK) and not sql.lstrip(_BLANK).startswith(("-", "/")):
+        return "one"
+    plain = _OPAQUE.sub(lambda found: "x" if found[1] else " ", sql).strip(_BLANK)
+    body, _, rest = plain.lstrip(f"{_BLANK};").partition(";")
+    if rest.strip(_BLANK):
+        return "several"
+    return "one" if body.strip(_BLANK) else "none"
+
+
+@lru_cache(maxsize=65536)
+def as_spider_runs(sql: str, *, keep_distinct: bool = False) -> str:
+    """Write a query as Spider's program runs it (taoyds/test-suite-sql-eval, exec_eval.py).
+
+    `> =` and its like are joined; every DISTINCT is deleted, and with it whatever stands behind the
+    first statement (neither where DISTINCT is kept); the current year is 2020.
+    """
+    for operator in (">", "<", "!"):
+        sql = sql.replace(f"{operator} =", f"{operator}=")
+    if not keep_distinct:
+        sql = _drop_distinct(sql)
+    return _CURRENT_YEAR.sub("2020", sql)
+
+
+def _drop_distinct(sql: str) -> str:
+    if "distinct" not in sql.lower() and ";" not in sql:
+        return sql
+    parts, at = [], 0
+    for found in _WORDS.finditer(sql):
+        if found["end"]:
+            return "".join([*parts, sql[at : found.end()]])
+        if not found["kept"]:
+            parts.append(sql[at : found.start()])
+            at = found.end()
+    return "".join([*parts, sql[at:]])
+
+
+def as_omnisql_writes(sql: str) -> str:
+    """Write a Spider prediction on one line as OmniSQL does (evaluate_spider.py).
+
+    Comments go first, also where a string looks like one, then line ends and tabs.
+    """
+    bare = _LINE_COMMENT.sub("", _BLOCK_COMMENT.sub("", sql.strip()))
+    return bare.replace("\n", " ").replace("\t", " ").strip() or "Error SQL"
+
+
+@lru_cache(maxsize=65536)
+def same_query(sql: str) -> str:
+    """Write a query so that those which differ in letter case or white space alone become equal.
+
+    Quoted text stays as it is, and so does a query with comments. Results of equal ones are equal
+    but for the names of columns.
+    """
+    if "--" in sql or "/*" in sql:
+        return sql
+    return _UNQUOTED.sub(_even_out, sql.rstrip(f"{_BLANK};"))
+
+
+def _even_out(found: re.Match[str]) -> str:
+    if found["blank"]:
+        return " "
+    # Of other letters SQLite tells the cases apart.
+    return found["word"].translate(_LOWER) if found["word"] else found[0]

@@ -1,0 +1,139 @@
+"""Which data sets lie below a folder, told by where files are and what fields they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from sqlenv.config import SourceConfig
+from sqlenv.errors import UserError
+from sqlenv.layouts import FORMS, MANIFEST, SETS, foreign, locate, question_files, read_records
+
+_SEARCHED = 1_000
+"""Folders that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What was found below a folder.
+
+    Attributes:
+        sources: The data sets, by their names in `SETS`.
+        left: Files that looked like a data set's and are not, or whose databases are missing, and
+            why, by the name of the data set.
+    """
+
+    sources: Mapping[str, SourceConfig]
+    left: Mapping[str, str]
+
+
+def recognise(root: Path) -> Recognised:
+    """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`.
+
+    Raises:
+        UserError: The folder is not there, or was itself prepared.
+    """
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"{root} {what}; give the folder of the downloads")
+    if (root / MANIFEST).is_file():
+        raise UserError(f"{root}: was itself prepared; give the folder of the downloads")
+    sources: dict[str, SourceConfig] = {}
+    left: dict[str, str] = {}
+    for name in SETS:
+        tried = [_try(source) for source in _candidates(root, name)]
+        good = [source for source, problem in tried if not problem]
+        near = [source for source in good if source.path in _near(root, name)]
+        if len(good) == 1 or near:
+            sources[name] = (near or good)[0]
+        elif good:
+            places = " and in ".join(str(source.path) for source in good[:2])
+            left[name] = f"is in {places}; give the folder of one, or move the other away"
+        elif tried:
+            left[name] = tried[0][1]
+    return Recognised(sources, left)
+
+
+def _near(root: Path, name: str) -> tuple[Path, ...]:
+    """Return the folders of a data set that go before any deeper one."""
+    return root / FORMS[SETS[name].layout].omnisql, root
+
+
+def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
+    """Find the data sets that were asked for, or all that are there.
+
+    Args:
+        root: Folder of the downloads.
+        names: Of `SETS`; none for all.
+
+    Raises:
+        UserError: One is not there; says what was expected where.
+    """
+    found = recognise(root)
+    for name in names:
+        if name in found.sources:
+            continue
+        if name in found.left:
+            raise UserError(f"{name}: {found.left[name]}")
+        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {_found(found)}")
+    if not names and not found.sources:
+        if found.left:
+            name, problem = next(iter(found.left.items()))
+            raise UserError(f"{root}: no data set is whole; {name}: {problem}")
+        known = "; ".join(f"{name}: {_expected(name)}" for name in ("bird-dev", "spider-dev"))
+        raise UserError(
+            f"{root}: no data set recognised, but {_listing(root)}; expected such as {known} "
+            "(README, 'Data'), there or up to two folders deeper"
+        )
+    return {name: found.sources[name] for name in names or found.sources}
+
+
+def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
+    """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
+    named = SETS[name]
+    seen: set[tuple[Path, ...]] = set()
+    for folder in (*_near(root, name), *_below(root)):
+        source = SourceConfig(layout=named.layout, path=folder, split=named.split, file=named.file)
+        files = question_files(folder, source) if folder.is_dir() else ()
+        if files and files not in seen:
+            seen.add(files)
+            yield source
+
+
+def _below(root: Path) -> Iterator[Path]:
+    paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
+    return islice((path for path in paths if path.is_dir()), _SEARCHED)
+
+
+def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
+    """Return a source and what keeps it from being one; empty if nothing does."""
+    try:
+        for file in question_files(source.path, source):
+            first = next(read_records(file))
+            if other := foreign(source.layout, first):
+                return source, (
+                    f"{file}: its records are of {other} (they have {', '.join(list(first)[:8])}), "
+                    f"not of {source.layout}; put {source.layout}'s own file there"
+                )
+        locate(source)
+    except UserError as error:
+        return source, str(error)
+    return source, ""
+
+
+def _expected(name: str) -> str:
+    named = SETS[name]
+    form = FORMS[named.layout]
+    files = named.file or " or ".join(form.files[named.split])
+    return f"{files} with {' or '.join(form.databases)} beside it"
+
+
+def _found(found: Recognised) -> str:
+    return ", ".join(found.sources) or "no data set"
+
+
+def _listing(root: Path) -> str:
+    names = sorted(path.name + "/" * path.is_dir() for path in islice(root.iterdir(), _SEARCHED))
+    return f"it has {', '.join(names[:8])}{' ...' * (len(names) > 8)}" if names else "it is empty"

@@ -1,0 +1,227 @@
+"""Spider 2's comparison of result tables, which it reads from CSV files with pandas.
+
+Source: xlang-ai/Spider2, spider2-lite/evaluation_suite/evaluate.py, at e12c5f1e6550. A prediction's
+rows go through a CSV file there, so that its values get the types that pandas guesses from text;
+`columns_of_rows` and `columns_of_csv` come to the same values without the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from sqlenv.errors import UserError
+from sqlenv.types import Row, Table, Value
+
+Cell = str | int | float | bool
+"""A value as pandas reads it; NaN where there is none."""
+Column = tuple[Cell, ...]
+
+_TOLERANCE = 0.01
+_CHUNK_ROWS = 500
+"""Rows that the program writes at a time; pandas chooses types for each such part."""
+_NOTHING = frozenset(
+    {
+        *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),
+        *("1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+    }
+)
+_INTEGER = re.compile(r"\s*[+-]?[0-9]+\s*")
+_FLOAT = re.compile(
+    r"\s*[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|inf|infinity)\s*", re.IGNORECASE
+)
+_BOOLEANS = {"True": True, "TRUE": True, "true": True}
+_BOOLEANS |= {"False": False, "FALSE": False, "false": False}
+_FENCE = re.compile(r"```sql\n(.*?)\n```", re.DOTALL)
+_VARIANT = re.compile(r"_[a-z]\Z")
+_BEYOND = {True: 2**63, False: 2**64}
+"""From there on integers are floats: in columns with a negative one, and in others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a question of Spider 2 takes for right.
+
+    Attributes:
+        golds: Of each result that counts, the columns to look for.
+        ignore_order: Whether every column is sorted on its own.
+    """
+
+    golds: tuple[tuple[Column, ...], ...]
+    ignore_order: bool = False
+
+
+def read_references(folder: Path) -> dict[str, Reference]:
+    """Read the gold results of all questions, by the question's `instance_id`.
+
+    Args:
+        folder: The evaluation suite's `gold/`, with `spider2lite_eval.jsonl` and `exec_result/`.
+
+    Raises:
+        UserError: A file is not there or cannot be read.
+    """
+    standard, results = folder / "spider2lite_eval.jsonl", folder / "exec_result"
+    if not results.is_dir():
+        raise UserError(f"{results}: no such folder; give the gold folder of Spider 2's evaluation")
+    files: defaultdict[str, list[Path]] = defaultdict(list)
+    for path in sorted(results.glob("*.csv")):
+        files[_VARIANT.sub("", path.stem)].append(path)
+    references = {}
+    for number, line in enumerate(_read(standard).splitlines(), 1):
+        try:
+            record = json.loads(line)
+            name, chosen = record["instance_id"], record.get("condition_cols")
+            references[name] = _reference(name, files[name], chosen, record.get("ignore_order"))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise UserError(
+                f"{standard}: line {number} is no record with `instance_id`, `condition_cols` and "
+                "`ignore_order`; download it again"
+            ) from None
+    return references
+
+
+def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any) -> Reference:
+    """Read the golds of a question as far as the program does: it stops where columns lack."""
+    alone = [path for path in files if path.stem == name]
+    paths = alone or files
+    golds: list[tuple[Column, ...]] = []
+    for path, columns in zip(
+        paths, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
+    ):
+        found = columns_of_csv(_read(path))
+        try:
+            picked = [found[column] for column in columns] if columns else found
+        except (IndexError, TypeError):
+            break
+        golds.append(_alike(picked))
+    return Reference(tuple(golds), bool(ignore_order))
+
+
+def _choices(chosen: Any, count: int, *, is_base: bool) -> list[Any]:
+    """Say which columns of each gold to look for, none for all.
+
+    Of a single file with a letter behind its name the program takes the first of the numbers, and 0
+    for none.
+    """
+    if chosen in (None, [], [[]], [None]):
+        return [[]] * count
+    is_nested = all(isinstance(each, list) for each in chosen)
+    if is_base or (count > 1 and not is_nested):
+        return [chosen] * count
+    return [each if isinstance(each, list) else [each] if each else [] for each in chosen]
+
+
+def fenced_sql(text: str) -> str:
+    """Return what stands in the first fence marked `sql`, else the whole text."""
+    found = _FENCE.search(text)
+    return found[1].strip() if found else text
+
+
+def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool:
+    """Say whether every gold column equals some predicted column, for any of the gold results.
+
+    Names, other columns and the order of columns do not matter; the rows of each column are
+    compared in order, or sorted as text. Numbers agree within 0.01.
+
+    Args:
+        predicted: What the prediction gave.
+        reference: The gold results.
+        nan_is_zero: Whether no value is the same as 0; in older copies of the program it equals
+            no value alone.
+    """
+    found = columns_of_rows(predicted.rows, predicted.width)
+
+    def prepare(column: Column) -> Column:
+        if nan_is_zero:
+            column = tuple([0 if value != value else value for value in column])
+        return tuple(sorted(column, key=_by_text)) if reference.ignore_order else column
+
+    columns = [prepare(column) for column in found]
+    return any(
+        all(any(_is_close(prepare(gold), column) for column in columns) for gold in golds)
+        for golds in reference.golds
+    )
+
+
+def _by_text(value: Cell) -> tuple[str, bool]:
+    return str(value), isinstance(value, int | float)
+
+
+def _is_close(gold: Column, predicted: Column) -> bool:
+    return len(gold) == len(predicted) and all(map(_equal, gold, predicted))
+
+
+def _equal(one: Cell, other: Cell) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    if one != one and other != other:
+        return True
+    return math.isclose(float(one), float(other), abs_tol=_TOLERANCE)
+
+
+def columns_of_rows(rows: Sequence[Row], width: int) -> tuple[Column, ...]:
+    """Type the values of a result as pandas does once it wrote them to a file and read them."""
+    texts: list[list[str]] = [[] for _ in range(width)]
+    for start in range(0, len(rows), _CHUNK_ROWS):
+        for column, values in zip(
+            texts, zip(*rows[start : start + _CHUNK_ROWS], strict=True), strict=True
+        ):
+            column += _write(values)
+    return _alike([_guess(column) for column in texts])
+
+
+def columns_of_csv(text: str) -> tuple[Column, ...]:
+    """Read the columns of a CSV file with a header; lines that are too short lack values."""
+    lines = [line for line in csv.reader(io.StringIO(text, newline="")) if line]
+    width = len(lines[0]) if lines else 0
+    body = [(line + [""] * width)[:width] for line in lines[1:]]
+    columns = zip(*body, strict=True) if body else [()] * width
+    return tuple([_guess(column) for column in columns])
+
+
+def _write(values: Sequence[Value]) -> list[str]:
+    """Write a part of a column: integers beside floats or nothing are floats."""
+    kinds = {type(value) for value in values}
+    if kinds <= {int, float, NoneType} and kinds & {int, float} and kinds != {int}:
+        return ["" if value is None else repr(float(value)) for value in values]
+    return ["" if value is None else str(value) for value in values]
+
+
+def _guess(texts: Sequence[str]) -> Column:
+    """Type a column: integers, else floats, else booleans, else texts."""
+    there = [text for text in texts if text not in _NOTHING]
+    if not there:
+        return (math.nan,) * len(texts)
+    if len(there) == len(texts) and all(map(_INTEGER.fullmatch, texts)):
+        numbers = [int(text) for text in texts]
+        if min(numbers) >= -(2**63) and max(numbers) < _BEYOND[min(numbers) < 0]:
+            return tuple(numbers)
+    if all(map(_FLOAT.fullmatch, there)):
+        return tuple([math.nan if text in _NOTHING else float(text) for text in texts])
+    if all(text in _BOOLEANS for text in there):
+        return tuple([_BOOLEANS.get(text, math.nan) for text in texts])
+    return tuple([math.nan if text in _NOTHING else text for text in texts])
+
+
+def _alike(columns: Sequence[Column]) -> tuple[Column, ...]:
+    """Make integers floats in a table of numbers alone with a float column."""
+    kinds = {type(value) for column in columns for value in column}
+    if kinds != {int, float}:
+        return tuple(columns)
+    return tuple([tuple([float(value) for value in column]) for column in columns])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); download it again") from None

@@ -1,0 +1,208 @@
+"""Tables of runs: from results to intervals, p-values and the questions that differ."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch import compare
+from launch.sheet import Judged, fill, write_sheet
+from launch.verdicts import Verdict
+from minirl.errors import UserError as ModelError
+from sqlenv.errors import UserError
+
+
+def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> Path:
+    """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
+    judged = [
+        Judged(
+            id=f"{data}/{number}",
+            db_id="d",
+            difficulty="easy",
+            question="?",
+            sql=f"SELECT {number} -- {path.stem}",
+            scores={"spider_ex": float(mark in "1+"), "spider_ts": float(mark == "1")},
+            predicted="ok",
+            gold="ok",
+        )
+        for number, mark in enumerate(right)
+    ]
+    settings = {
+        "data": data,
+        "questions": len(right),
+        "fingerprint": "f",
+        "databases": "b",
+        "model": {"name": path.stem},
+        "decode": "greedy",
+        "comparators": {"spider_ex": "program @ 1", "spider_ts": "program @ 1"},
+        "timeout_s": 60.0,
+        "versions": {"sqlite": "3"},
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_sheet(path, fill(settings | more, judged, seed=0))
+    return path
+
+
+def run(*arguments: str | Path) -> None:
+    compare.main([str(argument) for argument in arguments])
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    monkeypatch.setattr(compare.cli.output, "_width", 160)
+
+
+def test_two_runs_side_by_side(tmp_path, capsys):
+    base = sheet(tmp_path / "base.json", "1+00000000")
+    ours = sheet(tmp_path / "ours.json", "0+11111111")
+    out, table, lines = tmp_path / "c.json", tmp_path / "t.md", tmp_path / "d.jsonl"
+    run(base, ours, "--json", out, "--markdown", table, "--differences", lines)
+    found = json.loads(out.read_text())
+    assert [one["name"] for one in found["runs"]] == ["base", "ours"]
+    assert found["runs"][0]["columns"]["spider-dev/spider_ex"]["mean"] == 0.2
+    ex, ts = found["differences"]
+    assert (ex["column"], ex["difference"]) == ("spider-dev/spider_ex", pytest.approx(0.7))
+    assert ex["mcnemar"] == {"only_first": 1, "only_second": 8, "p": 20 / 512}
+    assert ex["ci95"][0] > 0
+    assert ex["p"] < 0.05
+    assert len(ts["questions"]) == 9
+    assert "spider-dev/1" not in ex["questions"]
+    differing = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert len(differing) == 18
+    assert differing[0] == {
+        "run": "ours",
+        "decode": "greedy",
+        "data": "spider-dev",
+        "measure": "spider_ex",
+        "id": "spider-dev/0",
+        "scores": [1.0, 0.0],
+        "sql": ["SELECT 0 -- base", "SELECT 0 -- ours"],
+    }
+    printed = capsys.readouterr().out
+    assert "Spider dev EX" in printed
+    assert "Beside base (greedy), in points" in printed
+    written = table.read_text()
+    assert "| run | decoding | Spider dev EX | Spider dev TS |" in written
+    assert "| base | greedy | 20.0 [" in written
+    assert "+70.0 [" in written
+    assert "| run | decoding |  | gain | p (bootstrap) | only first right |" in written
+
+
+def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
+    for name, rights in (("base", "1000"), ("ours", "1110")):
+        for data in ("spider-dk", "spider-test", "spider-dev"):
+            sheet(tmp_path / name / data / "verdicts.json", rights, data=data, model={"name": name})
+    model = {"name": "ours", "base": "Qwen|7B", "reward": "progressive"}
+    sheet(tmp_path / "ours" / "spider-dk" / "verdicts.json", "1110", data="spider-dk", model=model)
+    table = tmp_path / "t.md"
+    run(tmp_path / "base", f"mine={tmp_path / 'ours'}", "--markdown", table)
+    head, _, first, second = table.read_text().splitlines()[:4]
+    heads = "Spider dev EX | Spider dev TS | Spider test | DK"
+    assert head.startswith(f"| run | base model | reward | decoding | {heads} |")
+    assert "Qwen\\|7B | progressive" in second
+    assert first.startswith("| base | - | - | greedy | 25.0 [")
+    assert second.startswith("| mine | ")
+
+
+def test_results_with_one_name_make_one_row(tmp_path, capsys):
+    dev = sheet(tmp_path / "a.json", "10")
+    other = sheet(tmp_path / "b.json", "11", data="spider-test")
+    run(f"x={dev}", f"x={other}")
+    printed = capsys.readouterr().out
+    assert "Spider test" in printed
+    assert "Beside" not in printed
+    assert sum(line.startswith("│ x ") for line in printed.splitlines()) == 1
+
+
+def test_rows_are_split_by_decoding(tmp_path, capsys):
+    sheet(tmp_path / "r" / "1" / "verdicts.json", "10", model={"name": "m"})
+    sheet(tmp_path / "r" / "2" / "verdicts.json", "11", model={"name": "m"}, decode="vote@8")
+    run(tmp_path / "r")
+    printed = capsys.readouterr().out
+    assert "vote@8" in printed
+    assert "Beside m (greedy)" in printed
+
+
+def trained(folder: Path, right: str, *, questions: int | None = None) -> Path:
+    """Write what launch.train leaves."""
+    (folder / "after").mkdir(parents=True)
+    verdicts = [
+        Verdict(str(number), "d", "", "?", "SELECT 1", "SELECT 2", mark == "1")
+        for number, mark in enumerate(right)
+    ]
+    lines = (json.dumps({**vars_of(one)}) for one in verdicts)
+    (folder / "after" / "predictions.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (folder / "result.json").write_text(json.dumps({"questions": questions or len(right)}))
+    config = {"model": {"path": "models/Qwen"}, "reward": {"kind": "expo"}, "env": {"match": "set"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def vars_of(verdict: Verdict) -> dict[str, Any]:
+    return {name: getattr(verdict, name) for name in Verdict.__slots__}
+
+
+def test_runs_of_training_are_compared_after_it(tmp_path, capsys):
+    run(trained(tmp_path / "one", "1100"), trained(tmp_path / "two", "1111"))
+    printed = capsys.readouterr().out
+    assert "one/after" in printed
+    assert "Qwen" in printed
+    assert "expo" in printed
+    assert "+50.0 [" in printed
+
+
+def test_another_sqlite_is_told(tmp_path, caplog):
+    run(
+        sheet(tmp_path / "a.json", "10"),
+        sheet(tmp_path / "b.json", "11", versions={"sqlite": "4"}),
+    )
+    assert "SQLite is 3 there and 4 here" in caplog.text
+
+
+def mistake(*arguments: str | Path) -> str:
+    with pytest.raises((UserError, ModelError)) as caught:
+        run(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path):
+    base = sheet(tmp_path / "base.json", "10")
+    short = sheet(tmp_path / "short.json", "1")
+    other = sheet(tmp_path / "other.json", "11", fingerprint="g")
+    elsewhere = sheet(tmp_path / "dk.json", "11", data="spider-dk")
+    assert "results of other questions of spider-dev (2 and 1)" in mistake(base, short)
+    assert "other questions under the name spider-dev" in mistake(base, other)
+    assert "no test set and measure in common" in mistake(base, elsewhere)
+    assert "two results are called x and are of spider-dev" in mistake(f"x={base}", f"x={short}")
+    assert "no such file or folder" in mistake(base, tmp_path / "nowhere")
+    (tmp_path / "broken.json").write_text("{")
+    assert "broken.json: broken JSON" in mistake(base, tmp_path / "broken.json")
+    (tmp_path / "empty").mkdir()
+    assert "no verdicts.json nor predictions.jsonl" in mistake(base, tmp_path / "empty")
+
+
+def test_a_part_is_no_result(tmp_path):
+    base = sheet(tmp_path / "base.json", "10")
+    part = tmp_path / "begun" / "verdicts.json.part"
+    part.parent.mkdir()
+    part.write_text("")
+    assert f"{part}: an evaluation that is not finished" in mistake(base, part.parent)
+    short = trained(tmp_path / "short", "11", questions=3)
+    assert "2 predictions, and its result.json is of 3 questions" in mistake(base, short)
+    (short / "result.json").unlink()
+    assert "not finished, it has no result.json" in mistake(base, short)
+
+
+def test_pieces_are_whole():
+    """A summary of partial scores keeps their mean; McNemar counts need rights and wrongs."""
+    judged = Judged("1", "d", "", "?", "s", {"ex_f": 0.5}, "ok", "ok")
+    found = fill({}, [judged, replace(judged, id="2", scores={"ex_f": 1.0})], seed=0)
+    assert found.measures["ex_f"]["mean"] == 0.75
+    assert found.first == "ex_f"
+    assert found.parts["difficulty"] == {"unknown": {"questions": 2, "ex_f": 0.75}}

@@ -1,0 +1,99 @@
+"""Work on all cores: lots in order, and processes that end when nobody waits for them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launch.crew import crew
+from sqlenv.config import ExecutorConfig
+
+from .conftest import ROOT
+
+TWO = ExecutorConfig(workers=2, isolation="thread")
+
+
+@contextmanager
+def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, int]]]:
+    assert config.workers == 1
+    yield lambda number: (number * number, os.getpid())
+
+
+def test_lots_come_in_order_from_the_same_processes():
+    with crew(make_square, TWO, most=200, chunk=4) as do:
+        found = [answer for start in (0, 100) for answer in do(range(start, start + 100))]
+    assert [square for square, _ in found] == [number**2 for number in range(200)]
+    assert os.getpid() not in {pid for _, pid in found}
+    assert len({pid for _, pid in found}) <= 2
+
+
+def test_few_jobs_stay_in_this_process():
+    with crew(make_square, TWO, most=10) as do:
+        assert {pid for _, pid in do(range(10))} == {os.getpid()}
+
+
+def wait_for(told: Path, count: int) -> list[int]:
+    deadline = time.monotonic() + 60
+    while len(pids := [int(path.name) for path in told.iterdir()]) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return pids
+
+
+def assert_gone(pids: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+                if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                    break
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+
+SLEEPERS = """
+import os, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from launch.crew import crew
+from sqlenv.config import ExecutorConfig
+
+@contextmanager
+def make_sleeper(config):
+    def sleep(path):
+        (path / str(os.getpid())).touch()
+        time.sleep(600)
+    yield sleep
+
+if __name__ == "__main__":
+    with crew(make_sleeper, ExecutorConfig(workers=2), most=200, chunk=4) as do:
+        list(do([Path(sys.argv[1])] * 8))
+"""
+
+
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path, kind: signal.Signals):
+    told = tmp_path / "told"
+    told.mkdir()
+    script = tmp_path / "sleepers.py"
+    script.write_text(SLEEPERS)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, script, told], env=env, stderr=subprocess.DEVNULL)
+    try:
+        pids = wait_for(told, 2)
+        process.send_signal(kind)
+        process.wait(30)
+        assert_gone(pids)
+    finally:
+        process.kill()
+        process.wait()

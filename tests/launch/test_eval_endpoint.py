@@ -1,0 +1,140 @@
+"""A model behind an endpoint on a test set: greedy, votes, pass@n, costs, and a kill."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from launch import eval as command
+from minirl.errors import UserError as ModelError
+from sqlenv.errors import UserError
+
+from .chat_server import Chat, Failure, serve
+from .conftest import TINY
+from .small_sets import ASKED, GOLDS, make_spider
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("endpoint")
+    make_spider(folder / "spider_data")
+    config = {
+        **TINY,
+        "data": {**TINY["data"], "demo": None, "root": str(folder / "spider_data")},
+        "evaluation": {**TINY["evaluation"], "questions": 2},  # a test set is asked whole
+        "verbal": {"parallel": 4, "retries": 2, "timeout_s": 20, "max_tokens": 99},
+    }
+    (folder / "served.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    return folder
+
+
+def brain(body: Any, earlier: int) -> str:
+    """Answer greedily with the gold query, else wrongly in two of three."""
+    text = body["messages"][-1]["content"]
+    gold = next(gold for _, question, gold in ASKED if question in text)
+    wrong = body["temperature"] > 0 and body["seed"] % 3
+    return f"<think>…</think><sql>{'SELECT 17' if wrong else gold}</sql>"
+
+
+def evaluate(place: Path, out: Path, chat: Chat, *more: str) -> dict[str, Any]:
+    command.main(
+        [
+            *("--cfg", str(place / "served.yaml"), "--endpoint", chat.url, "--model", "m/one"),
+            *("--data", "spider-dev", "--out", str(out), *more),
+        ]
+    )
+    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
+
+
+def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys):
+    out = tmp_path / "out"
+    with serve(Chat(brain)) as chat:
+        sheet = evaluate(place, out, chat)
+        assert chat.requests == len(GOLDS)
+        assert {body["temperature"] for body in chat.bodies} == {0.0}
+        assert {body["max_completion_tokens"] for body in chat.bodies} == {99}
+        evaluate(place, out, chat)  # complete: nobody is asked
+        assert chat.requests == len(GOLDS)
+    assert sheet["measures"]["spider_ex"]["mean"] == sheet["measures"]["spider_ts"]["mean"] == 1
+    said = sheet["settings"]
+    assert (said["model"]["name"], said["model"]["model"], said["seed"]) == ("m-one", "m/one", 0)
+    assert len(said["prompt"]) == 16
+    assert said["questions"] == 5
+    result = json.loads((out / "result.json").read_text())
+    assert result["measures"]["spider_ts"]["mean"] == 1
+    assert (result["calls"], result["refused"], result["prompt"]) == (5, 0, said["prompt"])
+    assert result["completion_tokens"] == sum(chat.tokens[name] for name in ["completion_tokens"])
+    assert (out / "predictions.sql").read_text().splitlines() == GOLDS
+    assert "spider_ts" in capsys.readouterr().out
+
+
+def test_votes_and_pass_of_sampled_answers(place, tmp_path):
+    with serve(Chat(brain)) as chat:
+        voted = evaluate(place, tmp_path / "v", chat, "--decode", "vote@5")
+        assert chat.requests == 5 * len(GOLDS)
+        passed = evaluate(place, tmp_path / "p", chat, "--decode", "pass@5", "seed=1")
+        assert {body["temperature"] for body in chat.bodies} == {0.8}
+        assert len({body["seed"] for body in chat.bodies}) == 10 * len(GOLDS)
+    for question, gold in zip(voted["questions"], GOLDS, strict=True):
+        assert question["samples"] == 5
+        assert question["sql"] == (gold if question["right"] > 2 else "SELECT 17")
+    for question in passed["questions"]:
+        assert question["scores"]["spider_ex"] == float(question["right"] > 0)
+    rate = sum(question["right"] for question in voted["questions"]) / 25
+    assert voted["pass_at"]["1"] == pytest.approx(rate)
+    assert list(voted["pass_at"]) == ["1", "2", "4", "5"]
+
+
+def test_answers_that_were_paid_for_are_not_asked_again(place, tmp_path):
+    out = tmp_path / "out"
+    quits = Failure(403)
+
+    def tired(body: Any, earlier: int) -> str | Failure:
+        return brain(body, earlier) if chat.requests <= 3 else quits
+
+    with serve(Chat(tired)) as chat, pytest.raises(UserError, match="403"):
+        evaluate(place, out, chat)
+    assert not (out / "verdicts.json").exists()
+    paid = len((out / "answers.jsonl").read_text().splitlines())
+    assert paid == 3
+    with serve(Chat(brain)) as chat:
+        sheet = evaluate(place, out, chat)
+        assert chat.requests == len(GOLDS) - paid
+    assert sheet["measures"]["spider_ex"]["mean"] == 1
+
+
+def test_an_endpoint_that_takes_no_request_is_told(place, tmp_path):
+    with (
+        serve(Chat(lambda body, earlier: Failure(400))) as chat,
+        pytest.raises(ModelError, match="took no request at all: 400"),
+    ):
+        evaluate(place, tmp_path / "out", chat)
+
+
+def test_a_test_set_without_a_root_is_a_mistake(place, tmp_path):
+    with pytest.raises(ModelError, match="--data spider-dev: give the folder of the data"):
+        command.main(["--cfg", "progress-demo.yaml", "--data", "spider-dev"])
+    with pytest.raises(ModelError, match="--data-root"):
+        command.main(["--cfg", str(place / "served.yaml"), "--data-root", str(place)])
+    with pytest.raises(ModelError, match="--json: say --comparators"):
+        command.main(["--cfg", str(place / "served.yaml"), "--json", str(tmp_path / "o")])
+    with pytest.raises(ModelError, match="say --cfg FILE, or --predictions FILE"):
+        command.main(["--data", "spider-dev"])
+
+
+def test_other_comparators_are_asked_of_answers_that_are_there(place, tmp_path):
+    out = tmp_path / "out"
+    with serve(Chat(brain)) as chat:
+        evaluate(place, out, chat)
+        asked = chat.requests
+        more = ("--comparators", "bird_ex,csmr", "--json", str(tmp_path / "more.json"))
+        evaluate(place, out, chat, *more)
+        assert chat.requests == asked
+        with pytest.raises(UserError, match="holds verdicts of other settings"):
+            evaluate(place, out, chat, *more[:2])
+    sheet = json.loads((tmp_path / "more.json").read_text())
+    assert list(sheet["measures"]) == ["bird_ex", "csmr"]

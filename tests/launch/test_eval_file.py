@@ -1,0 +1,265 @@
+"""Files of predictions judged with no model: every form, verdicts, votes, and going on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launch import eval as command
+from launch import judging
+from launch.predictions import read_samples
+from launch.testsets import find
+from sqlenv.errors import UserError
+
+from .small_sets import ASKED, GOLDS, make_bird, make_spider
+
+# Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
+MIXED = [
+    "SELECT name FROM pet ORDER BY 1 DESC",
+    "SELECT age FROM pet GROUP BY age",
+    "SELECT name FROM pet WHERE age = 9",
+    "SELECT count(x) FROM item",
+    "SELECT name FROM item WHERE 1 = 0",
+]
+
+
+@pytest.fixture(scope="module")
+def spider(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_spider(tmp_path_factory.mktemp("spider"))
+
+
+@pytest.fixture(scope="module")
+def bird(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bird(tmp_path_factory.mktemp("bird"))
+
+
+def evaluate(
+    predictions: Path, root: Path, out: Path, *more: str, data: str = "spider-dev"
+) -> dict:
+    arguments = ["--predictions", str(predictions), "--data", data, "--data-root", str(root)]
+    command.main([*arguments, "--json", str(out), *more])
+    return json.loads(out.read_text(encoding="utf-8"))
+
+
+def verdicts(sheet: dict, measure: str) -> list[float]:
+    return [question["scores"][measure] for question in sheet["questions"]]
+
+
+def write(path: Path, lines: list[str], end: str = "\n") -> Path:
+    path.write_bytes("".join(line + end for line in lines).encode())
+    return path
+
+
+def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, capsys):
+    path = write(tmp_path / "mixed.sql", MIXED)
+    names = "spider_ex,spider_ts,bird_ex,set,ex_f,csmr"
+    sheet = evaluate(path, spider, tmp_path / "o.json", "--comparators", names)
+    assert list(sheet["measures"]) == names.split(",")
+    assert verdicts(sheet, "spider_ex") == [1, 0, 1, 0, 1]
+    assert verdicts(sheet, "spider_ts") == [1, 0, 0, 0, 1]
+    assert verdicts(sheet, "bird_ex") == verdicts(sheet, "set") == [1, 1, 1, 0, 1]
+    assert verdicts(sheet, "ex_f")[3:] == [0, 1]
+    assert [question["predicted"] for question in sheet["questions"]].count("error") == 1
+    assert [question["sql"] for question in sheet["questions"]] == MIXED
+    assert sheet["measures"]["spider_ex"]["mean"] == 0.6
+    low, high = sheet["measures"]["spider_ex"]["ci95"]
+    assert low <= 0.6 <= high
+    assert sheet["parts"]["database"]["shop"]["questions"] == 2
+    assert sheet["parts"]["database"]["shop"]["spider_ex"] == 0.5
+    clauses = sheet["parts"]["clause"]
+    assert {name: part["questions"] for name, part in clauses.items()} == {
+        "DISTINCT": 1, "LIMIT": 1, "ORDER BY": 1, "WHERE": 1, "aggregate": 1, "none": 1,
+    }  # fmt: skip
+    assert (clauses["ORDER BY"]["spider_ts"], clauses["WHERE"]["spider_ts"]) == (0, 1)
+    printed = capsys.readouterr().out
+    assert "60.00" in printed
+    assert str(tmp_path / "o.json") in printed.replace("\n", "")
+
+
+def test_a_result_says_what_it_is_of(spider, tmp_path):
+    path = write(tmp_path / "gold.sql", GOLDS)
+    said = evaluate(path, spider, tmp_path / "o.json", "--seed", "7", "--model", "m")["settings"]
+    assert said["data"] == "spider-dev"
+    assert (said["questions"], said["seed"], said["model"]["name"]) == (5, 7, "m")
+    assert "test-suite-sql-eval" in said["comparators"]["spider_ex"]
+    assert "@" in said["comparators"]["spider_ex"]
+    for name in ("fingerprint", "databases", "predictions", "versions", "timeout_s", "prompt"):
+        assert name in said
+    assert said["versions"]["sqlite"]
+
+
+FORMS = {
+    "lines.sql": "\n".join(GOLDS) + "\n",
+    "no_end.txt": "\n".join(GOLDS),
+    "gold_file.sql": "".join(f"{gold}\t{db_id}\n" for db_id, _, gold in ASKED),
+    "blank_end.sql": "\n".join(GOLDS) + "\n\n\n",
+    "bird.json": json.dumps(
+        {str(n): f"{gold}\t----- bird -----\t{db_id}" for n, (db_id, _, gold) in enumerate(ASKED)}
+    ),
+    "omnisql.json": json.dumps([{"pred_sqls": [gold], "responses": ["…"]} for gold in GOLDS]),
+    "plain.json": json.dumps(GOLDS),
+    "pred.jsonl": "".join(json.dumps({"pred": gold}) + "\n" for gold in GOLDS),
+    "question.jsonl": "".join(
+        json.dumps({"question": question, "db_id": db_id, "sql": gold}) + "\n"
+        for db_id, question, gold in ASKED[::-1]
+    ),
+    "id.jsonl": "".join(
+        json.dumps({"id": f"spider/dev/{n}", "sql": gold}) + "\n" for n, gold in enumerate(GOLDS)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_predictions_in_every_form_are_the_same(spider, tmp_path, name):
+    path = tmp_path / name
+    path.write_text(FORMS[name], encoding="utf-8")
+    _, examples = find("spider-dev", spider)
+    assert read_samples(path, examples) == [(gold,) for gold in GOLDS]
+
+
+def test_windows_line_ends_are_told_and_left_out(spider, tmp_path, caplog):
+    path = write(tmp_path / "windows.sql", GOLDS, "\r\n")
+    sheet = evaluate(path, spider, tmp_path / "o.json")
+    assert verdicts(sheet, "spider_ts") == [1] * 5
+    assert [question["sql"] for question in sheet["questions"]] == GOLDS
+    assert f"{path}:1: Windows line ends in 5 lines" in caplog.text
+
+
+def test_bird_is_judged_by_its_own_rule(bird, tmp_path):
+    entries = {
+        str(n): f"{sql}\t----- bird -----\t{db_id}"
+        for n, (sql, (db_id, _, _)) in enumerate(zip(MIXED, ASKED, strict=True))
+    }
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(entries))
+    sheet = evaluate(path, bird, tmp_path / "o.json", data="bird-dev")
+    assert verdicts(sheet, "bird_ex") == [1, 1, 1, 0, 1]
+    levels = {name: part["questions"] for name, part in sheet["parts"]["difficulty"].items()}
+    assert levels == {"simple": 3, "moderate": 1, "challenging": 1}
+    assert list(levels) == ["simple", "moderate", "challenging"]
+
+
+def test_answers_are_written_in_the_official_forms(spider, tmp_path):
+    lines = [{"pred": f"{gold} -- sure\n;"} for gold in GOLDS]
+    path = write(tmp_path / "p.jsonl", [json.dumps(line) for line in lines])
+    sheet = evaluate(path, spider, tmp_path / "o.json", "--out", str(tmp_path / "out"))
+    assert verdicts(sheet, "spider_ex") == [1] * 5
+    texts = (tmp_path / "out" / "predictions.sql").read_text().splitlines()
+    assert texts == [f"{gold} ;" for gold in GOLDS]
+    again = evaluate(tmp_path / "out" / "predictions.sql", spider, tmp_path / "2.json")
+    assert verdicts(again, "spider_ts") == verdicts(sheet, "spider_ts")
+    bird = json.loads((tmp_path / "out" / "predictions_bird.json").read_text())
+    assert bird["4"] == f"{GOLDS[4]} ;\t----- bird -----\tshop"
+    omnisql = json.loads((tmp_path / "out" / "predictions_omnisql.json").read_text())
+    assert omnisql[0]["pred_sqls"] == [lines[0]["pred"]]
+
+
+def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
+    wrong = "SELECT 17"
+    samples = [
+        [wrong, GOLDS[0], MIXED[0]],  # two of one result win
+        [wrong, GOLDS[1], "SELECT 18"],  # a tie goes to the first
+        ["SELECT", wrong, GOLDS[2]],  # errors have no vote
+        ["SELECT", "SELECT FROM", ""],  # nothing runs
+        [GOLDS[4], wrong, GOLDS[4]],  # an empty result is a vote
+    ]
+    path = tmp_path / "samples.json"
+    path.write_text(json.dumps([{"pred_sqls": each} for each in samples]))
+    sheet = evaluate(path, spider, tmp_path / "v.json", "--decode", "vote@3")
+    answers = [question["sql"] for question in sheet["questions"]]
+    assert answers == [GOLDS[0], wrong, wrong, "Error SQL", GOLDS[4]]
+    assert verdicts(sheet, "spider_ex") == [1, 0, 0, 0, 1]
+    assert [question["right"] for question in sheet["questions"]] == [2, 1, 1, 0, 2]
+    # C(3-c, 2) / C(3, 2) of two samples are wrong: 0, 1/3, 1/3, ... for c = 2, 1, 1, 0, 2.
+    assert sheet["pass_at"] == {
+        "1": 0.4,
+        "2": pytest.approx((1 + 2 / 3 + 2 / 3 + 0 + 1) / 5),
+        "3": 0.8,
+    }
+    oracle = evaluate(path, spider, tmp_path / "p.json", "--decode", "pass@3")
+    assert verdicts(oracle, "spider_ex") == [1, 1, 1, 0, 1]
+    # The first two samples alone.
+    two = evaluate(path, spider, tmp_path / "2.json", "--decode", "vote@2")
+    assert [question["samples"] for question in two["questions"]] == [2] * 5
+
+
+def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
+    path, out = write(tmp_path / "mixed.sql", MIXED), tmp_path / "o.json"
+    whole = evaluate(path, spider, tmp_path / "whole.json")
+    monkeypatch.setattr(judging, "_FIRST", 2)
+    monkeypatch.setattr(judging, "_MOST", 2)
+    judge, calls = judging.Executor.judge, []
+
+    def dying(self, cases, names):
+        calls.append(len(cases))
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return judge(self, cases, names)
+
+    monkeypatch.setattr(judging.Executor, "judge", dying)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(path, spider, out)
+    part = tmp_path / "o.json.part"
+    assert part.exists()
+    assert not out.exists()  # no partial result passes for a whole one
+    # A kill in the middle of a line costs that question alone.
+    part.write_bytes(part.read_bytes()[:-5])
+    calls[:] = [0, 0, 0]
+    again = evaluate(path, spider, out)
+    assert calls[3:] == [2]
+    assert again == whole
+    assert not part.exists()
+    calls.clear()
+    assert evaluate(path, spider, out) == whole  # complete: nothing is judged
+    assert not calls
+
+
+def test_what_was_begun_with_other_settings_is_refused(spider, tmp_path):
+    mixed, gold = write(tmp_path / "m.sql", MIXED), write(tmp_path / "g.sql", GOLDS)
+    out = tmp_path / "o.json"
+    before = evaluate(mixed, spider, out)
+    with pytest.raises(UserError, match=r"o.json: holds verdicts of other settings \(model is"):
+        evaluate(gold, spider, out)
+    assert json.loads(out.read_text()) == before
+    with pytest.raises(UserError, match=r"seed is 0 there and 1 here"):
+        evaluate(mixed, spider, out, "--seed", "1")
+
+
+def test_shared_predictions_on_real_questions(shared, tmp_path):
+    root = tmp_path / "root"
+    root.mkdir()
+    data = shared / "data"
+    (root / "dev.json").symlink_to(data / "spider_data" / "dev_visible.json")
+    (root / "database").symlink_to(data / "spider_data" / "database")
+    path = data / "predictions" / "spider_dev" / "gpt4_zero_shot.sql"
+    more = ("--test-suite", str(data / "test_suite_database"))
+    sheet = evaluate(path, root, tmp_path / "o.json", *more)
+    assert len(sheet["questions"]) == 412
+    assert sheet["failing_golds"] == []
+    # As counted by test-suite-sql-eval's evaluation.py at e97acc546ecb.
+    assert sum(verdicts(sheet, "spider_ex")) == 257
+    assert sum(verdicts(sheet, "spider_ts")) == 219
+
+
+def test_slow_questions_are_judged_fewer_at_a_time():
+    assert judging._next_size(16, 0.1, most=256) == 32
+    assert judging._next_size(200, 0.1, most=256) == 256
+    assert judging._next_size(16, 2.0, most=256) == 16
+    assert judging._next_size(16, 9.0, most=256) == 8
+    assert judging._next_size(1, 99.0, most=256) == 1
+
+
+def test_a_result_beside_another_one(spider, tmp_path, capsys):
+    gold, mixed = write(tmp_path / "g.sql", GOLDS), write(tmp_path / "m.sql", MIXED)
+    evaluate(gold, spider, tmp_path / "g.json")
+    capsys.readouterr()
+    evaluate(mixed, spider, tmp_path / "m.json", "--against", str(tmp_path / "g.json"))
+    assert "Beside other (greedy), in points" in capsys.readouterr().out
+    text = (tmp_path / "m.differing.jsonl").read_text(encoding="utf-8")
+    differing = [json.loads(line) for line in text.splitlines()]
+    named = {(one["measure"], one["id"]) for one in differing}
+    assert named == {("spider_ex", f"spider/dev/{n}") for n in (1, 3)} | {
+        ("spider_ts", f"spider/dev/{n}") for n in (1, 2, 3)
+    }

@@ -1,0 +1,237 @@
+"""`launch.prepare`: from downloads in every form to checked questions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import prepare
+from launch.samples import SAMPLES
+from sqlenv.config import DataConfig, ExecutorConfig
+from sqlenv.datasets import load
+from sqlenv.executor import Executor
+from sqlenv.types import Example
+
+from .downloads import GOLDS, make_downloads
+
+EVALUATIONS = {"bird-dev", "spider-dev", "spider-test", "spider-syn", "spider-dk"}
+EVALUATIONS |= {"spider-realistic", "spider2-local"}
+TRAINING = {"bird-train", "spider-train", "spider-syn-train", "synsql"}
+QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
+
+
+@pytest.fixture(scope="module")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_downloads(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def prepared(downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "prepared"
+    run(downloads, out)
+    return out
+
+
+def run(root: Path, out: Path, *more: str) -> dict[str, Any]:
+    prepare.main(["--data-root", str(root), "--out", str(out), *more, *QUICK])
+    return json.loads((out / "prepared.json").read_text())
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_data_set_is_recognised_and_counted(prepared: Path):
+    sets = json.loads((prepared / "prepared.json").read_text())["sets"]
+    assert set(sets) == EVALUATIONS | TRAINING
+    sizes = {name: (one["questions"], one["databases"]) for name, one in sets.items()}
+    assert sizes["spider-train"] == (18, 3)  # both files
+    assert sizes["bird-train"] == (18, 3)
+    assert sizes["spider-dk"] == (12, 2)  # its own databases and Spider's
+    assert sizes["synsql"] == (24, 4)
+    assert sizes["spider2-local"] == (1, 1)
+    assert sets["spider2-local"]["found"] == {"blank gold": 2, "not for SQLite": 1}
+    assert sets["bird-train"]["found"] == {
+        "empty gold": 3,
+        "failing gold": 3,
+        "non-deterministic gold": 3,
+    }
+    assert all(
+        len(lines(prepared / f"{name}.jsonl")) == one["questions"] for name, one in sets.items()
+    )
+
+
+def test_flawed_golds_are_listed_with_the_reason(prepared: Path):
+    found = {one["id"]: one for one in lines(prepared / "flaws.jsonl")}
+    assert found["bird/train/1"] == {
+        "id": "bird/train/1",
+        "db_id": "mine",
+        "flaws": ["failing gold"],
+        "note": "fails: no such column: nme",
+        "gold": GOLDS[1],
+    }
+    assert found["bird/train/2"]["flaws"] == ["empty gold"]
+    assert found["bird/train/3"]["flaws"] == ["non-deterministic gold"]
+    assert found["bird/train/3"]["note"].startswith("ties: ")
+    assert "bird/train/0" not in found
+
+
+def test_a_question_has_all_that_was_found_of_it(prepared: Path, downloads: Path):
+    first = lines(prepared / "bird-train.jsonl")[0]
+    assert first["question"] == "Who of database mine lives in New York, number 0?"
+    assert first["evidence"] == "young refers to age < 30"
+    assert first["hints"] == [["person", "City", "New York"]]
+    assert (first["rows"], first["flaws"], first["prompt_tokens"]) == (1, [], None)
+    assert Path(first["database"]) == downloads / "bird/train/train_databases/mine/mine.sqlite"
+    (local,) = lines(prepared / "spider2-local.jsonl")
+    assert (local["id"], local["evidence"]) == ("spider2/local001", "what RFM means")
+    syn = lines(prepared / "spider-syn.jsonl")[0]
+    assert syn["question"].startswith("Who of database club dwells in")
+
+
+def test_schemas_hold_the_text_that_prompts_show(prepared: Path):
+    entries = {one["db_id"]: one for one in lines(prepared / "databases.jsonl")}
+    stored = json.loads((prepared / entries["farm"]["schema_file"]).read_text())
+    assert "    age INTEGER, -- years of age, example: [30, 20]" in stored["text"]
+    assert len({one["fingerprint"] for one in entries.values()}) == len(entries)
+
+
+def test_full_descriptions_and_profiles_where_the_job_wants_them(downloads: Path, tmp_path: Path):
+    run(downloads, tmp_path / "p", "--data", "bird-dev", "bird-train", "--cfg", "paverl.yaml")
+    for entry in lines(tmp_path / "p" / "databases.jsonl"):
+        text = json.loads((tmp_path / "p" / entry["schema_file"]).read_text())["text"]
+        assert "name TEXT, --the caf\u00e9 name; first and last, Example Ann, Bo, Cid," in text
+        assert "MIN 20 MAX 50" in text
+
+
+def config(root: Path, **more: Any) -> DataConfig:
+    pairs = (("bird", "train"), ("spider", "train"), ("synsql", "train"))
+    sources = [{"layout": layout, "path": root, "split": split} for layout, split in pairs]
+    return DataConfig.model_validate({"sources": sources, **more})
+
+
+def bare(examples: tuple[Example, ...]) -> list[tuple[str, ...]]:
+    return [(e.id, e.question, str(e.database), e.gold_sql, e.difficulty) for e in examples]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"drop_empty_gold": False},
+        {"drop_failing_gold": False, "drop_empty_gold": False},
+        {"total": 20, "seed": 3},
+    ],
+)
+def test_prepared_questions_are_those_of_the_downloads(
+    downloads: Path, prepared: Path, settings: dict[str, Any]
+):
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        raw = load(config(downloads, **settings), executor=executor)
+    # Without an executor: no gold query is run again.
+    again = load(config(prepared, **settings))
+    assert bare(again.examples) == bare(raw.examples)
+    assert [source.kept for source in again.report.sources] == [
+        source.kept for source in raw.report.sources
+    ]
+    assert set(again.schemas) == {example.database for example in again.examples}
+
+
+def test_the_same_command_gives_the_same_bytes(downloads: Path, prepared: Path, tmp_path: Path):
+    run(downloads, tmp_path / "again")
+    for name in (*EVALUATIONS, *TRAINING, "flaws", "databases"):
+        file = f"{name}.jsonl"
+        assert (tmp_path / "again" / file).read_bytes() == (prepared / file).read_bytes()
+
+
+def test_processes_find_what_one_process_finds(downloads: Path, prepared: Path, tmp_path: Path):
+    arguments = ["--data-root", str(downloads), "--out", str(tmp_path / "p"), "executor.workers=2"]
+    prepare.main(arguments)  # more than 64 questions: two processes, each with its workers
+    for name in ("bird-train", "synsql", "spider-dk"):
+        file = f"{name}.jsonl"
+        assert (tmp_path / "p" / file).read_bytes() == (prepared / file).read_bytes()
+
+
+# Samples and splits.
+
+
+def test_a_papers_sample_is_drawn_by_seed(downloads: Path, tmp_path: Path):
+    drawn = []
+    for number, seed in enumerate(("1", "1", "2")):
+        arguments = ("--data", "bird-dev", "--sample", "paverl-synsql", "--validation", "2")
+        out = tmp_path / str(number)
+        summary = run(downloads, out, *arguments, "--seed", seed)
+        assert set(summary["sets"]) == {"bird-dev", "train", "validation"}
+        drawn.append([one["id"] for one in lines(out / "train.jsonl")])
+        learned = {one["db_id"] for one in lines(out / "train.jsonl")}
+        validated = {one["db_id"] for one in lines(out / "validation.jsonl")}
+        assert validated
+        assert not learned & validated
+        assert validated <= set(summary["held_out"])
+        styles = [one["style"] for one in lines(out / "train.jsonl")]
+        assert set(styles) == {"Formal"}
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path):
+    summary = run(downloads, tmp_path / "expo", "--data", "bird-dev", "--sample", "expo")
+    levels = {one["difficulty"] for one in lines(tmp_path / "expo" / "train.jsonl")}
+    assert levels == {"Complex"}
+    assert summary["wanted"] == 5_000
+    run(downloads, tmp_path / "astra", "--data", "bird-dev", "--sample", "astra-both")
+    kept = [one["query"] for one in lines(tmp_path / "astra" / "train.jsonl")]
+    # What fails is left out, what returns nothing is not.
+    assert sorted(set(kept)) == sorted(set(GOLDS) - {GOLDS[1]})
+    assert len(kept) == 2 * 3 * 5
+    assert SAMPLES["progress"].total == 20_000
+
+
+def test_the_mixture_of_progress_draws_equal_shares(
+    downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    small = {**SAMPLES, "progress": SAMPLES["progress"].__class__(
+        "", "progress.yaml", SAMPLES["progress"].parts, total=9
+    )}  # fmt: skip
+    for module in ("prepare", "prepare_plan", "prepare_report"):
+        monkeypatch.setattr(f"launch.{module}.SAMPLES", small)
+    run(downloads, tmp_path / "p", "--data", "bird-dev", "--sample", "progress")
+    drawn = [one["source"] for one in lines(tmp_path / "p" / "train.jsonl")]
+    assert drawn == ["bird"] * 3 + ["spider"] * 3 + ["synsql"] * 3
+
+
+def test_whole_sets_lose_the_databases_that_validate(downloads: Path, tmp_path: Path):
+    arguments = ("--data", "spider-train", "bird-train", "--validation", "6")
+    summary = run(downloads, tmp_path / "p", *arguments)
+    held_out = set(summary["held_out"])
+    assert len(held_out) == 1
+    assert {one["db_id"] for one in lines(tmp_path / "p" / "validation.jsonl")} == held_out
+    rest = [one for name in arguments[1:3] for one in lines(tmp_path / "p" / f"{name}.jsonl")]
+    assert len(rest) == 36 - 6
+    assert not held_out & {one["db_id"] for one in rest}
+
+
+# Leaks.
+
+
+def test_leaks_between_learning_and_measuring_are_told(tmp_path: Path, capsys):
+    root = make_downloads(tmp_path / "data")
+    # BIRD's dev database is a training database by another name, and asks one of its questions.
+    place = root / "bird" / "dev_20240627"
+    (place / "dev_databases/pub/pub.sqlite").write_bytes(
+        (root / "bird/train/train_databases/mill/mill.sqlite").read_bytes()
+    )
+    asked = json.loads((place / "dev.json").read_text())
+    asked[4]["question"] = " who of DATABASE mill lives in new york, number 4? "
+    (place / "dev.json").write_text(json.dumps(asked))
+    summary = run(root, tmp_path / "p", "--data", "bird-dev", "bird-train")
+    kinds = {leak["kind"]: leak for leak in summary["leaks"]}
+    assert set(kinds) == {"database file", "tables and columns", "question"}
+    assert kinds["question"]["examples"] == ["bird/dev/4"]
+    assert kinds["database file"]["examples"] == ["pub"]
+    shown = capsys.readouterr().out
+    assert "leak: bird-train and bird-dev share 1 x question (such as bird/dev/4)" in shown
+    clean = run(root, tmp_path / "q", "--data", "bird-dev", "spider-train")
+    assert clean["leaks"] == []

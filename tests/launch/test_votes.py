@@ -1,0 +1,129 @@
+"""The vote by hand: OmniSQL's rule on 30 questions with ties, empties, errors and time-outs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.config import Decode
+from launch.judging import Task, judge
+from launch.sheet import journal
+from launch.votes import ERROR_SQL, ballot, choose, majority
+from sqlenv.config import ExecutorConfig
+from sqlenv.types import Example, SqlError, Table, TimedOut
+
+# What a letter of a case samples. Equal in sets of rows: A = a = D, P = R, and E = F.
+SQLS = {
+    "A": "SELECT 1",
+    "a": "SELECT 1.0 AS other",
+    "D": "SELECT 1 UNION ALL SELECT 1",
+    "B": "SELECT 2",
+    "S": "SELECT '1'",
+    "N": "SELECT NULL",
+    "P": "SELECT 1, 2 UNION ALL SELECT 3, 4",
+    "R": "SELECT 3, 4 UNION ALL SELECT 1, 2",
+    "Q": "SELECT 2, 1 UNION ALL SELECT 4, 3",
+    "E": "SELECT 1 WHERE 0",
+    "F": "SELECT 1, 2 WHERE 0",
+    "x": "SELECT nothing FROM nowhere",
+    "y": "SELECT 1 FROM",
+    "T": "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 150000000) "
+    "SELECT count(*) FROM c",
+}
+# Samples of a question, and the number of the one that answers; None where none runs. The numbers
+# are those that major_voting of OmniSQL's evaluate_bird.py chose too, with 10 seconds a sample.
+CASES = {
+    "AAAAAAAA": 0,  # one result
+    "BAAAAAAA": 1,
+    "AAAABBBB": 0,  # ties go to the first seen
+    "BBBBAAAA": 0,
+    "ABABABAB": 0,
+    "BAABBAAB": 0,
+    "ABSNABSN": 0,
+    "NSBAABSN": 0,
+    "ABSNPQEx": 0,  # all differ
+    "xABSNPQE": 1,
+    "AaDBBxxx": 0,  # 1, 1.0 and repeated 1 are one result
+    "BBaDAxxx": 2,
+    "BBBaDAxx": 0,
+    "SSAaxxxx": 0,  # the text '1' is another
+    "SAaxxxxx": 1,
+    "NNNAaxxx": 0,  # NULL is a value
+    "PRQQxxxx": 0,  # rows in any order, columns in one
+    "QQPRPxxx": 2,
+    "EEExxABS": 0,  # an empty result is a vote
+    "ABEFxxxx": 2,  # whatever its columns
+    "xxxxxxxE": 7,
+    "EFAAyyyy": 0,
+    "xxxxxxxA": 7,  # errors have none
+    "xyxyxyAB": 6,
+    "yyyyyyAA": 6,
+    "TTTTTTTA": 7,  # nor has what takes too long
+    "TTBxxAAT": 5,
+    "xxxxxxxx": None,
+    "xyxyxyxy": None,
+    "TTTTTTTT": None,
+}
+
+
+def asked(database: Path) -> list[Example]:
+    return [
+        Example(f"spider/dev/{number}", "?", "emp", database, "SELECT 1", source="spider")
+        for number in range(len(CASES))
+    ]
+
+
+def test_thirty_questions(database, tmp_path):
+    assert len(CASES) == 30
+    samples = [[SQLS[letter] for letter in case] for case in CASES]
+    # Steps end a query at the same place on every machine, seconds would not.
+    limits = ExecutorConfig(max_steps=200_000, isolation="thread")
+    decode = Decode(8, 0.8)
+    task = Task(asked(database), samples, ("set",), decode, executor=limits)
+    with journal(tmp_path / "v.json", {}) as found:
+        answers = [one.sql for one in judge(task, found)]
+    expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
+    assert answers == expected
+
+
+def test_without_any_result_others_than_spider_draw_one():
+    """As random.Random(42) of OmniSQL's script draws, question after question."""
+    samples = [list("abcdefgh")] * 3
+    nothing = [[None] * 8] * 3
+    assert choose(samples, nothing, spider=True) == [ERROR_SQL] * 3
+    # A question in between with a result takes nothing from the generator.
+    ran = [nothing[0], [None, "v"] + [None] * 6, nothing[0]]
+    assert choose(samples, ran, spider=False) == ["b", "b", "a"]
+
+
+def test_a_majority_of_128_samples():
+    ballots = [str(number) for number in range(64)] + ["63"] * 64
+    assert majority(ballots) == 63
+    assert majority([]) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "by_set", "by_table"),
+    [
+        (Table(("a",), ((1,), (2,))), Table(("a",), ((2,), (1,))), True, False),
+        (Table(("a",), ((1,),)), Table(("a",), ((1,), (1,))), True, False),
+        (Table(("a",), ((1,),)), Table(("b",), ((1,),)), True, False),
+        (Table(("a",), ((1,),)), Table(("a",), ((1.0,),)), True, False),
+        (Table(("a",), ((2**53 + 1,),)), Table(("a",), ((float(2**53),),)), False, False),
+        (Table(("a",), ((1,),)), Table(("a",), (("1",),)), False, False),
+        (Table(("a",), ((b"1",),)), Table(("a",), (("1",),)), False, False),
+        (Table(("a",), ((1.5,),)), Table(("a",), ((1.5,),)), True, True),
+        (Table(("a",), ((float("inf"),),)), Table(("a",), ((float("inf"),),)), True, True),
+        (Table((), ()), Table(("a",), ()), True, False),
+    ],
+)
+def test_what_is_one_vote(one, other, by_set, by_table):
+    """By sets of rows as in OmniSQL, by the printed table as in PaVeRL-SQL."""
+    assert (ballot(one) == ballot(other)) is by_set
+    assert (set(one.rows) == set(other.rows)) is by_set
+    assert (ballot(one, "table") == ballot(other, "table")) is by_table
+
+
+def test_what_did_not_run_has_no_vote():
+    assert ballot(SqlError("x")) is ballot(TimedOut("wall")) is None

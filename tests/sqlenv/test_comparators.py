@@ -1,0 +1,204 @@
+"""Comparators on databases made here; what they must say is what the official programs say."""
+
+import math
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from sqlenv.comparators import COMPARATORS, Case, Runs, judge
+from sqlenv.compare import ExecutionMatch
+from sqlenv.config import ExecutorConfig
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.types import SqlError, Table
+
+DB = Path("db")
+ALL = "SELECT a, b FROM t"
+PAIRS = "SELECT 1, 10 UNION ALL SELECT 2, 20"
+ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
+
+
+def make(path, rows):
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE t (a, b, value_usd)")
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Give a database, and a suite: its copy and one with other rows."""
+    folder = tmp_path_factory.mktemp("suite")
+    rows = [(1, "x", 5), (2, "y", 6), (2, "y", 6)]
+    database = make(folder / "one.sqlite", rows)
+    copy = folder / "copy.sqlite"
+    copy.write_bytes(database.read_bytes())
+    return database, (copy, make(folder / "other.sqlite", [(3, "x", 5), (1, "z", 1)]))
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def executor(request):
+    config = ExecutorConfig(isolation=request.param, workers=1, timeout_s=20)
+    with Executor(config) as made:
+        yield made
+
+
+def scores(executor, files, predicted, gold, *names):
+    database, suite = files
+    [judged] = executor.judge([Case(predicted, gold, database, suite)], names)
+    return tuple(judged.scores[name] for name in names)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "bird", "spider", "suite"),
+    [
+        (ALL, ALL, 1, 1, 1),
+        ("SELECT b, a FROM t", ALL, 0, 1, 1),
+        ("SELECT DISTINCT a, b FROM t", ALL, 1, 1, 1),
+        ("SELECT a FROM t", ALL, 0, 0, 0),
+        ("SELECT a FROM t ORDER BY a DESC", "SELECT a FROM t ORDER BY a", 1, 0, 0),
+        ("SELECT a FROM t ORDER BY a DESC", "SELECT a FROM t", 1, 1, 1),
+        # Only the suite's other file tells them apart.
+        ("SELECT a FROM t WHERE a < 3", "SELECT a FROM t", 1, 1, 0),
+        ("SELECT a FROM t WHERE a > = 2", "SELECT a FROM t WHERE a >= 2", 0, 1, 1),
+        ("SELECT a FROM t; SELECT 1", "SELECT a FROM t", 0, 1, 1),
+        ("SELECT a FROM t;;", "SELECT a FROM t", 0, 1, 1),
+        ("SELECT a FROM t; -- a", "SELECT a FROM t", 1, 1, 1),
+        ("SELECT YEAR(CURDATE())", "SELECT 2020", 0, 1, 1),
+        # No statement gives no rows.
+        ("-- nothing", "SELECT a FROM t WHERE 0", 1, 1, 1),
+        ("", "SELECT a FROM t WHERE 0", 1, 1, 1),
+        ("SELECT a FROM t WHERE 0", "SELECT a, b FROM t WHERE a > 9", 1, 1, 1),
+        ("", "SELECT a FROM t", 0, 0, 0),
+        ("nonsense", "SELECT a FROM t WHERE 0", 0, 0, 0),
+        ("SELECT a FROM t", "nonsense", 0, 0, 0),
+        ("DELETE FROM t", "SELECT a FROM t WHERE 0", 0, 0, 0),
+        ("SELECT value_usd FROM t", "SELECT value_usd FROM t", 1, 0, 0),
+        # The quick look of Spider's program: 10 comes before 1, but 1.0 before 10.0.
+        ("SELECT 1.0, 10.0 UNION ALL SELECT 2, 20", PAIRS, 1, 0, 0),
+        ("SELECT 1.0, 20 UNION ALL SELECT 2, 30", "SELECT 1, 20 UNION ALL SELECT 2, 30", 1, 1, 1),
+        # Bytes that are no text: BIRD's program fails, Spider's ignores them.
+        ("SELECT CAST(x'41ff' AS TEXT)", "SELECT CAST(x'41ff' AS TEXT)", 0, 1, 1),
+        ("SELECT 'A'", "SELECT CAST(x'41ff' AS TEXT)", 0, 1, 1),
+    ],
+)
+def test_official_verdicts(executor, files, predicted, gold, bird, spider, suite):
+    found = scores(executor, files, predicted, gold, "bird_ex", "spider_ex", "spider_ts")
+    assert found == (bird, spider, suite)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "name", "expected"),
+    [
+        ("SELECT value_usd FROM t", "SELECT value_usd FROM t", "spider_ex_keep_value", 1),
+        ("SELECT value_usd FROM t", "SELECT value_usd FROM t", "spider_ts_keep_value", 1),
+        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "spider_ex_keep_distinct", 0),
+        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "spider_ts_keep_distinct", 0),
+        ("SELECT a\n\tFROM t -- all", "SELECT a FROM t", "omnisql_spider_ts", 1),
+        # What does not run as it stands is an error, though Spider's program would mend it.
+        ("SELECT a FROM t WHERE a > = 2", "SELECT a FROM t WHERE a > 1", "omnisql_spider_ex", 0),
+        ("", "SELECT a FROM t WHERE 0", "omnisql_spider_ex", 0),
+        ("SELECT '--' FROM t", "SELECT '--' FROM t", "omnisql_spider_ex", 0),
+        ("SELECT DISTINCT b, a FROM t", "SELECT b, a FROM t", "omnisql_bird", 1),
+        ("SELECT a, 9 FROM t", "SELECT a FROM t", "bird_soft_f1", 2 / 3),
+        ("SELECT a FROM t; SELECT 1", "SELECT a FROM t", "bird_soft_f1", 0),
+        (ALL, "SELECT a, b FROM t ORDER BY a DESC", "bag", 1),
+        (ALL, "SELECT a, b FROM t ORDER BY a DESC", "bag_ordered", 0),
+        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "set", 1),
+        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "test_suite", 0),
+    ],
+)
+def test_variants(executor, files, predicted, gold, name, expected):
+    assert scores(executor, files, predicted, gold, name) == (pytest.approx(expected),)
+
+
+def test_judgements_tell_how_queries_ended(executor, files):
+    database, suite = files
+    cases = [
+        Case(predicted, gold, database, suite)
+        for predicted, gold in ((ALL, ALL), ("x", ALL), ("DROP TABLE t", ALL), (ALL, "x"))
+    ]
+    judged = executor.judge(cases, ["set"])
+    ends = [(one.predicted, one.gold) for one in judged]
+    assert ends == [("ok", "ok"), ("error", "ok"), ("denied", "ok"), ("ok", "error")]
+    assert [one.scores["set"] for one in judged] == [1, 0, 0, 0]
+    assert executor.judge([], ["set"]) == []
+
+
+@pytest.mark.parametrize("name", ["spider_ts", "omnisql_spider_ts", "spider2_local"])
+def test_what_a_comparator_needs_is_asked_for(executor, files, name):
+    with pytest.raises(UserError, match=f"{name} needs"):
+        executor.judge([Case(ALL, ALL, files[0])], ["set", name])
+
+
+def test_settings_take_the_comparators_that_need_nothing_else():
+    names = {one.name for one in COMPARATORS.values() if not one.needs}
+    switched = {name for name in names if "_keep_" in name}
+    assert set(get_args(ExecutionMatch)) == names - switched - {"bird_soft_f1", "bird_r_ves"}
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_slow_queries_are_wrong_and_hold_nothing_up(files, isolation):
+    database, suite = files
+    config = ExecutorConfig(isolation=isolation, workers=1, timeout_s=0.2, max_steps=2**31 - 1)
+    with Executor(config) as executor:
+        # Together they take longer than a worker that is silent may live.
+        cases = [Case(f"{ENDLESS} -- {n}", ALL, database, suite) for n in range(4)]
+        judged = executor.judge([*cases, Case(ALL, ALL, database)], ["set", "spider_ex"])
+    assert [one.predicted for one in judged] == ["timeout"] * 4 + ["ok"]
+    assert [one.scores["set"] for one in judged] == [0, 0, 0, 0, 1]
+
+
+def test_both_queries_share_bird_limit(files):
+    database, _ = files
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        runs = Runs(executor.execute, executor.gold)
+        function = COMPARATORS["bird_ex"].function
+        assert isinstance(function, partial)
+        case = Case(ALL, f"{ALL} WHERE 1", database)
+        assert function(case, runs) == 1
+        assert function.func(case, runs, score=function.keywords["score"], limit_s=0) == 0
+
+
+def test_r_ves_is_the_root_of_the_reward():
+    times = {"gold": iter([2.0, 2.1, 2.2] * 40), "predicted": iter([1.0] * 120)}
+    rows = Table(("a",), ((1,),))
+    runs = Runs(lambda _path, _sql: rows, stopwatch=lambda _path, sql: next(times[sql]))
+    function = COMPARATORS["bird_r_ves"].function
+    assert function(Case("predicted", "gold", DB), runs) == math.sqrt(1.25)
+    assert len(list(times["gold"])) == 20
+    wrong = Runs(lambda _path, sql: rows if sql == "gold" else SqlError("no"))
+    assert function(Case("predicted", "gold", DB), wrong) == 0
+
+
+def test_r_ves_measures(executor, files):
+    [found] = scores(executor, files, "SELECT a FROM t WHERE 1", "SELECT a FROM t", "bird_r_ves")
+    assert found in [0, *map(math.sqrt, (0.25, 0.5, 0.75, 1, 1.25))]
+
+
+def test_results_are_shared_and_forgotten_when_they_grow():
+    asked = []
+
+    def ask(_path, sql):
+        asked.append(sql)
+        return Table(("a",), ((1,),) * 600_000)
+
+    runs = Runs(ask)
+    case = Case("SELECT 1", "select  1;", DB)
+    assert judge(case, ["set", "bag"], runs).scores == {"set": 1, "bag": 1}
+    assert asked == ["SELECT 1"]
+    runs.predicted(DB, "SELECT 2")
+    runs.predicted(DB, "SELECT 1")
+    assert asked == ["SELECT 1", "SELECT 2", "SELECT 1"]
+
+
+def test_the_table_names_sources_and_versions():
+    assert all(name == comparator.name for name, comparator in COMPARATORS.items())
+    rules = {name for name, comparator in COMPARATORS.items() if not comparator.source}
+    assert rules == {"set", "bag", "bag_ordered", "test_suite"}
+    assert all(bool(one.source) == (len(one.version) == 12) for one in COMPARATORS.values())

@@ -1,0 +1,141 @@
+"""Data sets told by where their files are and what these hold."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sqlenv.errors import UserError
+from sqlenv.recognise import choose_sets, recognise
+
+from .data_folders import bird, make_database, spider, write
+
+SYN = {"db_id": "band", "SpiderSynQuestion": "?", "SpiderQuestion": "?", "query": "SELECT 1"}
+SYNSQL = {
+    "db_id": "band", "question": "Q", "sql": "SELECT 1", "external_knowledge": "",
+    "sql_complexity": "Simple", "question_style": "Formal", "cot": "",
+}  # fmt: skip
+SPIDER2 = {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": None}
+
+
+def make_single(root: Path, name: str) -> Path:
+    """Make one download as it is unpacked."""
+    folder = root / name
+    files = {
+        "spider_data": {"train_spider.json": spider(), "dev.json": spider(), "test.json": spider()},
+        "Spider-Syn": {"train_spider.json": SYN, "dev.json": SYN},
+        "Spider-DK": {"Spider-DK.json": spider(type="x")},
+        "spider-realistic": {"spider-realistic.json": spider()},
+        "bird": {"train/train.json": bird(), "dev_20240627/dev.json": bird()},
+        "minidev": {"mini_dev_sqlite.json": bird()},
+        "SynSQL-2.5M": {"data.json": SYNSQL},
+        "spider2-lite": {"spider2-lite.jsonl": SPIDER2},
+    }
+    databases = {
+        "bird": ("train/train_databases", "dev_20240627/dev_databases"),
+        "minidev": ("dev_databases",),
+        "SynSQL-2.5M": ("databases",),
+        "spider2-lite": ("resource/databases/spider2-localdb",),
+    }
+    for file, record in files[name].items():
+        write(folder / file, record if file.endswith("l") else [record])
+    for place in databases.get(name, ("database",)):
+        make_database(folder / place)
+    return folder
+
+
+SINGLE = {
+    "spider_data": {"spider-train", "spider-dev", "spider-test"},
+    "Spider-Syn": {"spider-syn-train", "spider-syn"},
+    "Spider-DK": {"spider-dk"},
+    "spider-realistic": {"spider-realistic"},
+    "bird": {"bird-train", "bird-dev"},
+    "minidev": {"bird-minidev"},
+    "SynSQL-2.5M": {"synsql"},
+    "spider2-lite": {"spider2-local"},
+}
+
+
+@pytest.mark.parametrize(("name", "sets"), SINGLE.items())
+def test_a_single_download_is_recognised_as_it_is(tmp_path: Path, name: str, sets: set[str]):
+    folder = make_single(tmp_path, name)
+    for root in (folder, tmp_path):
+        assert set(recognise(root).sources) == sets
+
+
+def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
+    for name in SINGLE:
+        make_single(tmp_path, name)
+    found = recognise(tmp_path)
+    assert set(found.sources) == set().union(*SINGLE.values())
+    assert {name: source.path.name for name, source in found.sources.items()} == {
+        name: folder for folder, sets in SINGLE.items() for name in sets
+    }
+
+
+def test_omnisqls_folder_goes_before_another_copy(tmp_path: Path):
+    make_single(tmp_path, "spider_data").rename(tmp_path / "spider")
+    make_single(tmp_path, "spider_data")
+    write(tmp_path / "train_spider.json", [{"input_seq": "x", "output_seq": "y"}])
+    (source,) = choose_sets(tmp_path, ["spider-train"]).values()
+    # Below the root, where OmniSQL's name leads on.
+    assert source.path in (tmp_path, tmp_path / "spider")
+
+
+def test_two_copies_are_not_guessed(tmp_path: Path):
+    shutil.copytree(make_single(tmp_path, "spider_data"), tmp_path / "copy")
+    with pytest.raises(UserError, match=r"^spider-dev: is in .*copy and in .*spider_data; give"):
+        choose_sets(tmp_path, ["spider-dev"])
+
+
+WRONG = {
+    "spider-dev": ("spider_data", "dev.json", bird(), "its records are of bird (they have db_id"),
+    "bird-dev": ("bird", "dev_20240627/dev.json", spider(), "its records are of spider (they"),
+    "spider-syn": ("Spider-Syn", "dev.json", spider(), "its records are of spider (they have"),
+    "spider-train": ("spider_data", "train_spider.json", SYN, "its records are of spider_syn"),
+    "synsql": ("SynSQL-2.5M", "data.json", spider(), "its records are of spider (they have"),
+    "spider2-local": ("spider2-lite", "spider2-lite.jsonl", bird(), "its records are of bird"),
+    "spider-dk": (
+        "Spider-DK", "Spider-DK.json", {"input_seq": "", "output_seq": ""},
+        "its records are of OmniSQL's finished prompts (they have input_seq, output_seq)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "case"), WRONG.items())
+def test_the_file_of_another_data_set_is_named(tmp_path: Path, name: str, case: tuple):
+    folder, file, record, expected = case
+    make_single(tmp_path, folder)
+    write(tmp_path / folder / file, record if file.endswith("l") else [record])
+    with pytest.raises(UserError) as caught:
+        choose_sets(tmp_path, [name])
+    assert str(caught.value).startswith(f"{name}: {tmp_path / folder / file}: {expected}")
+    assert "\n" not in str(caught.value)
+    assert name not in recognise(tmp_path).sources
+
+
+def test_what_was_expected_where_is_told(tmp_path: Path):
+    with pytest.raises(UserError, match=r"no data set recognised, but it is empty; expected"):
+        choose_sets(tmp_path, [])
+    make_single(tmp_path, "minidev")
+    with pytest.raises(
+        UserError,
+        match=r"no spider-dev; expected dev.json or val.json with database or .* beside it; found "
+        r"bird-minidev",
+    ):
+        choose_sets(tmp_path, ["spider-dev"])
+    with pytest.raises(UserError, match=r"does not exist; give the folder of the downloads"):
+        choose_sets(tmp_path / "nowhere", [])
+    with pytest.raises(UserError, match=r"\.json is a file; give the folder of the downloads"):
+        choose_sets(tmp_path / "minidev" / "mini_dev_sqlite.json", [])
+
+
+def test_a_download_whose_databases_are_packed_is_told(tmp_path: Path):
+    folder = make_single(tmp_path, "bird") / "train"
+    shutil.rmtree(folder / "train_databases")
+    (folder / "train_databases.zip").touch()
+    with pytest.raises(UserError, match=r"^bird-train: .*unpack .*train_databases\.zip$"):
+        choose_sets(tmp_path, ["bird-train"])
+    assert set(choose_sets(tmp_path, [])) == {"bird-dev"}

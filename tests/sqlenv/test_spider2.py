@@ -1,0 +1,134 @@
+"""Spider 2's comparison of tables; verdicts measured with the official program."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from sqlenv.comparators import COMPARATORS, Case, Runs
+from sqlenv.errors import UserError
+from sqlenv.spider2 import Reference, agrees, columns_of_csv, columns_of_rows, read_references
+from sqlenv.types import Table
+
+DB = Path("db")
+
+
+def table(*rows):
+    return Table(tuple(f"c{n}" for n in range(len(rows[0]))), rows)
+
+
+def reference(*rows, ignore_order=False):
+    return Reference((columns_of_rows(rows, len(rows[0])),), ignore_order)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "expected", "unordered"),
+    [
+        ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")], True, True),
+        ([("a", 9, 1), ("b", 9, 2)], [(1, "a"), (2, "b")], True, True),
+        ([(2, "b"), (1, "a")], [(1, "a"), (2, "b")], False, True),
+        # Each column is sorted on its own.
+        ([(1, "b"), (2, "a")], [(1, "a"), (2, "b")], False, True),
+        ([(1.009,)], [(1,)], True, True),
+        ([(1.02,)], [(1,)], False, False),
+        ([(1,)], [(1, "a")], False, False),
+        ([(1,), (1,)], [(1,)], False, False),
+        ([("1",), ("2",)], [(1,), (2,)], True, True),
+        ([("1",), ("x",)], [(1,), (2,)], False, False),
+        ([("A",)], [("a",)], False, False),
+        ([("True",), ("false",)], [(1,), (0,)], True, True),
+    ],
+)
+def test_verdicts(predicted, gold, expected, unordered):
+    found = table(*predicted)
+    assert agrees(found, reference(*gold), nan_is_zero=True) is expected
+    assert agrees(found, reference(*gold, ignore_order=True), nan_is_zero=True) is unordered
+
+
+def test_nothing_equals_zero_but_not_in_older_copies():
+    zero, nothing = reference((0, 1), (5, 1)), table((None, 1), (5, 1))
+    assert agrees(nothing, zero, nan_is_zero=True)
+    assert not agrees(nothing, zero, nan_is_zero=False)
+    assert agrees(nothing, reference((None, 1), (5, 1)), nan_is_zero=False)
+
+
+def test_any_gold_counts():
+    golds = (((1, 2),), ((3, 4),))
+    assert agrees(table((3,), (4,)), Reference(golds), nan_is_zero=True)
+    assert not agrees(table((3,), (5,)), Reference(golds), nan_is_zero=True)
+    assert not agrees(table((3,), (4,)), Reference(()), nan_is_zero=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("a,b\n1,x\n2,\n", [(1, 2), ("x", None)]),
+        ("a\n1\nNULL\n", [(1.0, None)]),
+        ("a\n007\n +5 \n", [(7, 5)]),
+        ("a\n1e3\n.5\n-inf\n", [(1000.0, 0.5, -math.inf)]),
+        ("a\nTRUE\nfalse\n", [(True, False)]),
+        ('a\n"x, ""y"""\n', [('x, "y"',)]),
+        ("a\n1\nx\n", [("1", "x")]),
+        ("a\n18446744073709551615\n", [(18446744073709551615,)]),
+        ("a\n18446744073709551616\n", [(1.8446744073709552e19,)]),
+        ("a,b\n", [(), ()]),
+        ("", []),
+    ],
+)
+def test_types_of_csv(text, columns):
+    found = [[None if value != value else value for value in each] for each in columns_of_csv(text)]
+    assert found == [list(each) for each in columns]
+    kinds = [[type(value) for value in each if value is not None] for each in found]
+    assert kinds == [[type(value) for value in each if value is not None] for each in columns]
+
+
+def test_types_of_rows_are_those_of_the_written_text():
+    rows = [(1, 2, b"x", "5"), (None, 2.5, "y", "6")]
+    assert columns_of_rows(rows, 4)[1:] == ((2.0, 2.5), ("b'x'", "y"), (5, 6))
+    # Integers beside floats alone become floats, as the program's array of numbers has it.
+    found = columns_of_rows([(1, 2.5)], 2)
+    assert [type(value) for column in found for value in column] == [float, float]
+
+
+def test_references(tmp_path):
+    results = tmp_path / "exec_result"
+    results.mkdir()
+    texts = {
+        "local1_a": "a,b\n1,x\n", "local1_b": "a,b\n2,y\n",
+        "local2": "a,b\n1,x\n", "local2_a": "a\n7\n",
+        "local3_a": "a,b\n0,1\n", "local4_a": "a\n1\n", "local4_b": "a\n2\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (results / f"{name}.csv").write_text(text)
+    standards = [
+        {"instance_id": "local1", "condition_cols": [[1], [0]], "ignore_order": True},
+        {"instance_id": "local2", "condition_cols": [0], "ignore_order": False},
+        # Of one file with a letter the first number alone counts, and 0 means all.
+        {"instance_id": "local3", "condition_cols": [1, 0], "ignore_order": False},
+        # The second gold has no such column, where the program stops.
+        {"instance_id": "local4", "condition_cols": [[0], [5]], "ignore_order": False},
+        {"instance_id": "local5", "condition_cols": [], "ignore_order": False},
+    ]
+    file = tmp_path / "spider2lite_eval.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in standards))
+    found = read_references(tmp_path)
+    assert found["local1"] == Reference(((("x",),), ((2,),)), ignore_order=True)
+    assert found["local2"] == Reference((((1,),),))
+    assert found["local3"] == Reference((((1,),),))
+    assert found["local4"] == Reference((((1,),),))
+    assert found["local5"] == Reference(())
+    file.write_text("no json\n")
+    with pytest.raises(UserError, match="line 1 is no record"):
+        read_references(tmp_path)
+    with pytest.raises(UserError, match="no such folder"):
+        read_references(tmp_path / "nowhere")
+
+
+def test_comparator_takes_fences_and_refuses_blanks():
+    rows = table((1,), (2,))
+    gold = reference((1,), (2,))
+    function = COMPARATORS["spider2_local"].function
+    runs = Runs(lambda _path, sql: rows if sql == "SELECT 1" else table((9,)))
+    for sql, score in (("```sql\nSELECT 1\n```", 1), ("SELECT 1", 1), ("SELECT 2", 0), ("", 0)):
+        assert function(Case(sql, "", DB, reference=gold), runs) == score
