@@ -151,7 +151,7 @@ cli.run(main)
     ],
 )
 def test_a_base_install_says_what_to_install(command, place, tiny, module, blocked):
-    parts = {blocked} if blocked == "flax" else {"jax", "jaxlib", "flax", "optax", "orbax", "numpy"}
+    parts = {blocked} if blocked == "flax" else {"jax", "jaxlib", "flax", "optax", "orbax"}
     before = snapshot(place)
     code = WITHOUT.format(blocked=parts, module=module)
     done = command("--cfg", tiny, cwd=place, code=code)

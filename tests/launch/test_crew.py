@@ -42,7 +42,7 @@ def test_few_jobs_stay_in_this_process():
 
 
 def wait_for(told: Path, count: int) -> list[int]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while len(pids := [int(path.name) for path in told.iterdir()]) < count:
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -50,9 +50,10 @@ def wait_for(told: Path, count: int) -> list[int]:
 
 
 def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        # It may end between the two looks.
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             while True:
                 os.kill(pid, 0)
                 if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
@@ -92,7 +93,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path, kind: sign
     try:
         pids = wait_for(told, 2)
         process.send_signal(kind)
-        process.wait(30)
+        process.wait(120)
         assert_gone(pids)
     finally:
         process.kill()
