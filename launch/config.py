@@ -280,7 +280,7 @@ def _index(node: list[Any], key: str, override: str) -> int:
 def _explain(error: ValidationError, layers: Sequence[Layer]) -> str:
     """Say the first error in a line: the file, the key's path, and what to write instead."""
     first, *others = _mistakes(error)
-    keys = tuple(part for part in first["loc"] if part not in _UNION_TAGS)
+    keys = tuple(part for part in first["loc"] if part not in _NO_KEYS)
     where = ".".join(map(str, keys))
     more = f" (and {len(others)} more)" if others else ""
     return f"{origin(layers, keys)}: {where}{_said(first, where)}{more}"
@@ -308,13 +308,15 @@ def _mistakes(error: ValidationError) -> list[Any]:
 
     def follows(one: Any) -> bool:
         place = one["loc"]
+        if one["type"] == "literal_error" and isinstance(one["input"], dict):  # not the word: keys
+            return True
         if one["type"] == "too_short":  # items with mistakes do not count
             return any(place == other["loc"][: len(place)] != other["loc"] for other in errors)
         beside = [str(key) for *parents, key in unknown if parents == [*place[:-1]]]
         return one["type"] == "missing" and bool(difflib.get_close_matches(place[-1], beside))
 
     # What a person wrote goes first: much may be missing because of it.
-    own = [one for one in errors if not follows(one)]
+    own = [one for one in errors if not follows(one)] or errors
     return sorted(own, key=lambda one: one["type"] == "missing")
 
 
@@ -344,6 +346,8 @@ _UNION_TAGS = {
     for _, field in _unions(JobConfig)
     for member in get_args(field.annotation)
 }
+# What pydantic puts among the keys to tell which member of a union it tried.
+_NO_KEYS = {*_UNION_TAGS, "literal['auto']", MeshConfig.__name__}
 
 
 def _keys_beside(location: Sequence[str | int]) -> list[str]:

@@ -58,6 +58,8 @@ def main(arguments: list[str]) -> None:
     config = load_config(options.cfg, options.overrides)
     file: Path | None = options.json
     if file is not None:  # before the minutes that a plan takes
+        if file.is_dir():
+            raise UserError(f"--json {file}: is a folder; write the name of a file in it")
         check_place(file.parent, key="--json")
     with cli.progress_bar("plan") as progress:
         plan = make_plan(

@@ -161,8 +161,7 @@ def _update(job: Job, mesh: Mesh, found: Fit) -> dict[str, Any]:
 
 def _copying(topology: Topology, mesh: Mesh, found: Fit) -> Phase:
     """Time the copy of the weights that a sampler takes from all devices, every step."""
-    copy = found.sampling.memory["sampler's weights"]
-    taken = copy if mesh.size > 1 else 0.0
+    copy, taken = found.sampling.memory["sampler's weights"], found.sampling.arriving
     speed = LINK_EFFICIENCY * topology.bytes_s(list(mesh.devices.flat))
     memory_s = 2 * copy / (MEMORY_EFFICIENCY * topology.chip.memory_bytes_s)
     return Phase(0.0, 2 * copy, taken, 0.0, memory_s, 0.0, taken / speed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDev
 
 from minirl.config import SamplerConfig
 from minirl.costs import device_bytes
+from minirl.lora import split
 from minirl.model import Decoder
 from minirl.pages import device_memory
 from minirl.sampler import NativeSampler
@@ -33,6 +35,8 @@ from minirl.types import Tokenizer
 
 # A copy takes at most this part of a device's memory, if there are devices enough to share it.
 COPY_SHARE = 0.25
+
+_frozen_copies: WeakKeyDictionary[Decoder, nnx.State] = WeakKeyDictionary()
 
 
 def local_mesh(
@@ -73,17 +77,23 @@ def copy_shapes(params: Any, own: Mesh | None, dtype: Any) -> Any:
 
 
 def local_model(model: Decoder) -> Decoder:
-    """Return the model on this process's devices; the same one where it lies on one device."""
+    """Return the model on this process's devices; the same one where it lies on one device.
+
+    What is not trained is copied once for all of a model's samplers.
+    """
     if model.mesh is None:
         return model
-    graph, params = nnx.split(model)
+    graph, trained, frozen = split(model)
     own = local_mesh(
-        params,
+        nnx.merge_state(trained, frozen),
         [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
         dtype=model.dtype,
         memory_bytes=device_memory(model.mesh),
     )
-    copied = nnx.merge(graph, local_params(params, own, model.dtype))
+    if model not in _frozen_copies:
+        _frozen_copies[model] = local_params(frozen, own, model.dtype)
+    trained = local_params(trained, own, model.dtype)
+    copied = nnx.merge(graph, trained, _frozen_copies[model])
     for _, node in nnx.iter_graph(copied):
         if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
             node.mesh = own
@@ -94,14 +104,15 @@ def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
     """Copy weights that are split over a mesh to this process's devices, one after the other.
 
     A process receives what it does not hold, in the type of the computation. All processes have to
-    ask. Weights that lie on no mesh stay where they are.
+    ask. Weights that lie on no mesh stay where they are, and what lies whole on every device may
+    share the learner's memory: whoever samples gives it back before an update takes it.
 
     Args:
         params: All weights of a model, or those that are trained.
         own: The mesh of `local_model`.
         dtype: In which the model computes.
     """
-    mesh = mesh_of(params)
+    mesh = mesh_of(params) if jax.tree.leaves(params) else None
     if mesh is None:
         return params
     shape = (1, 1, 1) if own is None else own.devices.shape

@@ -170,9 +170,8 @@ def fit(job: Job, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
     kept = training.memory | sampling.kept
     generation = kept | sampling.memory
     # Before there is a cache, what came from the other devices lies beside the copy.
-    arriving = 0 if mesh.size == 1 else sampling.memory["sampler's weights"]
     at_work = [programs[name].temporaries + programs[name].outputs for name in ("fill", "decode")]
-    generation["sampler at work"] = max(*at_work, arriving - sampling.memory["cache"])
+    generation["sampler at work"] = max(*at_work, sampling.arriving - sampling.memory["cache"])
     _refuse(generation, room)
     batch, update = _largest_batch(compiler, room=room - sum(kept.values()))
     if batch is None:

@@ -81,6 +81,7 @@ class Sampling:
         pools: The sizes of its cache.
         memory: Bytes of a device, by kind, that are there while it samples.
         kept: Bytes of a device, by kind, that it keeps all the time.
+        arriving: Bytes of a device that come from the learner before every rollout.
     """
 
     processes: int
@@ -89,6 +90,7 @@ class Sampling:
     pools: Pools
     memory: dict[str, float]
     kept: dict[str, float]
+    arriving: float
 
 
 def training_of(job: Job, mesh: Mesh | None) -> Training:
@@ -143,8 +145,10 @@ def sampling_of(
     )
     # Adapters are added to frozen weights, and those are copied once for all rollouts.
     memory = {"sampler's weights": frozen or trained, "cache": cache}
-    kept = {"sampler's frozen weights": frozen} if frozen and mesh is not None else {}
-    return Sampling(processes, local, config, pools, memory, kept)
+    is_spread = mesh is not None and mesh.size > 1
+    kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
+    arriving = trained if is_spread else 0.0
+    return Sampling(processes, local, config, pools, memory, kept, arriving)
 
 
 def resident_bytes(

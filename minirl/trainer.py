@@ -124,6 +124,8 @@ class Trainer:
             self._sampler = LocalSampler(
                 model, slots, tokenizer, group_size=config.group_size, seed=seed
             )
+            # Every step brings its own.
+            self._sampler.free_memory()
         self._state = self._learner.init(params)
         self._folder = folder
         norm = config.optimizer.max_grad_norm

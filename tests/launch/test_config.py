@@ -68,6 +68,11 @@ def test_a_packaged_config_opens_with_its_paper_and_command():
         ("reward.tree.empty_chld=one", "did you mean reward.tree.empty_child?"),
         # The keys of the chosen kind, not of its siblings.
         ("env.kind=single_turn", "env.turns: unknown key; known here: kind, match, wrapping"),
+        ("mesh={rows: 2}", "mesh.rows: unknown key; known here: data, fsdp, tensor"),
+        ("mesh.fsdpp=2", "mesh.fsdpp: unknown key; did you mean mesh.fsdp?"),
+        ("mesh.fsdp=0", "mesh.fsdp: input should be greater than 0, not 0"),
+        ("mesh=cpu", "mesh: input should be 'auto', not 'cpu'"),
+        ("model.remat={deep: 1}", "model.remat: input should be 'none', 'dots' or 'full'"),
         ("train.algorithm.kind=ppo", "train.algorithm.kind: should be 'grpo', 'dr_grpo', 'dapo', "),
         ("train.steps=many", "train.steps: input should be a valid integer"),
         ("train.steps=true", "train.steps: should be a number, not true"),

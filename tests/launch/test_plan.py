@@ -21,6 +21,9 @@ from launch.cli import USER_ERRORS
 from launch.config import load_config
 from minirl import chips
 from minirl.errors import UserError
+from minirl.model import read_config
+from minirl.resident import sampling_of
+from minirl.sharding import make_mesh
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -103,6 +106,18 @@ def test_adapters_take_less(made):
     # The frozen weights lie there split, and whole for the sampler.
     assert memory["weights"] > all_trained["weights"]
     assert memory["sampler's frozen weights"] == pytest.approx(4 * all_trained["weights"], rel=0.2)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_frozen_weights_are_copied_to_samplers_of_several_devices(tiny_folder, devices):
+    own = jax.devices()[:devices]
+    job = plan.job_of(config("train.lora.rank=2"), read_config(tiny_folder))
+    found = sampling_of(job, make_mesh(devices=own), own, memory_bytes=2.0**34)
+    frozen = found.memory["sampler's weights"]
+    assert found.kept == ({"sampler's frozen weights": frozen} if devices > 1 else {})
+    # Adapters alone come from the learner before a rollout.
+    assert (found.arriving > 0) == (devices > 1)
+    assert found.arriving < frozen
 
 
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
@@ -198,6 +213,8 @@ def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made,
     monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
     with pytest.raises(USER_ERRORS, match=r"is a file\); set --json to another folder"):
         plan.main([*line, str(tmp_path / "file" / "plan.json")])
+    with pytest.raises(USER_ERRORS, match=r"--json \S+: is a folder"):
+        plan.main([*line, str(tmp_path)])
 
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,42 @@ def test_adapters_are_copied_in_full_precision(toy):
     assert jnp.dtype("bfloat16") in {
         leaf.dtype for leaf in jax.tree.leaves(in_compute_type(frozen, jnp.bfloat16))
     }
+
+
+def test_samplers_share_what_is_not_trained(toy):
+    model = toy_run.spread(toy.model(), make_mesh({"fsdp": 8}))
+    lora.add_adapters(model, LoraConfig(rank=2), seed=0)
+    first, second = (lora.split(local_model(model))[2] for _ in range(2))
+    assert jax.tree.leaves(first)
+    for one, other in zip(*map(jax.tree.leaves, (first, second)), strict=True):
+        assert one.is_fully_replicated
+        assert _places(one) == _places(other)
+
+
+def test_a_trainer_holds_no_copy_before_it_samples(toy, tmp_path):
+    mesh = make_mesh({"fsdp": 8})
+    before = _whole_copies(toy.model())
+    trainer = toy_run.make_trainer(toy, tmp_path, mesh=mesh)
+    assert _whole_copies(toy.model()) == before
+    # As a step takes it.
+    own = local_mesh(trainer.params, jax.devices(), dtype=np.float32, memory_bytes=np.inf)
+    copy = local_params(trainer.params, own, jnp.float32)
+    assert _whole_copies(toy.model()) > before
+    del copy
+
+
+def _places(array):
+    return [shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards]
+
+
+def _whole_copies(model):
+    """Count arrays like the embedding that lie whole on all devices."""
+    gc.collect()
+    shape = model.embed[...].shape
+    return sum(
+        array.shape == shape and array.is_fully_replicated and len(array.devices()) == 8
+        for array in jax.live_arrays()
+    )
 
 
 def test_a_copy_does_not_share_memory(toy):
