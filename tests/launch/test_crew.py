@@ -63,7 +63,7 @@ def assert_gone(pids: list[int]) -> None:
 
 
 SLEEPERS = """
-import os, sys, time
+import os, signal, sys, time
 from contextlib import contextmanager
 from pathlib import Path
 from launch.crew import crew
@@ -77,6 +77,8 @@ def make_sleeper(config):
     yield sleep
 
 if __name__ == "__main__":
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with crew(make_sleeper, ExecutorConfig(workers=2), most=200, chunk=4) as do:
         list(do([Path(sys.argv[1])] * 8))
 """

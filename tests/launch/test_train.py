@@ -198,14 +198,23 @@ cli.run(main)
 """
 SECOND_UPDATE = {"module": "update", "owner": "Learner", "name": "update", "count": 2}
 FIRST_REPLIES = {"module": "sampler", "owner": "NativeSampler", "name": "advance", "count": 1}
-# Stands for a full disk, which takes the right to mount one: no file may grow beyond this.
+# Stands for a full disk, which takes the right to mount one: from a call of a function on no file
+# may grow beyond this. How many files Orbax writes, and how large, depends on its threads.
 LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, resource.RLIM_INFINITY))
+import resource
+from {module} import {owner}
+function = {owner}.{name}
+def call(*args, **kwargs):
+    resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, resource.RLIM_INFINITY))
+    return function(*args, **kwargs)
+{owner}.{name} = call
 from launch import cli
 from launch.train import main
 cli.run(main)
 """
+FIRST_CHECKPOINT = {"module": "minirl.checkpoint", "owner": "Checkpoints", "name": "save"}
+START = {"module": "launch", "owner": "cli", "name": "run"}
+NO_CHECKPOINT = "no checkpoint can be written there"
 
 
 @pytest.mark.timeout(400)
@@ -215,8 +224,8 @@ def test_a_run_that_failed_in_five_ways_equals_one_that_did_not(command, place, 
     model_bytes = (place / "finished" / "model" / "model.safetensors").stat().st_size
     stopped = "stopped by SIGTERM: {} saved; the same command goes on"
     for code, status, words in (
-        (LIMITED.format(size=model_bytes // 2), 2, "File too large; make room"),
-        (LIMITED.format(size=model_bytes * 3 // 2), 2, "no checkpoint can be written there"),
+        (LIMITED.format(**START, size=model_bytes // 2), 2, "File too large; make room"),
+        (LIMITED.format(**FIRST_CHECKPOINT, size=model_bytes // 8), 2, NO_CHECKPOINT),
         (NOTICED.format(**SECOND_UPDATE), 0, stopped.format("1 steps of the warm start are")),
         (NOTICED.format(**FIRST_REPLIES), 0, stopped.format("what is done is")),
         (NOTICED.format(**SECOND_UPDATE), 0, stopped.format("all 1 steps are")),
