@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from minirl.errors import UserError
@@ -87,8 +88,9 @@ def make_mesh(
             f"mesh: {product} is not the {len(devices)} devices there are; "
             "change it, or write mesh: auto"
         )
-    auto = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(full, MESH_AXES, axis_types=auto, devices=devices)
+    # An axis of the mesh may be a part of one of the torus: 64 x 2 on 4 x 4 x 8 chips.
+    grid = mesh_utils.create_device_mesh(full, devices, allow_split_physical_axes=True)
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:

@@ -21,6 +21,7 @@ from launch.cli import USER_ERRORS
 from launch.config import load_config
 from minirl import chips
 from minirl.errors import UserError
+from minirl.sharding import make_mesh
 from minirl.model import read_config
 from minirl.resident import sampling_of
 from minirl.sharding import make_mesh
@@ -261,6 +262,17 @@ def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
     monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
     with pytest.raises(UserError, match="does not fit; use more devices"):
         plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
+
+
+def test_more_chips_than_prompts_share_a_part_of_the_torus():
+    pytest.importorskip("libtpu", reason="libtpu is installed on Linux x86-64 only")
+    devices, _ = chips.described_devices(chips.parse_topology("v5p:4x4x8"))
+    mesh = make_mesh({"fsdp": 64, "tensor": 2}, devices)
+    # Neighbours share layers.
+    assert all(
+        sum(map(abs, map(int.__sub__, *(one.coords for one in pair)))) == 1
+        for pair in mesh.devices[0]
+    )
 
 
 def test_a_tpu_program_is_compiled_without_a_tpu():
