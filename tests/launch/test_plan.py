@@ -21,7 +21,6 @@ from launch.cli import USER_ERRORS
 from launch.config import load_config
 from minirl import chips
 from minirl.errors import UserError
-from minirl.sharding import make_mesh
 from minirl.model import read_config
 from minirl.resident import sampling_of
 from minirl.sharding import make_mesh
