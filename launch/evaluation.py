@@ -16,10 +16,9 @@ from launch.votes import ballot, majority
 from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
-from minirl.local import local_model, local_params
+from minirl.local import LocalSampler
 from minirl.model import Decoder
 from minirl.rollout import rollout
-from minirl.sampler import NativeSampler
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
 from minirl.writing import writing
@@ -61,17 +60,11 @@ class Evaluator:
         self._config, self._decode = config, decode
         self._choose = right_one if decode.kind == "pass" else vote
         self._max_turns = max_turns
-        local = local_model(model)
-        self._dtype, self._own_mesh = model.dtype, local.mesh
-        self._sampler = NativeSampler(
-            local, config, tokenizer, group_size=decode.samples, seed=seed
-        )
+        self._sampler = LocalSampler(model, config, tokenizer, group_size=decode.samples, seed=seed)
 
     def set_weights(self, params: Any, *, version: int) -> None:
         """Measure these weights next, once: the memory of their copy is given back then."""
-        self._sampler.set_weights(
-            local_params(params, self._own_mesh, self._dtype), version=version
-        )
+        self._sampler.set_weights(params, version=version)
 
     def notes(self) -> dict[str, Any]:
         """Say what else a result should tell; nothing of a sampler in this process."""

@@ -73,7 +73,6 @@ class NativeSampler:
         *,
         group_size: int,
         seed: int,
-        version: int = 0,
     ) -> None:
         """Compile nothing and allocate nothing yet.
 
@@ -83,7 +82,6 @@ class NativeSampler:
             tokenizer: Knows the stop tokens and the text of a reply.
             group_size: Episodes that share one kept prompt; more keep it again.
             seed: With an episode's number it decides the episode's random stream.
-            version: Weight version of the model.
 
         Raises:
             UserError: The cache's memory does not hold one longest episode.
@@ -111,7 +109,7 @@ class NativeSampler:
         self._preemptions_before = 0
         self._weights: Any = None
         # Copied when they are needed: whoever sets others first does without a copy of these.
-        self._first: tuple[Any, int] | None = (weights, version)
+        self._first: tuple[Any, int] | None = (weights, 0)
 
     @property
     def compilations(self) -> int:

@@ -23,12 +23,15 @@ class Fake:
             bytes, a function of the right answer, `hang` until told otherwise, or `drop`.
         down: Endless faults: every answer is dropped.
         given: What was answered well, by endpoint.
+        hanging: Names of the requests that hung.
+        aborted: Names of those that were taken back.
     """
 
     def __init__(self, *, vocab=VOCAB, probe=-0.25, port=0, architectures=("Toy",), delay_s=0.0):
         self.vocab, self.probe, self.architectures = vocab, probe, list(architectures)
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
+        self.hanging, self.aborted = [], []
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.paths = [*NEEDED, "/openapi.json"]
         self.version, self.context, self.order = "0.5.23", 4096, []
@@ -74,6 +77,7 @@ class Fake:
             handler.connection.close()
             return
         if fault == "hang":
+            self.hanging.append(body.get("rid"))
             self.hung.wait(30)
             handler.close_connection = True
             return
@@ -115,6 +119,10 @@ class Fake:
 
     def on_pause_generation(self, _):
         self.paused = True
+        return 200, {}
+
+    def on_abort_request(self, body):
+        self.aborted.append(body["rid"])
         return 200, {}
 
     def on_continue_generation(self, _):

@@ -230,6 +230,8 @@ def test_a_timed_out_request_is_aborted_by_its_name(fakes, serve):
     fakes[0].faults["/generate"] = ["hang"]
     ask(servers)
     wait_until(lambda: fakes[0].given["/abort_request"] == 1)
+    assert fakes[0].aborted == fakes[0].hanging
+    assert len(set(fakes[0].hanging) - {None}) == 1
 
 
 def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
