@@ -3,6 +3,10 @@
 A server that fails in any way is left out, and what it was asked is asked elsewhere, whole: a
 request holds all tokens of its episode so far. Meanwhile it is probed, brought to the current
 weights, and taken back. All of this runs in one event loop.
+
+Where a router is given, it chooses who answers, as long as all servers behind it are well. A bad
+answer does not tell whose it is: then all are looked at, and requests go straight to them until the
+router has none left to choose that is not well.
 """
 
 from __future__ import annotations
@@ -31,8 +35,9 @@ _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 # Tries of one request, and refusals of it, before the run stops.
 _TRIES, _REFUSALS = 12, 3
-# Health checks that a launched server may fail before it is started anew.
-_CHANCES = 2
+# Health checks that a launched server may keep waiting before it is started anew: one that is
+# only starting refuses at once.
+_CHANCES, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 
 _log = logging.getLogger(__name__)
@@ -92,6 +97,8 @@ class Fleet:
         servers: Each with the child that it is, if this process started it.
         config: Deadlines.
         wanted: What they have to be.
+        router: Chooses among them, if there is one.
+        share: Those that this process brings new weights to; others have theirs from others.
     """
 
     def __init__(
@@ -99,9 +106,15 @@ class Fleet:
         servers: Sequence[tuple[Server, Child | None]],
         config: SglangConfig,
         wanted: Wanted,
+        *,
+        router: Server | None = None,
+        share: slice = slice(None),
     ) -> None:
-        self._config, self._wanted = config, wanted
+        self._config, self._wanted, self._share = config, wanted, share
         self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
+        self._router: _Member | None = None
+        if router is not None:
+            self._router = _Member(router, None, parallel=config.parallel * len(self._members))
         self._weights: Weights | None = None
         self._has_pushed = False
         self._homes: dict[int, _Member] = {}
@@ -120,7 +133,7 @@ class Fleet:
             UserError: One is not there, or serves something else.
         """
         await asyncio.gather(*map(self._check_first, self._members))
-        for member in self._members:
+        for member in self._all:
             self._spawn(self._watch(member))
 
     async def push(self, weights: Weights) -> None:
@@ -131,7 +144,10 @@ class Fleet:
             ServersLostError: None has taken them.
         """
         self._weights = weights
-        await asyncio.gather(*(self._push_to(m) for m in self._members if m.is_used))
+        if self._router is not None:
+            await self._follow(self._router)
+        takers = [member for member in self._members[self._share] if member.is_used]
+        await asyncio.gather(*map(self._push_to, takers))
         await self._wait_for_any()
         self._has_pushed = True
 
@@ -175,6 +191,8 @@ class Fleet:
         names = [*_COUNTED, *(f"failed_{kind}" for kind in get_args(Kind))]
         found = {f"sglang/{name}": float(self._events[name]) for name in names}
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
+        if self._router is not None:
+            found["sglang/router"] = float(self._router.is_used)
         found["sglang/probe_gap"] = self._gap
         found["time/sglang_out_s"] = self._out_s
         self._events.clear()
@@ -188,17 +206,29 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def _all(self) -> list[_Member]:
+        return [*self._members, *([] if self._router is None else [self._router])]
+
+    def _home(self, episode: int) -> _Member | None:
+        """Return who is asked: the router, the server of before, or the least busy one."""
+        if self._router is not None and self._router.is_used:
+            return self._router
+        home = self._homes.get(episode)
+        if home is None or not home.is_used:
+            used = (member for member in self._members if member.is_used)
+            home = min(used, key=lambda member: member.asked, default=None)
+        if home is not None:
+            self._homes[episode] = home
+        return home
+
     async def _seat(self, episode: int) -> _Member:
         """Take a place at a server; the caller gives it back."""
         while True:
-            member = self._homes.get(episode)
-            if member is None or not member.is_used:
-                used = [member for member in self._members if member.is_used]
-                if not used:
-                    await self._wait_for_any()
-                    continue
-                member = min(used, key=lambda member: member.asked)
-                self._homes[episode] = member
+            member = self._home(episode)
+            if member is None:
+                await self._wait_for_any()
+                continue
             member.asked += 1
             try:
                 await member.slots.acquire()
@@ -226,7 +256,8 @@ class Fleet:
             # The server would go on without us.
             if not is_met:
                 answer.cancel()
-                self._spawn(member.server.abort(rid))
+                for one in self._members if member is self._router else [member]:
+                    self._spawn(one.server.abort(rid))
         if sampled.version != weights.name:
             raise ServerError(
                 "stale", f"replies with weights {sampled.version}, not {weights.name}"
@@ -239,43 +270,127 @@ class Fleet:
         if not member.is_used:
             return
         member.is_used, member.left_at = False, time.monotonic()
-        self._events["left_out"] += 1
         _log.warning("%s is left out: %s", member.server.url, error)
+        router = self._router
+        if member is router:
+            self._spawn(self._mend_router(router))
+            return
+        self._events["left_out"] += 1
         if not any(member.is_used for member in self._members):
             self._some.clear()
         self._spawn(self._mend(member))
+        if router is not None and router.is_used:
+            # It may still choose this server.
+            router.is_used, router.left_at = False, time.monotonic()
+            self._spawn(self._mend_router(router))
 
     async def _mend(self, member: _Member) -> None:
         """Take a server back when it is well."""
         pause, chances = _FIRST_PAUSE_S, _CHANCES
-        while True:
+        at_once_s = min(_AT_ONCE_S, self._config.health_s / 2)
+        while member in self._members:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 await self._restart(member, is_hung=not chances)
                 chances = chances or _CHANCES
-                if not await member.server.is_ready():
-                    continue
-                chances -= 1
-                await member.server.go_on()
-                await member.server.check_health(timeout_s=self._config.health_s)
+                begun = time.monotonic()
+                try:
+                    await self._check_health(member)
+                except ServerError:
+                    chances -= time.monotonic() - begun > at_once_s
+                    raise
                 chances = _CHANCES
                 self._judge(member, await member.server.facts())
                 await self._load(member)
             except (ServerError, RefusedError, UserError, OSError) as error:
                 self._last_problem = f"{member.server.url}: {error}"
-                # What it was asked before is asked elsewhere.
-                if not member.lost.done():
-                    member.lost.set_result(None)
+                self._lose(member)
                 continue
             break
+        else:
+            return
+        self._take_back(member)
+        self._some.set()
+        self._events["taken_back"] += 1
+
+    async def _follow(self, router: _Member) -> None:
+        """Take in servers that the router has got, and let those go that it has no more."""
+        try:
+            listed = {server.url: server for server in await router.server.workers()}
+        except (ServerError, RefusedError) as error:
+            self._leave_out(router, ServerError("connection", str(error)))
+            return
+        known = {member.server.url: member for member in self._members}
+        for url in known.keys() - listed.keys():
+            self._members.remove(known[url])
+            known[url].is_used = False
+            self._lose(known[url])
+        for url in listed.keys() - known.keys():
+            member = _Member(listed[url], None, parallel=self._config.parallel)
+            self._members.append(member)
+            self._spawn(self._watch(member))
+            self._leave_out(member, ServerError("stale", "is new, and has no weights yet"))
+        # All processes have them in one order.
+        self._members.sort(key=lambda member: member.server.url)
+
+    async def _mend_router(self, router: _Member) -> None:
+        """Take the router back when none that it may choose is left out, and it passes on."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            await asyncio.gather(*map(self._look, self._members))
+            weights = self._weights
+            if weights is None or not all(member.is_used for member in self._members):
+                continue
+            try:
+                await self._compare(router, weights)
+            except (ServerError, RefusedError) as error:
+                self._last_problem = f"{router.server.url}: {error}"
+                self._lose(router)
+                continue
+            break
+        self._take_back(router)
+
+    async def _look(self, member: _Member) -> None:
+        """Leave a server out that is not well, or has other weights than it should."""
+        weights = self._weights
+        if weights is None or not member.is_used or member.is_loading:
+            return
+        try:
+            await member.server.check_health(timeout_s=self._config.health_s)
+            await self._compare(member, weights)
+        except (ServerError, RefusedError) as error:
+            found = error if isinstance(error, ServerError) else ServerError("status", str(error))
+            if weights is self._weights and not member.is_loading:
+                self._leave_out(member, found)
+                self._lose(member)
+
+    def _lose(self, member: _Member) -> None:
+        """Let what a server was asked be asked elsewhere."""
+        # Nobody knows where a router has sent a request.
+        for one in {member, self._router or member}:
+            if not one.is_used and not one.lost.done():
+                one.lost.set_result(None)
+
+    def _take_back(self, member: _Member) -> None:
         member.is_used = True
         member.lost = asyncio.get_running_loop().create_future()
-        self._some.set()
         out_s = time.monotonic() - member.left_at
-        self._out_s += out_s
-        self._events["taken_back"] += 1
+        if member is not self._router:
+            self._out_s += out_s
         _log.warning("%s is taken back after %.1f s", member.server.url, out_s)
+
+    async def _check_health(self, member: _Member) -> None:
+        """See that a server samples, also one that a run left paused.
+
+        Raises:
+            ServerError: It does not.
+            RefusedError: It is no SGLang server.
+        """
+        await member.server.go_on(timeout_s=self._config.health_s)
+        await member.server.check_health(timeout_s=self._config.health_s)
 
     async def _restart(self, member: _Member, *, is_hung: bool) -> None:
         """Start a server of our own anew, if it has ended or hangs."""
@@ -287,26 +402,26 @@ class Fleet:
 
     async def _watch(self, member: _Member) -> None:
         """Notice that a server hangs: requests to it would wait for their own deadline."""
-        while True:
+        while member in self._all:
             await asyncio.sleep(_HEARTBEAT_S)
-            if not (member.is_used and member.asked) or member.is_loading:
+            asked = sum(one.asked for one in {member, self._router or member})
+            if not (member.is_used and asked) or member.is_loading:
                 continue
             try:
                 await member.server.check_health(timeout_s=self._config.health_s)
             except ServerError as error:
                 if member.is_used and not member.is_loading:
                     self._leave_out(member, ServerError("hung", f"is not well: {error}"))
-                    member.lost.set_result(None)
+                    self._lose(member)
 
     async def _check_first(self, member: _Member) -> None:
         end = time.monotonic() + self._config.start_s
         url, child = member.server.url, member.child
         while True:
             try:
-                if await member.server.is_ready():
-                    self._judge(member, await member.server.facts())
-                    return
-                problem = "it is not ready"
+                self._judge(member, await member.server.facts())
+                await self._check_health(member)
+                return
             except ServerError as error:
                 problem = str(error)
             except RefusedError as error:
@@ -410,3 +525,28 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a fault of ours", exc_info=task.exception())
+
+
+async def find_workers(router: Server, *, timeout_s: float) -> list[Server]:
+    """Return the servers behind a router, in an order that is the same for all who ask.
+
+    Args:
+        router: SGLang's.
+        timeout_s: Longest wait for it to know of any.
+
+    Raises:
+        UserError: It is not there, or no router.
+    """
+    end, where = time.monotonic() + timeout_s, f"rollout.sglang.router: {router.url}"
+    while True:
+        problem = "has no workers"
+        try:
+            if found := await router.workers():
+                return sorted(found, key=lambda server: server.url)
+        except ServerError as error:
+            problem = f"does not answer ({error})"
+        except RefusedError as error:
+            raise UserError(f"{where} is no router of SGLang ({error})") from None
+        if time.monotonic() > end:
+            raise UserError(f"{where} {problem} after start_s = {timeout_s:g} s")
+        await asyncio.sleep(_FIRST_PAUSE_S)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationEr
 from minirl.types import Decoding
 
 NEEDED = (
-    *("/generate", "/abort_request", "/health", "/ready", "/model_info", "/server_info"),
+    *("/generate", "/abort_request", "/health", "/model_info", "/server_info"),
     *("/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
 )
 """Endpoints that a server must have."""
@@ -143,6 +143,14 @@ class _Paths(BaseModel):
     paths: dict[str, Any]
 
 
+class _Worker(BaseModel):
+    url: str
+
+
+class _Workers(BaseModel):
+    workers: list[_Worker]
+
+
 _Read = TypeVar("_Read", bound=BaseModel)
 
 
@@ -245,14 +253,6 @@ class Server:
         except (ServerError, RefusedError):
             return
 
-    async def is_ready(self) -> bool:
-        """Tell whether it takes requests, within moments."""
-        try:
-            await self._get("/ready", None, timeout_s=_BRIEF_S)
-        except (ServerError, RefusedError):
-            return False
-        return True
-
     async def check_health(self, *, timeout_s: float) -> None:
         """Let it draw a token, or see that it is at work.
 
@@ -264,14 +264,27 @@ class Server:
         except RefusedError as error:
             raise ServerError("status", str(error)) from None
 
-    async def go_on(self) -> None:
+    async def workers(self) -> list[Server]:
+        """Ask a router for the servers behind it.
+
+        Raises:
+            ServerError: No answer, or nonsense.
+            RefusedError: It is no router.
+        """
+        found = await self._get("/workers", _Workers, timeout_s=_BRIEF_S)
+        return [Server(worker.url, self._client) for worker in found.workers]
+
+    async def go_on(self, *, timeout_s: float = _BRIEF_S) -> None:
         """Let it sample again, if a run that was killed has left it paused.
+
+        Args:
+            timeout_s: Longest wait.
 
         Raises:
             ServerError: It does not answer.
             RefusedError: It cannot be paused.
         """
-        await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
+        await self._post("/continue_generation", {}, None, timeout_s=timeout_s)
 
     async def facts(self) -> Facts:
         """Ask what it serves.

@@ -28,7 +28,7 @@ from minirl import hosts, preemption
 from minirl.batching import TokenRow
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
-from minirl.fleet import Fleet, Wanted, Weights
+from minirl.fleet import Fleet, Wanted, Weights, find_workers
 from minirl.lora import merged, split
 from minirl.model import Decoder, read_config
 from minirl.push import remove_versions, write_version
@@ -127,8 +127,7 @@ class Servers:
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
-            found = [(child.url, child) for child in children]
-            self.run(self._open(found or [(url, None) for url in _own(self._config.urls)]))
+            self.run(self._open(children))
             self._stack = stack.pop_all()
         return self
 
@@ -158,15 +157,24 @@ class Servers:
         """Do something in the loop; returns at once."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
+    async def _open(self, children: Sequence[Child]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
         self._client = httpx2.AsyncClient(
             timeout=httpx2.Timeout(None, connect=_CONNECT_S),
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
             trust_env=False,
         )
-        pairs = [(Server(url, self._client), child) for url, child in found]
-        self._fleet = Fleet(pairs, self._config, self._wanted)
+        router, share = None, slice(None)
+        found: list[tuple[Server, Child | None]]
+        found = [(Server(child.url, self._client), child) for child in children]
+        found += [(Server(url, self._client), None) for url in _own(self._config.urls)]
+        if self._config.router is not None:
+            router = Server(self._config.router, self._client)
+            behind = await find_workers(router, timeout_s=self._config.start_s)
+            found = [(server, None) for server in behind]
+            # It may choose any for each process; new weights come to each from one.
+            share = slice(jax.process_index(), None, hosts.count())
+        self._fleet = Fleet(found, self._config, self._wanted, router=router, share=share)
         await self._fleet.check()
 
     def _stop(self, thread: Thread) -> None:
@@ -344,7 +352,7 @@ def _probe_row(ids: Sequence[int]) -> TokenRow:
 def _own(urls: Sequence[str]) -> list[str]:
     """Share servers out to the processes; of fewer servers than processes several share one."""
     here = jax.process_index()
-    return list(urls[here :: hosts.count()]) or [urls[here % len(urls)]]
+    return list(urls[here :: hosts.count()] or urls[here % max(len(urls), 1) :][:1])
 
 
 def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:

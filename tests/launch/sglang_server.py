@@ -24,9 +24,13 @@ OPTIONS = {
     "max-total-tokens": 16384,
     "max-running-requests": 8,
 }
-
-
-VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(SHIM), "HF_HUB_OFFLINE": "1"}
+VARIABLES = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "PYTHONPATH": str(SHIM),
+    "HF_HUB_OFFLINE": "1",
+    # Several servers on few cores: threads that wait for each other take the time of all.
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @contextmanager
