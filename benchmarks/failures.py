@@ -30,26 +30,28 @@ from unittest import mock
 import numpy as np
 
 from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
-from benchmarks._served import (
+from benchmarks._served import machine, make_parser
+from minirl import children
+from minirl.children import Child
+from minirl.types import Trajectory
+from tests.launch.sglang_rounds import (
     TURNS,
     Served,
     Talk,
     launched,
-    machine,
     make_models,
-    make_parser,
     questions,
     serving,
+    tokens,
 )
-from minirl import children
-from minirl.children import Child
-from minirl.types import Trajectory
 
 # Replies of a round before the fault, and how long answers are spoilt.
 BEFORE, SPOILT_S = 20, 4.0
 # Longest wait for a server to be taken back.
 BACK_S = 300.0
 OLD, NEW = 0, 1
+# Numbers of the sampler that count no events.
+MEASURED = {"sglang/servers", "sglang/probe_gap", "sglang/cached_share", "sglang/push_bytes"}
 
 
 class Told(logging.Handler):
@@ -135,10 +137,6 @@ class Machine:
             self.send(signal.SIGKILL, to="", server=server)
 
 
-def tokens(trajectory: Trajectory) -> list[tuple[int, ...]]:
-    return [part for turn in trajectory.turns for part in (turn.observation_ids, turn.reply.ids)]
-
-
 def logprobs(trajectory: Trajectory) -> np.ndarray:
     return np.concatenate([turn.reply.logprobs for turn in trajectory.turns])
 
@@ -168,7 +166,8 @@ def provoke(
     until = time.monotonic() + BACK_S
     while True:
         numbers = served.sampler.numbers()
-        events.update({k: int(v) for k, v in numbers.items() if v and k in COUNTED(numbers)})
+        counts = {k: v for k, v in numbers.items() if k.startswith("sglang/") and v}
+        events.update({name: int(counts[name]) for name in counts.keys() - MEASURED})
         if numbers["sglang/servers"] == 2 or time.monotonic() > until:
             break
         time.sleep(0.2)
@@ -193,12 +192,6 @@ def provoke(
     return row, played
 
 
-def COUNTED(numbers: Mapping[str, float]) -> set[str]:  # noqa: N802
-    return {name for name in numbers if name.startswith("sglang/")} - {
-        "sglang/servers", "sglang/probe_gap", "sglang/cached_share", "sglang/push_bytes",
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=24)
@@ -212,7 +205,7 @@ def main() -> None:
         place = Path(folder)
         models = make_models(place, 2)
         servers = Machine(models)
-        config = launched(options.python, timeout_s=30.0)
+        config = launched(options.python, timeout_s=60.0)
         with (
             mock.patch("minirl.sglang.launch", servers.launch),
             serving(config, models, place) as served,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 from launch import cli
 from minirl import hosts, preemption, sglang
@@ -27,7 +28,8 @@ def main(folder, urls, wait_s, coordinator, processes, process):
     folder = Path(folder)
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "toy", "architectures": ["Toy"]}))
-    sglang.read_config = lambda _: SimpleNamespace(vocab_size=conftest.VOCAB)
+    size = SimpleNamespace(vocab_size=conftest.VOCAB)
+    mock.patch.object(sglang, "read_config", lambda _: size).start()
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
     servers = sglang.Servers(
         config, folder, toy_run.SAMPLER, dtype="float32", seed=0, folder=folder
