@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +36,7 @@ class Forgetful(dict):
 
 
 @contextmanager
-def counted(fleet: Fleet) -> Iterator[Counter[str]]:
+def counted(fleet: Fleet) -> Generator[Counter[str]]:
     """Add up prompt tokens of later turns, and those of them that were cached."""
     found: Counter[str] = Counter()
     turns: Counter[Any] = Counter()
