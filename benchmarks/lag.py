@@ -29,9 +29,11 @@ FIRST = 2
 SETTINGS = (
     "warm_start=null", "rollout.backend=sglang", "rollout.sglang.tolerance=1000000",
     "train.prompts_per_step=32", "train.eval_every=1000", "train.checkpoint_every=1000",
-    "train.kl_every=1000", "evaluation.questions=2", "evaluation.validation_questions=2",
+    "train.kl_every=1000", "train.algorithm.equal_groups=keep",
+    "evaluation.questions=2", "evaluation.validation_questions=2",
 )  # fmt: skip
-REPLY = range(200, 248)
+# Of the tiny model, whose tokenizer ends replies with 2.
+REPLY = (*range(200, 248), 2)
 
 
 @contextmanager
