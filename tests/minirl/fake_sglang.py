@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -10,6 +11,7 @@ from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from minirl.server import NEEDED
+from minirl.ways import WAYS
 
 VOCAB = 50
 STOP = 1
@@ -33,7 +35,9 @@ class Fake:
         self.faults, self.given, self.bodies = {}, Counter(), []
         self.hanging, self.aborted = [], []
         self.down, self.paused, self.hung = False, False, threading.Event()
-        self.paths = [*NEEDED, "/openapi.json"]
+        self.paths = [*NEEDED, *(path for way in WAYS.values() for path in way.endpoints)]
+        self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
+        self.is_updating, self.taken = False, {}
         self.version, self.context, self.order = "0.5.23", 4096, []
         fake = self
 
@@ -111,8 +115,11 @@ class Fake:
             "architectures": names,
         }
 
+    def on_ready(self, _):
+        return (503 if self.paused else 200), {}
+
     def on_server_info(self, _):
-        return 200, {"version": self.version}
+        return 200, {"version": self.version, **self.sizes}
 
     def on_v1_models(self, _):
         return 200, {"data": [{"max_model_len": self.context}]}
@@ -131,6 +138,22 @@ class Fake:
 
     def on_update_weights_from_disk(self, body):
         self.folder, self.weights = body["model_path"], body["weight_version"]
+        return 200, {"success": True}
+
+    def on_begin_weight_update(self, _):
+        was_updating, self.is_updating = self.is_updating, True
+        return (400 if was_updating else 200), {}
+
+    def on_end_weight_update(self, _):
+        was_updating, self.is_updating = self.is_updating, False
+        return (200 if was_updating else 400), {}
+
+    def on_update_weights_from_tensor(self, body):
+        if not (self.paused and self.is_updating):
+            return 400, {"error": "no update was begun"}
+        for text in body["serialized_named_tensors"]:
+            self.taken |= json.loads(base64.b64decode(text))
+        self.weights = body["weight_version"]
         return 200, {"success": True}
 
     def on_generate(self, body):
