@@ -63,7 +63,7 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
         with writing(path), path.open("r+b") as file:
             for where, leaf in leaves.items():
                 for index, data in _own_parts(leaf):
-                    parts = parts_of(where, data.astype(dtype))
+                    parts = parts_of(where, data, dtype=dtype)
                     group = tensors[where]
                     inner = index[1:] if len(index) > len(group[0].shape) else index
                     for tensor, part in zip(group, parts, strict=True):

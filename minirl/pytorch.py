@@ -5,16 +5,13 @@ Written for PyTorch 2.13. NCCL's part has run on no GPU yet; Gloo's is tested wi
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import os
 import pickle
 import uuid
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
-from threading import Thread
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -25,8 +22,6 @@ from torch.distributed import (  # ty: ignore[import-not-found]  (an extra)
     ProcessGroupGloo,
     TCPStore,
 )
-
-_Made = TypeVar("_Made")
 
 
 def host_tensor(array: jax.Array | np.ndarray) -> torch.Tensor:
@@ -118,18 +113,3 @@ def _nccl(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options = torch.distributed.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return torch.distributed.ProcessGroupNCCL(store, rank, size, options)
-
-
-def in_thread(work: Callable[[], _Made]) -> asyncio.Future[_Made]:
-    """Do something that may hang, in a thread that nobody has to wait for, not even at the end."""
-    future: Future[_Made] = Future()
-    future.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
-            future.set_exception(error)
-
-    Thread(target=run, name="push", daemon=True).start()
-    return asyncio.wrap_future(future)

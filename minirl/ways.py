@@ -12,9 +12,11 @@ import functools
 import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import urlsplit
 
@@ -311,7 +313,7 @@ def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarra
         tensors = file_tensors(where, leaf.shape)
         inner = slice(-len(tensors[0].shape), None)
         shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        parts = [(shard.index[inner], parts_of(where, shard.data)) for shard in shards]
+        parts = [(s.index[inner], parts_of(where, s.data, dtype=dtype)) for s in shards]
         for tensor in tensors:
             whole = np.empty(tensor.file_shape, jnp.dtype(dtype))
             for index, layers in parts:
@@ -367,12 +369,10 @@ async def _both(asked: Awaitable[None], work: Callable[[], None], *, timeout_s: 
         ServerError: One of them did not.
         RefusedError: The server will not.
     """
-    from minirl.pytorch import in_thread
-
     request = asyncio.ensure_future(asked)
     try:
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(request, in_thread(work))
+            await asyncio.gather(request, _in_thread(work))
     except TimeoutError:
         raise ServerError("deadline", f"took no broadcast within {timeout_s:g} s") from None
     except RuntimeError as error:
@@ -380,6 +380,21 @@ async def _both(asked: Awaitable[None], work: Callable[[], None], *, timeout_s: 
         raise ServerError("connection", f"took no broadcast ({words})") from None
     finally:
         request.cancel()
+
+
+def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Do something that may hang, in a thread that nobody has to wait for, not even at the end."""
+    future: Future[None] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+            future.set_exception(error)
+
+    Thread(target=run, name="push", daemon=True).start()
+    return asyncio.wrap_future(future)
 
 
 async def _leave(server: Server, group: Group) -> None:
