@@ -37,7 +37,9 @@ class Fake:
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.paths = [*NEEDED, *(path for way in WAYS.values() for path in way.endpoints)]
         self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
-        self.is_updating, self.taken = False, {}
+        self.is_updating, self.taken, self.versions, self.copies = False, {}, [], 0
+        # By the name of a group: gives what its next broadcast brings.
+        self.receive = None
         self.version, self.context, self.order = "0.5.23", 4096, []
         fake = self
 
@@ -148,12 +150,24 @@ class Fake:
         was_updating, self.is_updating = self.is_updating, False
         return (200 if was_updating else 400), {}
 
+    def on_init_weights_update_group(self, body):
+        self.receive(body["group_name"])
+        return 200, {"success": True}
+
+    def on_update_weights_from_distributed(self, body):
+        return self.take(body, dict(zip(body["names"], self.receive(body["group_name"]))))
+
     def on_update_weights_from_tensor(self, body):
+        texts = body["serialized_named_tensors"]
+        self.copies = len(texts)
+        return self.take(body, json.loads(base64.b64decode(texts[0])))
+
+    def take(self, body, tensors):
         if not (self.paused and self.is_updating):
             return 400, {"error": "no update was begun"}
-        for text in body["serialized_named_tensors"]:
-            self.taken |= json.loads(base64.b64decode(text))
+        self.taken = self.taken | tensors
         self.weights = body["weight_version"]
+        self.versions.append(self.weights)
         return 200, {"success": True}
 
     def on_generate(self, body):

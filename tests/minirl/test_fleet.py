@@ -54,8 +54,9 @@ def serve(model, tmp_path, monkeypatch):
     monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
     opened = []
 
-    def start(fakes, *, push=True, **settings):
-        config = SglangConfig(urls=tuple(fake.url for fake in fakes), **{**DEADLINES, **settings})
+    def start(fakes, *, push=True, push_with="disk", **settings):
+        urls = tuple(fake.url for fake in fakes)
+        config = SglangConfig(urls=urls, push=push_with, **{**DEADLINES, **settings})
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
         found = Servers(config, model, limits, dtype="float32", seed=0, folder=tmp_path)
         opened.append(found.__enter__())
