@@ -1,0 +1,81 @@
+"""A learner that pushes to servers by one way, and tells what came of it as JSON.
+
+    python push_learner.py MODEL WORK WAY URL...
+
+It changes the weights and pushes them three times, the second time while a request is under way.
+PyTorch comes from the folder MINIRL_TORCH, where it is not installed beside the learner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+if "MINIRL_TORCH" in os.environ:
+    sys.path.append(os.environ["MINIRL_TORCH"])
+
+import jax
+import numpy as np
+from flax import nnx
+
+from minirl import weights
+from minirl.attention import causal
+from minirl.config import SamplerConfig, SglangConfig
+from minirl.lora import split
+from minirl.server import Wish
+from minirl.sglang import Rows, Servers, SglangSampler
+from minirl.sharding import make_mesh
+from minirl.tokenizer import ChatTokenizer
+from minirl.types import Decoding
+
+LONG = 64
+
+
+def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[str, Any]:
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}) if jax.device_count() == 4 else None
+    model = weights.load(model_folder, mesh=mesh)
+    graph, params, frozen = split(model)
+    sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
+    config = SglangConfig(urls=tuple(urls), push=way, push_s=60, start_s=60, wait_s=60)
+
+    @jax.jit
+    def score(params: nnx.State, ids_BT: jax.Array) -> jax.Array:
+        whole = nnx.merge(graph, params, frozen)
+        positions_BT = np.arange(ids_BT.shape[1])[None]
+        hidden_BTD, _ = whole(ids_BT, positions_BT, causal(mesh=mesh))
+        logp_BTV = jax.nn.log_softmax(whole.logits(hidden_BTD).astype(np.float32))
+        return jax.numpy.take_along_axis(logp_BTV[0, :-1], ids_BT[0, 1:, None], -1)[:, 0]
+
+    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
+        assert temperature == 1.0
+        ids = rows[0][0].ids
+        return [[np.concatenate([[0.0], score(params, ids[None])])]]
+
+    found: dict[str, Any] = {"gaps": [], "pushes": []}
+    servers = Servers(config, model_folder, sampler, dtype="float32", seed=0, folder=work)
+    with servers:
+        one = SglangSampler(model, ChatTokenizer(model_folder), servers, logprobs=logprobs)
+        wish = Wish((5, 6, 7), LONG, Decoding(), (), servers.vocab_size)
+        asked = None
+        for version in range(3):
+            params = jax.tree.map(lambda leaf: leaf * 1.05, params)
+            if version == 1:
+                asked = servers.start(servers.fleet.sample(1, wish))
+            one.set_weights(params, version=version)
+            numbers = one.numbers()
+            found["gaps"].append(numbers.pop("sglang/probe_gap"))
+            found["pushes"].append(numbers)
+        assert asked is not None
+        found["reply"] = len(asked.result(200).ids)
+        found["numbers"] = one.numbers()
+    return found
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    folder, work, way, *urls = sys.argv[1:]
+    sys.stdout.write(json.dumps(main(Path(folder), Path(work), way, urls)) + "\n")
