@@ -19,7 +19,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any, TypeVar
 
-import httpx2
+import aiohttp
 import jax
 import numpy as np
 from flax import nnx
@@ -40,6 +40,8 @@ from minirl.types import Reply, Request, Tokenizer
 _LOOK_S = 0.2
 _CONNECT_S = 10.0
 _CLOSE_S = 10.0
+# Servers close connections that nobody used for 5 s; one that is being closed takes no request.
+_IDLE_S = 2.0
 _PROBE_TOKENS = 64
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
@@ -93,7 +95,7 @@ class Servers:
             tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self._loop = asyncio.new_event_loop()
-        self._client: httpx2.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
         self._stack = ExitStack()
         self._fleet: Fleet | None = None
 
@@ -160,10 +162,10 @@ class Servers:
 
     async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
-        self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(None, connect=_CONNECT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         pairs = [(Server(url, self._client), child) for url, child in found]
         self._fleet = Fleet(pairs, self._config, self._wanted)
@@ -177,7 +179,7 @@ class Servers:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             if self._client is not None:
-                await self._client.aclose()
+                await self._client.close()
 
         self.start(end()).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
