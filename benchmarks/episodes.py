@@ -88,8 +88,7 @@ class Watched:
     def step(self, state: tuple[Episode, bool], reply: str) -> tuple[Any, Observation | None]:
         episode, is_slow = state
         if is_slow and not episode.attempts:
-            reply = reply.replace(QUERY, SLOW_QUERY)
-            assert SLOW_QUERY in reply
+            reply = f"<sql>{SLOW_QUERY}</sql>"
         episode, messages = self.inner.step(episode, reply)
         if messages is None:
             with self.lock:
