@@ -23,13 +23,19 @@ _VERSION = re.compile(rb'"weight_version": ?"([^"]*)"')
 class Scripted(asyncio.Protocol):
     """One connection."""
 
-    answer_s, vocab_size, ids = 0.05, 0, (0,)
+    answer_s, vocab_size = 0.05, 0
     version = b"default"
-    replies = 0
+    template = b""
+    replies = connections = most_connections = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._buffer = transport, bytearray()
+        Scripted.connections += 1
+        Scripted.most_connections = max(Scripted.most_connections, Scripted.connections)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        Scripted.connections -= 1
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -61,11 +67,14 @@ class Scripted(asyncio.Protocol):
 
     def _canned(self, path: str) -> bytes:
         told = {
-            "/openapi.json": {"paths": dict.fromkeys(NEEDED, {})},
+            "/openapi.json": {"paths": {path: {} for path in NEEDED}},
             "/model_info": {"is_generation": True, "weight_version": self.version.decode()},
             "/server_info": {"version": "0.5.23"},
             "/v1/models": {"data": [{"max_model_len": 1 << 20}]},
-            "/replies": {"replies": Scripted.replies},
+            "/replies": {
+                "replies": self.replies,
+                "most_connections": self.most_connections,
+            },
         }
         return json.dumps(told.get(path, {})).encode()
 
@@ -84,15 +93,12 @@ class Scripted(asyncio.Protocol):
         assert ids
         Scripted.replies += 1
         count = ids[1].count(b",") + 1
-        return _TEMPLATE % (rid[1], count, self.version, count - 1)
+        return self.template % (rid[1], count, self.version, count - 1)
 
     def _send(self, body: bytes, status: bytes = b"200 OK") -> None:
         if not self._transport.is_closing():
             head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
             self._transport.write(head % (status, len(body)) + body)
-
-
-_TEMPLATE = b""
 
 
 def _template(ids: tuple[int, ...]) -> bytes:
@@ -108,15 +114,12 @@ def _template(ids: tuple[int, ...]) -> bytes:
 
 
 async def _serve() -> None:
-    server = await asyncio.get_running_loop().create_server(
-        Scripted, "127.0.0.1", 0, backlog=4096
-    )
+    server = await asyncio.get_running_loop().create_server(Scripted, "127.0.0.1", 0, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
     Scripted.answer_s, Scripted.vocab_size = float(sys.argv[1]), int(sys.argv[2])
-    Scripted.ids = tuple(map(int, sys.argv[3].split(",")))
-    _TEMPLATE = _template(Scripted.ids)
+    Scripted.template = _template(tuple(map(int, sys.argv[3].split(","))))
     asyncio.run(_serve())

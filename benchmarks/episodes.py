@@ -141,7 +141,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         "progress-demo.yaml",
         [
             "data.demo.train_databases=8", "data.demo.validation_databases=1",
-            "data.demo.test_databases=1", f"env.turns={TURNS}", "executor.isolation=process",
+            "data.demo.test_databases=1", f"env.turns={TURNS}", f"executor.isolation={options.isolation}",
             f"executor.workers={options.workers}",
             f"executor.timeout_s={TIME_LIMIT_S}", "executor.max_steps=2000000000",
             "sampler.max_prompt_tokens=8000", "sampler.max_response_tokens=4000",
@@ -156,12 +156,12 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         make_tiny(folder / "model", [*texts, *[REPLY, SLOW_QUERY] * 50], TinyConfig(), 0)
         model, tokenizer = weights.load(folder / "model"), ChatTokenizer(folder / "model")
         reply = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
-        addresses = [
-            stack.enter_context(scripted(options.answer_s, 2048, reply)) for _ in range(2)
-        ]
+        addresses = [stack.enter_context(scripted(options.answer_s, 2048, reply)) for _ in range(2)]
         sglang = SglangConfig(urls=tuple(addresses), tolerance=1e9, parallel=options.parallel)
         servers = stack.enter_context(
-            Servers(sglang, folder / "model", config.sampler, dtype="float32", seed=0, folder=folder)
+            Servers(
+                sglang, folder / "model", config.sampler, dtype="float32", seed=0, folder=folder
+            )
         )
         sampler = SglangSampler(
             model, tokenizer, servers,
@@ -172,7 +172,9 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         length = len(tokenizer.encode(word * 100)) / 100
         filler = word * round(case["prompt"] / length)
         step = max(count // max(case["slow"], 1), 1)
-        slow = {example.id for example in examples[:: step][: case["slow"]]} if case["slow"] else set()
+        slow = (
+            {example.id for example in examples[::step][: case["slow"]]} if case["slow"] else set()
+        )
         environment = Watched(sql.environment(), filler, slow)
         play = lambda chosen, first: rollout(  # noqa: E731
             sampler, tokenizer, environment, chosen, config=config.sampler, group_size=GROUP,
@@ -189,9 +191,13 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         time.sleep(0.2)
         if options.profile:
             import cProfile
+
             profiler = cProfile.Profile()
             if options.profile == "loop":
-                async def on(): profiler.enable()
+
+                async def on():
+                    profiler.enable()
+
                 servers.run(on())
             else:
                 profiler.enable()
@@ -201,8 +207,12 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
         cpu_s, own_s = time.process_time() - cpu_s, time.thread_time() - own_s
         if options.profile:
             import pstats
+
             if options.profile == "loop":
-                async def off(): profiler.disable()
+
+                async def off():
+                    profiler.disable()
+
                 servers.run(off())
             else:
                 profiler.disable()
@@ -248,6 +258,7 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=SglangConfig().parallel)
     parser.add_argument("--env-workers", type=int, default=8)
     parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 16))
+    parser.add_argument("--isolation", choices=["process", "thread"], default="process")
     parser.add_argument("--case", choices=CASES)
     parser.add_argument("--profile", choices=["loop", "main"])
     options = parser.parse_args()

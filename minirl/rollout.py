@@ -132,7 +132,7 @@ def rollout(
     first_episode: int,
     decoding: Decoding | None = None,
     max_turns: int | None = None,
-    env_workers: int = 8,
+    env_workers: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Trajectory]]:
     """Play `group_size` episodes of every example.
