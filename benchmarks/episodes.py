@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,18 +31,23 @@ from typing import Any
 
 import numpy as np
 
-from launch.config import load_config
+from launch.config import JobConfig, load_config
 from launch.wiring import SqlSide
 from minirl import weights
-from minirl.config import SglangConfig, TinyConfig
+from minirl.config import SglangConfig, TinyConfig, TrainConfig
 from minirl.lora import split
 from minirl.rollout import rollout
-from minirl.sglang import Servers, SglangSampler
+from minirl.samplers import make_sampler
+from minirl.sglang import Servers
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
-from sqlenv.types import Episode, Example, Message, Observation
+from minirl.types import Trajectory
+from sqlenv.config import ExecutorConfig
+from sqlenv.types import Episode, Example, Message, Observation, Table
 
-TURNS, GROUP = 4, 8
+TURNS, GROUP, SERVERS = 4, 8, 2
+FIRST_WARM = 10**6
+WORD = " the"
 TICK_S = 0.01
 TIME_LIMIT_S = 3.0
 QUERY = (
@@ -70,7 +75,7 @@ class Watched:
 
     inner: Any
     filler: str
-    slow: set[str]
+    slow: set[str] = field(default_factory=set)
     ended: list[float] = field(default_factory=list)
     slow_ended: list[float] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -85,15 +90,15 @@ class Watched:
             messages = (*others, Message(last.role, last.content + self.filler))
         return (episode, is_slow), messages
 
-    def step(self, state: tuple[Episode, bool], reply: str) -> tuple[Any, Observation | None]:
-        episode, is_slow = state
-        if is_slow and not episode.attempts:
+    def step(self, episode: tuple[Episode, bool], reply: str) -> tuple[Any, Observation | None]:
+        state, is_slow = episode
+        if is_slow and not state.attempts:
             reply = f"<sql>{SLOW_QUERY}</sql>"
-        episode, messages = self.inner.step(episode, reply)
+        state, messages = self.inner.step(state, reply)
         if messages is None:
             with self.lock:
                 (self.slow_ended if is_slow else self.ended).append(time.perf_counter())
-        return (episode, is_slow), messages
+        return (state, is_slow), messages
 
 
 class Ticker:
@@ -135,141 +140,152 @@ def scripted(answer_s: float, vocab: int, ids: list[int]) -> Generator[str]:
             process.kill()
 
 
-def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    case = CASES[name]
-    config = load_config(
-        "progress-demo.yaml",
-        [
-            "data.demo.train_databases=8", "data.demo.validation_databases=1",
-            "data.demo.test_databases=1", f"env.turns={TURNS}", f"executor.isolation={options.isolation}",
-            f"executor.workers={options.workers}",
-            f"executor.timeout_s={TIME_LIMIT_S}", "executor.max_steps=2000000000",
-            "sampler.max_prompt_tokens=8000", "sampler.max_response_tokens=4000",
-            "sampler.max_reply_tokens=512", f"run.dir={folder}",
-        ],
-    )  # fmt: skip
-    with ExitStack() as stack:
-        sql = stack.enter_context(SqlSide(config, folder))
-        count = options.episodes // GROUP
-        examples = sql.examples("train")[:count]
+@dataclass
+class Bench:
+    """All that plays episodes of a case.
+
+    Attributes:
+        examples: One for each group.
+        environment: Where they are played.
+        servers: In use.
+        play: Plays groups; takes their examples and the number of the first episode.
+    """
+
+    examples: Sequence[Example]
+    environment: Watched
+    servers: Servers
+    play: Callable[[Sequence[Example], int], list[list[Trajectory]]]
+
+
+def settings(options: argparse.Namespace, folder: Path) -> JobConfig:
+    given = {
+        "data.demo.train_databases": 8,
+        "data.demo.validation_databases": 1,
+        "data.demo.test_databases": 1,
+        "env.turns": TURNS,
+        "executor.isolation": "process",
+        "executor.workers": options.workers,
+        "executor.timeout_s": TIME_LIMIT_S,
+        "executor.max_steps": 2**31 - 1,
+        "sampler.max_prompt_tokens": 8000,
+        "sampler.max_response_tokens": 4000,
+        "sampler.max_reply_tokens": 512,
+        "run.dir": folder,
+    }
+    return load_config("progress-demo.yaml", [f"{key}={value}" for key, value in given.items()])
+
+
+@contextmanager
+def bench(name: str, options: argparse.Namespace, folder: Path) -> Generator[Bench]:
+    """Make data, a model and servers."""
+    case, config = CASES[name], settings(options, folder)
+    with SqlSide(config, folder) as sql, ExitStack() as stack:
+        examples = sql.examples("train")[: options.episodes // GROUP]
         texts = [sql.first_prompt(example)[-1].content for example in examples]
-        make_tiny(folder / "model", [*texts, *[REPLY, SLOW_QUERY] * 50], TinyConfig(), 0)
+        make_tiny(folder / "model", [*texts, *[REPLY] * 50], TinyConfig(), 0)
         model, tokenizer = weights.load(folder / "model"), ChatTokenizer(folder / "model")
         reply = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
-        addresses = [stack.enter_context(scripted(options.answer_s, 2048, reply)) for _ in range(2)]
-        sglang = SglangConfig(urls=tuple(addresses), tolerance=1e9, parallel=options.parallel)
+        urls = [
+            stack.enter_context(scripted(options.answer_s, model.config.vocab_size, reply))
+            for _ in range(SERVERS)
+        ]
         servers = stack.enter_context(
             Servers(
-                sglang, folder / "model", config.sampler, dtype="float32", seed=0, folder=folder
+                SglangConfig(urls=tuple(urls), tolerance=1e9),
+                folder / "model",
+                config.sampler,
+                dtype="float32",
+                seed=0,
+                folder=folder,
             )
         )
-        sampler = SglangSampler(
-            model, tokenizer, servers,
-            logprobs=lambda _, rows, __: [[np.full(len(row.ids), -1.0) for row in group] for group in rows],
-        )  # fmt: skip
-        sampler.set_weights(split(model)[1], version=0)
-        word = " the"
-        length = len(tokenizer.encode(word * 100)) / 100
-        filler = word * round(case["prompt"] / length)
-        step = max(count // max(case["slow"], 1), 1)
-        slow = (
-            {example.id for example in examples[::step][: case["slow"]]} if case["slow"] else set()
+        sampler = make_sampler(
+            model, config.sampler, tokenizer, group_size=GROUP, seed=0, servers=servers
         )
-        environment = Watched(sql.environment(), filler, slow)
-        play = lambda chosen, first: rollout(  # noqa: E731
-            sampler, tokenizer, environment, chosen, config=config.sampler, group_size=GROUP,
-            first_episode=first, max_turns=TURNS, env_workers=options.env_workers,
-        )  # fmt: skip
+        sampler.set_weights(split(model)[1], version=0)
+        filler = WORD * round(case["prompt"] / len(tokenizer.encode(WORD * 100)) * 100)
+        environment = Watched(sql.environment(), filler)
+        # What a run has once is there: worker processes, gold results, prompts, connections.
         sql.executor.start()
-        sql.executor.gold_many([(e.database, e.gold_sql) for e in examples])
-        environment.slow = set()
-        play(examples[:2], 10**6)
-        environment.slow, environment.ended = slow, []
-        ticker = Ticker()
-        before = memory()
-        ticking = servers.start(ticker.run())
+        sql.executor.gold_many([(example.database, example.gold_sql) for example in examples])
+
+        def play(chosen: Sequence[Example], first_episode: int) -> list[list[Trajectory]]:
+            return rollout(
+                sampler,
+                tokenizer,
+                environment,
+                chosen,
+                config=config.sampler,
+                group_size=GROUP,
+                first_episode=first_episode,
+                max_turns=TURNS,
+                env_workers=options.env_workers,
+            )
+
+        play(examples[:4], FIRST_WARM)
+        environment.ended.clear()
+        if case["slow"]:
+            environment.slow = {e.id for e in examples[: case["slow"]]}
+        yield Bench(examples, environment, servers, play)
+
+
+def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Play a case, and say what it took."""
+    with bench(name, options, folder) as case:
+        ticker, before = Ticker(), memory()
+        ticking = case.servers.start(ticker.run())
         time.sleep(0.2)
-        if options.profile:
-            import cProfile
-
-            profiler = cProfile.Profile()
-            if options.profile == "loop":
-
-                async def on():
-                    profiler.enable()
-
-                servers.run(on())
-            else:
-                profiler.enable()
         cpu_s, own_s, begun = time.process_time(), time.thread_time(), time.perf_counter()
-        groups = play(examples, 0)
+        groups = case.play(case.examples, 0)
         wall_s = time.perf_counter() - begun
         cpu_s, own_s = time.process_time() - cpu_s, time.thread_time() - own_s
-        if options.profile:
-            import pstats
-
-            if options.profile == "loop":
-
-                async def off():
-                    profiler.disable()
-
-                servers.run(off())
-            else:
-                profiler.disable()
-            pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
         ticking.cancel()
-        time.sleep(0.1)
-        turns = [len(episode.turns) for group in groups for episode in group]
-        lengths = [len(turn.reply.ids) for group in groups for e in group for turn in e.turns]
-        prompt = groups[0][0].turns[0].observation_ids
-        requests = sum(turns)
+        case.servers.run(asyncio.sleep(0.1))
+    episodes = [episode for group in groups for episode in group]
+    requests = sum(len(episode.turns) for episode in episodes)
     late_ms = 1000 * np.array(ticker.late_s)
-    ends = np.array(environment.ended) - begun
+    ends_s = np.array(case.environment.ended) - begun
+    rows = [attempt.result for episode in episodes for attempt in episode.episode[0].attempts]
     return {
-        "case": name,
-        "episodes": len(turns),
-        "turns": float(np.mean(turns)),
-        "prompt_ids": len(prompt),
-        "reply_ids": float(np.mean(lengths)),
+        "episodes": len(episodes),
         "requests": requests,
+        "queries_that_ran": sum(isinstance(result, Table) for result in rows),
+        "prompt_ids": len(episodes[0].turns[0].observation_ids),
+        "reply_ids": len(episodes[0].turns[0].reply.ids),
         "wall_s": round(wall_s, 2),
-        "ideal_s": round(max(turns) * options.answer_s, 2),
-        "client_cpu_ms_per_request": round(1000 * cpu_s / requests, 3),
-        "of_which_event_loop_ms": round(1000 * ticker.loop_s / requests, 3),
-        "of_which_rollout_ms": round(1000 * own_s / requests, 3),
-        "loop_delay_ms": {
-            "p50": round(float(np.percentile(late_ms, 50)), 2),
-            "p99": round(float(np.percentile(late_ms, 99)), 2),
-            "max": round(float(late_ms.max()), 2),
-        },
+        "ideal_s": TURNS * options.answer_s,
+        "cpu_ms_per_request": round(1000 * cpu_s / requests, 3),
+        "of_it_event_loop": round(1000 * ticker.loop_s / requests, 3),
+        "of_it_rollout": round(1000 * own_s / requests, 3),
+        "loop_delay_ms": percentiles(late_ms),
         "memory_mb": {"before": round(before / 1e6, 1), "peak": round(ticker.most_bytes / 1e6, 1)},
-        "memory_kb_per_episode": round((ticker.most_bytes - before) / len(turns) / 1e3, 1),
-        "ended_s": {
-            "p50": round(float(np.percentile(ends, 50)), 2), "last": round(float(ends.max()), 2)
-        },
-        "slow_ended_s": [round(end - begun, 2) for end in environment.slow_ended],
-    }  # fmt: skip
+        "memory_kb_per_episode": round((ticker.most_bytes - before) / len(episodes) / 1e3, 1),
+        "ended_s": percentiles(ends_s),
+        "slow_ended_s": [round(end - begun, 2) for end in case.environment.slow_ended],
+    }
+
+
+def percentiles(values: np.ndarray) -> dict[str, float]:
+    shares = {"p50": 50, "p99": 99, "max": 100}
+    return {name: round(float(np.percentile(values, at)), 2) for name, at in shares.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--answer-s", type=float, default=0.05)
-    parser.add_argument("--parallel", type=int, default=SglangConfig().parallel)
-    parser.add_argument("--env-workers", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=min(os.cpu_count() or 1, 16))
-    parser.add_argument("--isolation", choices=["process", "thread"], default="process")
+    parser.add_argument("--env-workers", type=int, default=TrainConfig().env_workers)
+    parser.add_argument("--workers", type=int, default=ExecutorConfig().workers)
     parser.add_argument("--case", choices=CASES)
-    parser.add_argument("--profile", choices=["loop", "main"])
     options = parser.parse_args()
     if options.case:
         with tempfile.TemporaryDirectory() as folder:
             print(json.dumps(measure(options.case, options, Path(folder))))
         return
-    found = {}
+    found: dict[str, Any] = {}
     for case in CASES:
         line = [sys.executable, __file__, *sys.argv[1:], "--case", case]
-        done = subprocess.run(line, check=True, capture_output=True, text=True)
+        done = subprocess.run(line, check=True, stdout=subprocess.PIPE, text=True)
         found[case] = json.loads(done.stdout)
     print(json.dumps(found | {"cpu_count": os.cpu_count(), "load_average": os.getloadavg()[0]}))
 

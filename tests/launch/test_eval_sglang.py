@@ -1,4 +1,4 @@
-"""Evaluation and verbal RL of a policy that servers sample: what they are told, what results say."""
+"""Evaluation and verbal RL of a policy that servers sample: what they are asked and told."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from minirl.errors import UserError as ModelError
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from sqlenv.errors import UserError
+from tests.minirl.fake_sglang import Fake
 
-from ..minirl.fake_sglang import Fake
 from .conftest import TINY, verbal_folder
 
 QUESTIONS = 3

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,7 +93,7 @@ class Deep:
 
 
 @contextmanager
-def scripted(ids: list[int], vocab: int) -> Iterator[str]:
+def scripted(ids: list[int], vocab: int) -> Generator[str]:
     """Start the benchmark's server; give its address."""
     script = str(ROOT / "benchmarks" / "_scripted_server.py")
     line = [sys.executable, script, "0.01", str(vocab), ",".join(map(str, ids))]
@@ -119,19 +119,19 @@ def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serv
     environment = Deep(toy.Said)
     before = threading.active_count()
     most: list[int] = []
-    with scripted([10, 11, 1], toy.CONFIG.vocab_size) as one:
-        with scripted([10, 11, 1], toy.CONFIG.vocab_size) as two:
-            servers = serve([one, two], parallel=parallel)
-            sampler = make_sampler(
-                toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
-            )
-            sampler.set_weights(split(toy.model())[1], version=0)
-            groups = rollout(
-                sampler, toy.Tokenizer(), environment, ["AB", "CDE"] * 125, config=LIMITS,
-                group_size=4, first_episode=0, max_turns=3, env_workers=workers,
-                progress=lambda *_: most.append(threading.active_count()),
-            )  # fmt: skip
-            counts = [told(url) for url in (one, two)]
+    reply, vocab = [10, 11, 1], toy.CONFIG.vocab_size
+    with scripted(reply, vocab) as one, scripted(reply, vocab) as two:
+        servers = serve([one, two], parallel=parallel)
+        sampler = make_sampler(
+            toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
+        )
+        sampler.set_weights(split(toy.model())[1], version=0)
+        groups = rollout(
+            sampler, toy.Tokenizer(), environment, ["AB", "CDE"] * 125, config=LIMITS,
+            group_size=4, first_episode=0, max_turns=3, env_workers=workers,
+            progress=lambda *_: most.append(threading.active_count()),
+        )  # fmt: skip
+        counts = [told(url) for url in (one, two)]
     assert [len(group) for group in groups] == [4] * 250
     assert all(len(episode.turns) == 3 for group in groups for episode in group)
     assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
