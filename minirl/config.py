@@ -121,7 +121,7 @@ class SglangConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """Who samples the training episodes; accuracy is always measured with the native sampler."""
+    """Who samples: the training episodes, and what accuracy is measured with."""
 
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
@@ -440,8 +440,9 @@ class TrainConfig(Settings):
     """Steps between measurements of the KL to the start; each costs one more forward pass."""
     sample_every: PositiveInt = 10
     """Steps between samples of trajectories in trajectories.jsonl."""
-    env_workers: PositiveInt = 8
-    """Threads that wait for environments."""
+    env_workers: PositiveInt = 32
+    """Threads that wait for environments: with a sampler that does not wait for them in turn, fewer
+    slow queries than this at a time delay their own episodes alone."""
 
     @property
     def all_steps(self) -> int:
