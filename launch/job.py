@@ -76,7 +76,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         task = sql.task(examples, tokenizer, validate=validate)
         trainer = Trainer(
             model, tokenizer, task, config.train, config.sampler,
-            seed=config.seed, folder=folder, servers=servers,
+            seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
         with cli.progress_bar("learning") as progress:
             progress(trainer.step, config.train.all_steps, cli.COMPILING)

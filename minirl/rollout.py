@@ -72,7 +72,7 @@ def flatten(trajectory: Trajectory) -> Flat:
         ids += [*turn.observation_ids, *turn.reply.ids]
         is_action += [False] * observed + [True] * sampled
         logprobs += [*([0.0] * observed), *turn.reply.logprobs]
-        versions += [-1] * observed + [turn.reply.version] * sampled
+        versions += [*([-1] * observed), *turn.reply.versions]
     return Flat(
         np.array(ids, np.int32),
         np.array(is_action, bool),
@@ -134,6 +134,8 @@ def rollout(
     max_turns: int | None = None,
     env_workers: int = 32,
     progress: Callable[[int, int], None] | None = None,
+    ended: Callable[[int, list[Trajectory]], None] | None = None,
+    check: Callable[[], None] = preemption.check,
 ) -> list[list[Trajectory]]:
     """Play `group_size` episodes of every example.
 
@@ -151,6 +153,9 @@ def rollout(
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
         progress: Called with (episodes ended, episodes in all).
+        ended: Called with (place, group) when all episodes of an example have ended; at once and
+            with none where it is left out.
+        check: Called now and then; the rollout ends with what it raises.
 
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
@@ -163,9 +168,16 @@ def rollout(
     pool = ThreadPoolExecutor(env_workers, thread_name_prefix="environment")
     work = _Work(sampler, pool)
     played = _Round(sampler, tokenizer, environment, work, limits, examples, group_size)
+
+    def note(place: int) -> None:
+        if progress is not None:
+            progress(*played.counts)
+        if ended is not None and not played.left[place]:
+            ended(place, [episode.trajectory() for episode in played.groups[place]])
+
     try:
-        played.reset(first_episode)
-        played.play(progress)
+        played.reset(first_episode, note)
+        played.play(check)
     finally:
         # After an error the sampler must not keep what nobody will ask for.
         for episode in played.episodes.values():
@@ -196,15 +208,14 @@ class _Work:
         else:
             future.add_done_callback(lambda ended: self._note(then, ended))
 
-    def take(self) -> bool:
-        """Go on with what has ended; tell whether there was any."""
+    def take(self) -> None:
+        """Go on with what has ended."""
         found, self.awaited = self.awaited, []
         with suppress(Empty):
             while True:
                 found.append(self._ended.get_nowait())
         for then, future in found:
             then(future.result())
-        return bool(found)
 
     def _note(self, then: Callable[[Any], None], ended: Future[Any]) -> None:
         if not ended.cancelled():
@@ -218,6 +229,7 @@ class _Round:
     Attributes:
         groups: Of each example; empty before they begin, and where the prompt is too long.
         episodes: Those that have begun, by number.
+        left: Episodes of each group that have not ended.
     """
 
     def __init__(
@@ -235,27 +247,38 @@ class _Round:
         self._group_size = group_size
         self.groups: list[list[_Episode]] = [[] for _ in examples]
         self.episodes: dict[int, _Episode] = {}
+        self.left = [group_size for _ in examples]
         self._too_long: list[tuple[int, Any]] = []
         self._waiting = len(examples)  # groups that have not begun
-        self._ended = 0
 
-    def reset(self, first_episode: int) -> None:
-        """Start all episodes, each group when it is there."""
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Return how many episodes have ended, and how many there are."""
+        count = len(self.episodes) + self._waiting * self._group_size
+        return count - sum(self.left), count
+
+    def reset(self, first_episode: int, note: Callable[[int], None]) -> None:
+        """Start all episodes, each group when it is there.
+
+        Args:
+            first_episode: Number of the first one.
+            note: Called with the place of a group when an episode of it has ended, or all are left
+                out.
+        """
+        self._first_episode, self._note = first_episode, note
         for n, example in enumerate(self._examples):
-            first = first_episode + n * self._group_size
-            self._work.begin(partial(self._begin, n, first), self._start, example)
+            self._work.begin(partial(self._begin, n), self._start, example)
         if self._work.awaited:
             self._work.take()
 
-    def play(self, progress: Callable[[int, int], None] | None) -> None:
+    def play(self, check: Callable[[], None]) -> None:
         """Sample and step until every episode ended; environments work meanwhile."""
         work, sampler = self._work, self._sampler
-        while self._waiting or self._ended < len(self.episodes):
-            preemption.check()
+        while any(self.left):
+            check()
             steps = _STEPS_BESIDE_ENVIRONMENTS if work.awaited else _STEPS
             replies = sampler.advance(max_steps=steps)
-            if work.take() and progress is not None:
-                progress(self._ended, len(self.episodes) + self._waiting * self._group_size)
+            work.take()
             for number, reply in replies:
                 self._judge(self.episodes[number], reply)
 
@@ -263,10 +286,11 @@ class _Round:
         """Start a group, its members one after the other: a prompt is then made once for all."""
         return [self._environment.reset(example) for _ in range(self._group_size)]
 
-    def _begin(self, n: int, first: int, starts: list[tuple[Any, Sequence[Message]]]) -> None:
+    def _begin(self, n: int, starts: list[tuple[Any, Sequence[Message]]]) -> None:
         """Ask for a group's first replies; a prompt is encoded once for all that are shown it."""
         encoded: tuple[Sequence[Message], list[int]] | None = None
         group = []
+        first = self._first_episode + n * self._group_size
         for number, (state, messages) in enumerate(starts, first):
             if encoded is None or encoded[0] != messages:
                 encoded = (messages, self._tokenizer.encode_chat(messages))
@@ -276,7 +300,8 @@ class _Round:
         longest = max(episode.prompt_length for episode in group)
         if longest > self._limits.config.max_prompt_tokens:
             self._too_long.append((longest, self._examples[n]))
-            group = []
+            group, self.left[n] = [], 0
+            self._note(n)
         self.groups[n] = group
         for episode in group:
             self.episodes[episode.number] = episode
@@ -317,6 +342,8 @@ class _Round:
                 episode.ids += observation
                 self._sampler.submit(limits.request(episode))
         if episode.ended is not None:
-            self._ended += 1
             if not is_last:
                 self._sampler.release(episode.number)
+            n = (episode.number - self._first_episode) // self._group_size
+            self.left[n] -= 1
+            self._note(n)
