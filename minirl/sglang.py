@@ -10,6 +10,7 @@ import asyncio
 import copy
 import itertools
 import queue
+import resource
 import uuid
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -48,6 +49,8 @@ from minirl.ways import WAYS, Parcel
 _LOOK_S = 0.2
 _CONNECT_S = 10.0
 _CLOSE_S = 10.0
+# Files of a process that are no connections to servers: data, databases, logs, devices.
+_OTHER_FILES = 512
 # Servers close connections that nobody used for 5 s; one that is being closed takes no request.
 _IDLE_S = 2.0
 _PROBE_TOKENS = 64
@@ -168,8 +171,10 @@ class Servers:
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
-            found = [(child.url, child) for child in children]
-            self.run(self._open(found or [(url, None) for url in _own(self._config.urls)]))
+            found: list[tuple[str, Child | None]] = [(child.url, child) for child in children]
+            found = found or [(url, None) for url in _own(self._config.urls)]
+            _allow_connections(len(found) * self._config.parallel)
+            self.run(self._open(found))
             self._stack = stack.pop_all()
         return self
 
@@ -427,6 +432,23 @@ def _own(urls: Sequence[str]) -> list[str]:
     """Share servers out to the processes; of fewer servers than processes several share one."""
     here = jax.process_index()
     return list(urls[here :: hosts.count()]) or [urls[here % len(urls)]]
+
+
+def _allow_connections(count: int) -> None:
+    """Let this process have so many connections at once, besides its other files.
+
+    Raises:
+        UserError: The system does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
+            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:

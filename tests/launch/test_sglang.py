@@ -34,7 +34,11 @@ from .sglang_server import OPTIONS, VARIABLES, serve
 
 QUESTIONS, JUDGEMENTS, KILL_AT = 3, 2, 12
 ANSWERS = tuple(f"<sql>SELECT {number}</sql>" for number in range(4))
-CALL = write_call("SELECT 1", AgenticConfig())
+# Each is a call until there is none left, then an answer.
+CALLS = tuple(
+    f"{write_call(f'SELECT {number}', AgenticConfig())}\n```sql\nSELECT {number}\n```"
+    for number in range(2)
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,13 +155,15 @@ def test_an_evaluation_asks_a_real_server_by_text(sglang_python, place, tmp_path
 @pytest.mark.timeout(900)
 def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tmp_path):
     """Two servers are launched; the greedy episodes of both samplers are the same."""
-    place = verbal_folder(tmp_path, {"candidates": 2, "max_tokens": 24}, questions=8)
-    make_model(place, (CALL,))
+    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 80}
+    place = verbal_folder(tmp_path, settings, questions=8)
+    make_model(place, CALLS)
     config = yaml.safe_load((place / "verbal.yaml").read_text(encoding="utf-8"))
     config["env"] = {"kind": "agentic", "calls": 2, "response_chars": 80}
     config["reward"] = {"kind": "astra"}
     config["evaluation"]["episode"] = "agentic"
-    config["sampler"] |= {"max_prompt_tokens": 1500, "max_reply_tokens": 64}
+    config["sampler"] |= {"max_prompt_tokens": 3000, "max_response_tokens": 500}
+    config["sampler"]["max_reply_tokens"] = 80
     config["rollout"] = {
         "sglang": {
             "launch": 2, "python": sglang_python, "variables": VARIABLES,
@@ -175,9 +181,11 @@ def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tm
     assert run(evaluation, "served", "rollout.backend=sglang")["sampler"] == "sglang"
     native, served = (tmp_path / name / "predictions.jsonl" for name in ("native", "served"))
     assert native.read_bytes() == served.read_bytes()
+    answers = {json.loads(line)["sql"] for line in native.read_text().splitlines()}
+    assert answers & {"SELECT 0", "SELECT 1"}
     logs = [(tmp_path / "served" / f"sglang-{n}.log").read_text() for n in range(2)]
-    # Both have worked, and the episodes have turns: 8 are of one reply each otherwise.
-    assert all("POST /generate" in log for log in logs)
-    assert sum(log.count("POST /generate") for log in logs) >= 2 * 8
+    # Besides what each is asked at the start: episodes of three turns.
+    assert all(log.count("POST /generate") > 3 * 3 for log in logs)
+    assert sum(log.count("POST /generate") for log in logs) >= 3 * 8
     cost = run(verbal, "verbal", "rollout.backend=sglang")["cost"]
     assert cost["generate"]["calls"] >= 2 * 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 
 from minirl.config import SamplerConfig, SglangConfig
+from minirl.errors import UserError
 from minirl.lora import split
 from minirl.rollout import rollout
 from minirl.samplers import make_sampler
@@ -70,6 +72,20 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
         one.set_weights(second, version=4)
         assert pushes() == 3
     finally:
+        fake.close()
+
+
+def test_connections_are_allowed_or_refused(toy, serve):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fake = Fake(vocab=toy.CONFIG.vocab_size)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        serve([fake.url], parallel=300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
+        with pytest.raises(UserError, match=f"the system allows {hard}; lower it"):
+            serve([fake.url], parallel=hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         fake.close()
 
 
