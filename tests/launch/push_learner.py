@@ -40,7 +40,8 @@ def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[
     model = weights.load(model_folder, mesh=mesh)
     graph, params, frozen = split(model)
     sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
-    config = SglangConfig(urls=tuple(urls), push=way, push_s=60, start_s=60, wait_s=60)
+    settings = {"urls": tuple(urls), "push": way, "push_s": 60, "start_s": 60, "wait_s": 60}
+    config = SglangConfig.model_validate(settings)
 
     @jax.jit
     def score(params: nnx.State, ids_BT: jax.Array) -> jax.Array:
@@ -55,14 +56,18 @@ def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[
         ids = rows[0][0].ids
         return [[np.concatenate([[0.0], score(params, ids[None])])]]
 
-    found: dict[str, Any] = {"gaps": [], "pushes": []}
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    found: dict[str, Any] = {"gaps": [], "pushes": [], "bytes": size, "asked": LONG}
     servers = Servers(config, model_folder, sampler, dtype="float32", seed=0, folder=work)
     with servers:
         one = SglangSampler(model, ChatTokenizer(model_folder), servers, logprobs=logprobs)
         wish = Wish((5, 6, 7), LONG, Decoding(), (), servers.vocab_size)
         asked = None
         for version in range(3):
-            params = jax.tree.map(lambda leaf: leaf * 1.05, params)
+            before = score(params, np.array([servers.probe_ids]))
+            params = jax.tree.map(lambda leaf: leaf * 1.2, params)
+            after = score(params, np.array([servers.probe_ids]))
+            found["moved"] = min(found.get("moved", 1e9), float(abs(after - before).mean()))
             if version == 1:
                 asked = servers.start(servers.fleet.sample(1, wish))
             one.set_weights(params, version=version)

@@ -2,6 +2,7 @@
 
 PyTorch is not needed: a stand-in says what it would send.
 """
+# ruff: noqa: F401, F811  (fixtures of another file)
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from minirl.preemption import Preempted
 from minirl.sglang import SglangConfig
 from minirl.ways import Bucket
 
-from .test_fleet import (  # noqa: F401
+from .test_fleet import (
     SEEN,
     WISH,
     _forget,
@@ -263,7 +264,7 @@ def test_a_server_of_several_ranks_gets_a_copy_for_each(fakes, serve):
 def test_refused_weights_stop_the_run_with_what_to_do(fakes, serve, way):
     servers = serve(fakes, push=False, push_with=way, push_s=3)
     fakes[1].faults[PARTS[way][1]] = [400]
-    with pytest.raises(UserError, match="does not take the learner's weights .* the same model"):
+    with pytest.raises(UserError, match=r"does not take the learner's weights .* the same model"):
         send(servers, "x", 3)
 
 
