@@ -68,8 +68,10 @@ def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[
     found: dict[str, Any] = {"gaps": [], "pushes": [], "bytes": size, "asked": LONG}
     servers = Servers(config, model_folder, sampler, dtype="float32", seed=0, folder=work)
     with servers:
-        one = SglangSampler(model, ChatTokenizer(model_folder), servers, logprobs=logprobs)
-        wish = Wish((5, 6, 7), LONG, Decoding(), (), servers.vocab_size)
+        tokenizer = ChatTokenizer(model_folder)
+        one = SglangSampler(model, tokenizer, servers, logprobs=logprobs)
+        stops = tuple(tokenizer.stop_ids)
+        wish = Wish((5, 6, 7), LONG, Decoding(), stops, servers.vocab_size)
         asked = None
         for version in range(3):
             before = score(params, np.array([servers.probe_ids]))

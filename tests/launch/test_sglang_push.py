@@ -79,7 +79,7 @@ def test_servers_compute_what_the_learner_does(
     assert len(found["gaps"]) == 3
     assert max(found["gaps"]) < 1e-4
     assert found["moved"] > 1e-2  # what the weights of the step before would be off by
-    assert found["reply"] == found["asked"]
+    assert 0 < found["reply"] <= found["asked"]
     assert found["numbers"]["sglang/requests"] == 1
     assert found["pushes"][0]["sglang/servers"] == 2
     for push in [*found["pushes"], found["numbers"]]:
