@@ -87,6 +87,7 @@ class _Member:
         self.is_loading = False
         self.is_waiting = False  # left out and well, until the next weights
         self.ranks = 1
+        self.weights = ""  # name of those that it was last brought to
         self.asked = 0  # requests that wait for it or are under way
         self.left_at = 0.0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -242,8 +243,8 @@ class Fleet:
             member.slots.release()
 
     async def _ask(self, member: _Member, wish: Wish) -> Sampled:
-        rid, weights = next(self._rids), self._weights
-        assert weights is not None
+        # Newer ones may be on their way: until they are there, these are right.
+        rid, since = next(self._rids), member.weights
         timeout_s = self._config.timeout_s
         answer = asyncio.create_task(member.server.sample(wish, rid=rid, timeout_s=timeout_s))
         is_met = False
@@ -260,8 +261,8 @@ class Fleet:
                 self._spawn(member.server.abort(rid))
         pushed = list(self._versions)
         for name in dict.fromkeys(sampled.versions):
-            if name not in pushed[pushed.index(weights.name) :]:
-                raise ServerError("stale", f"replies with weights {name}, not {weights.name}")
+            if name not in pushed[pushed.index(since) :]:
+                raise ServerError("stale", f"replies with weights {name}, not {since}")
         return sampled
 
     def _leave_out(self, member: _Member, error: ServerError) -> None:
@@ -432,6 +433,7 @@ class Fleet:
                 await member.server.load(parcels or once_more(weights.again), weights.name, taking)
                 parcels = None
                 await self._compare(member, weights)
+                member.weights = weights.name
         finally:
             member.is_loading = False
 

@@ -8,7 +8,9 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from minirl.server import NEEDED
 from minirl.ways import WAYS
@@ -51,7 +53,7 @@ class Fake:
         self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
         self.is_updating, self.taken, self.versions, self.copies = False, {}, [], 0
         # By the name of a group: gives what its next broadcast brings.
-        self.receive = None
+        self.receive: Callable[[str], Any] = lambda group: None
         self.version, self.context, self.order = "0.5.23", 4096, []
         fake = self
 
@@ -167,7 +169,9 @@ class Fake:
         return 200, {"success": True}
 
     def on_update_weights_from_distributed(self, body):
-        return self.take(body, dict(zip(body["names"], self.receive(body["group_name"]))))
+        return self.take(
+            body, dict(zip(body["names"], self.receive(body["group_name"]), strict=True))
+        )
 
     def on_update_weights_from_tensor(self, body):
         texts = body["serialized_named_tensors"]

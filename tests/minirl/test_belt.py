@@ -2,6 +2,7 @@
 
 PyTorch is not needed: a stand-in says what it would send.
 """
+# ruff: noqa: F401, F811  (fixtures of another file)
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from minirl.preemption import Preempted
 from minirl.sglang import SglangConfig
 from minirl.ways import Bucket
 
-from .test_fleet import (  # noqa: F401
+from .test_fleet import (
     SEEN,
     WISH,
     _forget,
@@ -157,6 +158,23 @@ def test_a_server_that_hangs_half_way_is_given_up_at_its_deadline(fakes, serve, 
     assert fakes[0].taken == of(4)
 
 
+def test_until_new_weights_are_there_replies_with_the_old_ones_are_right(fakes, serve, way):
+    """The learner may take long to make the first parcel; servers sample on."""
+    servers = serve(fakes, push=False, push_with=way)
+    send(servers, "x", 3)
+    found = []
+
+    def made():
+        wait_until(lambda: "y" in servers.fleet._versions)
+        found.extend(ask(servers, range(4)))
+        yield from parcels(4)
+
+    send(servers, "y", 4, made=made())
+    assert [reply.versions for reply in found] == [("x",) * 3] * 4
+    assert ask(servers)[0].versions == ("y",) * 3
+    assert numbers_are(servers, requests=5, retries=0, left_out=0)
+
+
 def test_what_is_sampled_with_a_part_of_the_weights_is_refused(fakes, serve):
     """A server that goes on after a push that failed half way says so in its answers."""
     servers = serve(fakes, push=False, push_with="tensor")
@@ -263,7 +281,7 @@ def test_a_server_of_several_ranks_gets_a_copy_for_each(fakes, serve):
 def test_refused_weights_stop_the_run_with_what_to_do(fakes, serve, way):
     servers = serve(fakes, push=False, push_with=way, push_s=3)
     fakes[1].faults[PARTS[way][1]] = [400]
-    with pytest.raises(UserError, match="does not take the learner's weights .* the same model"):
+    with pytest.raises(UserError, match=r"does not take the learner's weights .* the same model"):
         send(servers, "x", 3)
 
 

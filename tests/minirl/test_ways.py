@@ -40,7 +40,7 @@ def test_tensors_have_the_type_that_servers_compute_in(toy, make):
     params = nnx.state(toy.model(), nnx.Param)
     found = dict(make(params, "bfloat16"))
     assert {array.dtype for array in found.values()} == {jnp.dtype("bfloat16")}
-    norm = params["final_norm"][...].astype(jnp.bfloat16)
+    norm = toy.model().final_norm[...].astype(jnp.bfloat16)
     np.testing.assert_array_equal(found["model.norm.weight"], norm)
 
 
