@@ -15,6 +15,8 @@ from minirl import leash
 from minirl.config import SglangConfig
 from minirl.errors import UserError
 
+PYTHON = "MINIRL_SGLANG_PYTHON"
+"""Environment variable that names the interpreter where `rollout.sglang.python` does not."""
 _HOST = "127.0.0.1"
 _END_S = 20
 # How much of a server's log a message shows.
@@ -97,9 +99,9 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     Raises:
         UserError: The interpreter is not there.
     """
-    python = config.python or sys.executable
+    python = config.python or os.environ.get(PYTHON) or sys.executable
     if shutil.which(python) is None:
-        raise UserError(f"rollout.sglang.python: there is no program {python}")
+        raise UserError(f"rollout.sglang.python (or {PYTHON}): there is no program {python}")
     logs.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     for number in range(config.launch):

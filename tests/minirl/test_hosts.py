@@ -318,4 +318,8 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
 def test_a_slurm_task_alone_on_its_node_takes_all_gpus(monkeypatch, tasks, gpus, devices):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert hosts._slurm_devices() == devices
+    # The others are for servers; JAX counts those that it sees.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert hosts._slurm_devices() == (devices and [0, 1])
