@@ -8,6 +8,9 @@
 #
 # Arguments are those of launch.train; without any it runs the demo. More: docs/deployment.md.
 
+# What is large and changes less has layers of its own.
+# hadolint global ignore=DL3059
+
 FROM python:3.12-slim-trixie AS base
 ENV HOME=/home/minirl \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
@@ -54,8 +57,15 @@ RUN python -m venv /opt/sglang \
 RUN /opt/sglang/bin/pip install --constraint /opt/minirl-sql/constraints-sglang.txt sglang
 RUN pip install --only-deps --constraint /opt/minirl-sql/constraints.txt \
     --build-constraint /opt/minirl-sql/constraints.txt "/opt/minirl-sql[gpu]"
+# SGLang looks there for CUDA's compiler, which came as a wheel and has its libraries elsewhere.
+RUN ln -s /opt/sglang/lib/python3.12/site-packages/nvidia/cu13 /usr/local/cuda \
+    && ln -s lib /usr/local/cuda/lib64 \
+    && ln -s libcudart.so.13 /usr/local/cuda/lib/libcudart.so
 COPY --from=code /code /usr/local
-ENV MINIRL_SGLANG_PYTHON=/opt/sglang/bin/python
+# The driver is where GKE mounts it; others put it where all libraries are.
+ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 \
+    MINIRL_SGLANG_PYTHON=/opt/sglang/bin/python \
+    PATH=$PATH:/opt/sglang/bin
 USER 1000
 ENTRYPOINT ["python", "-m", "launch.train", "--accel", "gpu"]
 CMD ["--cfg", "progress-demo.yaml"]
@@ -65,6 +75,8 @@ RUN pip install --only-deps --constraint /opt/minirl-sql/constraints.txt \
     --build-constraint /opt/minirl-sql/constraints.txt "/opt/minirl-sql[cpu,dev]"
 COPY . /opt/minirl-sql
 COPY --from=code /code /usr/local
+# Whoever runs the tests may not write beside them.
+ENV PYTEST_ADDOPTS="-p no:cacheprovider"
 USER 1000
 ENTRYPOINT ["python", "-m", "launch.train", "--accel", "cpu"]
 CMD ["--cfg", "progress-demo.yaml"]

@@ -100,7 +100,8 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
         UserError: The interpreter is not there.
     """
     python = config.python or os.environ.get(PYTHON) or sys.executable
-    if shutil.which(python) is None:
+    found = shutil.which(python)
+    if found is None:
         raise UserError(f"rollout.sglang.python (or {PYTHON}): there is no program {python}")
     logs.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
@@ -119,7 +120,9 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
         for name, value in words.items():
             if value is not False:
                 line += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        variables = dict(config.variables)
+        # SGLang calls programs of its environment (ninja), as if that were activated.
+        path = os.pathsep.join([str(Path(found).parent.absolute()), os.environ["PATH"]])
+        variables = {"PATH": path, **config.variables}
         if config.devices:
             variables["CUDA_VISIBLE_DEVICES"] = config.devices[number]
         children.append(Child(line, variables, port, logs / f"sglang-{number}.log"))

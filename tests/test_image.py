@@ -166,5 +166,8 @@ def test_sglang_is_the_version_that_was_tried():
     cuda = [found[f"nvidia-{name}"] for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime")]
     assert {version.rsplit(".", 1)[0] for version in cuda} == {"13.0"}
     runs = " ".join(rest for word, rest in stages()["gpu"] if word == "RUN")
-    _, _, python = last("gpu", "ENV").partition(f"{PYTHON}=")
-    assert f"python -m venv {Path(python).parents[1]}" in runs
+    variables = dict(word.split("=", 1) for word in shlex.split(last("gpu", "ENV")))
+    place = Path(variables[PYTHON]).parents[1]
+    assert f"python -m venv {place}" in runs
+    # Ours comes first; SGLang calls programs of its own (ninja).
+    assert variables["PATH"] == f"$PATH:{place}/bin"

@@ -153,7 +153,7 @@ def interpreter(folder):
     """A stand-in that says what it was started as and with, and stays."""
     folder.mkdir()
     path = folder / "python"
-    path.write_text('#!/bin/sh\necho "$0 $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
+    path.write_text('#!/bin/sh\necho "$0 $PATH $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
     path.chmod(0o755)
     return path
 
@@ -174,10 +174,12 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
     for given, expected in ((str(named), named), (None, default)):
         config = SglangConfig(python=given, **settings)
         logs = tmp_path / f"{expected.parent.name}-logs"
+        path = f"{expected.parent}:{os.environ['PATH']}"
         children = launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
         try:
             assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
-                [str(expected), devices, "-m", "sglang.launch_server"] for devices in ("4,5", "6,7")
+                [str(expected), path, devices, "-m", "sglang.launch_server"]
+                for devices in ("4,5", "6,7")
             ]
         finally:
             for child in children:
