@@ -129,7 +129,8 @@ def _slurm_devices() -> list[int] | None:
     tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
     # Fewer than the node has, where others are for SGLang's servers.
-    if shown := os.environ.get("CUDA_VISIBLE_DEVICES"):
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus and shown:
         gpus = str(len(shown.split(",")))
     is_alone = tasks.partition("(")[0] == "1"
     return list(range(int(gpus))) if is_alone and gpus.isdigit() else None

@@ -132,6 +132,8 @@ def test_the_context_is_the_project_and_nothing_else():
 def test_everything_installed_is_pinned():
     assert len(installs()) > 6
     for words in installs():
+        if all(_PIN.fullmatch(word) for word in words[2:]):
+            continue
         named = [words[at + 1] for at, word in enumerate(words) if word.endswith("-constraint")]
         named += [words[at + 1] for at, word in enumerate(words) if word == "--constraint"]
         assert "--constraint" in words or {"--no-deps", "--build-constraint"} <= set(words), words
@@ -148,7 +150,7 @@ def test_extras_exist_and_what_they_name_is_pinned():
         r"minirl-sql\[([\w,]+)\]", " ".join(word for line in installs() for word in line)
     )
     assert {extra for one in named for extra in one.split(",")} == {"cpu", "gpu", "tpu", "dev"}
-    needed = [*project["dependencies"], *PROJECT["build-system"]["requires"], "pip"]
+    needed = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
     needed += [
         line for one in ("learner", "openai", "cpu", "gpu", "tpu", "dev") for line in extras[one]
     ]
@@ -163,11 +165,13 @@ def test_sglang_is_the_version_that_was_tried():
     found = pins("constraints-sglang.txt")
     assert found["sglang"] == TESTED
     # Compilers of a newer CUDA write what the driver of torch's need not know.
-    cuda = [found[f"nvidia-{name}"] for name in ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime")]
-    assert {version.rsplit(".", 1)[0] for version in cuda} == {"13.0"}
+    compilers = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
+    versions = [pinned[name] for pinned in (found, pins("constraints.txt")) for name in compilers]
+    assert {version.rsplit(".", 1)[0] for version in versions} == {"13.0"}
     runs = " ".join(rest for word, rest in stages()["gpu"] if word == "RUN")
     variables = dict(word.split("=", 1) for word in shlex.split(last("gpu", "ENV")))
     place = Path(variables[PYTHON]).parents[1]
-    assert f"python -m venv {place}" in runs
+    assert "python -m venv ." in runs
+    assert ("WORKDIR", str(place)) in stages()["sglang"]
     # Ours comes first; SGLang calls programs of its own (ninja).
     assert variables["PATH"] == f"$PATH:{place}/bin"

@@ -313,7 +313,7 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
 
 @pytest.mark.parametrize(
     ("tasks", "gpus", "devices"),
-    [("1(x4)", "8", [*range(8)]), ("1", "2", [0, 1]), ("8(x4)", "8", None), ("", "", None)],
+    [("1(x4)", "8", [*range(8)]), ("1", "2", [0, 1]), ("8(x4)", "8", None), ("1", "", None)],
 )
 def test_a_slurm_task_alone_on_its_node_takes_all_gpus(monkeypatch, tasks, gpus, devices):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
