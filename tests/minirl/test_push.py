@@ -170,9 +170,8 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
     named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
     monkeypatch.setenv(PYTHON, str(default))
-    settings = {"launch": 2, "devices": ("4,5", "6,7")}
     for given, expected in ((str(named), named), (None, default)):
-        config = SglangConfig(python=given, **settings)
+        config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
         logs = tmp_path / f"{expected.parent.name}-logs"
         path = f"{expected.parent}:{os.environ['PATH']}"
         children = launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
