@@ -72,7 +72,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         with serving(config, start_from, folder) as servers:
             trainer = Trainer(
                 model, tokenizer, task, config.train, config.sampler,
-                seed=config.seed, folder=folder, servers=servers,
+                seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
             )  # fmt: skip
             with cli.progress_bar("learning") as progress:
                 progress(trainer.step, config.train.all_steps, cli.COMPILING)

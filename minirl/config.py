@@ -121,6 +121,25 @@ class RolloutConfig(Settings):
 
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
+    lag: int = Field(default=0, ge=0)
+    """Rounds of episodes that servers sample ahead of the step that trains on them, while the
+    learner updates: 0 for none, so that every step trains on its own weights' episodes."""
+    slow_share: float = Field(default=0.0, ge=0, lt=1)
+    """Part of a round's groups, the slowest, that its step does not wait for. They join a later
+    step, if they are not too old for it; long episodes are then rarer among those trained on."""
+    max_age: int | None = Field(default=None, ge=0)
+    """Steps that the weights with which a group began may lie behind those of the step that trains
+    on it; older groups are cut, and counted. None for `lag`."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Tell whether any episodes are played while the learner updates."""
+        return bool(self.lag or self.slow_share)
+
+    @property
+    def oldest(self) -> int:
+        """Return `max_age`, or what stands for it."""
+        return self.lag if self.max_age is None else self.max_age
 
 
 class AlgorithmConfig(Settings):

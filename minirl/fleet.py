@@ -13,7 +13,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -44,12 +44,14 @@ class Weights:
 
     Attributes:
         folder: Where they are.
-        name: As servers call them.
+        name: As servers call them; no others ever have this name.
+        version: As the learner counts them.
         probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
     """
 
     folder: str
     name: str
+    version: int
     probe: Sequence[float]
 
 
@@ -103,8 +105,9 @@ class Fleet:
         self._config, self._wanted = config, wanted
         self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
         self._weights: Weights | None = None
+        self._versions: dict[str, int] = {}  # in the order in which they came
         self._has_pushed = False
-        self._homes: dict[int, _Member] = {}
+        self._homes: dict[Hashable, _Member] = {}
         self._some = asyncio.Event()
         self._some.set()
         self._last_problem = ""
@@ -112,6 +115,7 @@ class Fleet:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._events: Counter[str] = Counter()
         self._gap = self._out_s = 0.0
+        self._later_tokens = self._later_cached = 0  # of prompts that extend an earlier one
 
     async def check(self) -> None:
         """Wait until all are ready, and see that they serve the model.
@@ -130,19 +134,26 @@ class Fleet:
             UserError: One computes something else with them than the learner.
             ServersLostError: None has taken them.
         """
-        self._weights = weights
+        self._weights, self._versions[weights.name] = weights, weights.version
         await asyncio.gather(*(self._push_to(m) for m in self._members if m.is_used))
         await self._wait_for_any()
         self._has_pushed = True
 
-    async def sample(self, episode: int, wish: Wish) -> Sampled:
+    def version_of(self, name: str) -> int:
+        """Return the learner's version of weights that were pushed."""
+        return self._versions[name]
+
+    async def sample(self, episode: Hashable, wish: Wish) -> Sampled:
         """Let a server write: that of the episode's last reply, if it is in use.
+
+        Weights may change meanwhile: the reply goes on with the new ones.
 
         Raises:
             UserError: Servers refuse the request.
             ServersLostError: None is left, or none has met the request.
         """
         problem, refusals = "", 0
+        is_later = episode in self._homes
         for _ in range(_TRIES):
             member = await self._seat(episode)
             try:
@@ -156,6 +167,9 @@ class Fleet:
                     break
             else:
                 self._events["requests"] += 1
+                if is_later:
+                    self._later_tokens += len(wish.ids)
+                    self._later_cached += sampled.cached
                 return sampled
             finally:
                 member.asked -= 1
@@ -166,7 +180,7 @@ class Fleet:
             raise UserError(f"{problem}; servers refuse this request, see their logs")
         raise ServersLostError(f"a request failed {_TRIES} times, the last time at {problem}")
 
-    def forget(self, episode: int) -> None:
+    def forget(self, episode: Hashable) -> None:
         """Give up an episode's place."""
         self._homes.pop(episode, None)
 
@@ -176,9 +190,11 @@ class Fleet:
         found = {f"sglang/{name}": float(self._events[name]) for name in names}
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
         found["sglang/probe_gap"] = self._gap
+        found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
         found["time/sglang_out_s"] = self._out_s
         self._events.clear()
         self._gap = self._out_s = 0.0
+        self._later_tokens = self._later_cached = 0
         return found
 
     async def close(self) -> None:
@@ -188,7 +204,7 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _seat(self, episode: int) -> _Member:
+    async def _seat(self, episode: Hashable) -> _Member:
         """Take a place at a server; the caller gives it back."""
         while True:
             member = self._homes.get(episode)
@@ -227,10 +243,10 @@ class Fleet:
             if not is_met:
                 answer.cancel()
                 self._spawn(member.server.abort(rid))
-        if sampled.version != weights.name:
-            raise ServerError(
-                "stale", f"replies with weights {sampled.version}, not {weights.name}"
-            )
+        pushed = list(self._versions)
+        for name in dict.fromkeys(sampled.versions):
+            if name not in pushed[pushed.index(weights.name) :]:
+                raise ServerError("stale", f"replies with weights {name}, not {weights.name}")
         return sampled
 
     def _leave_out(self, member: _Member, error: ServerError) -> None:

@@ -7,6 +7,7 @@ encoded again: templates drop earlier thinking, and encoding anew moves token bo
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -69,7 +70,7 @@ def flatten(trajectory: Trajectory) -> Flat:
         ids += [*turn.observation_ids, *turn.reply.ids]
         is_action += [False] * observed + [True] * sampled
         logprobs += [*([0.0] * observed), *turn.reply.logprobs]
-        versions += [-1] * observed + [turn.reply.version] * sampled
+        versions += [*([-1] * observed), *turn.reply.versions]
     return Flat(
         np.array(ids, np.int32),
         np.array(is_action, bool),
@@ -131,6 +132,8 @@ def rollout(
     max_turns: int | None = None,
     env_workers: int = 8,
     progress: Callable[[int, int], None] | None = None,
+    ended: Callable[[int, list[Trajectory]], None] | None = None,
+    check: Callable[[], None] = preemption.check,
 ) -> list[list[Trajectory]]:
     """Play `group_size` episodes of every example.
 
@@ -148,6 +151,9 @@ def rollout(
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
         progress: Called with (episodes ended, episodes in all).
+        ended: Called with (place, group) when all episodes of an example have ended; at once and
+            with none where it is left out.
+        check: Called now and then; the rollout ends with what it raises.
 
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
@@ -160,10 +166,23 @@ def rollout(
     with ThreadPoolExecutor(env_workers, thread_name_prefix="environment") as pool:
         groups = _reset(tokenizer, environment, examples, pool, config, group_size, first_episode)
         episodes = {episode.number: episode for group in groups for episode in group}
+        left = Counter({place: len(group) for place, group in enumerate(groups)})
+
+        def note(episode: _Episode) -> None:
+            place = (episode.number - first_episode) // group_size
+            left[place] -= 1
+            if progress is not None:
+                progress(len(episodes) - left.total(), len(episodes))
+            if ended is not None and not left[place]:
+                ended(place, [episode.trajectory() for episode in groups[place]])
+
+        for place, group in enumerate(groups):
+            if ended is not None and not group:
+                ended(place, [])
         try:
             for episode in episodes.values():
                 sampler.submit(limits.request(episode))
-            _play(sampler, tokenizer, environment, episodes, pool, limits, progress)
+            _play(sampler, tokenizer, environment, episodes, pool, limits, note, check)
         finally:
             # After an error the sampler must not keep what nobody will ask for.
             for episode in episodes.values():
@@ -220,7 +239,8 @@ def _play(
     episodes: dict[int, _Episode],
     pool: ThreadPoolExecutor,
     limits: _Limits,
-    progress: Callable[[int, int], None] | None,
+    note: Callable[[_Episode], None],
+    check: Callable[[], None],
 ) -> None:
     """Sample and step until every episode ended.
 
@@ -231,14 +251,14 @@ def _play(
     judged: list[tuple[_Episode, Future[Any]]] = []
     ended = 0
     while ended < len(episodes):
-        preemption.check()
+        check()
         replies = sampler.advance(max_steps=_STEPS_BESIDE_ENVIRONMENTS if judged else _STEPS)
         ready, judged = _ready(judged, wait=sampler.is_repeatable)
         for episode, result in ready:
             _observe(sampler, tokenizer, episode, result.result(), limits)
-            ended += episode.ended is not None
-        if progress is not None and ready:
-            progress(ended, len(episodes))
+            if episode.ended is not None:
+                ended += 1
+                note(episode)
         for number, reply in replies:
             episode = episodes[number]
             _append(episode, reply)

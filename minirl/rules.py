@@ -84,6 +84,16 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             rollout.backend == "sglang" and bool(given) == bool(launched),
             "rollout.sglang: give one of urls (servers that run) and launch (how many to start)",
         ),
+        (
+            rollout.backend == "native" and rollout.is_ahead,
+            "rollout.lag and rollout.slow_share: the native sampler takes turns with the learner; "
+            "set rollout.backend=sglang",
+        ),
+        (
+            rollout.oldest < rollout.lag,
+            f"rollout.max_age: {rollout.max_age} would cut every group that was sampled "
+            f"rollout.lag = {rollout.lag} steps ahead; give at least that",
+        ),
         (bool(odd), f"rollout.sglang.urls: {odd[:1]} does not begin with http://"),
         (
             len(set(sglang.urls)) < given,

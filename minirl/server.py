@@ -75,13 +75,13 @@ class Sampled:
     Attributes:
         ids: With the stop token, if one ended it.
         logprobs: Of each, under softmax(logits / temperature).
-        version: Name of the weights.
+        versions: Names of the weights that sampled each.
         cached: Tokens of the prompt that were in the prefix cache.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    version: str
+    versions: tuple[str, ...]
     cached: int
 
 
@@ -91,6 +91,8 @@ class _Finish(BaseModel):
 
 class _Span(BaseModel):
     version: str
+    start: NonNegativeInt
+    end: NonNegativeInt
 
 
 class _Meta(BaseModel):
@@ -389,7 +391,8 @@ def _sampled(answer: _Answer, wish: Wish, rid: str) -> Sampled:
     logprobs = tuple(triple[0] for triple in meta.output_token_logprobs)
     if meta.finish_reason.type == "abort":
         raise ServerError("status", "the server aborted the request")
-    versions = {span.version for span in meta.weight_versions} or {meta.weight_version}
+    spans = meta.weight_versions or [_Span(version=meta.weight_version, start=0, end=len(ids))]
+    bounds = [0, *(span.end for span in spans)]
     is_stopped = bool(ids) and ids[-1] in wish.stop_ids
     flaws = {
         "of another request": meta.id != rid or meta.prompt_tokens != len(wish.ids),
@@ -401,10 +404,11 @@ def _sampled(answer: _Answer, wish: Wish, rid: str) -> Sampled:
         "with log-probabilities above 0": any(value > _MOST_LOGPROB for value in logprobs),
         "that goes on after a stop token": any(i in wish.stop_ids for i in ids[:-1]),
         "that ended for no reason": not is_stopped and len(ids) != wish.max_tokens,
+        "with weights for other tokens": bounds != sorted(bounds)
+        or [*(span.start for span in spans), len(ids)] != bounds,
     }
     for words, is_so in flaws.items():
         if is_so:
             raise ServerError("garbage", f"a reply {words}")
-    if len(versions) > 1:
-        raise ServerError("stale", f"a reply of several weights: {', '.join(sorted(versions))}")
-    return Sampled(ids, logprobs, versions.pop(), meta.cached_tokens)
+    versions = tuple(span.version for span in spans for _ in range(span.start, span.end))
+    return Sampled(ids, logprobs, versions, meta.cached_tokens)

@@ -7,6 +7,8 @@ weights go by the disk to all servers, and are compared there with the learner's
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import queue
 import uuid
 import zlib
@@ -43,6 +45,8 @@ _CLOSE_S = 10.0
 _PROBE_TOKENS = 64
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
+# Samplers of one process, told apart.
+_marks = itertools.count()
 
 # Ids of the probe that are a prompt: its last token is fed with the answer.
 _PROBE_PROMPT = 2
@@ -190,8 +194,7 @@ class Servers:
 class _Ended:
     """A request that has its answer, or failed."""
 
-    request: Request
-    turn: int
+    episode: int
     answer: Future[Sampled]
 
 
@@ -216,23 +219,29 @@ class SglangSampler:
         self._dtype = model.dtype
         # Servers may still have weights of another run.
         self._name = hosts.from_first(lambda: uuid.uuid4().hex[:8])
-        self._version = -1
-        self._folder: Path | None = None
-        self._asked: dict[int, Future[Sampled]] = {}
-        self._turns: dict[int, int] = {}
-        self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
         self._push: dict[str, float] = {}
-        self._later_tokens = self._later_cached = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._mark = next(_marks)
+        self._asked: dict[int, Future[Sampled]] = {}
+        self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+
+    def apart(self) -> SglangSampler:
+        """Return another sampler of the same servers and their weights, for another thread."""
+        other = copy.copy(self)
+        other._begin()
+        return other
 
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Bring the servers to these weights of the learner, wherever they lie.
+
+        What is being sampled goes on with them.
 
         Raises:
             UserError: A server computes something else with them.
             ServersLostError: No server took them.
         """
-        if self._asked:
-            raise RuntimeError("weights changed while episodes were being sampled")
         begun = perf_counter()
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
@@ -241,9 +250,8 @@ class SglangSampler:
         folder, size = write_version(self._servers.place, name, whole, dtype=self._dtype)
         del whole
         written = perf_counter()
-        sent = Weights(str(folder), name, wanted[_PROBE_PROMPT:].tolist())
+        sent = Weights(str(folder), name, version, wanted[_PROBE_PROMPT:].tolist())
         hosts.gather(lambda: self._servers.run(self._fleet.push(sent)))
-        self._version, self._folder = version, folder
         remove_versions(self._servers.place, but=folder)
         self._push = {
             "sglang/push_bytes": float(size),
@@ -254,13 +262,11 @@ class SglangSampler:
 
     def numbers(self) -> dict[str, float]:
         """Give what is worth a metric since it was last asked."""
-        share = self._later_cached / max(self._later_tokens, 1)
-        self._later_tokens = self._later_cached = 0
 
         async def told() -> dict[str, float]:
             return self._fleet.numbers()
 
-        return {**self._servers.run(told()), **self._push, "sglang/cached_share": share}
+        return {**self._servers.run(told()), **self._push}
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""
@@ -280,10 +286,9 @@ class SglangSampler:
             tuple(self._tokenizer.stop_ids),
             self._servers.vocab_size,
         )
-        turn = self._turns[request.episode] = self._turns.get(request.episode, 0) + 1
-        work = self._fleet.sample(request.episode, wish)
+        work = self._fleet.sample((self._mark, request.episode), wish)
         future = self._asked[request.episode] = self._servers.start(work)
-        future.add_done_callback(lambda ended: self._ended.put(_Ended(request, turn, ended)))
+        future.add_done_callback(lambda ended: self._ended.put(_Ended(request.episode, ended)))
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         """Wait for replies, or for `wake`, a moment at most; `max_steps` does not matter here.
@@ -309,30 +314,27 @@ class SglangSampler:
 
     def release(self, episode: int) -> None:
         """Forget an episode, and what was asked for it."""
-        self._turns.pop(episode, None)
         future = self._asked.pop(episode, None)
         if future is not None:
             future.cancel()
 
         async def forget() -> None:
-            self._fleet.forget(episode)
+            self._fleet.forget((self._mark, episode))
 
         self._servers.start(forget())
 
     def _taken(self, ended: _Ended) -> list[tuple[int, Reply]]:
-        episode = ended.request.episode
+        episode = ended.episode
         if self._asked.get(episode) is not ended.answer:
             return []  # it was released meanwhile
         del self._asked[episode]
         sampled = ended.answer.result()
-        if ended.turn > 1:
-            self._later_tokens += len(ended.request.ids)
-            self._later_cached += sampled.cached
         ids = sampled.ids
         is_stopped = ids[-1] in self._tokenizer.stop_ids
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
         finish = "stop" if is_stopped else "length"
-        return [(episode, Reply(ids, sampled.logprobs, text, finish, self._version))]
+        versions = tuple(map(self._fleet.version_of, sampled.versions))
+        return [(episode, Reply(ids, sampled.logprobs, text, finish, versions))]
 
 
 def _probe_row(ids: Sequence[int]) -> TokenRow:

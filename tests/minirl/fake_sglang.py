@@ -22,6 +22,7 @@ class Fake:
         faults: What the next answers of an endpoint are, in place of the right ones: a status,
             bytes, a function of the right answer, `hang` until told otherwise, or `drop`.
         down: Endless faults: every answer is dropped.
+        held: Called with a request before it is answered; it may wait.
         given: What was answered well, by endpoint.
         hanging: Names of the requests that hung.
         aborted: Names of those that were taken back.
@@ -32,6 +33,7 @@ class Fake:
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
         self.hanging, self.aborted = [], []
+        self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.paths = [*NEEDED, "/openapi.json"]
         self.version, self.context, self.order = "0.5.23", 4096, []
@@ -139,8 +141,11 @@ class Fake:
         if "token_ids_logprob" in body:
             return 400, {"error": f"out-of-vocabulary; valid range is [0, {self.vocab})."}
         self.bodies.append(body)
-        time.sleep(self.delay_s)
         sent, settings = body["input_ids"], body["sampling_params"]
+        began = self.weights
+        time.sleep(self.delay_s)
+        if settings["max_new_tokens"]:
+            self.held(body)
         meta = {
             "id": body["rid"],
             "prompt_tokens": len(sent),
@@ -153,5 +158,10 @@ class Fake:
             meta["input_token_logprobs"] += [[self.probe, i, None] for i in sent[1:]]
             return 200, {"output_ids": [], "meta_info": meta}
         ids = [10, 11, STOP][: settings["max_new_tokens"]]
+        # The first token is as old as the request, the others are not.
+        meta["weight_versions"] = [
+            {"version": began, "start": 0, "end": 1},
+            {"version": self.weights, "start": 1, "end": len(ids)},
+        ]
         meta["output_token_logprobs"] = [[-1 / i, i, None] for i in ids]
         return 200, {"output_ids": ids, "meta_info": meta}

@@ -67,7 +67,7 @@ def serve(model, tmp_path, monkeypatch):
 
 
 def weights(name, *, probe=-0.25):
-    return Weights(f"/w/{name}", name, [probe] * 10)
+    return Weights(f"/w/{name}", name, ord(name), [probe] * 10)
 
 
 def ask(servers, episodes=(1,), wish=WISH):
@@ -95,6 +95,15 @@ def edited(**meta):
         return {**right, "meta_info": {**right["meta_info"], **meta}}
 
     return edit
+
+
+def spans(*ends):
+    """Return what a server says of the weights that sampled a reply: (name, end) of each part."""
+    starts = [0, *(end for _, end in ends)]
+    return [
+        {"version": name, "start": start, "end": end}
+        for (name, end), start in zip(ends, starts, strict=False)
+    ]
 
 
 REPLY_FAULTS = {
@@ -137,8 +146,11 @@ REPLY_FAULTS = {
     ),
     "another request's": (edited(id="x"), "garbage"),
     "another prompt's": (edited(prompt_tokens=9), "garbage"),
-    "old weights": (edited(weight_version="default"), "stale"),
-    "mixed weights": (edited(weight_versions=[{"version": "a"}, {"version": "b"}]), "stale"),
+    "old weights": (edited(weight_version="default", weight_versions=[]), "stale"),
+    "mixed weights": (edited(weight_versions=spans(("a", 1), ("b", 3))), "stale"),
+    "weights of no token": (edited(weight_versions=spans(("a", 2))), "garbage"),
+    "weights of too many tokens": (edited(weight_versions=spans(("a", 10**12))), "garbage"),
+    "weights in disorder": (edited(weight_versions=spans(("a", 4), ("a", 3))), "garbage"),
     "aborted": (edited(finish_reason={"type": "abort"}), "status"),
 }
 

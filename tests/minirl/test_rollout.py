@@ -44,7 +44,7 @@ class Script:
         ids = self.replies[self.given[request.episode]][: request.max_tokens]
         self.given[request.episode] += 1
         finish = "stop" if ids[-1] in self.stop_ids else "length"
-        return Reply(tuple(ids), (-0.5,) * len(ids), "", finish, 4)
+        return Reply(tuple(ids), (-0.5,) * len(ids), "", finish, (4,) * len(ids))
 
 
 class Turns:
@@ -85,14 +85,14 @@ def play(toy, sampler, environment, examples, *, group_size=1, **options):
 
 
 def test_mask_is_true_exactly_on_sampled_ids():
-    first = Reply((7, 8, 1), (-0.1, -0.2, -0.3), "", "stop", 5)
-    second = Reply((9, 9), (-0.4, -0.5), "", "length", 6)
+    first = Reply((7, 8, 1), (-0.1, -0.2, -0.3), "", "stop", (5, 5, 6))
+    second = Reply((9, 9), (-0.4, -0.5), "", "length", (6, 6))
     flat = flatten(Trajectory((Turn((2, 4, 3), first), Turn((2, 3), second)), None, "done"))
     assert flat.ids.tolist() == [2, 4, 3, 7, 8, 1, 2, 3, 9, 9]
     assert flat.is_action.tolist() == [False] * 3 + [True] * 3 + [False] * 2 + [True] * 2
     expected = [0, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.4, -0.5]
     np.testing.assert_allclose(flat.logprobs, expected, atol=1e-7)
-    assert flat.versions.tolist() == [-1] * 3 + [5] * 3 + [-1] * 2 + [6] * 2
+    assert flat.versions.tolist() == [-1] * 3 + [5, 5, 6] + [-1] * 2 + [6] * 2
     assert flat.prompt_length == 3
 
 
@@ -182,7 +182,7 @@ def test_progress_counts_episodes(toy):
     sampler = Script([[1], [1]], stop_ids=toy.STOP_IDS)
     environment = Turns(toy.Said, turns=2)
     play(toy, sampler, environment, ["A"], group_size=3, progress=lambda *n: seen.append(n))
-    assert seen == [(0, 3), (3, 3)]
+    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_several_turns_on_the_native_sampler(toy):

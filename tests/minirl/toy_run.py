@@ -156,8 +156,9 @@ def take_course(toy, folder, course):
 
 
 def make_trainer(
-    toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None, **changes
-):
+    toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
+    servers=None, rollout=None, **changes,
+):  # fmt: skip
     """Make a trainer on a copy of the toy model: the update takes the arrays over."""
     task = Task(
         environment=Capitals(),
@@ -176,6 +177,8 @@ def make_trainer(
         SAMPLER,
         seed=seed,
         folder=folder,
+        servers=servers,
+        rollout=rollout,
     )
 
 
