@@ -85,8 +85,8 @@ class SglangConfig(Settings):
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None
-    """Interpreter of an environment that has SGLang, for `launch`; None for the one that runs
-    this."""
+    """Interpreter of an environment that has SGLang, for `launch`; None for that of the environment
+    variable MINIRL_SGLANG_PYTHON, or else the one that runs this."""
     arguments: dict[str, bool | int | float | str] = {}
     """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
     take no value."""
