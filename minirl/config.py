@@ -89,8 +89,8 @@ class SglangConfig(Settings):
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None
-    """Interpreter of an environment that has SGLang, for `launch`; None for the one that runs
-    this."""
+    """Interpreter of an environment that has SGLang, for `launch`; None for that of the environment
+    variable MINIRL_SGLANG_PYTHON, or else the one that runs this."""
     arguments: dict[str, bool | int | float | str] = {}
     """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
     take no value."""
@@ -99,9 +99,13 @@ class SglangConfig(Settings):
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server, for example ["0,1", "2,3"]; none for that of
     the run."""
+    push: Literal["disk", "nccl", "tensor"] = "disk"
+    """How new weights come to servers: by a folder that they see; by broadcasts of PyTorch (NCCL
+    from GPUs, else Gloo), for servers that reach this host; or in requests, by way of this host's
+    memory, for few and near ones. The last two need the extra `torch`; both send whole tensors."""
     weights: Path | None = None
-    """Folder that servers read new weights from, at the same path as here; None for `weights` in
-    the run folder. A model in model.dtype has to fit twice."""
+    """Of push=disk: folder that servers read new weights from, at the same path as here; None for
+    `weights` in the run folder. A model in model.dtype has to fit twice."""
     parallel: PositiveInt = 256
     """Requests under way at a server; others wait here."""
     timeout_s: PositiveFloat = 600.0
@@ -111,7 +115,7 @@ class SglangConfig(Settings):
     start_s: PositiveFloat = 600.0
     """Longest wait for a server to be ready at the start of the run."""
     push_s: PositiveFloat = 600.0
-    """Longest wait for a server to take new weights."""
+    """Longest wait for a server to take new weights, or each part of them."""
     wait_s: PositiveFloat = 600.0
     """Longest wait for any server to come back when none is left; then the run is saved and
     stops."""
@@ -121,10 +125,29 @@ class SglangConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """Who samples the training episodes; accuracy is always measured with the native sampler."""
+    """Who samples: the training episodes, and what accuracy is measured with."""
 
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
+    lag: int = Field(default=0, ge=0)
+    """Rounds of episodes that servers sample ahead of the step that trains on them, while the
+    learner updates: 0 for none, so that every step trains on its own weights' episodes."""
+    slow_share: float = Field(default=0.0, ge=0, lt=1)
+    """Part of a round's groups, the slowest, that its step does not wait for. They join a later
+    step, if they are not too old for it; long episodes are then rarer among those trained on."""
+    max_age: int | None = Field(default=None, ge=0)
+    """Steps that the weights with which a group began may lie behind those of the step that trains
+    on it; older groups are cut, and counted. None for `lag`."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Tell whether any episodes are played while the learner updates."""
+        return bool(self.lag or self.slow_share)
+
+    @property
+    def oldest(self) -> int:
+        """Return `max_age`, or what stands for it."""
+        return self.lag if self.max_age is None else self.max_age
 
 
 class AlgorithmConfig(Settings):
@@ -421,8 +444,9 @@ class TrainConfig(Settings):
     """Steps between measurements of the KL to the start; each costs one more forward pass."""
     sample_every: PositiveInt = 10
     """Steps between samples of trajectories in trajectories.jsonl."""
-    env_workers: PositiveInt = 8
-    """Threads that wait for environments."""
+    env_workers: PositiveInt = 32
+    """Threads that wait for environments: with a sampler that does not wait for them in turn, fewer
+    slow queries than this at a time delay their own episodes alone."""
 
     @property
     def all_steps(self) -> int:

@@ -1,14 +1,13 @@
-"""The episodes of a step: each process plays and scores its share, and all get to know all."""
+"""The episodes of a run: which there are in a round, how they are played, what is kept of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from minirl import hosts
+from minirl import hosts, preemption
 from minirl.config import SamplerConfig, TrainConfig
-from minirl.metrics import Stopwatch
 from minirl.rollout import rollout
 from minirl.task import Task, examples_of_step
 from minirl.types import Sampler, Score, Tokenizer, Trajectory
@@ -35,65 +34,77 @@ def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> 
     return sampler.model_copy(update={"slots": min(sampler.slots, most)})
 
 
-def play(
-    sampler: Sampler,
-    tokenizer: Tokenizer,
-    task: Task,
-    config: TrainConfig,
-    sampler_config: SamplerConfig,
-    *,
-    number: int,
-    seed: int,
-    watch: Stopwatch,
-) -> list[list[Trajectory]]:
-    """Play and score the episodes of the next examples.
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Plays this process's share of any round: `prompts_per_step` examples, a group of each.
 
-    Args:
-        sampler: Of this process alone.
+    Attributes:
         tokenizer: Encodes observations.
         task: What is played.
         config: How many examples, and episodes of each.
         sampler_config: Token limits.
-        number: Rounds before this one; decides the examples and the random streams.
         seed: Decides the order of the examples.
-        watch: Takes the time.
-
-    Returns:
-        The groups of all processes, those without episodes left out, in the order of the examples;
-        the `episode` of a trajectory is an `Outcome`.
-
-    Raises:
-        Preempted: A signal came; the round is lost.
     """
-    per_step, size = config.prompts_per_step, config.group_size
-    chosen = examples_of_step(len(task.train), number, per_step=per_step, seed=seed)
-    share = hosts.own_share(per_step)
 
-    def own_part() -> list[list[Trajectory]]:
-        with watch.phase("rollout"):
-            groups = rollout(
-                sampler,
-                tokenizer,
-                task.environment,
-                [task.train[chosen[place]] for place in share],
-                config=sampler_config,
-                group_size=size,
-                first_episode=(number * per_step + share.start) * size,
-                max_turns=task.max_turns,
-                env_workers=config.env_workers,
-            )
-        with watch.phase("score"):
-            # The first group may be the one that is shown.
-            played = [group for group in groups if group]
-            return [
-                [_judged(trajectory, task, has_record=n == 0) for trajectory in group]
-                for n, group in enumerate(played)
-            ]
+    tokenizer: Tokenizer
+    task: Task
+    config: TrainConfig
+    sampler_config: SamplerConfig
+    seed: int
 
-    return [group for part in hosts.gather(own_part) for group in part]
+    @property
+    def share(self) -> range:
+        """Return the places of this process's examples among those of a round."""
+        return hosts.own_share(self.config.prompts_per_step)
 
+    def play(
+        self,
+        sampler: Sampler,
+        number: int,
+        *,
+        progress: Callable[[int, int], None] | None = None,
+        ended: Callable[[int, list[Trajectory]], None] | None = None,
+        check: Callable[[], None] = preemption.check,
+    ) -> list[list[Trajectory]]:
+        """Play a round.
 
-def _judged(trajectory: Trajectory, task: Task, *, has_record: bool) -> Trajectory:
-    episode = trajectory.episode
-    record = task.record(episode) if has_record else None
-    return replace(trajectory, episode=Outcome(task.score(episode), task.describe(episode), record))
+        Args:
+            sampler: Of this process alone.
+            number: Rounds before this one; decides the examples and the random streams.
+            progress: See `rollout`.
+            ended: See `rollout`.
+            check: See `rollout`.
+
+        Returns:
+            The groups, in the order of the examples.
+
+        Raises:
+            Preempted: A signal came; the round is lost.
+        """
+        per_step, size = self.config.prompts_per_step, self.config.group_size
+        train = self.task.train
+        chosen = examples_of_step(len(train), number, per_step=per_step, seed=self.seed)
+        return rollout(
+            sampler,
+            self.tokenizer,
+            self.task.environment,
+            [train[chosen[place]] for place in self.share],
+            config=self.sampler_config,
+            group_size=size,
+            first_episode=(number * per_step + self.share.start) * size,
+            max_turns=self.task.max_turns,
+            env_workers=self.config.env_workers,
+            progress=progress,
+            ended=ended,
+            check=check,
+        )
+
+    def judged(self, group: Sequence[Trajectory], *, has_record: bool) -> list[Trajectory]:
+        """Score the trajectories of a group: the `episode` of each is then an `Outcome`."""
+        return [self._judged(trajectory, has_record=has_record) for trajectory in group]
+
+    def _judged(self, trajectory: Trajectory, *, has_record: bool) -> Trajectory:
+        task, episode = self.task, trajectory.episode
+        record = task.record(episode) if has_record else None
+        outcome = Outcome(task.score(episode), task.describe(episode), record)
+        return replace(trajectory, episode=outcome)

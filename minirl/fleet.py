@@ -17,16 +17,18 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
+from minirl.belt import Belt, once_more
 from minirl.children import Child
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.server import Facts, Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.server import NEEDED, Facts, Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.ways import Again, Parcel, Way
 
 TESTED = "0.5.23"
 """The version of SGLang that this was written for."""
@@ -48,13 +50,16 @@ class Weights:
     """What all servers should sample with.
 
     Attributes:
-        folder: Where they are.
-        name: As servers call them.
+        again: Makes their parcels once more, for a server that missed them; None where that waits
+            for the next ones.
+        name: As servers call them; no others ever have this name.
+        version: As the learner counts them.
         probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
     """
 
-    folder: str
+    again: Again | None
     name: str
+    version: int
     probe: Sequence[float]
 
 
@@ -85,6 +90,9 @@ class _Member:
         self.slots = asyncio.Semaphore(parallel)
         self.is_used = True
         self.is_loading = False
+        self.is_waiting = False  # left out and well, until the next weights
+        self.ranks = 1
+        self.weights = ""  # name of those that it was last brought to
         self.asked = 0  # requests that wait for it or are under way
         self.left_at = 0.0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -97,6 +105,7 @@ class Fleet:
         servers: Each with the child that it is, if this process started it.
         config: Deadlines.
         wanted: What they have to be.
+        way: How weights come to them.
         router: Chooses among them, if there is one.
         share: Those that this process brings new weights to; others have theirs from others.
     """
@@ -106,18 +115,21 @@ class Fleet:
         servers: Sequence[tuple[Server, Child | None]],
         config: SglangConfig,
         wanted: Wanted,
+        way: Way,
         *,
         router: Server | None = None,
         share: slice = slice(None),
     ) -> None:
-        self._config, self._wanted, self._share = config, wanted, share
+        self._config, self._wanted, self._way = config, wanted, way
+        self._needed, self._share = (*NEEDED, *way.endpoints), share
         self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
         self._router: _Member | None = None
         if router is not None:
             self._router = _Member(router, None, parallel=config.parallel * len(self._members))
         self._weights: Weights | None = None
+        self._versions: dict[str, int] = {}  # in the order in which they came
         self._has_pushed = False
-        self._homes: dict[int, _Member] = {}
+        self._homes: dict[Hashable, _Member] = {}
         self._some = asyncio.Event()
         self._some.set()
         self._last_problem = ""
@@ -125,6 +137,7 @@ class Fleet:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._events: Counter[str] = Counter()
         self._gap = self._out_s = 0.0
+        self._later_tokens = self._later_cached = 0  # of prompts that extend an earlier one
 
     async def check(self) -> None:
         """Wait until all are ready, and see that they serve the model.
@@ -136,29 +149,50 @@ class Fleet:
         for member in self._all:
             self._spawn(self._watch(member))
 
-    async def push(self, weights: Weights) -> None:
+    async def push(self, weights: Weights, belt: Belt) -> None:
         """Bring all that are in use to new weights; those that fail are left out.
+
+        Args:
+            weights: Which.
+            belt: Brings their parcels.
 
         Raises:
             UserError: One computes something else with them than the learner.
             ServersLostError: None has taken them.
         """
-        self._weights = weights
+        self._versions.pop(weights.name, None)  # it may be the last again
+        self._weights, self._versions[weights.name] = weights, weights.version
         if self._router is not None:
             await self._follow(self._router)
-        takers = [member for member in self._members[self._share] if member.is_used]
-        await asyncio.gather(*map(self._push_to, takers))
+        share = self._members[self._share]
+        takers = [member for member in share if member.is_used or member.is_waiting]
+        belt.expect(len(takers))
+        await asyncio.gather(*(self._push_to(member, belt) for member in takers))
         await self._wait_for_any()
         self._has_pushed = True
 
-    async def sample(self, episode: int, wish: Wish) -> Sampled:
+    async def settle(self, weights: Weights) -> None:
+        """Take note that all servers have these weights, also those of other processes."""
+        if weights is self._weights:
+            for member in self._all:
+                if member.is_used and not member.is_loading:
+                    member.weights = weights.name
+
+    def version_of(self, name: str) -> int:
+        """Return the learner's version of weights that were pushed."""
+        return self._versions[name]
+
+    async def sample(self, episode: Hashable, wish: Wish) -> Sampled:
         """Let a server write: that of the episode's last reply, if it is in use.
+
+        Weights may change meanwhile: the reply goes on with the new ones.
 
         Raises:
             UserError: Servers refuse the request.
             ServersLostError: None is left, or none has met the request.
         """
         problem, refusals = "", 0
+        is_later = episode in self._homes
         for _ in range(_TRIES):
             member = await self._seat(episode)
             try:
@@ -172,6 +206,9 @@ class Fleet:
                     break
             else:
                 self._events["requests"] += 1
+                if is_later:
+                    self._later_tokens += len(wish.ids)
+                    self._later_cached += sampled.cached
                 return sampled
             finally:
                 member.asked -= 1
@@ -182,7 +219,7 @@ class Fleet:
             raise UserError(f"{problem}; servers refuse this request, see their logs")
         raise ServersLostError(f"a request failed {_TRIES} times, the last time at {problem}")
 
-    def forget(self, episode: int) -> None:
+    def forget(self, episode: Hashable) -> None:
         """Give up an episode's place."""
         self._homes.pop(episode, None)
 
@@ -194,9 +231,11 @@ class Fleet:
         if self._router is not None:
             found["sglang/router"] = float(self._router.is_used)
         found["sglang/probe_gap"] = self._gap
+        found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
         found["time/sglang_out_s"] = self._out_s
         self._events.clear()
         self._gap = self._out_s = 0.0
+        self._later_tokens = self._later_cached = 0
         return found
 
     async def close(self) -> None:
@@ -210,19 +249,19 @@ class Fleet:
     def _all(self) -> list[_Member]:
         return [*self._members, *([] if self._router is None else [self._router])]
 
-    def _home(self, episode: int) -> _Member | None:
+    def _home(self, episode: Hashable) -> _Member | None:
         """Return who is asked: the router, the server of before, or the least busy one."""
-        if self._router is not None and self._router.is_used:
-            return self._router
         home = self._homes.get(episode)
-        if home is None or not home.is_used:
+        if self._router is not None and self._router.is_used:
+            home = self._router
+        elif home is None or not home.is_used:
             used = (member for member in self._members if member.is_used)
             home = min(used, key=lambda member: member.asked, default=None)
         if home is not None:
             self._homes[episode] = home
         return home
 
-    async def _seat(self, episode: int) -> _Member:
+    async def _seat(self, episode: Hashable) -> _Member:
         """Take a place at a server; the caller gives it back."""
         while True:
             member = self._home(episode)
@@ -241,8 +280,8 @@ class Fleet:
             member.slots.release()
 
     async def _ask(self, member: _Member, wish: Wish) -> Sampled:
-        rid, weights = next(self._rids), self._weights
-        assert weights is not None
+        # Newer ones may be on their way: until they are there, these are right.
+        rid, since = next(self._rids), member.weights
         timeout_s = self._config.timeout_s
         answer = asyncio.create_task(member.server.sample(wish, rid=rid, timeout_s=timeout_s))
         is_met = False
@@ -258,10 +297,10 @@ class Fleet:
                 answer.cancel()
                 for one in self._members if member is self._router else [member]:
                     self._spawn(one.server.abort(rid))
-        if sampled.version != weights.name:
-            raise ServerError(
-                "stale", f"replies with weights {sampled.version}, not {weights.name}"
-            )
+        pushed = list(self._versions)
+        for name in dict.fromkeys(sampled.versions):
+            if name not in pushed[pushed.index(since) :]:
+                raise ServerError("stale", f"replies with weights {name}, not {since}")
         return sampled
 
     def _leave_out(self, member: _Member, error: ServerError) -> None:
@@ -301,18 +340,17 @@ class Fleet:
                     chances -= time.monotonic() - begun > at_once_s
                     raise
                 chances = _CHANCES
-                self._judge(member, await member.server.facts())
+                self._judge(member, await member.server.facts(self._needed))
+                if self._weights is not None and self._weights.again is None:
+                    member.is_waiting = True
+                    return
                 await self._load(member)
             except (ServerError, RefusedError, UserError, OSError) as error:
                 self._last_problem = f"{member.server.url}: {error}"
                 self._lose(member)
                 continue
-            break
-        else:
+            self._take_back(member)
             return
-        self._take_back(member)
-        self._some.set()
-        self._events["taken_back"] += 1
 
     async def _follow(self, router: _Member) -> None:
         """Take in servers that the router has got, and let those go that it has no more."""
@@ -350,13 +388,16 @@ class Fleet:
                 self._last_problem = f"{router.server.url}: {error}"
                 self._lose(router)
                 continue
-            break
-        self._take_back(router)
+            held = {member.weights for member in self._members}
+            # The oldest that any may answer with.
+            router.weights = next(name for name in self._versions if name in held)
+            self._take_back(router)
+            return
 
     async def _look(self, member: _Member) -> None:
         """Leave a server out that is not well, or has other weights than it should."""
         weights = self._weights
-        if weights is None or not member.is_used or member.is_loading:
+        if weights is None or not member.is_used or member.weights != weights.name:
             return
         try:
             await member.server.check_health(timeout_s=self._config.health_s)
@@ -379,7 +420,9 @@ class Fleet:
         member.lost = asyncio.get_running_loop().create_future()
         out_s = time.monotonic() - member.left_at
         if member is not self._router:
+            self._some.set()
             self._out_s += out_s
+            self._events["taken_back"] += 1
         _log.warning("%s is taken back after %.1f s", member.server.url, out_s)
 
     async def _check_health(self, member: _Member) -> None:
@@ -389,7 +432,7 @@ class Fleet:
             ServerError: It does not.
             RefusedError: It is no SGLang server.
         """
-        await member.server.go_on(timeout_s=self._config.health_s)
+        await member.server.go_on()
         await member.server.check_health(timeout_s=self._config.health_s)
 
     async def _restart(self, member: _Member, *, is_hung: bool) -> None:
@@ -419,7 +462,7 @@ class Fleet:
         url, child = member.server.url, member.child
         while True:
             try:
-                self._judge(member, await member.server.facts())
+                self._judge(member, await member.server.facts(self._needed))
                 await self._check_health(member)
                 return
             except ServerError as error:
@@ -455,38 +498,62 @@ class Fleet:
             f"{wanted.vocab_size}": facts.vocab_size not in (None, wanted.vocab_size),
             f"takes {facts.context} tokens, and episodes have up to {wanted.context}; start it "
             "with a larger --context-length": facts.context < wanted.context,
+            "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
+                self._way.one_group and facts.groups > 1
+            ),
         }
         for words, is_so in flaws.items():
             if is_so:
                 raise UserError(f"rollout.sglang: {member.server.url} {words}")
+        member.ranks = facts.ranks
 
-    async def _push_to(self, member: _Member) -> None:
+    async def _push_to(self, member: _Member, belt: Belt) -> None:
+        was_used, member.is_waiting = member.is_used, False
         try:
-            await self._load(member)
+            async with belt.line() as parcels:
+                await self._load(member, parcels)
         except ServerError as error:
             if error.kind == "differs":
                 raise UserError(f"{member.server.url}: {error}") from None
-            self._leave_out(member, error)
+            self._has_missed(member, error)
         except RefusedError as error:
             if not self._has_pushed:
                 raise UserError(
-                    f"{member.server.url} does not take the learner's weights ({error}); it has to "
-                    "serve the same model, and to see rollout.sglang.weights at the same path"
+                    f"{member.server.url} does not take the learner's weights ({error}); "
+                    f"{self._way.advice}"
                 ) from None
-            self._leave_out(member, ServerError("status", str(error)))
+            self._has_missed(member, ServerError("status", str(error)))
+        else:
+            if not was_used:
+                self._take_back(member)
 
-    async def _load(self, member: _Member) -> None:
-        """Bring a server to the weights of now, and compare it with the learner."""
+    def _has_missed(self, member: _Member, error: ServerError) -> None:
+        if member.is_used:
+            self._leave_out(member, error)
+        else:  # it had waited for these weights
+            self._events[f"failed_{error.kind}"] += 1
+            self._spawn(self._mend(member))
+
+    async def _load(self, member: _Member, parcels: AsyncIterator[Parcel] | None = None) -> None:
+        """Bring a server to the weights of now, and compare it with the learner.
+
+        Args:
+            member: The server.
+            parcels: Of these weights; None to make them for it alone.
+        """
         member.is_loading = True
         try:
             weights = None
             while weights is not self._weights:  # others may come meanwhile
                 weights = self._weights
                 assert weights is not None
-                await member.server.load(
-                    weights.folder, weights.name, timeout_s=self._config.push_s
+                taking = self._way.taking(
+                    member.server, weights.name, ranks=member.ranks, timeout_s=self._config.push_s
                 )
+                await member.server.load(parcels or once_more(weights.again), weights.name, taking)
+                parcels = None
                 await self._compare(member, weights)
+                member.weights = weights.name
         finally:
             member.is_loading = False
 

@@ -178,6 +178,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._began = perf_counter()
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
@@ -189,5 +190,6 @@ class Stopwatch:
             self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
 
     def numbers(self) -> dict[str, float]:
-        """Return the seconds by metric name."""
-        return {f"time/{name}_s": seconds for name, seconds in self.seconds.items()}
+        """Return the seconds by metric name, and those of the whole step up to now."""
+        whole = {"step": perf_counter() - self._began}
+        return {f"time/{name}_s": seconds for name, seconds in (self.seconds | whole).items()}

@@ -304,7 +304,8 @@ class NativeSampler:
         new_ids = tuple(episode.new_ids)
         text = self._tokenizer.decode(new_ids[:-1] if is_stopped else new_ids)
         finish = "stop" if is_stopped else "length"
-        reply = Reply(new_ids, tuple(episode.logprobs), text, finish, self._version)
+        versions = (self._version,) * len(new_ids)
+        reply = Reply(new_ids, tuple(episode.logprobs), text, finish, versions)
         return episode.number, reply
 
 

@@ -6,28 +6,30 @@ Written for SGLang 0.5.23. Nothing here decides what follows from a failure: tha
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-import httpx2
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+import aiohttp
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic_core import to_json
 
 from minirl.types import Decoding
 
 NEEDED = (
     *("/generate", "/abort_request", "/health", "/model_info", "/server_info"),
-    *("/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
+    *("/pause_generation", "/continue_generation", "/flush_cache"),
 )
-"""Endpoints that a server must have."""
+"""Endpoints that a server must have, besides those of the way of its weights."""
 
 Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
 # Of an answer that is no use: how much of it a message shows.
 _SHOWN = 160
 # Longest wait for what a server does at once.
 _BRIEF_S = 30.0
+_JSON = {"Content-Type": "application/json"}
 _VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 # Rounding may put the probability of a sure token above 1.
 _MOST_LOGPROB = 1e-3
@@ -75,13 +77,13 @@ class Sampled:
     Attributes:
         ids: With the stop token, if one ended it.
         logprobs: Of each, under softmax(logits / temperature).
-        version: Name of the weights.
+        versions: Names of the weights that sampled each.
         cached: Tokens of the prompt that were in the prefix cache.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    version: str
+    versions: tuple[str, ...]
     cached: int
 
 
@@ -91,6 +93,8 @@ class _Finish(BaseModel):
 
 class _Span(BaseModel):
     version: str
+    start: NonNegativeInt
+    end: NonNegativeInt
 
 
 class _Meta(BaseModel):
@@ -129,6 +133,9 @@ class _ModelInfo(BaseModel):
 
 class _ServerInfo(BaseModel):
     version: str
+    tp_size: PositiveInt = 1
+    pp_size: PositiveInt = 1
+    dp_size: PositiveInt = 1
 
 
 class _Card(BaseModel):
@@ -165,6 +172,8 @@ class Facts:
         architectures: As in the model's `config.json`; empty where it does not tell.
         vocab_size: Rows of the model's embedding; None where it does not tell.
         context: Longest prompt and reply together, in tokens.
+        ranks: Over how many tensor-parallel ranks it is split.
+        groups: How many such groups it has, in a pipeline or side by side.
     """
 
     version: str
@@ -173,6 +182,8 @@ class Facts:
     architectures: tuple[str, ...]
     vocab_size: int | None
     context: int
+    ranks: int = 1
+    groups: int = 1
 
 
 class Server:
@@ -183,7 +194,7 @@ class Server:
         client: Shared by all servers.
     """
 
-    def __init__(self, url: str, client: httpx2.AsyncClient) -> None:
+    def __init__(self, url: str, client: aiohttp.ClientSession) -> None:
         self.url, self._client = url.rstrip("/"), client
 
     async def sample(self, wish: Wish, *, rid: str, timeout_s: float) -> Sampled:
@@ -274,27 +285,27 @@ class Server:
         found = await self._get("/workers", _Workers, timeout_s=_BRIEF_S)
         return [Server(worker.url, self._client) for worker in found.workers]
 
-    async def go_on(self, *, timeout_s: float = _BRIEF_S) -> None:
+    async def go_on(self) -> None:
         """Let it sample again, if a run that was killed has left it paused.
-
-        Args:
-            timeout_s: Longest wait.
 
         Raises:
             ServerError: It does not answer.
             RefusedError: It cannot be paused.
         """
-        await self._post("/continue_generation", {}, None, timeout_s=timeout_s)
+        await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
 
-    async def facts(self) -> Facts:
+    async def facts(self, needed: Sequence[str] = NEEDED) -> Facts:
         """Ask what it serves.
+
+        Args:
+            needed: Endpoints that it must have.
 
         Raises:
             ServerError: No answer, or nonsense.
             RefusedError: It is no SGLang server.
         """
         paths = (await self._get("/openapi.json", _Paths, timeout_s=_BRIEF_S)).paths
-        missing = tuple(path for path in NEEDED if path not in paths)
+        missing = tuple(path for path in needed if path not in paths)
         if missing:
             return Facts(
                 "", missing, is_generation=False, architectures=(), vocab_size=0, context=0
@@ -310,38 +321,54 @@ class Server:
             architectures=tuple(info.architectures or ()),
             vocab_size=await self._vocab_size(),
             context=cards.data[0].max_model_len,
+            ranks=server.tp_size,
+            groups=server.pp_size * server.dp_size,
         )
 
-    async def load(self, folder: str, version: str, *, timeout_s: float) -> None:
+    async def load(
+        self,
+        parcels: AsyncIterator[Any],
+        version: str,
+        taking: AbstractAsyncContextManager[Callable[[Any], Awaitable[None]]],
+    ) -> None:
         """Take other weights: requests under way wait, and go on with the new ones.
 
         Args:
-            folder: As the server sees it.
+            parcels: Of the weights, one at least; until the first is there it goes on.
             version: Their name.
-            timeout_s: Longest wait for the whole of it.
+            taking: Gives what takes a parcel, from a paused server.
 
         Raises:
             ServerError: It has them not, or still has others.
             RefusedError: It cannot take them.
         """
+        first = await anext(parcels)
+        await self.tell("/pause_generation", {"mode": "retract"}, timeout_s=_BRIEF_S)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._load(folder, version)
-        except TimeoutError:
-            raise ServerError("deadline", f"no new weights within {timeout_s:g} s") from None
-
-    async def _load(self, folder: str, version: str) -> None:
-        await self._post("/pause_generation", {"mode": "retract"}, None, timeout_s=_BRIEF_S)
-        try:
-            await self._post("/flush_cache", {}, None, timeout_s=_BRIEF_S)
-            body = {"model_path": folder, "weight_version": version, "flush_cache": True}
-            # The caller's deadline is that of all of it.
-            await self._post("/update_weights_from_disk", body, None, timeout_s=math.inf)
+            await self.tell("/flush_cache", {}, timeout_s=_BRIEF_S)
+            async with taking as take:
+                await take(first)
+                async for parcel in parcels:
+                    await take(parcel)
             found = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
         finally:
             await self.go_on()
         if found.weight_version != version:
             raise ServerError("stale", f"has weights {found.weight_version}, not {version}")
+
+    async def tell(self, path: str, body: dict[str, Any] | bytes, *, timeout_s: float) -> None:
+        """Ask for something whose answer says no more than that it was done.
+
+        Args:
+            path: The endpoint.
+            body: Of the request, or its JSON.
+            timeout_s: Longest wait.
+
+        Raises:
+            ServerError: No answer, or an error of the server.
+            RefusedError: It will not.
+        """
+        await self._post(path, body, None, timeout_s=timeout_s)
 
     async def _vocab_size(self) -> int | None:
         """Read the size from the refusal of an id that no vocabulary has."""
@@ -369,23 +396,33 @@ class Server:
     async def _ask(
         self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
     ) -> Any:
+        # The standard library takes three times as long for the ids of a long prompt.
+        data = body if body is None or isinstance(body, bytes) else to_json(body)
         try:
-            async with asyncio.timeout(timeout_s if timeout_s < math.inf else None):
-                response = await self._client.request(method, self.url + path, json=body)
-        except TimeoutError:
-            raise ServerError("deadline", f"{path}: no answer within {timeout_s:g} s") from None
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            async with (
+                asyncio.timeout(timeout_s),
+                self._client.request(
+                    method, self.url + path, data=data, headers=_JSON, allow_redirects=False
+                ) as response,
+            ):
+                content = await response.read()
+        except (aiohttp.ClientError, OSError) as error:
+            # Two kinds are time-outs: that of connecting, and the deadline.
+            if isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                words = f"{path}: no answer within {timeout_s:g} s"
+                raise ServerError("deadline", words) from None
             words = f"{path}: {type(error).__name__} {error}".strip()
             raise ServerError("connection", words) from None
-        shown = response.text[:_SHOWN]
-        if 400 <= response.status_code < 500 and response.status_code not in (408, 429):
-            raise RefusedError(f"{path}: {response.status_code} {shown}")
-        if not 200 <= response.status_code < 300:
-            raise ServerError("status", f"{path}: {response.status_code} {shown}")
+        status = response.status
+        shown = content[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
+        if 400 <= status < 500 and status not in (408, 429):
+            raise RefusedError(f"{path}: {status} {shown}")
+        if not 200 <= status < 300:
+            raise ServerError("status", f"{path}: {status} {shown}")
         if kind is None:
             return None
         try:
-            return kind.model_validate_json(response.content)
+            return kind.model_validate_json(content)
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -402,7 +439,8 @@ def _sampled(answer: _Answer, wish: Wish, rid: str) -> Sampled:
     logprobs = tuple(triple[0] for triple in meta.output_token_logprobs)
     if meta.finish_reason.type == "abort":
         raise ServerError("status", "the server aborted the request")
-    versions = {span.version for span in meta.weight_versions} or {meta.weight_version}
+    spans = meta.weight_versions or [_Span(version=meta.weight_version, start=0, end=len(ids))]
+    bounds = [0, *(span.end for span in spans)]
     is_stopped = bool(ids) and ids[-1] in wish.stop_ids
     flaws = {
         "of another request": meta.id != rid or meta.prompt_tokens != len(wish.ids),
@@ -414,10 +452,11 @@ def _sampled(answer: _Answer, wish: Wish, rid: str) -> Sampled:
         "with log-probabilities above 0": any(value > _MOST_LOGPROB for value in logprobs),
         "that goes on after a stop token": any(i in wish.stop_ids for i in ids[:-1]),
         "that ended for no reason": not is_stopped and len(ids) != wish.max_tokens,
+        "with weights for other tokens": bounds != sorted(bounds)
+        or [*(span.start for span in spans), len(ids)] != bounds,
     }
     for words, is_so in flaws.items():
         if is_so:
             raise ServerError("garbage", f"a reply {words}")
-    if len(versions) > 1:
-        raise ServerError("stale", f"a reply of several weights: {', '.join(sorted(versions))}")
-    return Sampled(ids, logprobs, versions.pop(), meta.cached_tokens)
+    versions = tuple(span.version for span in spans for _ in range(span.start, span.end))
+    return Sampled(ids, logprobs, versions, meta.cached_tokens)

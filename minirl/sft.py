@@ -81,7 +81,8 @@ def _turns(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Turn, ..
     turns = []
     for seen, text in zip(shown, (*demonstration.replies, demonstration.target), strict=True):
         ids = (*tokenizer.encode(text), tokenizer.stop_ids[0])
-        turns.append(Turn(tuple(seen), Reply(ids, (0.0,) * len(ids), text, "stop", 0)))
+        zeros = (0,) * len(ids)
+        turns.append(Turn(tuple(seen), Reply(ids, zeros, text, "stop", zeros)))
     return tuple(turns)
 
 

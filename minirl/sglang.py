@@ -1,54 +1,89 @@
 """Sampling by SGLang servers: the sampler of a learner whose rollouts others compute.
 
 Token ids go in, token ids and log-probabilities come back; text is only made of what came. New
-weights go by the disk to all servers, and are compared there with the learner's.
+weights go to all servers, and are compared there with the learner's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import queue
+import resource
 import uuid
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
 from typing import Any, TypeVar
+from weakref import ReferenceType, ref
 
-import httpx2
+import aiohttp
 import jax
 import numpy as np
 from flax import nnx
 
 from minirl import hosts, preemption
 from minirl.batching import TokenRow
+from minirl.belt import Belt
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
+from minirl.errors import UserError
 from minirl.fleet import Fleet, Wanted, Weights, find_workers
 from minirl.lora import merged, split
 from minirl.model import Decoder, read_config
-from minirl.push import remove_versions, write_version
+from minirl.push import remove_versions, version_folder
 from minirl.reading import read_json
+from minirl.rules import check_installed
 from minirl.server import Sampled, Server, Wish
 from minirl.types import Reply, Request, Tokenizer
+from minirl.ways import WAYS, Parcel
 
 # Longest wait between two looks for a signal.
 _LOOK_S = 0.2
 _CONNECT_S = 10.0
 _CLOSE_S = 10.0
+# Files of a process that are no connections to servers: data, databases, logs, devices.
+_OTHER_FILES = 512
+# Servers close connections that nobody used for 5 s; one that is being closed takes no request.
+_IDLE_S = 2.0
 _PROBE_TOKENS = 64
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
+# Samplers of one process, told apart.
+_marks = itertools.count()
 
 # Ids of the probe that are a prompt: its last token is fed with the answer.
 _PROBE_PROMPT = 2
 Rows = Sequence[Sequence[TokenRow]]
 # Of the learner: log-probabilities of the ids of rows, under weights and at a temperature.
 Logprobs = Callable[[nnx.State, Rows, float], list[list[np.ndarray]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The weights that servers have.
+
+    Attributes:
+        arrays: Of the learner; others after each update.
+        version: Their version.
+        numbers: What bringing them took, for the metrics.
+    """
+
+    arrays: Sequence[ReferenceType[Any]]
+    version: int
+    numbers: Mapping[str, float]
+
+    def are(self, weights: Any, version: int) -> bool:
+        """Tell whether they are these."""
+        pairs = zip(self.arrays, jax.tree.leaves(weights), strict=True)
+        return version == self.version and all(array() is leaf for array, leaf in pairs)
 
 
 class Servers:
@@ -73,6 +108,9 @@ class Servers:
         seed: int,
         folder: Path,
     ) -> None:
+        check_installed(config)
+        if config.urls:
+            _check_enough(config, "urls", len(config.urls))
         self._config, self._model, self._dtype = config, model, dtype
         self._seed, self._folder = seed, folder
         self.place = (folder / "weights").absolute()
@@ -80,6 +118,7 @@ class Servers:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
+        self.way = WAYS[config.push](self.place, dtype)
         self.vocab_size = read_config(model).vocab_size
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = described["model_type"].capitalize()
@@ -93,9 +132,10 @@ class Servers:
             tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self._loop = asyncio.new_event_loop()
-        self._client: httpx2.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
         self._stack = ExitStack()
         self._fleet: Fleet | None = None
+        self.held: Held | None = None
 
     @property
     def fleet(self) -> Fleet:
@@ -140,7 +180,53 @@ class Servers:
         Raises:
             Preempted: A signal came; the work is abandoned.
         """
-        future = self.start(work)
+        return self._result(self.start(work))
+
+    def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
+        """Do something in the loop; returns at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def push(self, weights: Weights, parcels: Iterator[Parcel]) -> tuple[int, float]:
+        """Bring all servers to new weights; all processes have to ask.
+
+        Args:
+            weights: Which.
+            parcels: Made by all processes together; each is asked for while those before it are on
+                their way.
+
+        Returns:
+            Bytes, and seconds that making the parcels took.
+
+        Raises:
+            UserError: A server computes something else with them.
+            ServersLostError: No server took them.
+            Preempted: A signal came; the work is abandoned.
+        """
+        belt, size, made_s = Belt(), 0, 0.0
+        pushed = self.start(self.fleet.push(weights, belt))
+
+        def bring(parcel: Parcel | None) -> None:
+            self.run(belt.put(parcel))
+            if parcel is None or pushed.done():
+                self._result(pushed)
+
+        try:
+            parcel: Parcel | None = None
+            is_over = False
+            while not is_over:
+                begun = perf_counter()
+                parcel = next(parcels, None)
+                made_s += perf_counter() - begun
+                is_over = parcel is None
+                size += 0 if parcel is None else parcel.nbytes
+                hosts.gather(partial(bring, parcel))
+            # All processes' servers have them.
+            self.run(self.fleet.settle(weights))
+        finally:
+            pushed.cancel()
+        return size, made_s
+
+    def _result(self, future: Future[_Made]) -> _Made:
         while True:
             try:
                 return future.result(_LOOK_S)
@@ -153,28 +239,26 @@ class Servers:
                     future.cancel()
                     raise
 
-    def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
-        """Do something in the loop; returns at once."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     async def _open(self, children: Sequence[Child]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
-        self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(None, connect=_CONNECT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
-        router, share = None, slice(None)
+        config, router, share = self._config, None, slice(None)
         found: list[tuple[Server, Child | None]]
         found = [(Server(child.url, self._client), child) for child in children]
-        found += [(Server(url, self._client), None) for url in _own(self._config.urls)]
-        if self._config.router is not None:
-            router = Server(self._config.router, self._client)
-            behind = await find_workers(router, timeout_s=self._config.start_s)
+        found += [(Server(url, self._client), None) for url in _own(config.urls)]
+        if config.router is not None:
+            router = Server(config.router, self._client)
+            behind = await find_workers(router, timeout_s=config.start_s)
+            _check_enough(config, "router", len(behind))
             found = [(server, None) for server in behind]
             # It may choose any for each process; new weights come to each from one.
             share = slice(jax.process_index(), None, hosts.count())
-        self._fleet = Fleet(found, self._config, self._wanted, router=router, share=share)
+        _allow_connections((len(found) + len(found) * (router is not None)) * config.parallel)
+        self._fleet = Fleet(found, config, self._wanted, self.way, router=router, share=share)
         await self._fleet.check()
 
     def _stop(self, thread: Thread) -> None:
@@ -185,7 +269,7 @@ class Servers:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             if self._client is not None:
-                await self._client.aclose()
+                await self._client.close()
 
         self.start(end()).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -198,8 +282,7 @@ class Servers:
 class _Ended:
     """A request that has its answer, or failed."""
 
-    request: Request
-    turn: int
+    episode: int
     answer: Future[Sampled]
 
 
@@ -221,54 +304,60 @@ class SglangSampler:
         self._fleet, self._servers = servers.fleet, servers
         self._tokenizer, self._logprobs = tokenizer, logprobs
         self._graph, _, self._frozen = split(model)
-        self._dtype = model.dtype
         # Servers may still have weights of another run.
         self._name = hosts.from_first(lambda: uuid.uuid4().hex[:8])
-        self._version = -1
-        self._folder: Path | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._mark = next(_marks)
         self._asked: dict[int, Future[Sampled]] = {}
-        self._turns: dict[int, int] = {}
         self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
-        self._push: dict[str, float] = {}
-        self._later_tokens = self._later_cached = 0
+
+    def apart(self) -> SglangSampler:
+        """Return another sampler of the same servers and their weights, for another thread."""
+        other = copy.copy(self)
+        other._begin()
+        return other
 
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Bring the servers to these weights of the learner, wherever they lie.
+
+        What is being sampled goes on with them.
 
         Raises:
             UserError: A server computes something else with them.
             ServersLostError: No server took them.
         """
-        if self._asked:
-            raise RuntimeError("weights changed while episodes were being sampled")
+        held = self._servers.held
+        if held is not None and held.are(weights, version):
+            return  # another sampler of these servers has brought them
+        self._servers.held = None
         begun = perf_counter()
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
-        whole = _whole(self._graph, weights, self._frozen)
         name = f"{self._name}-{version}"
-        folder, size = write_version(self._servers.place, name, whole, dtype=self._dtype)
-        del whole
-        written = perf_counter()
-        sent = Weights(str(folder), name, wanted[_PROBE_PROMPT:].tolist())
-        hosts.gather(lambda: self._servers.run(self._fleet.push(sent)))
-        self._version, self._folder = version, folder
-        remove_versions(self._servers.place, but=folder)
-        self._push = {
+        way, whole = self._servers.way, partial(_whole, self._graph, weights, self._frozen)
+        again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
+        sent = Weights(again, name, version, wanted[_PROBE_PROMPT:].tolist())
+        size, made_s = self._servers.push(sent, way.parcels(whole(), name))
+        remove_versions(self._servers.place, but=version_folder(self._servers.place, name))
+        numbers = {
             "sglang/push_bytes": float(size),
             "time/push_probe_s": probed - begun,
-            "time/push_write_s": written - probed,
-            "time/push_load_s": perf_counter() - written,
+            "time/push_write_s": made_s,
+            "time/push_load_s": perf_counter() - probed - made_s,
         }
+        self._servers.held = Held(tuple(map(ref, jax.tree.leaves(weights))), version, numbers)
 
     def numbers(self) -> dict[str, float]:
         """Give what is worth a metric since it was last asked."""
-        share = self._later_cached / max(self._later_tokens, 1)
-        self._later_tokens = self._later_cached = 0
 
         async def told() -> dict[str, float]:
             return self._fleet.numbers()
 
-        return {**self._servers.run(told()), **self._push, "sglang/cached_share": share}
+        held = self._servers.held
+        pushed = {} if held is None else held.numbers
+        return {**self._servers.run(told()), **pushed}
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""
@@ -288,10 +377,9 @@ class SglangSampler:
             tuple(self._tokenizer.stop_ids),
             self._servers.vocab_size,
         )
-        turn = self._turns[request.episode] = self._turns.get(request.episode, 0) + 1
-        work = self._fleet.sample(request.episode, wish)
+        work = self._fleet.sample((self._mark, request.episode), wish)
         future = self._asked[request.episode] = self._servers.start(work)
-        future.add_done_callback(lambda ended: self._ended.put(_Ended(request, turn, ended)))
+        future.add_done_callback(lambda ended: self._ended.put(_Ended(request.episode, ended)))
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         """Wait for replies, or for `wake`, a moment at most; `max_steps` does not matter here.
@@ -317,30 +405,27 @@ class SglangSampler:
 
     def release(self, episode: int) -> None:
         """Forget an episode, and what was asked for it."""
-        self._turns.pop(episode, None)
         future = self._asked.pop(episode, None)
         if future is not None:
             future.cancel()
 
         async def forget() -> None:
-            self._fleet.forget(episode)
+            self._fleet.forget((self._mark, episode))
 
         self._servers.start(forget())
 
     def _taken(self, ended: _Ended) -> list[tuple[int, Reply]]:
-        episode = ended.request.episode
+        episode = ended.episode
         if self._asked.get(episode) is not ended.answer:
             return []  # it was released meanwhile
         del self._asked[episode]
         sampled = ended.answer.result()
-        if ended.turn > 1:
-            self._later_tokens += len(ended.request.ids)
-            self._later_cached += sampled.cached
         ids = sampled.ids
         is_stopped = ids[-1] in self._tokenizer.stop_ids
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
         finish = "stop" if is_stopped else "length"
-        return [(episode, Reply(ids, sampled.logprobs, text, finish, self._version))]
+        versions = tuple(map(self._fleet.version_of, sampled.versions))
+        return [(episode, Reply(ids, sampled.logprobs, text, finish, versions))]
 
 
 def _probe_row(ids: Sequence[int]) -> TokenRow:
@@ -355,6 +440,36 @@ def _own(urls: Sequence[str]) -> list[str]:
     return list(urls[here :: hosts.count()] or urls[here % max(len(urls), 1) :][:1])
 
 
+def _check_enough(config: SglangConfig, key: str, servers: int) -> None:
+    """Refuse fewer servers than processes where each brings weights to its own.
+
+    Raises:
+        UserError: There are fewer.
+    """
+    if config.push != "disk" and servers < hosts.count():
+        raise UserError(
+            f"rollout.sglang.push: {config.push} needs a server for each of the {hosts.count()} "
+            f"processes, and {key} has {servers}; give more, or use disk"
+        )
+
+
+def _allow_connections(count: int) -> None:
+    """Let this process have so many connections at once, besides its other files.
+
+    Raises:
+        UserError: The system does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
+            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:
     """Return all weights of a model, adapters merged."""
     if not jax.tree.leaves(frozen):
@@ -364,3 +479,15 @@ def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.Sta
         return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
 
     return jax.jit(whole)(params, frozen)
+
+
+def _is_apart(params: nnx.State, frozen: nnx.State) -> bool:
+    """Tell whether all weights can be had without a program over several devices: those of another
+    thread would wait for it, and it for them.
+    """
+    leaves = jax.tree.leaves((params, frozen))
+    is_merged = bool(jax.tree.leaves(frozen))
+    return all(
+        leaf.is_fully_addressable and not (is_merged and len(leaf.sharding.device_set) > 1)
+        for leaf in leaves
+    )

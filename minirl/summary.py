@@ -46,6 +46,22 @@ def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, f
     return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
 
 
+def ages(groups: Groups, version: int) -> dict[str, float]:
+    """Return by how many steps the weights that sampled tokens are older than these.
+
+    Args:
+        groups: What is trained on.
+        version: Of the weights that the step began with.
+    """
+    versions = [
+        v for group in groups for t in group for turn in t.turns for v in turn.reply.versions
+    ]
+    if not versions:
+        return {}
+    age = version - np.array(versions)
+    return {"rollout/age_mean": float(age.mean()), "rollout/age_max": float(age.max())}
+
+
 def over_updates(name: str, values: Sequence[float]) -> float:
     """Return the mean of a statistic over the updates of a step; of a `_max` the largest, of
     `skipped` the number.
@@ -63,7 +79,8 @@ def speeds(groups: Groups, trained_on: Groups, watch: Stopwatch) -> dict[str, fl
     Args:
         groups: What was sampled.
         trained_on: Those of them that the filters left for the update.
-        watch: The seconds.
+        watch: The seconds; `rollout` is what the learner waited, `round` what the last round took
+            where that is something else.
     """
     sampled = sum(len(turn.reply.ids) for group in groups for t in group for turn in t.turns)
     trained = sum(
@@ -72,7 +89,7 @@ def speeds(groups: Groups, trained_on: Groups, watch: Stopwatch) -> dict[str, fl
         for i, t in enumerate(group)
     )
     return watch.numbers() | {
-        "time/rollout_tokens_per_s": sampled / watch.seconds["rollout"],
+        "time/rollout_tokens_per_s": sampled / watch.seconds.get("round", watch.seconds["rollout"]),
         "time/update_tokens_per_s": trained / watch.seconds["update"],
     }
 

@@ -1,6 +1,6 @@
 """Reinforcement learning: roll out, score, advantages, update, and everything written down.
 
-The path of a step: `Trainer._step` -> `episodes.play` (`rollout.rollout`, the task's score) ->
+The path of a step: `Trainer._step` -> `rounds.Rounds` (`rollout.rollout`, the task's score) ->
 `credit.token_advantages` -> `batching.micro_batches` -> `update.Learner.update` -> the loss.
 """
 
@@ -34,22 +34,32 @@ from minirl.batching import (
     token_weights,
 )
 from minirl.checkpoint import Checkpoints
-from minirl.config import OptimizerConfig, SamplerConfig, TrainConfig
+from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
-from minirl.episodes import own_slots, play
+from minirl.episodes import Player, own_slots
 from minirl.errors import ServersLostError
 from minirl.guard import Guard, GuardFacts
-from minirl.local import LocalSampler, in_compute_type
+from minirl.local import in_compute_type
 from minirl.lora import split
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
 from minirl.packing import padding
 from minirl.preemption import Preempted
 from minirl.rollout import flatten
+from minirl.rounds import Rounds, Taken, cuts
+from minirl.samplers import make_sampler
 from minirl.schedule import Restart, restart, second_optimizer
-from minirl.sglang import Servers, SglangSampler
+from minirl.sglang import Servers
 from minirl.spans import span_credit
-from minirl.summary import Groups, Scores, over_updates, speeds, status, summarise
+from minirl.summary import (
+    Groups,
+    Scores,
+    ages,
+    over_updates,
+    speeds,
+    status,
+    summarise,
+)
 from minirl.task import Task
 from minirl.types import Score, Tokenizer, Trajectory
 from minirl.update import Learner, make_optimizer, policy_objective
@@ -89,6 +99,7 @@ class Trainer:
         seed: Decides data order and every random stream.
         folder: The run folder; a run found there goes on.
         servers: Those that sample in place of the native sampler.
+        rollout: How far ahead of the learner they do; None for never.
     """
 
     def __init__(
@@ -102,6 +113,7 @@ class Trainer:
         seed: int,
         folder: Path,
         servers: Servers | None = None,
+        rollout: RolloutConfig | None = None,
     ) -> None:
         self._task, self._config, self._seed = task, config, seed
         self._tokenizer, self._sampler_config = tokenizer, sampler
@@ -116,16 +128,15 @@ class Trainer:
             temperature=sampler.temperature,
             mesh=model.mesh,
         )
-        self._sampler: LocalSampler | SglangSampler
-        if servers is not None:
-            self._sampler = SglangSampler(model, tokenizer, servers, logprobs=self._logprobs)
-        else:
-            slots = own_slots(sampler, config, processes=hosts.count())
-            self._sampler = LocalSampler(
-                model, slots, tokenizer, group_size=config.group_size, seed=seed
-            )
-            # Every step brings its own.
-            self._sampler.free_memory()
+        slots = own_slots(sampler, config, processes=hosts.count())
+        self._sampler = make_sampler(
+            model, slots, tokenizer, group_size=config.group_size, seed=seed, servers=servers
+        )
+        # Every step brings its own.
+        self._sampler.free_memory()
+        self._rollout = rollout or RolloutConfig()
+        player = Player(tokenizer, task, config, sampler, seed)
+        self._played = Rounds(self._sampler, player, self._rollout)
         self._state = self._learner.init(params)
         self._folder = folder
         norm = config.optimizer.max_grad_norm
@@ -153,7 +164,7 @@ class Trainer:
             ServersLostError: Nobody samples any more, and all is saved.
         """
         # After an error too: what is being written is whole, and threads end.
-        with closing(self._metrics), closing(self._checkpoints):
+        with closing(self._metrics), closing(self._checkpoints), closing(self._played):
             try:
                 while self.step < self._config.all_steps or self._unfinished is not None:
                     progress(*self._advance())
@@ -215,6 +226,7 @@ class Trainer:
         """Take the weights of the first stage's best checkpoint, and a fresh optimizer state."""
         start = self._decide()
         _log.info("%s", start)
+        self._played.close()
         self._checkpoints.wait()
         self._state, _ = self._checkpoints.restore(start.step, self._state)
         self._state = self._learner.init(self._state.params)
@@ -262,25 +274,17 @@ class Trainer:
         }
 
     def _step(self) -> dict[str, float]:
-        config, watch = self._config, Stopwatch()
+        config, watch, version = self._config, Stopwatch(), self.step - 1
         with watch.phase("weights"):
-            self._sampler.set_weights(self._state.params, version=self.step - 1)
+            self._sampler.set_weights(self._state.params, version=version)
+        taken: list[Taken] = []
         groups: list[list[Trajectory]] = []
         scores: list[list[Score]] = []
         kept: list[int] = []
         before = self._rounds
         while self._rounds < before + config.algorithm.max_rounds:
-            groups += play(
-                self._sampler,
-                self._tokenizer,
-                self._task,
-                config,
-                self._sampler_config,
-                number=self._rounds,
-                seed=self._seed,
-                watch=watch,
-            )
-            self._rounds += 1
+            taken += self._take(version, watch)
+            groups = [group for part in taken for group in part.groups]
             scores = [[trajectory.episode.score for trajectory in group] for group in groups]
             kept = self._choose(groups, scores)
             if len(kept) >= config.prompts_per_step:
@@ -288,7 +292,8 @@ class Trainer:
         told = hosts.gather(self._sampler.numbers)
         # Nothing is sampled before the next weights.
         self._sampler.free_memory()
-        kept = kept[: config.prompts_per_step]
+        # Late groups stand for those that an earlier step lacked.
+        kept = kept[: config.prompts_per_step + sum(part.late for part in taken)]
         chosen = [groups[n] for n in kept]
         with watch.phase("update"):
             numbers = self._update(chosen, [scores[n] for n in kept])
@@ -297,9 +302,22 @@ class Trainer:
         numbers |= summarise(groups, scores, lambda outcome: outcome.numbers)
         numbers |= speeds(groups, chosen, watch)
         numbers |= {name: max(one[name] for one in told) for name in told[0]}
+        if self._rollout.is_ahead:
+            numbers |= ages(chosen, version) | cuts(taken)
         if self.step % config.sample_every == 0 or self.step == 1:
             self._sample(groups, scores)
         return numbers
+
+    def _take(self, version: int, watch: Stopwatch) -> list[Taken]:
+        """Return what all processes have of the next round; let those ahead of it begin."""
+        number, config = self._rounds, self._config
+        # Nothing is played ahead of a stage's end.
+        last = config.steps if self.step <= config.steps else config.all_steps
+        ahead = min(self._rollout.lag, last - self.step)
+        self._played.begin(range(number, number + 1 + ahead), version=version)
+        taken = hosts.gather(lambda: self._played.take(number, version=version, watch=watch))
+        self._rounds += 1
+        return taken
 
     def _choose(self, groups: Groups, scores: Scores) -> list[int]:
         """Return the numbers of the groups that the filters leave."""
@@ -400,12 +418,9 @@ class Trainer:
         counts = [int(row.is_action.sum()) for row in rows]
         return float(np.dot(counts, weights)) or 1.0
 
-    def _logprobs(
-        self, params: nnx.State, rows: Rows, temperature: float | None = None
-    ) -> list[list[np.ndarray]]:
+    def _logprobs(self, params: nnx.State, rows: Rows) -> list[list[np.ndarray]]:
         """Return the log-probability of each id under these weights, 0 on prompts."""
-        batches = self._micro_batches(rows)
-        values = self._learner.logprobs(params, batches, temperature=temperature)
+        values = self._learner.logprobs(params, self._micro_batches(rows))
         return read_back(rows, values, sizes=self._sizes)
 
     def _divergence(self, rows: Rows) -> list[np.ndarray]:
@@ -427,8 +442,11 @@ class Trainer:
         ]
 
     def _sample(self, groups: Groups, scores: Scores) -> None:
-        """Write the first group of the step, for a person to read."""
-        for trajectory, score in zip(groups[0], scores[0], strict=True) if groups else ():
+        """Write a group of the step, for a person to read: a round's first, if it is there."""
+        shown = next((n for n, group in enumerate(groups) if group[0].episode.record), None)
+        if shown is None:
+            return
+        for trajectory, score in zip(groups[shown], scores[shown], strict=True):
             parts = {name: round(value, 6) for name, value in score.parts.items()}
             record = {"reward": score.total, "parts": parts, "correct": score.correct}
             self._samples.write(self.step, record | dict(trajectory.episode.record))

@@ -132,14 +132,14 @@ class Reply:
             any top-p cut; at temperature 1 where sampling was greedy.
         text: The decoded ids without the stop token.
         finish: `stop` when the last id is a stop token, `length` when the budget ran out.
-        version: Weight version that sampled it.
+        versions: Version of the weights that sampled each id: weights may change within a reply.
     """
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
     finish: Finish
-    version: int
+    versions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

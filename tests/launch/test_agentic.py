@@ -65,7 +65,8 @@ class Script:
     def _reply(self, episode: int) -> Reply:
         ids = self._replies[self._given[episode]]
         self._given[episode] += 1
-        return Reply(ids, (-0.5,) * len(ids), self._tokenizer.decode(ids[:-1]), "stop", 0)
+        text = self._tokenizer.decode(ids[:-1])
+        return Reply(ids, (-0.5,) * len(ids), text, "stop", (0,) * len(ids))
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
@@ -9,33 +10,52 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from minirl.server import NEEDED
+from minirl.ways import WAYS
 
 VOCAB = 50
 STOP = 1
 
 
 class Fake:
-    """Writes the ids 10, 11, ... and a stop token; log-probabilities are -1 / id.
+    """Writes the ids of `reply`; log-probabilities are -1 / id.
 
     Attributes:
         faults: What the next answers of an endpoint are, in place of the right ones: a status,
             bytes, a function of the right answer, `hang` until told otherwise, or `drop`.
         down: Endless faults: every answer is dropped.
+        held: Called with a request before it is answered; it may wait.
         given: What was answered well, by endpoint.
         hanging: Names of the requests that hung.
         aborted: Names of those that were taken back.
     """
 
-    def __init__(self, *, vocab=VOCAB, probe=-0.25, port=0, architectures=("Toy",), delay_s=0.0):
+    def __init__(
+        self,
+        *,
+        vocab=VOCAB,
+        probe=-0.25,
+        port=0,
+        architectures=("Toy",),
+        delay_s=0.0,
+        reply=(10, 11, STOP),
+    ):
         self.vocab, self.probe, self.architectures = vocab, probe, list(architectures)
+        self.reply = list(reply)
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
         self.hanging, self.aborted = [], []
+        self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
-        self.paths = [*NEEDED, "/openapi.json"]
+        self.paths = [*NEEDED, *(path for way in WAYS.values() for path in way.endpoints)]
+        self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
+        self.is_updating, self.taken, self.versions, self.copies = False, {}, [], 0
+        # By the name of a group: gives what its next broadcast brings.
+        self.receive: Callable[[str], Any] = lambda group: None
         self.version, self.context, self.order = "0.5.23", 4096, []
         fake = self
 
@@ -114,8 +134,11 @@ class Fake:
             "architectures": names,
         }
 
+    def on_ready(self, _):
+        return (503 if self.paused else 200), {}
+
     def on_server_info(self, _):
-        return 200, {"version": self.version}
+        return 200, {"version": self.version, **self.sizes}
 
     def on_v1_models(self, _):
         return 200, {"data": [{"max_model_len": self.context}]}
@@ -136,26 +159,64 @@ class Fake:
         self.folder, self.weights = body["model_path"], body["weight_version"]
         return 200, {"success": True}
 
+    def on_begin_weight_update(self, _):
+        was_updating, self.is_updating = self.is_updating, True
+        return (400 if was_updating else 200), {}
+
+    def on_end_weight_update(self, _):
+        was_updating, self.is_updating = self.is_updating, False
+        return (200 if was_updating else 400), {}
+
+    def on_init_weights_update_group(self, body):
+        self.receive(body["group_name"])
+        return 200, {"success": True}
+
+    def on_update_weights_from_distributed(self, body):
+        return self.take(
+            body, dict(zip(body["names"], self.receive(body["group_name"]), strict=True))
+        )
+
+    def on_update_weights_from_tensor(self, body):
+        texts = body["serialized_named_tensors"]
+        self.copies = len(texts)
+        return self.take(body, json.loads(base64.b64decode(texts[0])))
+
+    def take(self, body, tensors):
+        if not (self.paused and self.is_updating):
+            return 400, {"error": "no update was begun"}
+        self.taken = self.taken | tensors
+        self.weights = body["weight_version"]
+        self.versions.append(self.weights)
+        return 200, {"success": True}
+
     def on_generate(self, body):
         if self.paused:
             return 503, {"error": "paused"}  # a real one would let us wait
         if "token_ids_logprob" in body:
             return 400, {"error": f"out-of-vocabulary; valid range is [0, {self.vocab})."}
         self.bodies.append(body)
-        time.sleep(self.delay_s)
         sent, settings = body["input_ids"], body["sampling_params"]
+        began = self.weights
+        time.sleep(self.delay_s)
+        if settings["max_new_tokens"]:
+            self.held(body)
         meta = {
             "id": body["rid"],
             "prompt_tokens": len(sent),
             "cached_tokens": 0,
             "weight_version": self.weights,
-            "finish_reason": {"type": "stop", "matched": STOP},
+            "finish_reason": {"type": "stop", "matched": self.reply[-1]},
         }
         if settings["max_new_tokens"] == 0:
             meta["input_token_logprobs"] = [[None, sent[0], None]]
             meta["input_token_logprobs"] += [[self.probe, i, None] for i in sent[1:]]
             return 200, {"output_ids": [], "meta_info": meta}
-        ids = [10, 11, STOP][: settings["max_new_tokens"]]
+        ids = self.reply[: settings["max_new_tokens"]]
+        # The first token is as old as the request, the others are not.
+        meta["weight_versions"] = [
+            {"version": began, "start": 0, "end": 1},
+            {"version": self.weights, "start": 1, "end": len(ids)},
+        ]
         meta["output_token_logprobs"] = [[-1 / i, i, None] for i in ids]
         return 200, {"output_ids": ids, "meta_info": meta}
 

@@ -29,7 +29,7 @@ def main(folder, urls, wait_s, coordinator, processes, process):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "toy", "architectures": ["Toy"]}))
     size = SimpleNamespace(vocab_size=conftest.VOCAB)
-    mock.patch.object(sglang, "read_config", lambda _: size).start()
+    mock.patch.object(sglang, "read_config", return_value=size).start()
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
     servers = sglang.Servers(
         config, folder, toy_run.SAMPLER, dtype="float32", seed=0, folder=folder

@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from minirl.fleet import Weights
 from minirl.server import Wish
 from minirl.sglang import Servers, SglangSampler
 from minirl.types import Decoding, Request
+from minirl.ways import Folder
 
 from .fake_sglang import STOP, VOCAB, Fake
 
@@ -52,15 +54,15 @@ def serve(model, tmp_path, monkeypatch):
     monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
     opened = []
 
-    def start(fakes, *, push=True, **settings):
+    def start(fakes, *, push=True, push_with="disk", **settings):
         if "launch" not in settings:
             settings["urls"] = tuple(fake.url for fake in fakes)
-        config = SglangConfig(**{**DEADLINES, **settings})
+        config = SglangConfig(push=push_with, **{**DEADLINES, **settings})
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
         found = Servers(config, model, limits, dtype="float32", seed=0, folder=tmp_path)
         opened.append(found.__enter__())
         if push:
-            found.run(found.fleet.push(weights("a")))
+            send(found, "a")
         return found
 
     yield start
@@ -92,8 +94,10 @@ def nurses(fakes, monkeypatch):
     return made
 
 
-def weights(name, *, probe=-0.25):
-    return Weights(f"/w/{name}", name, [probe] * 10)
+def send(servers, name):
+    folder = Folder(Path(f"/w/{name}"), 7)
+    sent = Weights(lambda: iter([folder]), name, ord(name), [-0.25] * 10)
+    return servers.push(sent, iter([folder]))
 
 
 def ask(servers, episodes=(1,), wish=WISH):
@@ -121,6 +125,15 @@ def edited(**meta):
         return {**right, "meta_info": {**right["meta_info"], **meta}}
 
     return edit
+
+
+def spans(*ends):
+    """Return what a server says of the weights that sampled a reply: (name, end) of each part."""
+    starts = [0, *(end for _, end in ends)]
+    return [
+        {"version": name, "start": start, "end": end}
+        for (name, end), start in zip(ends, starts, strict=False)
+    ]
 
 
 REPLY_FAULTS = {
@@ -163,8 +176,11 @@ REPLY_FAULTS = {
     ),
     "another request's": (edited(id="x"), "garbage"),
     "another prompt's": (edited(prompt_tokens=9), "garbage"),
-    "old weights": (edited(weight_version="default"), "stale"),
-    "mixed weights": (edited(weight_versions=[{"version": "a"}, {"version": "b"}]), "stale"),
+    "old weights": (edited(weight_version="default", weight_versions=[]), "stale"),
+    "mixed weights": (edited(weight_versions=spans(("a", 1), ("b", 3))), "stale"),
+    "weights of no token": (edited(weight_versions=spans(("a", 2))), "garbage"),
+    "weights of too many tokens": (edited(weight_versions=spans(("a", 10**12))), "garbage"),
+    "weights in disorder": (edited(weight_versions=spans(("a", 4), ("a", 3))), "garbage"),
     "aborted": (edited(finish_reason={"type": "abort"}), "status"),
 }
 
@@ -224,7 +240,7 @@ def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve)
 def test_new_weights_come_in_order(fakes, serve):
     servers = serve(fakes)
     fakes[0].order.clear()
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert fakes[0].order == [
         "/pause_generation", "/flush_cache", "/update_weights_from_disk", "/model_info",
         "/continue_generation", "/generate",
@@ -338,13 +354,13 @@ def test_when_none_comes_back_one_line_says_so(fakes, serve):
     ):
         ask(servers)
     with pytest.raises(ServersLostError):
-        servers.run(servers.fleet.push(weights("b")))
+        send(servers, "b")
 
 
 def test_a_server_that_misses_new_weights_gets_them_later(fakes, serve):
     servers = serve(fakes)
     fakes[0].faults["/update_weights_from_disk"] = [500]
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert [fake.weights for fake in fakes] == ["a", "b"]
     wait_until(lambda: fakes[0].weights == "b")
     wait_until(lambda: numbers_are(servers, taken_back=1, failed_status=1))
@@ -357,7 +373,7 @@ def test_a_server_that_hangs_when_weights_come_does_not_hold_the_others_up(
     monkeypatch.setattr("minirl.server._BRIEF_S", 3.0)
     fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert time.monotonic() - start < 45
     assert [fake.weights for fake in fakes] == ["a", "b"]
     fakes[0].hung.set()

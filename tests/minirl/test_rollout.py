@@ -44,7 +44,7 @@ class Script:
         ids = self.replies[self.given[request.episode]][: request.max_tokens]
         self.given[request.episode] += 1
         finish = "stop" if ids[-1] in self.stop_ids else "length"
-        return Reply(tuple(ids), (-0.5,) * len(ids), "", finish, 4)
+        return Reply(tuple(ids), (-0.5,) * len(ids), "", finish, (4,) * len(ids))
 
 
 class Turns:
@@ -85,14 +85,14 @@ def play(toy, sampler, environment, examples, *, group_size=1, **options):
 
 
 def test_mask_is_true_exactly_on_sampled_ids():
-    first = Reply((7, 8, 1), (-0.1, -0.2, -0.3), "", "stop", 5)
-    second = Reply((9, 9), (-0.4, -0.5), "", "length", 6)
+    first = Reply((7, 8, 1), (-0.1, -0.2, -0.3), "", "stop", (5, 5, 6))
+    second = Reply((9, 9), (-0.4, -0.5), "", "length", (6, 6))
     flat = flatten(Trajectory((Turn((2, 4, 3), first), Turn((2, 3), second)), None, "done"))
     assert flat.ids.tolist() == [2, 4, 3, 7, 8, 1, 2, 3, 9, 9]
     assert flat.is_action.tolist() == [False] * 3 + [True] * 3 + [False] * 2 + [True] * 2
     expected = [0, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.4, -0.5]
     np.testing.assert_allclose(flat.logprobs, expected, atol=1e-7)
-    assert flat.versions.tolist() == [-1] * 3 + [5] * 3 + [-1] * 2 + [6] * 2
+    assert flat.versions.tolist() == [-1] * 3 + [5, 5, 6] + [-1] * 2 + [6] * 2
     assert flat.prompt_length == 3
 
 
@@ -236,3 +236,60 @@ def test_decoding_of_the_call_goes_before_the_settings(toy):
     play(toy, sampler, environment, ["A"], config=config(temperature=0.8, top_p=0.9))
     play(toy, sampler, environment, ["A"], decoding=Decoding(temperature=0.0))
     assert [r.decoding for r in sampler.requests] == [Decoding(0.8, 0.9), Decoding(0.0, 1.0)]
+
+
+class Unordered(Script):
+    """A sampler that waits for others, as one behind servers does."""
+
+    is_repeatable = False
+
+    def __init__(self, replies, *, stop_ids):
+        super().__init__(replies, stop_ids=stop_ids)
+        self.woken = threading.Event()
+
+    def advance(self, *, max_steps):
+        if not self.waiting:
+            assert self.woken.wait(30)
+        self.woken.clear()
+        return super().advance(max_steps=max_steps)
+
+    def wake(self):
+        self.woken.set()
+
+
+@pytest.mark.parametrize("what", ["reset", "step"])
+def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
+    """`B` is slow: it waits until all turns of the other episodes are over."""
+
+    class Slow(Turns):
+        def __init__(self):
+            super().__init__(toy.Said, turns=2)
+            self.over, self.ended = threading.Event(), 0
+
+        def reset(self, example):
+            if what == "reset" and example == "B":
+                assert self.over.wait(30)
+            return (example,), super().reset(example)[1]
+
+        def step(self, state, reply):
+            if what == "step" and state == ("B",):
+                assert self.over.wait(30)
+            state, messages = (*state, reply), [toy.Said("user", "GO")]
+            if len(state) < 3:
+                return state, messages
+            with self.lock:
+                self.ended += state[0] != "B"
+                if self.ended == 6:
+                    self.over.set()
+            return state, None
+
+    sampler = Unordered([[7, 1], [8, 1]], stop_ids=toy.STOP_IDS)
+    seen = []
+    groups = play(
+        toy, sampler, Slow(), ["B", "A", "C", "D"], group_size=2, env_workers=3,
+        progress=lambda *counts: seen.append(counts),
+    )  # fmt: skip
+    assert [[t.episode[0] for t in group] for group in groups] == [[x] * 2 for x in "BACD"]
+    assert seen[-1] == (8, 8)
+    assert all(total == 8 for _, total in seen)
+    assert {r.episode for r in sampler.requests[-2:]} == {0, 1}

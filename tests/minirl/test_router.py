@@ -11,7 +11,7 @@ from minirl.errors import UserError
 from minirl.sglang import Servers
 
 from .fake_sglang import STOP, VOCAB, Fake, FakeRouter
-from .test_fleet import DEADLINES, REPLY_FAULTS, ask, numbers, wait_until, weights
+from .test_fleet import DEADLINES, REPLY_FAULTS, ask, numbers, send, wait_until
 
 TOKENS = (10, 11, STOP)
 
@@ -49,7 +49,7 @@ def serve(router, tmp_path, monkeypatch):
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
         found = Servers(config, tmp_path, limits, dtype="float32", seed=0, folder=tmp_path)
         opened.append(found.__enter__())
-        found.run(found.fleet.push(weights("a")))
+        send(found, "a")
         return found
 
     yield start
@@ -85,7 +85,7 @@ def test_the_router_is_asked_for_replies_and_each_server_for_all_else(fakes, rou
     assert len(router.passed) == 6
     assert [len(fake.bodies) for fake in fakes] == [3, 3]
     clear(fakes, router)
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert [fake.weights for fake in fakes] == ["b", "b"]
     assert router.passed == []
     assert numbers(servers)["router"] == 1
@@ -142,7 +142,7 @@ def test_without_its_router_a_run_goes_on(fakes, router, serve):
     router.down = True
     assert replies(servers, range(8)) == [TOKENS] * 8
     wait_until(lambda: seen.are(servers, router=0, servers=2))
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert [fake.weights for fake in fakes] == ["b", "b"]
     assert replies(servers, range(8, 16)) == [TOKENS] * 8
     # Each of the first ones tried the router at most once.
@@ -165,12 +165,12 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
     # It answers with other weights than it should: those answers do not count.
     assert replies(servers, range(6)) == [TOKENS] * 6
     assert {body["input_ids"][0] for body in fakes[1].bodies} == {5}
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     wait_until(lambda: seen.are(servers, servers=2, router=1))
     assert [fake.weights for fake in fakes] == ["b", "b"]
     router.behind = [fakes[1].url]
     fakes[0].down = True
-    servers.run(servers.fleet.push(weights("c")))
+    send(servers, "c")
     assert replies(servers, range(6, 12)) == [TOKENS] * 6
     wait_until(lambda: seen.are(servers, servers=1, router=1))
     assert fakes[1].weights == "c"

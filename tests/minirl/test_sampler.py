@@ -135,10 +135,11 @@ def test_new_weights_forget_the_prompts_of_the_old(toy):
     old, new = toy.model(), toy.model(seed=5)
     sampler = toy.sampler(old)
     request = Request(0, prompt(12), 6, PLAIN)
-    assert toy.run(sampler, [request])[0].version == 0
+    reply = toy.run(sampler, [request])[0]
+    assert reply.versions == (0,) * len(reply.ids)
     sampler.set_weights(nnx.state(new), version=3)
     reply = toy.run(sampler, [request])[0]
-    assert reply.version == 3
+    assert reply.versions == (3,) * len(reply.ids)
     expected = expected_logprobs(toy, new, request.ids + reply.ids, start=12)
     np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
 

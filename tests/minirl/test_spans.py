@@ -41,7 +41,7 @@ class Bytes:
 
 
 def reply(ids, text, *, finish="stop"):
-    return Reply(tuple(ids), (0.0,) * len(ids), text, finish, 0)
+    return Reply(tuple(ids), (0.0,) * len(ids), text, finish, (0,) * len(ids))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])

@@ -9,7 +9,7 @@ from .toy_run import Score
 
 
 def test_a_number_of_some_episodes_is_averaged_over_these():
-    turn = Turn((9,), Reply((1, 2), (0.0, 0.0), "ab", "stop", 0))
+    turn = Turn((9,), Reply((1, 2), (0.0, 0.0), "ab", "stop", (0, 0)))
     episodes = [{"all": 1.0, "some": 1.0}, {"all": 0.0}, {"all": 0.0, "some": 0.0}, {"all": 1.0}]
     groups = [[Trajectory((turn,), episode, "done")] for episode in episodes]
     scores = [[Score(1.0, correct)] for correct in (True, False, False, False)]

@@ -156,8 +156,8 @@ def take_course(toy, folder, course):
 
 
 def make_trainer(
-    toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None, servers=None,
-    **changes,
+    toy, folder, *, seed=0, examples=EXAMPLES, validate=None, judge=score, mesh=None,
+    servers=None, rollout=None, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of the toy model: the update takes the arrays over."""
     task = Task(
@@ -178,6 +178,7 @@ def make_trainer(
         seed=seed,
         folder=folder,
         servers=servers,
+        rollout=rollout,
     )
 
 

@@ -1,0 +1,226 @@
+"""Rounds ahead of the learner, against fake servers that hold requests as long as they are told."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from minirl import preemption
+from minirl.config import RolloutConfig, SglangConfig
+from minirl.episodes import Player
+from minirl.preemption import Preempted
+from minirl.sglang import Servers
+
+from . import toy_run
+from .fake_sglang import Fake
+from .toy_run import metrics_of
+
+STEPS, PROMPTS, GROUP = 4, 4, 2
+VOCAB = 64
+
+
+@pytest.fixture
+def fake():
+    made = Fake(vocab=VOCAB)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def begin(toy, fake, tmp_path, monkeypatch):
+    """Return `begin(**rollout)`: a trainer whose rounds the fake server samples."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
+    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=5)
+    with Servers(
+        config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
+    ) as servers:
+
+        def start(folder="run", steps=STEPS, **rollout):
+            settings = RolloutConfig(backend="sglang", **rollout)
+            return toy_run.make_trainer(
+                toy, tmp_path / folder, servers=servers, rollout=settings, steps=steps,
+                prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, eval_every=STEPS,
+                validate=lambda *_: 0.5,
+            )  # fmt: skip
+
+        yield start
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("round ")]
+
+
+def ignore(*_):
+    pass
+
+
+def asked(fake):
+    return sum(body["sampling_params"]["max_new_tokens"] > 0 for body in fake.bodies)
+
+
+def wait_until(is_so):
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def sums(lines, name):
+    return sum(line[name] for line in lines)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 3])
+def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_path, lag):
+    trainer = begin(lag=lag)
+    seen = []
+
+    def progress(step, *_):
+        # Between two steps nobody pushes, and only what is ahead goes on.
+        rounds = min(step + lag, STEPS)
+        wait_until(lambda: asked(fake) >= rounds * PROMPTS * GROUP)
+        seen.append(step)
+
+    trainer.run(progress)
+    lines = metrics_of(tmp_path / "run")
+    assert seen == [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["groups/trained"] for line in lines] == [PROMPTS] * STEPS
+    turns = sum(PROMPTS * GROUP * line["rollout/turns"] for line in lines)
+    assert turns == pytest.approx(asked(fake)) == sums(lines, "sglang/requests")
+    if lag:
+        ages = [line["rollout/age_max"] for line in lines]
+        assert ages == [min(step, lag) for step in range(STEPS)]
+        assert sums(lines, "groups/cut") == sums(lines, "groups/late") == 0
+    else:
+        assert "rollout/age_max" not in lines[0]
+
+
+def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
+    fake, begin, tmp_path, monkeypatch
+):
+    """The second round is asked for after the first, and its replies wait for new weights."""
+    own, begun = Player.play, []
+
+    def play(player, sampler, number, **options):
+        wait_until(lambda: asked(fake) >= number * PROMPTS * GROUP)
+        return own(player, sampler, number, **options)
+
+    def hold(body):
+        begun.append(body)
+        if len(begun) > PROMPTS * GROUP:
+            wait_until(lambda: fake.weights.endswith("-1"))
+
+    monkeypatch.setattr(Player, "play", play)
+    fake.held = hold
+    begin(lag=1, steps=2).run(ignore)
+    one, two = metrics_of(tmp_path / "run")
+    assert one["rollout/age_max"] == 0
+    # First tokens are of version 0, the two others of version 1; so are later turns.
+    assert two["rollout/age_max"] == 1
+    assert 0 < two["rollout/age_mean"] <= 1 / 3 + 1e-6
+
+
+def holding(fake, number):
+    """Hold the request with this number until told to go on; return what tells it."""
+    go, count = threading.Event(), []
+
+    def hold(body):
+        count.append(body)
+        if len(count) == number:
+            go.wait(60)
+
+    fake.held = hold
+    return go
+
+
+def test_a_step_does_not_wait_for_the_slowest(fake, begin, tmp_path):
+    go = holding(fake, 3)
+    begin(slow_share=0.25).run(ignore)
+    lines = metrics_of(tmp_path / "run")
+    assert lines[0]["groups/trained"] == PROMPTS - 1
+    assert {line["groups/trained"] + line["groups/cut"] for line in lines} == {PROMPTS}
+    assert lines[0]["groups/cut_episodes"] in (1, 2)
+    assert sums(lines, "groups/late") == 0
+    go.set()
+    wait_until(lambda: len(fake.aborted) == 1)
+
+
+def test_late_groups_join_a_later_step(fake, begin, tmp_path):
+    go = holding(fake, 3)
+    trainer = begin(slow_share=0.25, max_age=2)
+
+    def progress(step, *_):
+        if step == 1:
+            go.set()
+            wait_until(lambda: not any(t.name == "round 0" for t in threading.enumerate()))
+
+    trainer.run(progress)
+    lines = metrics_of(tmp_path / "run")
+    assert [line["groups/trained"] for line in lines[:1]] == [PROMPTS - 1]
+    assert [line["groups/late"] for line in lines[:2]] == [0, 1]
+    assert [line["rollout/age_max"] for line in lines[:2]] == [0, 1]
+    assert sums(lines, "groups/cut") == 0
+    # What the last step did not wait for is given up.
+    assert sums(lines, "groups/trained") in (PROMPTS * STEPS - 1, PROMPTS * STEPS)
+
+
+def test_groups_that_would_be_too_old_are_cut_and_counted(fake, begin, tmp_path):
+    go = holding(fake, 3)
+    begin(slow_share=0.25, max_age=2).run(ignore)
+    lines = metrics_of(tmp_path / "run")
+    assert [line["groups/cut"] for line in lines] == [0, 0, 1, 0]
+    assert max(line["rollout/age_max"] for line in lines) <= 1
+    go.set()
+    wait_until(lambda: len(fake.aborted) == 1)
+
+
+def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):
+    seen = []
+
+    def step(self, episode, reply):
+        seen.append(reply)
+        if len(seen) > PROMPTS * GROUP + 1:
+            raise RuntimeError("the environment is broken")
+        return episode.__class__(episode.example, (reply,)), None
+
+    monkeypatch.setattr(toy_run.Capitals, "step", step)
+    with pytest.raises(RuntimeError, match="the environment is broken"):
+        begin(lag=1).run(ignore)
+
+
+def test_a_run_that_is_stopped_goes_on_with_rounds_that_nobody_has_trained_on(
+    fake, begin, tmp_path
+):
+    def stop(step, *_):
+        if step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with preemption.watched(), pytest.raises(Preempted, match="all 2 steps are saved"):
+        begin(lag=1).run(stop)
+    before = len(fake.bodies)
+    begin(lag=1).run(ignore)
+    lines = metrics_of(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    # The life that goes on begins with weights of its own.
+    assert [line["rollout/age_max"] for line in lines] == [0, 1, 0, 1]
+    prompts = {tuple(body["input_ids"][:3]) for body in fake.bodies[before:]}
+    assert len(prompts) > 1
+
+
+def test_a_signal_is_noticed_while_a_round_is_waited_for(fake, begin):
+    go = holding(fake, 1)
+    trainer = begin(lag=1)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def soon():
+        wait_until(lambda: asked(fake) >= 1)
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    threading.Thread(target=soon).start()
+    with preemption.watched(), pytest.raises(Preempted, match="all 0 steps are saved"):
+        trainer.run(ignore)
+    go.set()
