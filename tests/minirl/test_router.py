@@ -178,6 +178,7 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
 
 def test_each_process_brings_weights_to_its_share(fakes, serve, monkeypatch):
     monkeypatch.setattr("minirl.sglang.hosts.count", lambda: 2)
+    monkeypatch.setattr("minirl.sglang.hosts.gather", lambda make: [make()])
     servers = serve()
     mine, other = sorted(fakes, key=lambda fake: fake.url)
     assert (mine.weights, other.weights) == ("a", "default")
