@@ -30,6 +30,15 @@ class Asked:
     url: str = ""
     policy: PolicySource | None = None
 
+    def sampled_by(self, config: JobConfig) -> dict[str, str]:
+        """Name the sampler of a policy, for a result; empty for an endpoint."""
+        return {} if self.policy is None else {"sampler": config.rollout.backend}
+
+    def differs_by(self, config: JobConfig) -> dict[str, str]:
+        """Name the sampler where it is not the native one: what results before were made with."""
+        found = self.sampled_by(config)
+        return {} if found == {"sampler": "native"} else found
+
     @classmethod
     def find(
         cls, config: JobConfig, url: str | None, model: str | None, checkpoint: Path | None

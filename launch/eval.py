@@ -7,6 +7,8 @@
         --data bird-dev --data-root data
     python -m launch.eval --predictions model.sql --data spider-dev --data-root data --json out.json
 
+With rollout.backend=sglang a checkpoint is sampled by SGLang servers, as in training.
+
 A test set is judged by its official rule, question by question: verdicts.json in the folder of
 results, or the file that --json names, has every verdict, means with 95 % intervals, and what they
 are of. The folder also holds predictions.jsonl, the same in each official program's form, and
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> None:
     from launch.eval_job import evaluate, show
 
     asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
-    out = options.out or default_folder(config, options.data, asked.name, options.decode)
+    out = options.out or default_folder(config, options.data, asked, options.decode)
     settings = _settings(config, options, asked)
     check(out, settings, key="--out")
     if (out / RESULT).exists() and _is_judged(options, out):
@@ -275,12 +277,13 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     return config.model_copy(update=update), "test"
 
 
-def default_folder(config: JobConfig, data: str, name: str, decode: str) -> Path:
-    """Name a folder after policy, data, decoding and seed."""
+def default_folder(config: JobConfig, data: str, asked: Asked, decode: str) -> Path:
+    """Name a folder after policy, sampler, data, decoding and seed."""
     layouts: dict[str, None] = {}
     if data in SPLITS:
         layouts = dict.fromkeys(source.layout for source in getattr(config.data, data).sources)
-    parts = (name, *layouts, data, decode, f"seed{config.seed}")
+    sampler = asked.differs_by(config).values()
+    parts = (asked.name, *sampler, *layouts, data, decode, f"seed{config.seed}")
     return Path("evals") / "-".join(parts)
 
 
@@ -297,6 +300,7 @@ def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
             "model": str(asked.policy.model.resolve()),
             "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
             "dtype": config.model.dtype,
+            **asked.differs_by(config),
         }
         where = {"accelerator": options.accel}
     settings = {

@@ -30,6 +30,7 @@ from launch.judging import Task, read_measures
 from launch.official import write_official
 from launch.policy import load_policy
 from launch.served import ANSWERS, served
+from launch.serving import serving
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
 from launch.verdicts import (
@@ -119,6 +120,7 @@ def evaluate(
         "seed": config.seed,
         "data": data,
         **model,
+        **asked.sampled_by(config),
         "prompt": prompt,
         **({"measures": sheet.measures, "pass_at": sheet.pass_at} if sheet else {}),
         **notes,
@@ -138,20 +140,23 @@ def _evaluator(
     sql: SqlSide,
     out: Path,
 ) -> Generator[Evaluator]:
-    """Make who answers: the sampler of this process, or an endpoint."""
+    """Make who answers: the job's sampler, or an endpoint."""
     environment = sql.evaluation_environment()
     if loaded is None:
         with served(asked, config, decode, environment, out / ANSWERS) as evaluator:
             yield evaluator
         return
-    yield Evaluator(
-        *loaded,
-        environment,
-        config.sampler,
-        decode,
-        seed=config.seed,
-        max_turns=sql.evaluation_turns,
-    )
+    assert asked.policy is not None
+    with serving(config, asked.policy.model, out) as servers:
+        yield Evaluator(
+            *loaded,
+            environment,
+            config.sampler,
+            decode,
+            seed=config.seed,
+            max_turns=sql.evaluation_turns,
+            servers=servers,
+        )
 
 
 def prompts_hash(prompts: Iterable[Observation]) -> str:
@@ -175,6 +180,7 @@ def describe(asked: Asked, config: JobConfig) -> dict[str, Any]:
         "checkpoint": str(policy.checkpoint) if policy.checkpoint else None,
         "base": base.name if base else "tiny",
         "reward": run.reward.kind if run else None,
+        **asked.differs_by(config),
     }
 
 

@@ -16,9 +16,11 @@ from launch.votes import ballot, majority
 from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
-from minirl.local import LocalSampler
+from minirl.lora import split
 from minirl.model import Decoder
 from minirl.rollout import rollout
+from minirl.samplers import make_sampler
+from minirl.sglang import Servers
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
 from minirl.writing import writing
@@ -43,6 +45,7 @@ class Evaluator:
         decode: How questions are answered.
         seed: Seed of samples.
         max_turns: The most replies to a question.
+        servers: Those that sample in place of the native sampler.
     """
 
     def __init__(
@@ -55,15 +58,21 @@ class Evaluator:
         *,
         seed: int,
         max_turns: int = 1,
+        servers: Servers | None = None,
     ) -> None:
         self._tokenizer, self._environment = tokenizer, environment
         self._config, self._decode = config, decode
         self._choose = right_one if decode.kind == "pass" else vote
         self._max_turns = max_turns
-        self._sampler = LocalSampler(model, config, tokenizer, group_size=decode.samples, seed=seed)
+        self._sampler = make_sampler(
+            model, config, tokenizer, group_size=decode.samples, seed=seed, servers=servers
+        )
+        # Servers have other weights until they are told.
+        self._start = None if servers is None else split(model)[1]
 
     def set_weights(self, params: Any, *, version: int) -> None:
         """Measure these weights next, once: the memory of their copy is given back then."""
+        self._start = None
         self._sampler.set_weights(params, version=version)
 
     def notes(self) -> dict[str, Any]:
@@ -109,6 +118,8 @@ class Evaluator:
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
         """Answer questions, each process its share of them."""
+        if self._start is not None:
+            self.set_weights(self._start, version=0)
         share = hosts.own_share(len(examples))
         own = [examples[place] for place in share]
         parts = hosts.gather(lambda: self._answer_own(own, first=first + share.start))

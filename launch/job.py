@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -36,7 +37,9 @@ from sqlenv.types import Example
 def train(config: JobConfig, *, accelerator: str) -> None:
     """Run a job, or what is left of it."""
     began = perf_counter()
-    with hosts.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
+    with ExitStack() as stack:
+        folder = stack.enter_context(hosts.held_by_first(claimed_run(config)))
+        sql = stack.enter_context(SqlSide(config, folder))
         examples = sql.examples("train")
         limits = config.evaluation
         validation = sql.examples("validation", limit=limits.validation_questions)
@@ -53,6 +56,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         sql.check_prompts("test", map(sql.evaluation_prompt, test), tokenizer)
         start_from = start_model(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
+        servers = stack.enter_context(serving(config, start_from, folder))
         evaluator = Evaluator(
             model,
             tokenizer,
@@ -61,6 +65,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             Decode(samples=1, temperature=0.0),
             seed=config.seed,
             max_turns=sql.evaluation_turns,
+            servers=servers,
         )
         before = _measure(evaluator, test, folder / "before")
 
@@ -69,14 +74,13 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             return evaluator.accuracy(validation)
 
         task = sql.task(examples, tokenizer, validate=validate)
-        with serving(config, start_from, folder) as servers:
-            trainer = Trainer(
-                model, tokenizer, task, config.train, config.sampler,
-                seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
-            )  # fmt: skip
-            with cli.progress_bar("learning") as progress:
-                progress(trainer.step, config.train.all_steps, cli.COMPILING)
-                trainer.run(progress)
+        trainer = Trainer(
+            model, tokenizer, task, config.train, config.sampler,
+            seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
+        )  # fmt: skip
+        with cli.progress_bar("learning") as progress:
+            progress(trainer.step, config.train.all_steps, cli.COMPILING)
+            trainer.run(progress)
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
         after = _measure(evaluator, test, folder / "after")

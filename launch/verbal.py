@@ -5,14 +5,16 @@
 
 PaVeRL-SQL's way without training (paper 003, section III-B). The model is one behind an endpoint
 that speaks OpenAI's chat completions (a key is read from OPENAI_API_KEY and from nowhere else), or
-a policy of ours in this process. The folder it names holds predictions as launch.eval writes them,
-choices.jsonl with candidates and scores, answers.jsonl with every answer that was paid for, and
-result.json with accuracy and cost. The same command goes on where an interrupted one was.
+a policy of ours, sampled in this process or by SGLang servers (rollout.backend=sglang). The folder
+it names holds predictions as launch.eval writes them, choices.jsonl with candidates and scores,
+answers.jsonl with every answer that was paid for, and result.json with accuracy and cost. The same
+command goes on where an interrupted one was.
 """
 
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -21,6 +23,9 @@ from launch.config import JobConfig, load_config
 from launch.eval import add_arguments, add_endpoint, check_endpoint, default_folder
 from launch.folders import RESULT, check
 from launch.inputs import check_data
+
+if TYPE_CHECKING:
+    from launch.asked import Asked
 
 
 def main(arguments: list[str]) -> None:
@@ -36,8 +41,8 @@ def main(arguments: list[str]) -> None:
     from launch.verbal_job import run, show
 
     asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
-    out = options.out or default_folder(config, options.data, asked.name, "verbal")
-    settings = _settings(config, options, asked.identity)
+    out = options.out or default_folder(config, options.data, asked, "verbal")
+    settings = _settings(config, options, asked)
     check(out, settings, key="--out")
     if (out / RESULT).exists():
         cli.output.print(f"This job is complete: {out / RESULT}", soft_wrap=True)
@@ -57,13 +62,14 @@ def _arguments(arguments: list[str]) -> Namespace:
 _MANNERS = {"parallel", "timeout_s", "retries"}
 
 
-def _settings(config: JobConfig, options: Namespace, identity: str) -> str:
+def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
     """Write down what decides the predictions."""
     used = {"seed", "data", "prompt", "env", "executor", "evaluation"}
     native = {"sampler"} if options.endpoint is None else set()
     numerics = {"dtype": config.model.dtype, "accelerator": options.accel} if native else {}
     settings = {
-        "model": identity,
+        "model": asked.identity,
+        **asked.differs_by(config),
         **numerics,
         "split": options.data,
         **config.model_dump(mode="json", include=used | native),

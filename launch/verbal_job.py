@@ -16,15 +16,16 @@ from pydantic import BaseModel
 from rich.table import Table as RichTable
 
 from launch import cli
+from launch.answers import PolicyAnswers
 from launch.asked import Asked, Desk
 from launch.config import JobConfig, Split
 from launch.endpoint import Endpoint
 from launch.eval_job import accuracies, questions
 from launch.folders import RESULT, claim_data, versions, write_json
 from launch.journal import Journal
-from launch.native import Native
 from launch.official import write_official
 from launch.policy import load_policy
+from launch.serving import serving
 from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.reading import Joined, keep_lines, read_json
@@ -119,7 +120,7 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
         choices = Choices(out / CHOICES, sql, config)
         left = [example for example in examples if example.id not in choices.verdicts]
         with cli.progress_bar(f"verbal {split}") as progress:
-            for example, choice in _answered(left, sql, journal, asked, config):
+            for example, choice in _answered(left, sql, journal, asked, config, out):
                 choices.add(example, choice)
                 status = f"{journal.spent.completion_tokens:,} tokens written"
                 progress(len(choices.verdicts), len(examples), status)
@@ -136,6 +137,7 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
         "seed": config.seed,
         "data": data,
         "model": asked.identity,
+        **asked.sampled_by(config),
         "versions": versions(),
         "seconds": round(perf_counter() - start, 1),
     }
@@ -179,7 +181,12 @@ def show(out: Path) -> None:
 
 
 def _answered(
-    examples: Sequence[Example], sql: SqlSide, journal: Journal, asked: Asked, config: JobConfig
+    examples: Sequence[Example],
+    sql: SqlSide,
+    journal: Journal,
+    asked: Asked,
+    config: JobConfig,
+    out: Path,
 ) -> Iterator[tuple[Example, Choice]]:
     """Play all questions; hold choices back until the model has answered anything at all."""
     by_id = {example.id: example for example in examples}
@@ -188,7 +195,7 @@ def _answered(
         for name, example in by_id.items()
     }
     held: list[tuple[Example, Choice]] = []
-    for name, choice in _play(games, journal, asked, config) if games else ():
+    for name, choice in _play(games, journal, asked, config, out) if games else ():
         held.append((by_id[name], choice))
         if not journal.refusal:
             yield from held
@@ -214,17 +221,20 @@ def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
 
 
 def _play(
-    games: Mapping[str, Game], journal: Journal, asked: Asked, config: JobConfig
+    games: Mapping[str, Game], journal: Journal, asked: Asked, config: JobConfig, out: Path
 ) -> Iterator[tuple[str, Choice]]:
     """Give the choices of all questions as they are made."""
     verbal = config.verbal
     if asked.policy is not None:
         model, tokenizer = load_policy(asked.policy, config)
-        native = Native(model, tokenizer, config.sampler, verbal, seed=config.seed)
-        desk = Desk(native, journal, asked, config)
-        names = list(games)
-        for at in range(0, len(names), _CHUNK):
-            yield from _together({name: games[name] for name in names[at : at + _CHUNK]}, desk)
+        with serving(config, asked.policy.model, out) as servers:
+            answers = PolicyAnswers(
+                model, tokenizer, config.sampler, verbal, seed=config.seed, servers=servers
+            )
+            desk = Desk(answers, journal, asked, config)
+            names = list(games)
+            for at in range(0, len(names), _CHUNK):
+                yield from _together({name: games[name] for name in names[at : at + _CHUNK]}, desk)
         return
     endpoint = Endpoint(asked.url, asked.identity, verbal)
     desk = Desk(endpoint, journal, asked, config)

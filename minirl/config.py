@@ -85,8 +85,8 @@ class SglangConfig(Settings):
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None
-    """Interpreter of an environment that has SGLang, for `launch`; None for the one that runs
-    this."""
+    """Interpreter of an environment that has SGLang, for `launch`; None for that of the environment
+    variable MINIRL_SGLANG_PYTHON, or else the one that runs this."""
     arguments: dict[str, bool | int | float | str] = {}
     """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
     take no value."""
@@ -121,7 +121,7 @@ class SglangConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """Who samples the training episodes; accuracy is always measured with the native sampler."""
+    """Who samples: the training episodes, and what accuracy is measured with."""
 
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
@@ -440,8 +440,9 @@ class TrainConfig(Settings):
     """Steps between measurements of the KL to the start; each costs one more forward pass."""
     sample_every: PositiveInt = 10
     """Steps between samples of trajectories in trajectories.jsonl."""
-    env_workers: PositiveInt = 8
-    """Threads that wait for environments."""
+    env_workers: PositiveInt = 32
+    """Threads that wait for environments: with a sampler that does not wait for them in turn, fewer
+    slow queries than this at a time delay their own episodes alone."""
 
     @property
     def all_steps(self) -> int:

@@ -147,6 +147,7 @@ class Fleet:
             UserError: One computes something else with them than the learner.
             ServersLostError: None has taken them.
         """
+        self._versions.pop(weights.name, None)  # it may be the last again
         self._weights, self._versions[weights.name] = weights, weights.version
         takers = [member for member in self._members if member.is_used or member.is_waiting]
         belt.expect(len(takers))

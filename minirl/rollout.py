@@ -7,10 +7,12 @@ encoded again: templates drop earlier thinking, and encoding anew moves token bo
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
@@ -130,7 +132,7 @@ def rollout(
     first_episode: int,
     decoding: Decoding | None = None,
     max_turns: int | None = None,
-    env_workers: int = 8,
+    env_workers: int = 32,
     progress: Callable[[int, int], None] | None = None,
     ended: Callable[[int, list[Trajectory]], None] | None = None,
     check: Callable[[], None] = preemption.check,
@@ -163,151 +165,176 @@ def rollout(
         Preempted: A signal came; the episodes are lost, and the sampler is free.
     """
     limits = _Limits(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
-    with ThreadPoolExecutor(env_workers, thread_name_prefix="environment") as pool:
-        groups = _reset(tokenizer, environment, examples, pool, config, group_size, first_episode)
-        episodes = {episode.number: episode for group in groups for episode in group}
-        left = Counter({place: len(group) for place, group in enumerate(groups)})
-
-        def note(episode: _Episode) -> None:
-            place = (episode.number - first_episode) // group_size
-            left[place] -= 1
-            if progress is not None:
-                progress(len(episodes) - left.total(), len(episodes))
-            if ended is not None and not left[place]:
-                ended(place, [episode.trajectory() for episode in groups[place]])
-
-        for place, group in enumerate(groups):
-            if ended is not None and not group:
-                ended(place, [])
-        try:
-            for episode in episodes.values():
-                sampler.submit(limits.request(episode))
-            _play(sampler, tokenizer, environment, episodes, pool, limits, note, check)
-        finally:
-            # After an error the sampler must not keep what nobody will ask for.
-            for episode in episodes.values():
-                if episode.ended is None:
-                    sampler.release(episode.number)
-    return [[episode.trajectory() for episode in group] for group in groups]
+    pool = ThreadPoolExecutor(env_workers, thread_name_prefix="environment")
+    work = _Work(sampler, pool)
+    played = _Round(
+        sampler, tokenizer, environment, work, limits, examples, group_size, first_episode, ended
+    )
+    try:
+        played.reset()
+        played.play(progress, check)
+    finally:
+        # After an error the sampler must not keep what nobody will ask for.
+        for episode in played.episodes.values():
+            if episode.ended is None:
+                sampler.release(episode.number)
+        pool.shutdown(cancel_futures=True)
+    return [[episode.trajectory() for episode in group] for group in played.groups]
 
 
-def _reset(
-    tokenizer: Tokenizer,
-    environment: Environment,
-    examples: Sequence[Any],
-    pool: ThreadPoolExecutor,
-    config: SamplerConfig,
-    group_size: int,
-    first_episode: int,
-) -> list[list[_Episode]]:
-    """Start all episodes; a prompt is encoded once for a group that is shown the same."""
-    # A group's members one after the other: the first one's prompt is then there for the others.
-    rounds = [
-        [pool.submit(environment.reset, example) for example in examples] for _ in range(group_size)
-    ]
-    starts = list(zip(*rounds, strict=True))
-    groups: list[list[_Episode]] = []
-    too_long: list[tuple[int, Any]] = []
-    for n, group_starts in enumerate(starts):
+class _Work:
+    """What environments do in threads, and what follows from it in the thread of the rollout.
+
+    Where the sampler's replies can be repeated, results are awaited in the order in which they were
+    asked for, so that time has no say in the schedule; else each is taken when it is there, and
+    what takes long delays nobody.
+    """
+
+    def __init__(self, sampler: Sampler, pool: ThreadPoolExecutor) -> None:
+        self._sampler, self._pool = sampler, pool
+        self._ended: SimpleQueue[tuple[Callable[[Any], None], Future[Any]]] = SimpleQueue()
+        self.awaited: list[tuple[Callable[[Any], None], Future[Any]]] = []
+
+    def begin(self, then: Callable[[Any], None], function: Callable[..., Any], *given: Any) -> None:
+        """Call a function in a thread; `then` gets what it returns."""
+        future = self._pool.submit(function, *given)
+        if self._sampler.is_repeatable:
+            self.awaited.append((then, future))
+        else:
+            future.add_done_callback(lambda ended: self._note(then, ended))
+
+    def take(self) -> bool:
+        """Go on with what has ended; tell whether there was any."""
+        found, self.awaited = self.awaited, []
+        with suppress(Empty):
+            while True:
+                found.append(self._ended.get_nowait())
+        for then, future in found:
+            then(future.result())
+        return bool(found)
+
+    def _note(self, then: Callable[[Any], None], ended: Future[Any]) -> None:
+        if not ended.cancelled():
+            self._ended.put((then, ended))
+            self._sampler.wake()
+
+
+class _Round:
+    """The episodes of a rollout.
+
+    Attributes:
+        groups: Of each example; empty before they begin, and where the prompt is too long.
+        episodes: Those that have begun, by number.
+    """
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        environment: Environment,
+        work: _Work,
+        limits: _Limits,
+        examples: Sequence[Any],
+        group_size: int,
+        first_episode: int,
+        ended: Callable[[int, list[Trajectory]], None] | None,
+    ) -> None:
+        self._sampler, self._tokenizer, self._environment = sampler, tokenizer, environment
+        self._work, self._limits, self._examples = work, limits, examples
+        self._group_size, self._first_episode, self._tell = group_size, first_episode, ended
+        self.groups: list[list[_Episode]] = [[] for _ in examples]
+        self.episodes: dict[int, _Episode] = {}
+        self._too_long: list[tuple[int, Any]] = []
+        self._waiting = len(examples)  # groups that have not begun
+        self._ended = 0
+
+    def reset(self) -> None:
+        """Start all episodes, each group when it is there."""
+        for n, example in enumerate(self._examples):
+            self._work.begin(partial(self._begin, n), self._start, example)
+        if self._work.awaited:
+            self._work.take()
+
+    def play(self, progress: Callable[[int, int], None] | None, check: Callable[[], None]) -> None:
+        """Sample and step until every episode ended; environments work meanwhile."""
+        work, sampler = self._work, self._sampler
+        while self._waiting or self._ended < len(self.episodes):
+            check()
+            steps = _STEPS_BESIDE_ENVIRONMENTS if work.awaited else _STEPS
+            replies = sampler.advance(max_steps=steps)
+            if work.take() and progress is not None:
+                progress(self._ended, len(self.episodes) + self._waiting * self._group_size)
+            for number, reply in replies:
+                self._judge(self.episodes[number], reply)
+
+    def _start(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
+        """Start a group, its members one after the other: a prompt is then made once for all."""
+        return [self._environment.reset(example) for _ in range(self._group_size)]
+
+    def _begin(self, n: int, starts: list[tuple[Any, Sequence[Message]]]) -> None:
+        """Ask for a group's first replies; a prompt is encoded once for all that are shown it."""
         encoded: tuple[Sequence[Message], list[int]] | None = None
         group = []
-        for g, start in enumerate(group_starts):
-            state, messages = start.result()
+        first = self._first_episode + n * self._group_size
+        for number, (state, messages) in enumerate(starts, first):
             if encoded is None or encoded[0] != messages:
-                encoded = (messages, tokenizer.encode_chat(messages))
+                encoded = (messages, self._tokenizer.encode_chat(messages))
             ids = encoded[1]
-            number = first_episode + n * group_size + g
             group.append(_Episode(number, state, list(ids), list(ids), len(ids)))
+        self._waiting -= 1
         longest = max(episode.prompt_length for episode in group)
-        if longest > config.max_prompt_tokens:
-            too_long.append((longest, examples[n]))
+        if longest > self._limits.config.max_prompt_tokens:
+            self._too_long.append((longest, self._examples[n]))
             group = []
-        groups.append(group)
-    if too_long:
-        _log.warning(
-            "%d of %d examples are left out: their prompts are over sampler.max_prompt_tokens = %d "
-            "(the first has %d tokens: %.200r)",
-            len(too_long), len(examples), config.max_prompt_tokens, *too_long[0],
-        )  # fmt: skip
-    return groups
+        self.groups[n] = group
+        if not group:
+            self._note(n)
+        for episode in group:
+            self.episodes[episode.number] = episode
+            self._sampler.submit(self._limits.request(episode))
+        if self._too_long and not self._waiting:
+            _log.warning(
+                "%d of %d examples are left out: their prompts are over sampler.max_prompt_tokens "
+                "= %d (the first has %d tokens: %.200r)",
+                len(self._too_long), len(self._examples), self._limits.config.max_prompt_tokens,
+                *self._too_long[0],
+            )  # fmt: skip
 
+    def _judge(self, episode: _Episode, reply: Reply) -> None:
+        """Let the environment see a reply."""
+        episode.turns.append(Turn(tuple(episode.observation), reply))
+        episode.ids += reply.ids
+        if self._limits.is_last(episode):
+            self._sampler.release(episode.number)
+        step = self._environment.step
+        self._work.begin(partial(self._observe, episode), step, episode.state, reply.text)
 
-def _play(
-    sampler: Sampler,
-    tokenizer: Tokenizer,
-    environment: Environment,
-    episodes: dict[int, _Episode],
-    pool: ThreadPoolExecutor,
-    limits: _Limits,
-    note: Callable[[_Episode], None],
-    check: Callable[[], None],
-) -> None:
-    """Sample and step until every episode ended.
-
-    Environments work while the sampler goes on with other episodes. Where its replies can be
-    repeated, results are awaited after its next run, in the order of the replies, so that time has
-    no say in the schedule; else each is taken when it is there, and delays nobody.
-    """
-    judged: list[tuple[_Episode, Future[Any]]] = []
-    ended = 0
-    while ended < len(episodes):
-        check()
-        replies = sampler.advance(max_steps=_STEPS_BESIDE_ENVIRONMENTS if judged else _STEPS)
-        ready, judged = _ready(judged, wait=sampler.is_repeatable)
-        for episode, result in ready:
-            _observe(sampler, tokenizer, episode, result.result(), limits)
-            if episode.ended is not None:
-                ended += 1
-                note(episode)
-        for number, reply in replies:
-            episode = episodes[number]
-            _append(episode, reply)
-            if limits.is_last(episode):
-                sampler.release(number)
-            result = pool.submit(environment.step, episode.state, reply.text)
-            result.add_done_callback(lambda _: sampler.wake())
-            judged.append((episode, result))
-
-
-def _ready(
-    judged: list[tuple[_Episode, Future[Any]]], *, wait: bool
-) -> tuple[list[tuple[_Episode, Future[Any]]], list[tuple[_Episode, Future[Any]]]]:
-    """Part results that are taken now from those that are awaited later."""
-    if wait:
-        return judged, []
-    ready, later = [], []
-    for pair in judged:
-        (ready if pair[1].done() else later).append(pair)
-    return ready, later
-
-
-def _append(episode: _Episode, reply: Reply) -> None:
-    episode.turns.append(Turn(tuple(episode.observation), reply))
-    episode.ids += reply.ids
-
-
-def _observe(
-    sampler: Sampler,
-    tokenizer: Tokenizer,
-    episode: _Episode,
-    result: tuple[Any, Sequence[Message] | None],
-    limits: _Limits,
-) -> None:
-    """Take the environment's answer in: the episode ends, or asks for its next reply."""
-    episode.state, messages = result
-    is_last = limits.is_last(episode)
-    if messages is None:
-        episode.ended = "done"
-    elif len(episode.turns) == limits.max_turns:
-        raise RuntimeError(f"the environment goes on after max_turns = {limits.max_turns}")
-    else:
-        closed = episode.turns[-1].reply.finish == "stop"
-        observation = tokenizer.encode_next(messages, closed=closed)
-        if len(observation) + 1 > limits.room(episode):
-            episode.ended = "budget"
+    def _observe(self, episode: _Episode, result: tuple[Any, Sequence[Message] | None]) -> None:
+        """Take the environment's answer in: the episode ends, or asks for its next reply."""
+        limits = self._limits
+        episode.state, messages = result
+        is_last = limits.is_last(episode)
+        if messages is None:
+            episode.ended = "done"
+        elif len(episode.turns) == limits.max_turns:
+            raise RuntimeError(f"the environment goes on after max_turns = {limits.max_turns}")
         else:
-            episode.observation = observation
-            episode.ids += observation
-            sampler.submit(limits.request(episode))
-    if episode.ended is not None and not is_last:
-        sampler.release(episode.number)
+            closed = episode.turns[-1].reply.finish == "stop"
+            observation = self._tokenizer.encode_next(messages, closed=closed)
+            if len(observation) + 1 > limits.room(episode):
+                episode.ended = "budget"
+            else:
+                episode.observation = observation
+                episode.ids += observation
+                self._sampler.submit(limits.request(episode))
+        if episode.ended is not None:
+            self._ended += 1
+            if not is_last:
+                self._sampler.release(episode.number)
+            self._note((episode.number - self._first_episode) // self._group_size)
+
+    def _note(self, n: int) -> None:
+        """Tell of a group whose episodes have all ended."""
+        group = self.groups[n]
+        if self._tell is not None and all(episode.ended for episode in group):
+            self._tell(n, [episode.trajectory() for episode in group])

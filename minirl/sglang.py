@@ -10,9 +10,10 @@ import asyncio
 import copy
 import itertools
 import queue
+import resource
 import uuid
 import zlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from pathlib import Path
 from threading import Thread
 from time import perf_counter
 from typing import Any, TypeVar
+from weakref import ReferenceType, ref
 
-import httpx2
+import aiohttp
 import jax
 import numpy as np
 from flax import nnx
@@ -47,6 +49,10 @@ from minirl.ways import WAYS, Parcel
 _LOOK_S = 0.2
 _CONNECT_S = 10.0
 _CLOSE_S = 10.0
+# Files of a process that are no connections to servers: data, databases, logs, devices.
+_OTHER_FILES = 512
+# Servers close connections that nobody used for 5 s; one that is being closed takes no request.
+_IDLE_S = 2.0
 _PROBE_TOKENS = 64
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
@@ -58,6 +64,26 @@ _PROBE_PROMPT = 2
 Rows = Sequence[Sequence[TokenRow]]
 # Of the learner: log-probabilities of the ids of rows, under weights and at a temperature.
 Logprobs = Callable[[nnx.State, Rows, float], list[list[np.ndarray]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The weights that servers have.
+
+    Attributes:
+        arrays: Of the learner; others after each update.
+        version: Their version.
+        numbers: What bringing them took, for the metrics.
+    """
+
+    arrays: Sequence[ReferenceType[Any]]
+    version: int
+    numbers: Mapping[str, float]
+
+    def are(self, weights: Any, version: int) -> bool:
+        """Tell whether they are these."""
+        pairs = zip(self.arrays, jax.tree.leaves(weights), strict=True)
+        return version == self.version and all(array() is leaf for array, leaf in pairs)
 
 
 class Servers:
@@ -110,9 +136,10 @@ class Servers:
             tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self._loop = asyncio.new_event_loop()
-        self._client: httpx2.AsyncClient | None = None
+        self._client: aiohttp.ClientSession | None = None
         self._stack = ExitStack()
         self._fleet: Fleet | None = None
+        self.held: Held | None = None
 
     @property
     def fleet(self) -> Fleet:
@@ -144,8 +171,10 @@ class Servers:
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
-            found = [(child.url, child) for child in children]
-            self.run(self._open(found or [(url, None) for url in _own(self._config.urls)]))
+            found: list[tuple[str, Child | None]] = [(child.url, child) for child in children]
+            found = found or [(url, None) for url in _own(self._config.urls)]
+            _allow_connections(len(found) * self._config.parallel)
+            self.run(self._open(found))
             self._stack = stack.pop_all()
         return self
 
@@ -217,10 +246,10 @@ class Servers:
 
     async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
-        self._client = httpx2.AsyncClient(
-            timeout=httpx2.Timeout(None, connect=_CONNECT_S),
-            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
-            trust_env=False,
+        self._client = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
         pairs = [(Server(url, self._client), child) for url, child in found]
         self._fleet = Fleet(pairs, self._config, self._wanted, self.way)
@@ -234,7 +263,7 @@ class Servers:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
             if self._client is not None:
-                await self._client.aclose()
+                await self._client.close()
 
         self.start(end()).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -271,7 +300,6 @@ class SglangSampler:
         self._graph, _, self._frozen = split(model)
         # Servers may still have weights of another run.
         self._name = hosts.from_first(lambda: uuid.uuid4().hex[:8])
-        self._push: dict[str, float] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -294,6 +322,10 @@ class SglangSampler:
             UserError: A server computes something else with them.
             ServersLostError: No server took them.
         """
+        held = self._servers.held
+        if held is not None and held.are(weights, version):
+            return  # another sampler of these servers has brought them
+        self._servers.held = None
         begun = perf_counter()
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
@@ -303,12 +335,13 @@ class SglangSampler:
         sent = Weights(again, name, version, wanted[_PROBE_PROMPT:].tolist())
         size, made_s = self._servers.push(sent, way.parcels(whole(), name))
         remove_versions(self._servers.place, but=version_folder(self._servers.place, name))
-        self._push = {
+        numbers = {
             "sglang/push_bytes": float(size),
             "time/push_probe_s": probed - begun,
             "time/push_write_s": made_s,
             "time/push_load_s": perf_counter() - probed - made_s,
         }
+        self._servers.held = Held(tuple(map(ref, jax.tree.leaves(weights))), version, numbers)
 
     def numbers(self) -> dict[str, float]:
         """Give what is worth a metric since it was last asked."""
@@ -316,7 +349,9 @@ class SglangSampler:
         async def told() -> dict[str, float]:
             return self._fleet.numbers()
 
-        return {**self._servers.run(told()), **self._push}
+        held = self._servers.held
+        pushed = {} if held is None else held.numbers
+        return {**self._servers.run(told()), **pushed}
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""
@@ -397,6 +432,23 @@ def _own(urls: Sequence[str]) -> list[str]:
     """Share servers out to the processes; of fewer servers than processes several share one."""
     here = jax.process_index()
     return list(urls[here :: hosts.count()]) or [urls[here % len(urls)]]
+
+
+def _allow_connections(count: int) -> None:
+    """Let this process have so many connections at once, besides its other files.
+
+    Raises:
+        UserError: The system does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
+            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:

@@ -39,7 +39,7 @@ from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.episodes import Player, own_slots
 from minirl.errors import ServersLostError
 from minirl.guard import Guard, GuardFacts
-from minirl.local import LocalSampler, in_compute_type
+from minirl.local import in_compute_type
 from minirl.lora import split
 from minirl.metrics import JsonLines, Metrics, Stopwatch
 from minirl.model import Decoder
@@ -47,8 +47,9 @@ from minirl.packing import padding
 from minirl.preemption import Preempted
 from minirl.rollout import flatten
 from minirl.rounds import Rounds, Taken, cuts
+from minirl.samplers import make_sampler
 from minirl.schedule import Restart, restart, second_optimizer
-from minirl.sglang import Servers, SglangSampler
+from minirl.sglang import Servers
 from minirl.spans import span_credit
 from minirl.summary import (
     Groups,
@@ -127,16 +128,12 @@ class Trainer:
             temperature=sampler.temperature,
             mesh=model.mesh,
         )
-        self._sampler: LocalSampler | SglangSampler
-        if servers is not None:
-            self._sampler = SglangSampler(model, tokenizer, servers, logprobs=self._logprobs)
-        else:
-            slots = own_slots(sampler, config, processes=hosts.count())
-            self._sampler = LocalSampler(
-                model, slots, tokenizer, group_size=config.group_size, seed=seed
-            )
-            # Every step brings its own.
-            self._sampler.free_memory()
+        slots = own_slots(sampler, config, processes=hosts.count())
+        self._sampler = make_sampler(
+            model, slots, tokenizer, group_size=config.group_size, seed=seed, servers=servers
+        )
+        # Every step brings its own.
+        self._sampler.free_memory()
         self._rollout = rollout or RolloutConfig()
         player = Player(tokenizer, task, config, sampler, seed)
         self._played = Rounds(self._sampler, player, self._rollout)
@@ -421,12 +418,9 @@ class Trainer:
         counts = [int(row.is_action.sum()) for row in rows]
         return float(np.dot(counts, weights)) or 1.0
 
-    def _logprobs(
-        self, params: nnx.State, rows: Rows, temperature: float | None = None
-    ) -> list[list[np.ndarray]]:
+    def _logprobs(self, params: nnx.State, rows: Rows) -> list[list[np.ndarray]]:
         """Return the log-probability of each id under these weights, 0 on prompts."""
-        batches = self._micro_batches(rows)
-        values = self._learner.logprobs(params, batches, temperature=temperature)
+        values = self._learner.logprobs(params, self._micro_batches(rows))
         return read_back(rows, values, sizes=self._sizes)
 
     def _divergence(self, rows: Rows) -> list[np.ndarray]:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Semaphore
 from typing import Self
 
 from sqlenv.comparators import Case, Judgement, Runs, check_case, judge
@@ -21,13 +22,16 @@ from sqlenv.engine import Engine
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
-from sqlenv.types import Result, status_of
+from sqlenv.types import Result, TimedOut, status_of
 from sqlenv.wire import encode_case
 from sqlenv.worker import Question
 
 __all__ = ["Executor", "check_database"]
 
 _log = logging.getLogger(__name__)
+
+# What a query may take before it counts as slow: some 20 to 50 ms.
+_QUICK_STEPS = 5_000_000
 
 
 class Executor:
@@ -172,15 +176,29 @@ class _Threads:
 
 
 class _Processes:
-    """Queries in worker processes."""
+    """Queries in worker processes.
+
+    Of single queries the slow ones leave a worker to the others: all have few steps at first, and
+    those that need more run once more, on all workers but one.
+    """
 
     def __init__(self, config: ExecutorConfig):
         self._pool = WorkerPool(config)
+        self._max_steps = config.max_steps
+        self._slow = Semaphore(config.workers - 1) if config.workers > 1 else None
         self.start = self._pool.start
 
     def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
         # Absolute: the workers keep the folder that they were started in.
-        return self._run([(os.path.abspath(database), sql, max_steps)])[0]  # noqa: PTH100
+        path = os.path.abspath(database)  # noqa: PTH100
+        limit = max_steps or self._max_steps
+        if self._slow is None or limit <= _QUICK_STEPS:
+            return self._run([(path, sql, limit)])[0]
+        result = self._run([(path, sql, _QUICK_STEPS)])[0]
+        if result == TimedOut("steps"):
+            with self._slow:
+                result = self._run([(path, sql, limit)])[0]
+        return result
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         return self._run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100

@@ -20,7 +20,7 @@ STOP = 1
 
 
 class Fake:
-    """Writes the ids 10, 11, ... and a stop token; log-probabilities are -1 / id.
+    """Writes the ids of `reply`; log-probabilities are -1 / id.
 
     Attributes:
         faults: What the next answers of an endpoint are, in place of the right ones: a status,
@@ -32,8 +32,18 @@ class Fake:
         aborted: Names of those that were taken back.
     """
 
-    def __init__(self, *, vocab=VOCAB, probe=-0.25, port=0, architectures=("Toy",), delay_s=0.0):
+    def __init__(
+        self,
+        *,
+        vocab=VOCAB,
+        probe=-0.25,
+        port=0,
+        architectures=("Toy",),
+        delay_s=0.0,
+        reply=(10, 11, STOP),
+    ):
         self.vocab, self.probe, self.architectures = vocab, probe, list(architectures)
+        self.reply = list(reply)
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
         self.hanging, self.aborted = [], []
@@ -192,13 +202,13 @@ class Fake:
             "prompt_tokens": len(sent),
             "cached_tokens": 0,
             "weight_version": self.weights,
-            "finish_reason": {"type": "stop", "matched": STOP},
+            "finish_reason": {"type": "stop", "matched": self.reply[-1]},
         }
         if settings["max_new_tokens"] == 0:
             meta["input_token_logprobs"] = [[None, sent[0], None]]
             meta["input_token_logprobs"] += [[self.probe, i, None] for i in sent[1:]]
             return 200, {"output_ids": [], "meta_info": meta}
-        ids = [10, 11, STOP][: settings["max_new_tokens"]]
+        ids = self.reply[: settings["max_new_tokens"]]
         # The first token is as old as the request, the others are not.
         meta["weight_versions"] = [
             {"version": began, "start": 0, "end": 1},

@@ -182,7 +182,7 @@ def test_progress_counts_episodes(toy):
     sampler = Script([[1], [1]], stop_ids=toy.STOP_IDS)
     environment = Turns(toy.Said, turns=2)
     play(toy, sampler, environment, ["A"], group_size=3, progress=lambda *n: seen.append(n))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(0, 3), (3, 3)]
 
 
 def test_several_turns_on_the_native_sampler(toy):
@@ -236,3 +236,60 @@ def test_decoding_of_the_call_goes_before_the_settings(toy):
     play(toy, sampler, environment, ["A"], config=config(temperature=0.8, top_p=0.9))
     play(toy, sampler, environment, ["A"], decoding=Decoding(temperature=0.0))
     assert [r.decoding for r in sampler.requests] == [Decoding(0.8, 0.9), Decoding(0.0, 1.0)]
+
+
+class Unordered(Script):
+    """A sampler that waits for others, as one behind servers does."""
+
+    is_repeatable = False
+
+    def __init__(self, replies, *, stop_ids):
+        super().__init__(replies, stop_ids=stop_ids)
+        self.woken = threading.Event()
+
+    def advance(self, *, max_steps):
+        if not self.waiting:
+            assert self.woken.wait(30)
+        self.woken.clear()
+        return super().advance(max_steps=max_steps)
+
+    def wake(self):
+        self.woken.set()
+
+
+@pytest.mark.parametrize("what", ["reset", "step"])
+def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
+    """`B` is slow: it waits until all turns of the other episodes are over."""
+
+    class Slow(Turns):
+        def __init__(self):
+            super().__init__(toy.Said, turns=2)
+            self.over, self.ended = threading.Event(), 0
+
+        def reset(self, example):
+            if what == "reset" and example == "B":
+                assert self.over.wait(30)
+            return (example,), super().reset(example)[1]
+
+        def step(self, state, reply):
+            if what == "step" and state == ("B",):
+                assert self.over.wait(30)
+            state, messages = (*state, reply), [toy.Said("user", "GO")]
+            if len(state) < 3:
+                return state, messages
+            with self.lock:
+                self.ended += state[0] != "B"
+                if self.ended == 6:
+                    self.over.set()
+            return state, None
+
+    sampler = Unordered([[7, 1], [8, 1]], stop_ids=toy.STOP_IDS)
+    seen = []
+    groups = play(
+        toy, sampler, Slow(), ["B", "A", "C", "D"], group_size=2, env_workers=3,
+        progress=lambda *counts: seen.append(counts),
+    )  # fmt: skip
+    assert [[t.episode[0] for t in group] for group in groups] == [[x] * 2 for x in "BACD"]
+    assert seen[-1] == (8, 8)
+    assert all(total == 8 for _, total in seen)
+    assert {r.episode for r in sampler.requests[-2:]} == {0, 1}

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,17 @@ def test_odd_text_travels_whole(executor: Executor, database: Path) -> None:
         (("a\0é中😀", b"\x00\xff", 9223372036854775807, float("-inf"), None),),
     )
     assert isinstance(executor.execute(database, "\ud800"), SqlError)
+
+
+def test_slow_queries_leave_a_worker_to_the_others(database):
+    config = ExecutorConfig(workers=2, timeout_s=60, max_steps=2**31 - 1)
+    with Executor(config) as executor, ThreadPoolExecutor(2) as threads:
+        slow = [threads.submit(executor.execute, database, ENDLESS) for _ in range(2)]
+        wait_until(lambda: any(map(has_worked, find_workers(os.getpid()))))
+        assert [executor.execute(database, "SELECT 1") for _ in range(5)] == [ONE] * 5
+        assert not any(one.done() for one in slow)
+        while not all(one.done() for one in slow):
+            for worker in filter(has_worked, find_workers(os.getpid())):
+                os.kill(worker, signal.SIGKILL)
+            time.sleep(0.05)
+        assert {one.result() for one in slow} == {CRASHED}

@@ -1,4 +1,4 @@
-"""Answers from a policy in this process."""
+"""Answers of a policy: what launch.verbal asks for, from the sampler of the job."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 from launch.config import VerbalConfig
 from launch.journal import Answer, Request
 from minirl.config import SamplerConfig
+from minirl.lora import split
 from minirl.model import Decoder
-from minirl.sampler import NativeSampler
+from minirl.samplers import make_sampler
+from minirl.sglang import Servers
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
 from minirl.types import Request as Sample
@@ -19,8 +21,8 @@ _STREAMS = 2**30
 _STEPS = 32
 
 
-class Native:
-    """Samples answers with the project's own sampler.
+class PolicyAnswers:
+    """Samples answers.
 
     Args:
         model: The policy.
@@ -28,6 +30,7 @@ class Native:
         sampler: Slots and token limits.
         config: Temperature and the longest answer.
         seed: With a request's own seed it decides the answer.
+        servers: Those that sample in place of the native sampler.
     """
 
     def __init__(
@@ -38,10 +41,15 @@ class Native:
         config: VerbalConfig,
         *,
         seed: int,
+        servers: Servers | None = None,
     ) -> None:
         self._tokenizer, self._limits = tokenizer, sampler
         group = max(config.candidates, config.judgements)
-        self._sampler = NativeSampler(model, sampler, tokenizer, group_size=group, seed=seed)
+        self._sampler = make_sampler(
+            model, sampler, tokenizer, group_size=group, seed=seed, servers=servers
+        )
+        if servers is not None:
+            self._sampler.set_weights(split(model)[1], version=0)
         temperature = 1.0 if config.temperature is None else config.temperature
         self._decoding = Decoding(temperature, sampler.top_p)
         longest = (sampler.max_response_tokens, sampler.max_reply_tokens, config.max_tokens)

@@ -1,0 +1,60 @@
+"""The sampler of a job: in this process, or behind servers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import optax
+from flax import nnx
+
+from minirl.batching import micro_batches, read_back, sizes_on
+from minirl.config import BatchingConfig, SamplerConfig
+from minirl.local import LocalSampler
+from minirl.lora import split
+from minirl.model import Decoder
+from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.types import Tokenizer
+from minirl.update import Learner, likelihood_objective
+
+JobSampler = LocalSampler | SglangSampler
+
+
+def make_sampler(
+    model: Decoder,
+    config: SamplerConfig,
+    tokenizer: Tokenizer,
+    *,
+    group_size: int,
+    seed: int,
+    servers: Servers | None = None,
+) -> JobSampler:
+    """Make what samples with the weights of a model.
+
+    Args:
+        model: Structure and first weights; servers have to be told those too (`set_weights`).
+        config: Slots and token limits, of the native sampler.
+        tokenizer: Its tokenizer.
+        group_size: Episodes of a prompt.
+        seed: Of the random streams; servers have their own.
+        servers: Those that sample; None for this process.
+    """
+    if servers is None:
+        return LocalSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+    return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
+
+
+def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
+    """Return what computes log-probabilities as the learner does."""
+    graph, _, frozen = split(model)
+    learner = Learner(
+        graph, likelihood_objective(), optax.identity(), frozen=frozen, mesh=model.mesh
+    )
+    sizes = sizes_on(BatchingConfig(), model.mesh)
+    cut = partial(micro_batches, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id)
+
+    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
+        values = learner.logprobs(params, cut(rows), temperature=temperature)
+        return read_back(rows, values, sizes=sizes)
+
+    return logprobs

@@ -1,0 +1,117 @@
+"""Evaluation and verbal RL of a policy that servers sample: what they are asked and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import eval as evaluation
+from launch import verbal
+from minirl.config import TinyConfig
+from minirl.errors import UserError as ModelError
+from minirl.tiny import make_tiny
+from minirl.tokenizer import ChatTokenizer
+from sqlenv.errors import UserError
+from tests.minirl.fake_sglang import Fake
+
+from .conftest import TINY, verbal_folder
+
+QUESTIONS = 3
+REPLY = "<sql>SELECT 1</sql>"
+LONG = "sampler.max_prompt_tokens=2000"  # the tokenizer has seen no schema
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data, a config that reads it, and a model."""
+    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 24}
+    folder = verbal_folder(tmp_path_factory.mktemp("sglang"), settings, questions=QUESTIONS)
+    shape = TinyConfig(**TINY["model"]["tiny"])
+    make_tiny(folder / "model", [REPLY, "which name has the largest salary?"] * 40, shape, 0)
+    return folder
+
+
+@pytest.fixture
+def fake(place: Path) -> Iterator[Fake]:
+    tokenizer = ChatTokenizer(place / "model")
+    ids = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
+    shape = json.loads((place / "model" / "config.json").read_text())
+    server = Fake(vocab=shape["vocab_size"], architectures=shape["architectures"], reply=ids)
+    yield server
+    server.close()
+
+
+def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[str, Any]:
+    command.main(
+        [
+            *("--cfg", str(place / "verbal.yaml"), "--checkpoint", str(place / "model")),
+            *("--accel", "cpu", "--out", str(out)),
+            *("rollout.backend=sglang", f"rollout.sglang.urls=[{fake.url}]"),
+            *("rollout.sglang.tolerance=1e9", LONG, *more),
+        ]
+    )
+    return json.loads((out / "result.json").read_text())
+
+
+def asked(fake: Fake) -> list[dict[str, Any]]:
+    """List what was sampled, without the probe."""
+    return [body for body in fake.bodies if body["sampling_params"]["max_new_tokens"]]
+
+
+def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path, capsys):
+    out = tmp_path / "out"
+    result = run(evaluation, place, fake, out, "--decode", "vote@2")
+    assert (result["sampler"], result["questions"]) == ("sglang", QUESTIONS)
+    assert len(asked(fake)) == 2 * QUESTIONS
+    assert {body["sampling_params"]["temperature"] for body in asked(fake)} == {0.8}
+    # The checkpoint's weights came before the first of them, once, and their copy is gone.
+    assert fake.order.count("/update_weights_from_disk") == 1
+    assert not list((out / "weights").iterdir())
+    verdicts = [json.loads(line) for line in (out / "predictions.jsonl").read_text().splitlines()]
+    assert {verdict["sql"].replace(" ", "") for verdict in verdicts} == {"SELECT1"}
+    run(evaluation, place, fake, out, "--decode", "vote@2")  # complete: nobody is asked
+    assert len(asked(fake)) == 2 * QUESTIONS
+    assert "complete" in capsys.readouterr().out
+    with pytest.raises(UserError, match="--out"):
+        run(evaluation, place, fake, out, "--decode", "vote@2", "rollout.backend=native")
+
+
+def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path):
+    out = tmp_path / "out"
+    run(evaluation, place, fake, out)
+    (out / "result.json").unlink()
+    lines = (out / "predictions.jsonl").read_text().splitlines(keepends=True)
+    (out / "predictions.jsonl").write_text(lines[0])
+    before = len(asked(fake))
+    result = run(evaluation, place, fake, out)
+    assert len(asked(fake)) - before == QUESTIONS - 1
+    assert result["questions"] == QUESTIONS
+
+
+def test_the_name_of_a_folder_has_the_sampler(place, fake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    more = ["rollout.backend=sglang", f"rollout.sglang.urls=[{fake.url}]"]
+    line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(place / "model")]
+    evaluation.main([*line, "--accel", "cpu", *more, LONG, "rollout.sglang.tolerance=1e9"])
+    (found,) = (tmp_path / "evals").iterdir()
+    assert found.name.startswith("model-sglang-spider-test-greedy")
+
+
+def test_candidates_and_judgements_are_sampled_by_the_servers(place, fake, tmp_path):
+    result = run(verbal, place, fake, tmp_path / "out")
+    assert result["sampler"] == "sglang"
+    calls = sum(cost["calls"] for cost in result["cost"].values())
+    assert calls == len(asked(fake)) >= 2 * QUESTIONS
+    assert result["executable"] == result["attempts"] > 0
+    choices = (tmp_path / "out" / "choices.jsonl").read_text().splitlines()
+    assert {json.loads(line)["sql"].replace(" ", "") for line in choices} == {"SELECT1"}
+
+
+def test_a_server_with_other_weights_stops_the_evaluation(place, fake, tmp_path):
+    with pytest.raises(ModelError, match="differ from the learner's"):
+        run(evaluation, place, fake, tmp_path / "out", "rollout.sglang.tolerance=1e-3")
+    assert not asked(fake)

@@ -1,0 +1,158 @@
+"""Samplers behind servers: weights are brought once, and a thousand episodes stay apart."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from minirl.config import SamplerConfig, SglangConfig
+from minirl.errors import UserError
+from minirl.lora import split
+from minirl.rollout import rollout
+from minirl.samplers import make_sampler
+from minirl.sglang import Servers
+
+from .fake_sglang import Fake
+
+ROOT = Path(__file__).parents[2]
+LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
+
+
+@pytest.fixture
+def serve(toy, tmp_path, monkeypatch):
+    """Return `serve(urls, **settings)`: servers in use for the toy model."""
+    size = toy.CONFIG.vocab_size
+    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=size))
+    (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
+    opened = []
+
+    def start(urls, **settings):
+        config = SglangConfig(urls=tuple(urls), tolerance=1e9, **settings)
+        servers = Servers(config, tmp_path, LIMITS, dtype="float32", seed=0, folder=tmp_path)
+        opened.append(servers.__enter__())
+        return servers
+
+    yield start
+    for servers in opened:
+        servers.__exit__()
+
+
+def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
+    fake = Fake(vocab=toy.CONFIG.vocab_size)
+    try:
+        servers = serve([fake.url])
+        one, other = (
+            make_sampler(
+                toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers
+            )
+            for _ in range(2)
+        )
+
+        def pushes():
+            return fake.order.count("/update_weights_from_disk")
+
+        first, second = split(toy.model())[1], split(toy.model(1))[1]
+        one.set_weights(first, version=3)
+        other.set_weights(split(toy.model())[1], version=3)  # the same arrays
+        assert pushes() == 1
+        assert other.numbers()["sglang/push_bytes"] == one.numbers()["sglang/push_bytes"] > 0
+        other.set_weights(second, version=3)  # a second stage starts from other weights
+        assert pushes() == 2
+        one.set_weights(second, version=4)
+        assert pushes() == 3
+    finally:
+        fake.close()
+
+
+def test_connections_are_allowed_or_refused(toy, serve):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fake = Fake(vocab=toy.CONFIG.vocab_size)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        serve([fake.url], parallel=300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
+        with pytest.raises(UserError, match=f"the system allows {hard}; lower it"):
+            serve([fake.url], parallel=hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        fake.close()
+
+
+class Deep:
+    """Three turns; notes which threads it is called in."""
+
+    def __init__(self, said):
+        self.said, self.threads, self.lock = said, set(), threading.Lock()
+
+    def note(self):
+        with self.lock:
+            self.threads.add(threading.current_thread().name)
+
+    def reset(self, example):
+        self.note()
+        return 0, [self.said("user", example)]
+
+    def step(self, episode, reply):
+        self.note()
+        return episode + 1, None if episode == 2 else [self.said("user", "GO")]
+
+
+@contextmanager
+def scripted(ids: list[int], vocab: int) -> Generator[str]:
+    """Start the benchmark's server; give its address."""
+    script = str(ROOT / "benchmarks" / "_scripted_server.py")
+    line = [sys.executable, script, "0.01", str(vocab), ",".join(map(str, ids))]
+    process = subprocess.Popen(
+        line, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        process.stdout.close()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def told(url: str) -> dict[str, int]:
+    with urllib.request.urlopen(f"{url}/replies", timeout=30) as answer:
+        return json.load(answer)
+
+
+def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serve):
+    parallel, workers = 64, 4
+    environment = Deep(toy.Said)
+    before = threading.active_count()
+    most: list[int] = []
+    reply, vocab = [10, 11, 1], toy.CONFIG.vocab_size
+    with scripted(reply, vocab) as one, scripted(reply, vocab) as two:
+        servers = serve([one, two], parallel=parallel)
+        sampler = make_sampler(
+            toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
+        )
+        sampler.set_weights(split(toy.model())[1], version=0)
+        groups = rollout(
+            sampler, toy.Tokenizer(), environment, ["AB", "CDE"] * 125, config=LIMITS,
+            group_size=4, first_episode=0, max_turns=3, env_workers=workers,
+            progress=lambda *_: most.append(threading.active_count()),
+        )  # fmt: skip
+        counts = [told(url) for url in (one, two)]
+    assert [len(group) for group in groups] == [4] * 250
+    assert all(len(episode.turns) == 3 for group in groups for episode in group)
+    assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
+    assert sum(count["replies"] for count in counts) == 3000  # none lost, none asked twice
+    assert all(count["most_connections"] <= parallel + 4 for count in counts)
+    assert all(name.startswith("environment") for name in environment.threads)
+    assert len(environment.threads) <= workers
+    assert max(most) <= before + workers + 2  # the event loop, and a name look-up
