@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-LONG = ("learn", "hostile_load", "plans", "kill", "gpu", "verdicts", "evaluators", "mutations")
+LONG = (
+    *("learn", "hostile_load", "plans", "kill", "gpu", "verdicts", "evaluators", "mutations"),
+    "push",
+)
 
 for script in sorted(Path(__file__).parent.glob("[!_]*.py")):
     if script.stem in LONG:

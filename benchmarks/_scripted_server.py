@@ -15,6 +15,7 @@ import sys
 
 from minirl.server import NEEDED
 
+_PUSH = "/update_weights_from_disk"
 _RID = re.compile(rb'"rid": ?"([^"]*)"')
 _IDS = re.compile(rb'"input_ids": ?\[([^\]]*)\]')
 _VERSION = re.compile(rb'"weight_version": ?"([^"]*)"')
@@ -59,7 +60,7 @@ class Scripted(asyncio.Protocol):
         elif path == "/generate":
             asyncio.get_running_loop().call_later(self.answer_s, self._send, self._reply(body))
         else:
-            if path == "/update_weights_from_disk":
+            if path == _PUSH:
                 found = _VERSION.search(body)
                 assert found
                 Scripted.version = found[1]
@@ -67,7 +68,7 @@ class Scripted(asyncio.Protocol):
 
     def _canned(self, path: str) -> bytes:
         told = {
-            "/openapi.json": {"paths": {path: {} for path in NEEDED}},
+            "/openapi.json": {"paths": {path: {} for path in (*NEEDED, _PUSH)}},
             "/model_info": {"is_generation": True, "weight_version": self.version.decode()},
             "/server_info": {"version": "0.5.23"},
             "/v1/models": {"data": [{"max_model_len": 1 << 20}]},

@@ -7,6 +7,7 @@ from pathlib import Path
 from launch.config import SPLITS, JobConfig, Split
 from minirl.errors import UserError as ModelError
 from minirl.files import check_folder
+from minirl.rules import check_installed
 from sqlenv.config import DataConfig
 from sqlenv.database import check_database
 from sqlenv.datasets import GoldRunner, LoadedData, load
@@ -15,11 +16,14 @@ from sqlenv.layouts import locate
 
 
 def check_inputs(config: JobConfig) -> None:
-    """Look for the data and the model before anything is made.
+    """Look for the data, the model and what is installed before anything is made.
 
     Raises:
-        UserError: A path is not there, or is not laid out as its source says.
+        UserError: A path is not there, or is not laid out as its source says; or a setting needs a
+            package that is not there.
     """
+    if config.rollout.backend == "sglang":
+        check_installed(config.rollout.sglang)
     for split in SPLITS:
         check_data(config, split)
     check_model(config)

@@ -15,6 +15,8 @@ from minirl import leash
 from minirl.config import SglangConfig
 from minirl.errors import UserError
 
+PYTHON = "MINIRL_SGLANG_PYTHON"
+"""Environment variable that names the interpreter where `rollout.sglang.python` does not."""
 _HOST = "127.0.0.1"
 _END_S = 20
 # How much of a server's log a message shows.
@@ -97,9 +99,10 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     Raises:
         UserError: The interpreter is not there.
     """
-    python = config.python or sys.executable
-    if shutil.which(python) is None:
-        raise UserError(f"rollout.sglang.python: there is no program {python}")
+    python = config.python or os.environ.get(PYTHON) or sys.executable
+    found = shutil.which(python)
+    if found is None:
+        raise UserError(f"rollout.sglang.python (or {PYTHON}): there is no program {python}")
     logs.mkdir(parents=True, exist_ok=True)
     children: list[Child] = []
     for number in range(config.launch):
@@ -117,7 +120,9 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
         for name, value in words.items():
             if value is not False:
                 line += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        variables = dict(config.variables)
+        # SGLang calls programs of its environment (ninja), as if that were activated.
+        path = os.pathsep.join([str(Path(found).parent.absolute()), os.environ["PATH"]])
+        variables = {"PATH": path, **config.variables}
         if config.devices:
             variables["CUDA_VISIBLE_DEVICES"] = config.devices[number]
         children.append(Child(line, variables, port, logs / f"sglang-{number}.log"))

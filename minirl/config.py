@@ -85,8 +85,8 @@ class SglangConfig(Settings):
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None
-    """Interpreter of an environment that has SGLang, for `launch`; None for the one that runs
-    this."""
+    """Interpreter of an environment that has SGLang, for `launch`; None for that of the environment
+    variable MINIRL_SGLANG_PYTHON, or else the one that runs this."""
     arguments: dict[str, bool | int | float | str] = {}
     """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
     take no value."""
@@ -95,9 +95,13 @@ class SglangConfig(Settings):
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server, for example ["0,1", "2,3"]; none for that of
     the run."""
+    push: Literal["disk", "nccl", "tensor"] = "disk"
+    """How new weights come to servers: by a folder that they see; by broadcasts of PyTorch (NCCL
+    from GPUs, else Gloo), for servers that reach this host; or in requests, by way of this host's
+    memory, for few and near ones. The last two need the extra `torch`; both send whole tensors."""
     weights: Path | None = None
-    """Folder that servers read new weights from, at the same path as here; None for `weights` in
-    the run folder. A model in model.dtype has to fit twice."""
+    """Of push=disk: folder that servers read new weights from, at the same path as here; None for
+    `weights` in the run folder. A model in model.dtype has to fit twice."""
     parallel: PositiveInt = 256
     """Requests under way at a server; others wait here."""
     timeout_s: PositiveFloat = 600.0
@@ -107,7 +111,7 @@ class SglangConfig(Settings):
     start_s: PositiveFloat = 600.0
     """Longest wait for a server to be ready at the start of the run."""
     push_s: PositiveFloat = 600.0
-    """Longest wait for a server to take new weights."""
+    """Longest wait for a server to take new weights, or each part of them."""
     wait_s: PositiveFloat = 600.0
     """Longest wait for any server to come back when none is left; then the run is saved and
     stops."""

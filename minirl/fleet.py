@@ -13,16 +13,18 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 
+from minirl.belt import Belt, once_more
 from minirl.children import Child
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.server import Facts, Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.server import NEEDED, Facts, Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.ways import Again, Parcel, Way
 
 TESTED = "0.5.23"
 """The version of SGLang that this was written for."""
@@ -43,13 +45,14 @@ class Weights:
     """What all servers should sample with.
 
     Attributes:
-        folder: Where they are.
+        again: Makes their parcels once more, for a server that missed them; None where that waits
+            for the next ones.
         name: As servers call them; no others ever have this name.
         version: As the learner counts them.
         probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
     """
 
-    folder: str
+    again: Again | None
     name: str
     version: int
     probe: Sequence[float]
@@ -82,6 +85,9 @@ class _Member:
         self.slots = asyncio.Semaphore(parallel)
         self.is_used = True
         self.is_loading = False
+        self.is_waiting = False  # left out and well, until the next weights
+        self.ranks = 1
+        self.weights = ""  # name of those that it was last brought to
         self.asked = 0  # requests that wait for it or are under way
         self.left_at = 0.0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -94,6 +100,7 @@ class Fleet:
         servers: Each with the child that it is, if this process started it.
         config: Deadlines.
         wanted: What they have to be.
+        way: How weights come to them.
     """
 
     def __init__(
@@ -101,8 +108,10 @@ class Fleet:
         servers: Sequence[tuple[Server, Child | None]],
         config: SglangConfig,
         wanted: Wanted,
+        way: Way,
     ) -> None:
-        self._config, self._wanted = config, wanted
+        self._config, self._wanted, self._way = config, wanted, way
+        self._needed = (*NEEDED, *way.endpoints)
         self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
         self._weights: Weights | None = None
         self._versions: dict[str, int] = {}  # in the order in which they came
@@ -127,15 +136,22 @@ class Fleet:
         for member in self._members:
             self._spawn(self._watch(member))
 
-    async def push(self, weights: Weights) -> None:
+    async def push(self, weights: Weights, belt: Belt) -> None:
         """Bring all that are in use to new weights; those that fail are left out.
+
+        Args:
+            weights: Which.
+            belt: Brings their parcels.
 
         Raises:
             UserError: One computes something else with them than the learner.
             ServersLostError: None has taken them.
         """
+        self._versions.pop(weights.name, None)  # it may be the last again
         self._weights, self._versions[weights.name] = weights, weights.version
-        await asyncio.gather(*(self._push_to(m) for m in self._members if m.is_used))
+        takers = [member for member in self._members if member.is_used or member.is_waiting]
+        belt.expect(len(takers))
+        await asyncio.gather(*(self._push_to(member, belt) for member in takers))
         await self._wait_for_any()
         self._has_pushed = True
 
@@ -227,8 +243,8 @@ class Fleet:
             member.slots.release()
 
     async def _ask(self, member: _Member, wish: Wish) -> Sampled:
-        rid, weights = next(self._rids), self._weights
-        assert weights is not None
+        # Newer ones may be on their way: until they are there, these are right.
+        rid, since = next(self._rids), member.weights
         timeout_s = self._config.timeout_s
         answer = asyncio.create_task(member.server.sample(wish, rid=rid, timeout_s=timeout_s))
         is_met = False
@@ -245,8 +261,8 @@ class Fleet:
                 self._spawn(member.server.abort(rid))
         pushed = list(self._versions)
         for name in dict.fromkeys(sampled.versions):
-            if name not in pushed[pushed.index(weights.name) :]:
-                raise ServerError("stale", f"replies with weights {name}, not {weights.name}")
+            if name not in pushed[pushed.index(since) :]:
+                raise ServerError("stale", f"replies with weights {name}, not {since}")
         return sampled
 
     def _leave_out(self, member: _Member, error: ServerError) -> None:
@@ -276,7 +292,10 @@ class Fleet:
                 await member.server.go_on()
                 await member.server.check_health(timeout_s=self._config.health_s)
                 chances = _CHANCES
-                self._judge(member, await member.server.facts())
+                self._judge(member, await member.server.facts(self._needed))
+                if self._weights is not None and self._weights.again is None:
+                    member.is_waiting = True
+                    return
                 await self._load(member)
             except (ServerError, RefusedError, UserError, OSError) as error:
                 self._last_problem = f"{member.server.url}: {error}"
@@ -285,6 +304,9 @@ class Fleet:
                     member.lost.set_result(None)
                 continue
             break
+        self._take_back(member)
+
+    def _take_back(self, member: _Member) -> None:
         member.is_used = True
         member.lost = asyncio.get_running_loop().create_future()
         self._some.set()
@@ -320,7 +342,7 @@ class Fleet:
         while True:
             try:
                 if await member.server.is_ready():
-                    self._judge(member, await member.server.facts())
+                    self._judge(member, await member.server.facts(self._needed))
                     return
                 problem = "it is not ready"
             except ServerError as error:
@@ -356,38 +378,62 @@ class Fleet:
             f"{wanted.vocab_size}": facts.vocab_size not in (None, wanted.vocab_size),
             f"takes {facts.context} tokens, and episodes have up to {wanted.context}; start it "
             "with a larger --context-length": facts.context < wanted.context,
+            "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
+                self._way.one_group and facts.groups > 1
+            ),
         }
         for words, is_so in flaws.items():
             if is_so:
                 raise UserError(f"rollout.sglang: {member.server.url} {words}")
+        member.ranks = facts.ranks
 
-    async def _push_to(self, member: _Member) -> None:
+    async def _push_to(self, member: _Member, belt: Belt) -> None:
+        was_used, member.is_waiting = member.is_used, False
         try:
-            await self._load(member)
+            async with belt.line() as parcels:
+                await self._load(member, parcels)
         except ServerError as error:
             if error.kind == "differs":
                 raise UserError(f"{member.server.url}: {error}") from None
-            self._leave_out(member, error)
+            self._has_missed(member, error)
         except RefusedError as error:
             if not self._has_pushed:
                 raise UserError(
-                    f"{member.server.url} does not take the learner's weights ({error}); it has to "
-                    "serve the same model, and to see rollout.sglang.weights at the same path"
+                    f"{member.server.url} does not take the learner's weights ({error}); "
+                    f"{self._way.advice}"
                 ) from None
-            self._leave_out(member, ServerError("status", str(error)))
+            self._has_missed(member, ServerError("status", str(error)))
+        else:
+            if not was_used:
+                self._take_back(member)
 
-    async def _load(self, member: _Member) -> None:
-        """Bring a server to the weights of now, and compare it with the learner."""
+    def _has_missed(self, member: _Member, error: ServerError) -> None:
+        if member.is_used:
+            self._leave_out(member, error)
+        else:  # it had waited for these weights
+            self._events[f"failed_{error.kind}"] += 1
+            self._spawn(self._mend(member))
+
+    async def _load(self, member: _Member, parcels: AsyncIterator[Parcel] | None = None) -> None:
+        """Bring a server to the weights of now, and compare it with the learner.
+
+        Args:
+            member: The server.
+            parcels: Of these weights; None to make them for it alone.
+        """
         member.is_loading = True
         try:
             weights = None
             while weights is not self._weights:  # others may come meanwhile
                 weights = self._weights
                 assert weights is not None
-                await member.server.load(
-                    weights.folder, weights.name, timeout_s=self._config.push_s
+                taking = self._way.taking(
+                    member.server, weights.name, ranks=member.ranks, timeout_s=self._config.push_s
                 )
+                await member.server.load(parcels or once_more(weights.again), weights.name, taking)
+                parcels = None
                 await self._compare(member, weights)
+                member.weights = weights.name
         finally:
             member.is_loading = False
 

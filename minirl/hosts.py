@@ -125,9 +125,13 @@ def is_announced() -> bool:
 
 
 def _slurm_devices() -> list[int] | None:
-    """Give a task that is alone on its node all GPUs of it; JAX would take one."""
+    """Give a task that is alone on its node all GPUs that it sees; JAX would take one."""
     tasks = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    # Fewer than the node has, where others are for SGLang's servers.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus and shown:
+        gpus = str(len(shown.split(",")))
     is_alone = tasks.partition("(")[0] == "1"
     return list(range(int(gpus))) if is_alone and gpus.isdigit() else None
 

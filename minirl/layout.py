@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -85,10 +86,14 @@ class Tensor:
 
     def to_file(self, array: np.ndarray) -> np.ndarray:
         """Turn our array, or a part of it as `file_index` takes them, into the file's."""
+        return np.ascontiguousarray(self.ordered(array))
+
+    def ordered(self, array: Any) -> Any:
+        """Do the same with an array of NumPy's or JAX's, wherever its elements come to lie."""
         order = [self.axes.index(axis) for group in self.file_axes for axis in group]
         size = dict(zip(self.axes, array.shape, strict=True))
         shape = tuple(math.prod(size[axis] for axis in group) for group in self.file_axes)
-        return np.ascontiguousarray(array.transpose(order).reshape(shape))
+        return array.transpose(order).reshape(shape)
 
 
 def file_tensors(path: str, shape: tuple[int, ...]) -> list[Tensor]:

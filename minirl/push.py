@@ -48,7 +48,7 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
     shapes = file_shapes(tensors)
     head, starts = header(shapes, dtype)
     size = len(head) + total_bytes(shapes, dtype)
-    folder = place / f"{_FOLDER}{name}"
+    folder = version_folder(place, name)
     new = folder.with_name(folder.name + _NEW)
     path = new / SINGLE
 
@@ -63,7 +63,7 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
         with writing(path), path.open("r+b") as file:
             for where, leaf in leaves.items():
                 for index, data in _own_parts(leaf):
-                    parts = parts_of(where, data.astype(dtype))
+                    parts = parts_of(where, data, dtype=dtype)
                     group = tensors[where]
                     inner = index[1:] if len(index) > len(group[0].shape) else index
                     for tensor, part in zip(group, parts, strict=True):
@@ -79,6 +79,11 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
     hosts.gather(write_own)
     hosts.from_first(end)
     return folder, size
+
+
+def version_folder(place: Path, name: str) -> Path:
+    """Return where a version is."""
+    return place / f"{_FOLDER}{name}"
 
 
 def remove_versions(place: Path, *, but: Path | None = None) -> None:

@@ -167,17 +167,12 @@ def rollout(
     limits = _Limits(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
     pool = ThreadPoolExecutor(env_workers, thread_name_prefix="environment")
     work = _Work(sampler, pool)
-    played = _Round(sampler, tokenizer, environment, work, limits, examples, group_size)
-
-    def note(place: int) -> None:
-        if progress is not None:
-            progress(*played.counts)
-        if ended is not None and not played.left[place]:
-            ended(place, [episode.trajectory() for episode in played.groups[place]])
-
+    played = _Round(
+        sampler, tokenizer, environment, work, limits, examples, group_size, first_episode, ended
+    )
     try:
-        played.reset(first_episode, note)
-        played.play(check)
+        played.reset()
+        played.play(progress, check)
     finally:
         # After an error the sampler must not keep what nobody will ask for.
         for episode in played.episodes.values():
@@ -208,14 +203,15 @@ class _Work:
         else:
             future.add_done_callback(lambda ended: self._note(then, ended))
 
-    def take(self) -> None:
-        """Go on with what has ended."""
+    def take(self) -> bool:
+        """Go on with what has ended; tell whether there was any."""
         found, self.awaited = self.awaited, []
         with suppress(Empty):
             while True:
                 found.append(self._ended.get_nowait())
         for then, future in found:
             then(future.result())
+        return bool(found)
 
     def _note(self, then: Callable[[Any], None], ended: Future[Any]) -> None:
         if not ended.cancelled():
@@ -229,7 +225,6 @@ class _Round:
     Attributes:
         groups: Of each example; empty before they begin, and where the prompt is too long.
         episodes: Those that have begun, by number.
-        left: Episodes of each group that have not ended.
     """
 
     def __init__(
@@ -241,44 +236,34 @@ class _Round:
         limits: _Limits,
         examples: Sequence[Any],
         group_size: int,
+        first_episode: int,
+        ended: Callable[[int, list[Trajectory]], None] | None,
     ) -> None:
         self._sampler, self._tokenizer, self._environment = sampler, tokenizer, environment
         self._work, self._limits, self._examples = work, limits, examples
-        self._group_size = group_size
+        self._group_size, self._first_episode, self._tell = group_size, first_episode, ended
         self.groups: list[list[_Episode]] = [[] for _ in examples]
         self.episodes: dict[int, _Episode] = {}
-        self.left = [group_size for _ in examples]
         self._too_long: list[tuple[int, Any]] = []
         self._waiting = len(examples)  # groups that have not begun
+        self._ended = 0
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Return how many episodes have ended, and how many there are."""
-        count = len(self.episodes) + self._waiting * self._group_size
-        return count - sum(self.left), count
-
-    def reset(self, first_episode: int, note: Callable[[int], None]) -> None:
-        """Start all episodes, each group when it is there.
-
-        Args:
-            first_episode: Number of the first one.
-            note: Called with the place of a group when an episode of it has ended, or all are left
-                out.
-        """
-        self._first_episode, self._note = first_episode, note
+    def reset(self) -> None:
+        """Start all episodes, each group when it is there."""
         for n, example in enumerate(self._examples):
             self._work.begin(partial(self._begin, n), self._start, example)
         if self._work.awaited:
             self._work.take()
 
-    def play(self, check: Callable[[], None]) -> None:
+    def play(self, progress: Callable[[int, int], None] | None, check: Callable[[], None]) -> None:
         """Sample and step until every episode ended; environments work meanwhile."""
         work, sampler = self._work, self._sampler
-        while any(self.left):
+        while self._waiting or self._ended < len(self.episodes):
             check()
             steps = _STEPS_BESIDE_ENVIRONMENTS if work.awaited else _STEPS
             replies = sampler.advance(max_steps=steps)
-            work.take()
+            if work.take() and progress is not None:
+                progress(self._ended, len(self.episodes) + self._waiting * self._group_size)
             for number, reply in replies:
                 self._judge(self.episodes[number], reply)
 
@@ -300,9 +285,10 @@ class _Round:
         longest = max(episode.prompt_length for episode in group)
         if longest > self._limits.config.max_prompt_tokens:
             self._too_long.append((longest, self._examples[n]))
-            group, self.left[n] = [], 0
-            self._note(n)
+            group = []
         self.groups[n] = group
+        if not group:
+            self._note(n)
         for episode in group:
             self.episodes[episode.number] = episode
             self._sampler.submit(self._limits.request(episode))
@@ -342,8 +328,13 @@ class _Round:
                 episode.ids += observation
                 self._sampler.submit(limits.request(episode))
         if episode.ended is not None:
+            self._ended += 1
             if not is_last:
                 self._sampler.release(episode.number)
-            n = (episode.number - self._first_episode) // self._group_size
-            self.left[n] -= 1
-            self._note(n)
+            self._note((episode.number - self._first_episode) // self._group_size)
+
+    def _note(self, n: int) -> None:
+        """Tell of a group whose episodes have all ended."""
+        group = self.groups[n]
+        if self._tell is not None and all(episode.ended for episode in group):
+            self._tell(n, [episode.trajectory() for episode in group])

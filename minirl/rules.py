@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 
 from minirl.config import (
@@ -10,9 +11,11 @@ from minirl.config import (
     RolloutConfig,
     SamplerConfig,
     SftConfig,
+    SglangConfig,
     TinyConfig,
     TrainConfig,
 )
+from minirl.errors import UserError
 
 
 def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[bool, str]]:
@@ -105,6 +108,19 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             "one for each, or none",
         ),
     ]
+
+
+def check_installed(sglang: SglangConfig) -> None:
+    """Look for what only some settings need.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if sglang.push != "disk" and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner, which is not "
+            "installed: pip install 'minirl-sql[torch]', or use disk"
+        )
 
 
 def optimizer_contradictions(phase: TrainConfig | SftConfig, *, key: str) -> list[tuple[bool, str]]:

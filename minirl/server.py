@@ -6,23 +6,23 @@ Written for SGLang 0.5.23. Nothing here decides what follows from a failure: tha
 from __future__ import annotations
 
 import asyncio
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt, PositiveInt, ValidationError
 from pydantic_core import to_json
 
 from minirl.types import Decoding
 
 NEEDED = (
     *("/generate", "/abort_request", "/health", "/ready", "/model_info", "/server_info"),
-    *("/pause_generation", "/continue_generation", "/flush_cache", "/update_weights_from_disk"),
+    *("/pause_generation", "/continue_generation", "/flush_cache"),
 )
-"""Endpoints that a server must have."""
+"""Endpoints that a server must have, besides those of the way of its weights."""
 
 Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
 # Of an answer that is no use: how much of it a message shows.
@@ -133,6 +133,9 @@ class _ModelInfo(BaseModel):
 
 class _ServerInfo(BaseModel):
     version: str
+    tp_size: PositiveInt = 1
+    pp_size: PositiveInt = 1
+    dp_size: PositiveInt = 1
 
 
 class _Card(BaseModel):
@@ -161,6 +164,8 @@ class Facts:
         architectures: As in the model's `config.json`; empty where it does not tell.
         vocab_size: Rows of the model's embedding; None where it does not tell.
         context: Longest prompt and reply together, in tokens.
+        ranks: Over how many tensor-parallel ranks it is split.
+        groups: How many such groups it has, in a pipeline or side by side.
     """
 
     version: str
@@ -169,6 +174,8 @@ class Facts:
     architectures: tuple[str, ...]
     vocab_size: int | None
     context: int
+    ranks: int = 1
+    groups: int = 1
 
 
 class Server:
@@ -250,8 +257,9 @@ class Server:
             return
 
     async def is_ready(self) -> bool:
-        """Tell whether it takes requests, within moments."""
+        """Tell whether it takes requests, within moments; one that was left paused does again."""
         try:
+            await self.go_on()
             await self._get("/ready", None, timeout_s=_BRIEF_S)
         except (ServerError, RefusedError):
             return False
@@ -277,15 +285,18 @@ class Server:
         """
         await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
 
-    async def facts(self) -> Facts:
+    async def facts(self, needed: Sequence[str] = NEEDED) -> Facts:
         """Ask what it serves.
+
+        Args:
+            needed: Endpoints that it must have.
 
         Raises:
             ServerError: No answer, or nonsense.
             RefusedError: It is no SGLang server.
         """
         paths = (await self._get("/openapi.json", _Paths, timeout_s=_BRIEF_S)).paths
-        missing = tuple(path for path in NEEDED if path not in paths)
+        missing = tuple(path for path in needed if path not in paths)
         if missing:
             return Facts(
                 "", missing, is_generation=False, architectures=(), vocab_size=0, context=0
@@ -301,38 +312,54 @@ class Server:
             architectures=tuple(info.architectures or ()),
             vocab_size=await self._vocab_size(),
             context=cards.data[0].max_model_len,
+            ranks=server.tp_size,
+            groups=server.pp_size * server.dp_size,
         )
 
-    async def load(self, folder: str, version: str, *, timeout_s: float) -> None:
+    async def load(
+        self,
+        parcels: AsyncIterator[Any],
+        version: str,
+        taking: AbstractAsyncContextManager[Callable[[Any], Awaitable[None]]],
+    ) -> None:
         """Take other weights: requests under way wait, and go on with the new ones.
 
         Args:
-            folder: As the server sees it.
+            parcels: Of the weights, one at least; until the first is there it goes on.
             version: Their name.
-            timeout_s: Longest wait for the whole of it.
+            taking: Gives what takes a parcel, from a paused server.
 
         Raises:
             ServerError: It has them not, or still has others.
             RefusedError: It cannot take them.
         """
+        first = await anext(parcels)
+        await self.tell("/pause_generation", {"mode": "retract"}, timeout_s=_BRIEF_S)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._load(folder, version)
-        except TimeoutError:
-            raise ServerError("deadline", f"no new weights within {timeout_s:g} s") from None
-
-    async def _load(self, folder: str, version: str) -> None:
-        await self._post("/pause_generation", {"mode": "retract"}, None, timeout_s=_BRIEF_S)
-        try:
-            await self._post("/flush_cache", {}, None, timeout_s=_BRIEF_S)
-            body = {"model_path": folder, "weight_version": version, "flush_cache": True}
-            # The caller's deadline is that of all of it.
-            await self._post("/update_weights_from_disk", body, None, timeout_s=math.inf)
+            await self.tell("/flush_cache", {}, timeout_s=_BRIEF_S)
+            async with taking as take:
+                await take(first)
+                async for parcel in parcels:
+                    await take(parcel)
             found = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
         finally:
             await self.go_on()
         if found.weight_version != version:
             raise ServerError("stale", f"has weights {found.weight_version}, not {version}")
+
+    async def tell(self, path: str, body: dict[str, Any] | bytes, *, timeout_s: float) -> None:
+        """Ask for something whose answer says no more than that it was done.
+
+        Args:
+            path: The endpoint.
+            body: Of the request, or its JSON.
+            timeout_s: Longest wait.
+
+        Raises:
+            ServerError: No answer, or an error of the server.
+            RefusedError: It will not.
+        """
+        await self._post(path, body, None, timeout_s=timeout_s)
 
     async def _vocab_size(self) -> int | None:
         """Read the size from the refusal of an id that no vocabulary has."""
@@ -361,10 +388,10 @@ class Server:
         self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
     ) -> Any:
         # The standard library takes three times as long for the ids of a long prompt.
-        data = None if body is None else to_json(body)
+        data = body if body is None or isinstance(body, bytes) else to_json(body)
         try:
             async with (
-                asyncio.timeout(timeout_s if timeout_s < math.inf else None),
+                asyncio.timeout(timeout_s),
                 self._client.request(
                     method, self.url + path, data=data, headers=_JSON, allow_redirects=False
                 ) as response,

@@ -1,7 +1,7 @@
 """Sampling by SGLang servers: the sampler of a learner whose rollouts others compute.
 
 Token ids go in, token ids and log-probabilities come back; text is only made of what came. New
-weights go by the disk to all servers, and are compared there with the learner's.
+weights go to all servers, and are compared there with the learner's.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import queue
 import resource
 import uuid
 import zlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from time import perf_counter
@@ -30,16 +31,19 @@ from flax import nnx
 
 from minirl import hosts, preemption
 from minirl.batching import TokenRow
+from minirl.belt import Belt
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.fleet import Fleet, Wanted, Weights
 from minirl.lora import merged, split
 from minirl.model import Decoder, read_config
-from minirl.push import remove_versions, write_version
+from minirl.push import remove_versions, version_folder
 from minirl.reading import read_json
+from minirl.rules import check_installed
 from minirl.server import Sampled, Server, Wish
 from minirl.types import Reply, Request, Tokenizer
+from minirl.ways import WAYS, Parcel
 
 # Longest wait between two looks for a signal.
 _LOOK_S = 0.2
@@ -104,6 +108,13 @@ class Servers:
         seed: int,
         folder: Path,
     ) -> None:
+        check_installed(config)
+        if config.push != "disk" and 0 < len(config.urls) < hosts.count():
+            raise UserError(
+                f"rollout.sglang.push: {config.push} needs a server for each of the "
+                f"{hosts.count()} processes, and urls has {len(config.urls)}; name more, or use "
+                "disk"
+            )
         self._config, self._model, self._dtype = config, model, dtype
         self._seed, self._folder = seed, folder
         self.place = (folder / "weights").absolute()
@@ -111,6 +122,7 @@ class Servers:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
             self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
+        self.way = WAYS[config.push](self.place, dtype)
         self.vocab_size = read_config(model).vocab_size
         described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
         kind = described["model_type"].capitalize()
@@ -175,7 +187,51 @@ class Servers:
         Raises:
             Preempted: A signal came; the work is abandoned.
         """
-        future = self.start(work)
+        return self._result(self.start(work))
+
+    def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
+        """Do something in the loop; returns at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def push(self, weights: Weights, parcels: Iterator[Parcel]) -> tuple[int, float]:
+        """Bring all servers to new weights; all processes have to ask.
+
+        Args:
+            weights: Which.
+            parcels: Made by all processes together; each is asked for while those before it are on
+                their way.
+
+        Returns:
+            Bytes, and seconds that making the parcels took.
+
+        Raises:
+            UserError: A server computes something else with them.
+            ServersLostError: No server took them.
+            Preempted: A signal came; the work is abandoned.
+        """
+        belt, size, made_s = Belt(), 0, 0.0
+        pushed = self.start(self.fleet.push(weights, belt))
+
+        def bring(parcel: Parcel | None) -> None:
+            self.run(belt.put(parcel))
+            if parcel is None or pushed.done():
+                self._result(pushed)
+
+        try:
+            parcel: Parcel | None = None
+            is_over = False
+            while not is_over:
+                begun = perf_counter()
+                parcel = next(parcels, None)
+                made_s += perf_counter() - begun
+                is_over = parcel is None
+                size += 0 if parcel is None else parcel.nbytes
+                hosts.gather(partial(bring, parcel))
+        finally:
+            pushed.cancel()
+        return size, made_s
+
+    def _result(self, future: Future[_Made]) -> _Made:
         while True:
             try:
                 return future.result(_LOOK_S)
@@ -188,10 +244,6 @@ class Servers:
                     future.cancel()
                     raise
 
-    def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
-        """Do something in the loop; returns at once."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
         self._client = aiohttp.ClientSession(
@@ -200,7 +252,7 @@ class Servers:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         pairs = [(Server(url, self._client), child) for url, child in found]
-        self._fleet = Fleet(pairs, self._config, self._wanted)
+        self._fleet = Fleet(pairs, self._config, self._wanted, self.way)
         await self._fleet.check()
 
     def _stop(self, thread: Thread) -> None:
@@ -246,7 +298,6 @@ class SglangSampler:
         self._fleet, self._servers = servers.fleet, servers
         self._tokenizer, self._logprobs = tokenizer, logprobs
         self._graph, _, self._frozen = split(model)
-        self._dtype = model.dtype
         # Servers may still have weights of another run.
         self._name = hosts.from_first(lambda: uuid.uuid4().hex[:8])
         self._begin()
@@ -278,19 +329,17 @@ class SglangSampler:
         begun = perf_counter()
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
-        whole = _whole(self._graph, weights, self._frozen)
         name = f"{self._name}-{version}"
-        folder, size = write_version(self._servers.place, name, whole, dtype=self._dtype)
-        del whole
-        written = perf_counter()
-        sent = Weights(str(folder), name, version, wanted[_PROBE_PROMPT:].tolist())
-        hosts.gather(lambda: self._servers.run(self._fleet.push(sent)))
-        remove_versions(self._servers.place, but=folder)
+        way, whole = self._servers.way, partial(_whole, self._graph, weights, self._frozen)
+        again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
+        sent = Weights(again, name, version, wanted[_PROBE_PROMPT:].tolist())
+        size, made_s = self._servers.push(sent, way.parcels(whole(), name))
+        remove_versions(self._servers.place, but=version_folder(self._servers.place, name))
         numbers = {
             "sglang/push_bytes": float(size),
             "time/push_probe_s": probed - begun,
-            "time/push_write_s": written - probed,
-            "time/push_load_s": perf_counter() - written,
+            "time/push_write_s": made_s,
+            "time/push_load_s": perf_counter() - probed - made_s,
         }
         self._servers.held = Held(tuple(map(ref, jax.tree.leaves(weights))), version, numbers)
 
@@ -411,3 +460,15 @@ def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.Sta
         return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
 
     return jax.jit(whole)(params, frozen)
+
+
+def _is_apart(params: nnx.State, frozen: nnx.State) -> bool:
+    """Tell whether all weights can be had without a program over several devices: those of another
+    thread would wait for it, and it for them.
+    """
+    leaves = jax.tree.leaves((params, frozen))
+    is_merged = bool(jax.tree.leaves(frozen))
+    return all(
+        leaf.is_fully_addressable and not (is_merged and len(leaf.sharding.device_set) > 1)
+        for leaf in leaves
+    )

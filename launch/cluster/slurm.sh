@@ -1,6 +1,9 @@
 #!/bin/bash
 # One run over several nodes:   sbatch slurm.sh progress.yaml runs/progress [key=value ...]
 # The run folder has to be on a file system that all nodes share.
+# With SGLang's servers on some GPUs of each node, the learner has the others:
+#   LEARNER_GPUS=0,1,2,3 sbatch slurm.sh progress.yaml runs/progress rollout.backend=sglang \
+#     rollout.sglang.launch=4 rollout.sglang.devices='["4", "5", "6", "7"]'
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1     # one process a node: it samples on all GPUs of its node
 #SBATCH --gpus-per-node=8
@@ -19,7 +22,9 @@ shift 2
 
 # Addresses and numbers of the processes come from Slurm's variables. If a process dies, the others
 # end by themselves within a minute or two.
-srun --kill-on-bad-exit=1 python -m launch.train --accel gpu --cfg "$config" run.dir="$folder" "$@"
+learner=(${LEARNER_GPUS:+env "CUDA_VISIBLE_DEVICES=$LEARNER_GPUS"})
+srun --kill-on-bad-exit=1 "${learner[@]}" \
+  python -m launch.train --accel gpu --cfg "$config" run.dir="$folder" "$@"
 
 # Stopped before its end, it has saved all, and goes on when its turn in the queue comes again.
 if [[ ! -f $folder/result.json ]]; then

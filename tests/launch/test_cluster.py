@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -14,12 +15,14 @@ import pytest
 import yaml
 
 from launch import cli
+from launch.config import load_config
 
 FOLDER = Path(__file__).parents[2] / "launch" / "cluster"
 JOBSETS = ("jobset-gpu.yaml", "jobset-tpu.yaml")
 # Stands in for Python: it notes its arguments, and waits for SIGTERM if told so.
 PYTHON = """#!/bin/bash
-echo "$@" >> arguments
+printf '%q ' "$@" >> arguments
+echo "$CUDA_VISIBLE_DEVICES" > devices
 [[ -f patient ]] || exit "$(cat status 2>/dev/null || echo 0)"
 trap 'touch noticed; exit 0' TERM
 touch waiting
@@ -43,9 +46,10 @@ def place(tmp_path):
     return tmp_path
 
 
-def environment(place):
+def environment(place, **more):
     path = f"{place / 'bin'}:{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "SLURM_JOB_ID": "7", "JOB_COMPLETION_INDEX": "3"}
+    own = {"PATH": path, "SLURM_JOB_ID": "7", "JOB_COMPLETION_INDEX": "3"}
+    return os.environ | own | {"CUDA_VISIBLE_DEVICES": "all"} | more
 
 
 def job(name):
@@ -117,3 +121,40 @@ def test_jobsets_start_our_command_on_every_host(place, name):
         x, y, z = selector["cloud.google.com/gke-tpu-topology"].split("x")
         chips = container(name)["resources"]["limits"]["google.com/tpu"]
         assert int(x) * int(y) * int(z) == chips * spec["completions"]
+
+
+SERVERS = ["rollout.backend=sglang", "rollout.sglang.launch=4"]
+SERVERS += ['rollout.sglang.devices=["4", "5", "6", "7"]']
+
+
+def check_split(place, options):
+    """See that each GPU of a node belongs to the learner or to one server."""
+    config = load_config("progress-demo.yaml", options.overrides).rollout
+    assert config.backend == "sglang"
+    assert len(config.sglang.devices) == config.sglang.launch
+    learner = (place / "devices").read_text().strip()
+    assert sorted(",".join([learner, *config.sglang.devices]).split(",")) == [*"01234567"]
+
+
+def test_slurm_gives_the_learner_what_servers_leave(place):
+    line = ["bash", FOLDER / "slurm.sh", "progress.yaml", "runs/progress", *SERVERS]
+    env = environment(place, LEARNER_GPUS="0,1,2,3")
+    subprocess.run(line, cwd=place, env=env, check=True)
+    check_split(place, options_of((place / "arguments").read_text()))
+    subprocess.run(line, cwd=place, env=environment(place, LEARNER_GPUS=""), check=True)
+    assert (place / "devices").read_text() == "all\n"
+
+
+@pytest.mark.parametrize("name", JOBSETS)
+def test_jobsets_with_the_lines_for_servers(place, name):
+    (script,) = container(name)["args"]
+    lines = re.sub(r"(?m)^#   (?=\S)", "", script)
+    assert lines != script
+    subprocess.run(
+        [*container(name)["command"], lines], cwd=place, env=environment(place), check=False
+    )
+    options = options_of((place / "arguments").read_text())
+    if options.accel == "gpu":
+        check_split(place, options)
+    else:
+        assert len(load_config("progress-demo.yaml", options.overrides).rollout.sglang.urls) == 2

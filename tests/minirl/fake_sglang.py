@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from minirl.server import NEEDED
+from minirl.ways import WAYS
 
 VOCAB = 50
 STOP = 1
@@ -45,7 +49,11 @@ class Fake:
         self.hanging, self.aborted = [], []
         self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
-        self.paths = [*NEEDED, "/openapi.json"]
+        self.paths = [*NEEDED, *(path for way in WAYS.values() for path in way.endpoints)]
+        self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
+        self.is_updating, self.taken, self.versions, self.copies = False, {}, [], 0
+        # By the name of a group: gives what its next broadcast brings.
+        self.receive: Callable[[str], Any] = lambda group: None
         self.version, self.context, self.order = "0.5.23", 4096, []
         fake = self
 
@@ -123,8 +131,11 @@ class Fake:
             "architectures": names,
         }
 
+    def on_ready(self, _):
+        return (503 if self.paused else 200), {}
+
     def on_server_info(self, _):
-        return 200, {"version": self.version}
+        return 200, {"version": self.version, **self.sizes}
 
     def on_v1_models(self, _):
         return 200, {"data": [{"max_model_len": self.context}]}
@@ -143,6 +154,36 @@ class Fake:
 
     def on_update_weights_from_disk(self, body):
         self.folder, self.weights = body["model_path"], body["weight_version"]
+        return 200, {"success": True}
+
+    def on_begin_weight_update(self, _):
+        was_updating, self.is_updating = self.is_updating, True
+        return (400 if was_updating else 200), {}
+
+    def on_end_weight_update(self, _):
+        was_updating, self.is_updating = self.is_updating, False
+        return (200 if was_updating else 400), {}
+
+    def on_init_weights_update_group(self, body):
+        self.receive(body["group_name"])
+        return 200, {"success": True}
+
+    def on_update_weights_from_distributed(self, body):
+        return self.take(
+            body, dict(zip(body["names"], self.receive(body["group_name"]), strict=True))
+        )
+
+    def on_update_weights_from_tensor(self, body):
+        texts = body["serialized_named_tensors"]
+        self.copies = len(texts)
+        return self.take(body, json.loads(base64.b64decode(texts[0])))
+
+    def take(self, body, tensors):
+        if not (self.paused and self.is_updating):
+            return 400, {"error": "no update was begun"}
+        self.taken = self.taken | tensors
+        self.weights = body["weight_version"]
+        self.versions.append(self.weights)
         return 200, {"success": True}
 
     def on_generate(self, body):

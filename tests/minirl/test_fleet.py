@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from minirl.fleet import Weights
 from minirl.server import Wish
 from minirl.sglang import Servers
 from minirl.types import Decoding
+from minirl.ways import Folder
 
 from .fake_sglang import STOP, VOCAB, Fake
 
@@ -52,13 +54,14 @@ def serve(model, tmp_path, monkeypatch):
     monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
     opened = []
 
-    def start(fakes, *, push=True, **settings):
-        config = SglangConfig(urls=tuple(fake.url for fake in fakes), **{**DEADLINES, **settings})
+    def start(fakes, *, push=True, push_with="disk", **settings):
+        urls = tuple(fake.url for fake in fakes)
+        config = SglangConfig(urls=urls, push=push_with, **{**DEADLINES, **settings})
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
         found = Servers(config, model, limits, dtype="float32", seed=0, folder=tmp_path)
         opened.append(found.__enter__())
         if push:
-            found.run(found.fleet.push(weights("a")))
+            send(found, "a")
         return found
 
     yield start
@@ -66,8 +69,10 @@ def serve(model, tmp_path, monkeypatch):
         servers.__exit__()
 
 
-def weights(name, *, probe=-0.25):
-    return Weights(f"/w/{name}", name, ord(name), [probe] * 10)
+def send(servers, name):
+    folder = Folder(Path(f"/w/{name}"), 7)
+    sent = Weights(lambda: iter([folder]), name, ord(name), [-0.25] * 10)
+    return servers.push(sent, iter([folder]))
 
 
 def ask(servers, episodes=(1,), wish=WISH):
@@ -210,7 +215,7 @@ def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve)
 def test_new_weights_come_in_order(fakes, serve):
     servers = serve(fakes)
     fakes[0].order.clear()
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert fakes[0].order == [
         "/pause_generation", "/flush_cache", "/update_weights_from_disk", "/model_info",
         "/continue_generation", "/generate",
@@ -282,13 +287,13 @@ def test_when_none_comes_back_one_line_says_so(fakes, serve):
     ):
         ask(servers)
     with pytest.raises(ServersLostError):
-        servers.run(servers.fleet.push(weights("b")))
+        send(servers, "b")
 
 
 def test_a_server_that_misses_new_weights_gets_them_later(fakes, serve):
     servers = serve(fakes)
     fakes[0].faults["/update_weights_from_disk"] = [500]
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert [fake.weights for fake in fakes] == ["a", "b"]
     wait_until(lambda: fakes[0].weights == "b")
     wait_until(lambda: numbers_are(servers, taken_back=1, failed_status=1))
@@ -301,7 +306,7 @@ def test_a_server_that_hangs_when_weights_come_does_not_hold_the_others_up(
     monkeypatch.setattr("minirl.server._BRIEF_S", 3.0)
     fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
-    servers.run(servers.fleet.push(weights("b")))
+    send(servers, "b")
     assert time.monotonic() - start < 45
     assert [fake.weights for fake in fakes] == ["a", "b"]
     fakes[0].hung.set()

@@ -313,9 +313,13 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
 
 @pytest.mark.parametrize(
     ("tasks", "gpus", "devices"),
-    [("1(x4)", "8", [*range(8)]), ("1", "2", [0, 1]), ("8(x4)", "8", None), ("", "", None)],
+    [("1(x4)", "8", [*range(8)]), ("1", "2", [0, 1]), ("8(x4)", "8", None), ("1", "", None)],
 )
 def test_a_slurm_task_alone_on_its_node_takes_all_gpus(monkeypatch, tasks, gpus, devices):
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert hosts._slurm_devices() == devices
+    # The others are for servers; JAX counts those that it sees.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert hosts._slurm_devices() == (devices and [0, 1])

@@ -14,7 +14,9 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from minirl import weights
-from minirl.config import LoraConfig
+from minirl.children import PYTHON, launch
+from minirl.config import LoraConfig, SglangConfig
+from minirl.errors import UserError
 from minirl.lora import add_adapters, split
 from minirl.push import remove_versions, write_version
 from minirl.sglang import _whole
@@ -145,3 +147,42 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
     while is_alive(one) or is_alive(other):
         assert time.monotonic() < deadline + 30
         time.sleep(0.05)
+
+
+def interpreter(folder):
+    """A stand-in that says what it was started as and with, and stays."""
+    folder.mkdir()
+    path = folder / "python"
+    path.write_text('#!/bin/sh\necho "$0 $PATH $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
+    path.chmod(0o755)
+    return path
+
+
+def said(log):
+    end = time.monotonic() + 60
+    while not (text := log.read_text()).endswith("end\n"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return text.split()[:-1]
+
+
+def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
+    named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
+    monkeypatch.setenv(PYTHON, str(default))
+    for given, expected in ((str(named), named), (None, default)):
+        config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
+        logs = tmp_path / f"{expected.parent.name}-logs"
+        path = f"{expected.parent}:{os.environ['PATH']}"
+        children = launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
+        try:
+            assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
+                [str(expected), path, devices, "-m", "sglang.launch_server"]
+                for devices in ("4,5", "6,7")
+            ]
+        finally:
+            for child in children:
+                child.close()
+    monkeypatch.setenv(PYTHON, "no-such-python")
+    with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
+        launch(SglangConfig(launch=1), tmp_path, dtype="float32", seed=0, logs=tmp_path)

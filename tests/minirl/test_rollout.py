@@ -182,7 +182,7 @@ def test_progress_counts_episodes(toy):
     sampler = Script([[1], [1]], stop_ids=toy.STOP_IDS)
     environment = Turns(toy.Said, turns=2)
     play(toy, sampler, environment, ["A"], group_size=3, progress=lambda *n: seen.append(n))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(0, 3), (3, 3)]
 
 
 def test_several_turns_on_the_native_sampler(toy):

@@ -1,0 +1,96 @@
+"""A learner that pushes to servers by one way, and tells what came of it as JSON.
+
+    python push_learner.py MODEL WORK WAY URL...
+
+It changes the weights and pushes them three times, the second time while a request is under way.
+PyTorch comes from the folder MINIRL_TORCH, where it is not installed beside the learner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+if "MINIRL_TORCH" in os.environ:
+    sys.path.append(os.environ["MINIRL_TORCH"])
+
+import jax
+import numpy as np
+from flax import nnx
+
+from minirl import weights
+from minirl.attention import causal
+from minirl.config import SamplerConfig, SglangConfig
+from minirl.lora import split
+from minirl.model import Decoder
+from minirl.server import Wish
+from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.sharding import make_mesh
+from minirl.tokenizer import ChatTokenizer
+from minirl.types import Decoding
+
+LONG = 64
+
+
+def scoring(model: Decoder) -> tuple[Callable[..., jax.Array], Logprobs]:
+    """Return the log-probabilities of ids but the first, under weights; also as samplers ask."""
+    graph, _, frozen = split(model)
+
+    @jax.jit
+    def score(params: nnx.State, ids_BT: jax.Array) -> jax.Array:
+        whole = nnx.merge(graph, params, frozen)
+        positions_BT = np.arange(ids_BT.shape[1])[None]
+        hidden_BTD, _ = whole(ids_BT, positions_BT, causal(mesh=model.mesh))
+        logp_BTV = jax.nn.log_softmax(whole.logits(hidden_BTD).astype(np.float32))
+        return jax.numpy.take_along_axis(logp_BTV[0, :-1], ids_BT[0, 1:, None], -1)[:, 0]
+
+    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
+        assert temperature == 1.0
+        return [[np.concatenate([[0.0], score(params, rows[0][0].ids[None])])]]
+
+    return score, logprobs
+
+
+def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[str, Any]:
+    mesh = make_mesh({"fsdp": 2, "tensor": 2}) if jax.device_count() == 4 else None
+    model = weights.load(model_folder, mesh=mesh)
+    _, params, _ = split(model)
+    score, logprobs = scoring(model)
+    sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
+    settings = {"urls": tuple(urls), "push": way, "push_s": 60, "start_s": 60, "wait_s": 60}
+    config = SglangConfig.model_validate(settings)
+
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+    found: dict[str, Any] = {"gaps": [], "pushes": [], "bytes": size, "asked": LONG}
+    servers = Servers(config, model_folder, sampler, dtype="float32", seed=0, folder=work)
+    with servers:
+        tokenizer = ChatTokenizer(model_folder)
+        one = SglangSampler(model, tokenizer, servers, logprobs=logprobs)
+        stops = tuple(tokenizer.stop_ids)
+        wish = Wish((5, 6, 7), LONG, Decoding(), stops, servers.vocab_size)
+        asked = None
+        for version in range(3):
+            before = score(params, np.array([servers.probe_ids]))
+            params = jax.tree.map(lambda leaf: leaf * 1.2, params)
+            after = score(params, np.array([servers.probe_ids]))
+            found["moved"] = min(found.get("moved", 1e9), float(abs(after - before).mean()))
+            if version == 1:
+                asked = servers.start(servers.fleet.sample(1, wish))
+            one.set_weights(params, version=version)
+            numbers = one.numbers()
+            found["gaps"].append(numbers.pop("sglang/probe_gap"))
+            found["pushes"].append(numbers)
+        assert asked is not None
+        found["reply"] = len(asked.result(200).ids)
+        found["numbers"] = one.numbers()
+    return found
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    folder, work, way, *urls = sys.argv[1:]
+    sys.stdout.write(json.dumps(main(Path(folder), Path(work), way, urls)) + "\n")

@@ -1,0 +1,177 @@
+"""The Dockerfile names what exists: targets, files, extras, pins, users, commands."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from launch import cli
+from launch.config import load_config
+from minirl.children import PYTHON
+from minirl.fleet import TESTED
+
+ROOT = Path(__file__).parents[1]
+TARGETS = ("tpu", "gpu", "cpu")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+_PIN = re.compile(r"([\w.-]+)==([\w.+]+)")
+
+Instruction = tuple[str, str]
+
+
+def stages() -> dict[str, list[Instruction]]:
+    """Read the instructions of each stage, those of the stages that it starts from before them."""
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    found: dict[str, list[Instruction]] = {}
+    name = ""
+    for line in re.sub(r"\\\n", " ", code).splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word == "FROM":
+            parent, _, name = rest.split()
+            found[name] = list(found.get(parent, []))
+        elif word:
+            found[name].append((word, rest))
+    return found
+
+
+def last(target: str, word: str) -> str:
+    return [rest for found, rest in stages()[target] if found == word][-1]
+
+
+def installs() -> list[list[str]]:
+    """List the words of each `pip install`."""
+    runs = [rest for stage in stages().values() for word, rest in stage if word == "RUN"]
+    commands = [shlex.split(command) for run in runs for command in run.split("&&")]
+    return [words for words in commands if words[0].endswith("pip") and words[1] == "install"]
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    found = [_PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
+    assert all(found), name
+    return {re.sub("[-_.]+", "-", pin[1]).lower(): pin[2] for pin in found if pin}
+
+
+def is_sent(path: str) -> bool:
+    """Tell whether the context holds a file; the last line that fits decides."""
+    sent = True
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        pattern = line.removeprefix("!")
+        parents = [path, *map(str, Path(path).parents)]
+        if line and not line.startswith("#"):
+            if any(fnmatch(one, pattern) for one in parents):
+                sent = line.startswith("!")
+            if pattern.startswith("**/") and pattern[3:] in Path(path).parts:
+                sent = False
+    return sent
+
+
+def test_targets():
+    assert set(TARGETS) <= set(stages())
+    assert [*stages()][-1] == "cpu"  # what is built when no target is named
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_starts_our_command_for_its_accelerator(target):
+    python, flag, module, *arguments = json.loads(last(target, "ENTRYPOINT"))
+    assert (python, flag, module) == ("python", "-m", "launch.train")
+    parser = cli.make_parser(module, "")
+    options = parser.parse_intermixed_args([*arguments, *json.loads(last(target, "CMD"))])
+    assert options.accel == target
+    load_config(options.cfg, options.overrides)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_runs_as_a_user_whom_clusters_know_by_number(target):
+    words = [word for word, _ in stages()[target]]
+    assert int(last(target, "USER")) > 0
+    assert not {"RUN", "COPY"} & set(words[words.index("USER") :])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_health_check_is_a_command_of_ours(target):
+    options, _, line = last(target, "HEALTHCHECK").partition(" CMD ")
+    python, flag, module, *arguments = json.loads(line)
+    assert (python, flag) == ("python", "-m")
+    health = importlib.import_module(module)
+    seconds = health.make_parser().parse_args(arguments).quiet_s
+    # A job that has just begun cannot be unhealthy.
+    assert seconds > 0
+    assert {word.split("=")[0] for word in options.split()} >= {"--interval", "--timeout"}
+
+
+def test_sources_exist_and_are_sent():
+    copies = [rest.split() for stage in stages().values() for word, rest in stage if word == "COPY"]
+    for *sources, _ in copies:
+        if sources[0].startswith("--from="):
+            assert sources[0].removeprefix("--from=") in stages()
+            continue
+        for source in sources:
+            assert (ROOT / source).exists(), source
+            assert source == "." or is_sent(source), source
+
+
+def test_the_context_is_the_project_and_nothing_else():
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    needed = ["pyproject.toml", PROJECT["project"]["readme"], "tests/conftest.py", "docs/papers.md"]
+    for path in (*needed, *(f"{package}/__init__.py" for package in packages)):
+        assert (ROOT / path).exists()
+        assert is_sent(path), path
+    for path in (".git/config", "data/dev.json", "runs/a/metrics.jsonl", "models/m/config.json"):
+        assert not is_sent(path), path
+    assert not is_sent("minirl/__pycache__/rollout.cpython-312.pyc")
+
+
+def test_everything_installed_is_pinned():
+    assert len(installs()) > 6
+    for words in installs():
+        if all(_PIN.fullmatch(word) for word in words[2:]):
+            continue
+        named = [words[at + 1] for at, word in enumerate(words) if word.endswith("-constraint")]
+        named += [words[at + 1] for at, word in enumerate(words) if word == "--constraint"]
+        assert "--constraint" in words or {"--no-deps", "--build-constraint"} <= set(words), words
+        for name in named:
+            assert (ROOT / Path(name).name).exists(), name
+        if "--only-deps" in words:
+            assert "--build-constraint" in words, words
+
+
+def test_extras_exist_and_what_they_name_is_pinned():
+    project, found = PROJECT["project"], pins("constraints.txt")
+    extras = project["optional-dependencies"]
+    named = re.findall(
+        r"minirl-sql\[([\w,]+)\]", " ".join(word for line in installs() for word in line)
+    )
+    assert {extra for one in named for extra in one.split(",")} == {"cpu", "gpu", "tpu", "dev"}
+    needed = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
+    needed += [
+        line for one in ("learner", "openai", "cpu", "gpu", "tpu", "dev") for line in extras[one]
+    ]
+    for line in needed:
+        name = re.split(r"[\[<>=;]", line)[0].strip().lower()
+        assert name in {*found, "minirl-sql"}, line
+    for name in ("jax-cuda13-plugin", "nvidia-cudnn-cu13", "libtpu"):
+        assert name in found
+
+
+def test_sglang_is_the_version_that_was_tried():
+    found = pins("constraints-sglang.txt")
+    assert found["sglang"] == TESTED
+    # Compilers of a newer CUDA write what the driver of torch's need not know.
+    compilers = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
+    versions = [pinned[name] for pinned in (found, pins("constraints.txt")) for name in compilers]
+    assert {version.rsplit(".", 1)[0] for version in versions} == {"13.0"}
+    runs = " ".join(rest for word, rest in stages()["gpu"] if word == "RUN")
+    variables = dict(word.split("=", 1) for word in shlex.split(last("gpu", "ENV")))
+    place = Path(variables[PYTHON]).parents[1]
+    assert "python -m venv ." in runs
+    assert ("WORKDIR", str(place)) in stages()["sglang"]
+    # Ours comes first; SGLang calls programs of its own (ninja).
+    assert variables["PATH"] == f"$PATH:{place}/bin"
