@@ -330,7 +330,8 @@ class SglangSampler:
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
         name = f"{self._name}-{version}"
-        way, whole = self._servers.way, partial(_whole, self._graph, weights, self._frozen)
+        way, alive = self._servers.way, _while_alive(weights)
+        whole = lambda: _whole(self._graph, alive(), self._frozen)  # noqa: E731
         again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
         sent = Weights(again, name, version, wanted[_PROBE_PROMPT:].tolist())
         size, made_s = self._servers.push(sent, way.parcels(whole(), name))
@@ -460,6 +461,20 @@ def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.Sta
         return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
 
     return jax.jit(whole)(params, frozen)
+
+
+def _while_alive(params: nnx.State) -> Callable[[], nnx.State]:
+    """Return what gives weights that somebody else keeps in memory, for as long as that is so."""
+    leaves, tree = jax.tree.flatten(params)
+    arrays = tuple(map(ref, leaves))
+
+    def alive() -> nnx.State:
+        found = [array() for array in arrays]
+        if any(array is None for array in found):
+            raise RuntimeError("the learner has other ones")
+        return jax.tree.unflatten(tree, found)
+
+    return alive
 
 
 def _is_apart(params: nnx.State, frozen: nnx.State) -> bool:
