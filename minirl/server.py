@@ -20,7 +20,7 @@ from pydantic_core import to_json
 from minirl.types import Decoding
 
 NEEDED = (
-    *("/generate", "/abort_request", "/health", "/ready", "/model_info", "/server_info"),
+    *("/generate", "/abort_request", "/health", "/model_info", "/server_info"),
     *("/pause_generation", "/continue_generation", "/flush_cache"),
 )
 """Endpoints that a server must have, besides those of the way of its weights."""
@@ -151,6 +151,14 @@ class _Paths(BaseModel):
     paths: dict[str, Any]
 
 
+class _Worker(BaseModel):
+    url: str
+
+
+class _Workers(BaseModel):
+    workers: list[_Worker]
+
+
 _Read = TypeVar("_Read", bound=BaseModel)
 
 
@@ -257,15 +265,6 @@ class Server:
         except (ServerError, RefusedError):
             return
 
-    async def is_ready(self) -> bool:
-        """Tell whether it takes requests, within moments; one that was left paused does again."""
-        try:
-            await self.go_on()
-            await self._get("/ready", None, timeout_s=_BRIEF_S)
-        except (ServerError, RefusedError):
-            return False
-        return True
-
     async def check_health(self, *, timeout_s: float) -> None:
         """Let it draw a token, or see that it is at work.
 
@@ -276,6 +275,16 @@ class Server:
             await self._get("/health", None, timeout_s=timeout_s)
         except RefusedError as error:
             raise ServerError("status", str(error)) from None
+
+    async def workers(self) -> list[Server]:
+        """Ask a router for the servers behind it.
+
+        Raises:
+            ServerError: No answer, or nonsense.
+            RefusedError: It is no router.
+        """
+        found = await self._get("/workers", _Workers, timeout_s=_BRIEF_S)
+        return [Server(worker.url, self._client) for worker in found.workers]
 
     async def go_on(self) -> None:
         """Let it sample again, if a run that was killed has left it paused.

@@ -35,7 +35,7 @@ from minirl.belt import Belt
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.fleet import Fleet, Wanted, Weights
+from minirl.fleet import Fleet, Wanted, Weights, find_workers
 from minirl.lora import merged, split
 from minirl.model import Decoder, read_config
 from minirl.push import remove_versions, version_folder
@@ -109,12 +109,8 @@ class Servers:
         folder: Path,
     ) -> None:
         check_installed(config)
-        if config.push != "disk" and 0 < len(config.urls) < hosts.count():
-            raise UserError(
-                f"rollout.sglang.push: {config.push} needs a server for each of the "
-                f"{hosts.count()} processes, and urls has {len(config.urls)}; name more, or use "
-                "disk"
-            )
+        if config.urls:
+            _check_enough(config, "urls", len(config.urls))
         self._config, self._model, self._dtype = config, model, dtype
         self._seed, self._folder = seed, folder
         self.place = (folder / "weights").absolute()
@@ -171,10 +167,7 @@ class Servers:
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
-            found: list[tuple[str, Child | None]] = [(child.url, child) for child in children]
-            found = found or [(url, None) for url in _own(self._config.urls)]
-            _allow_connections(len(found) * self._config.parallel)
-            self.run(self._open(found))
+            self.run(self._open(children))
             self._stack = stack.pop_all()
         return self
 
@@ -227,6 +220,8 @@ class Servers:
                 is_over = parcel is None
                 size += 0 if parcel is None else parcel.nbytes
                 hosts.gather(partial(bring, parcel))
+            # All processes' servers have them.
+            self.run(self.fleet.settle(weights))
         finally:
             pushed.cancel()
         return size, made_s
@@ -244,15 +239,26 @@ class Servers:
                     future.cancel()
                     raise
 
-    async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
+    async def _open(self, children: Sequence[Child]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        pairs = [(Server(url, self._client), child) for url, child in found]
-        self._fleet = Fleet(pairs, self._config, self._wanted, self.way)
+        config, router, share = self._config, None, slice(None)
+        found: list[tuple[Server, Child | None]]
+        found = [(Server(child.url, self._client), child) for child in children]
+        found += [(Server(url, self._client), None) for url in _own(config.urls)]
+        if config.router is not None:
+            router = Server(config.router, self._client)
+            behind = await find_workers(router, timeout_s=config.start_s)
+            _check_enough(config, "router", len(behind))
+            found = [(server, None) for server in behind]
+            # It may choose any for each process; new weights come to each from one.
+            share = slice(jax.process_index(), None, hosts.count())
+        _allow_connections((len(found) + len(found) * (router is not None)) * config.parallel)
+        self._fleet = Fleet(found, config, self._wanted, self.way, router=router, share=share)
         await self._fleet.check()
 
     def _stop(self, thread: Thread) -> None:
@@ -432,7 +438,20 @@ def _probe_row(ids: Sequence[int]) -> TokenRow:
 def _own(urls: Sequence[str]) -> list[str]:
     """Share servers out to the processes; of fewer servers than processes several share one."""
     here = jax.process_index()
-    return list(urls[here :: hosts.count()]) or [urls[here % len(urls)]]
+    return list(urls[here :: hosts.count()] or urls[here % max(len(urls), 1) :][:1])
+
+
+def _check_enough(config: SglangConfig, key: str, servers: int) -> None:
+    """Refuse fewer servers than processes where each brings weights to its own.
+
+    Raises:
+        UserError: There are fewer.
+    """
+    if config.push != "disk" and servers < hosts.count():
+        raise UserError(
+            f"rollout.sglang.push: {config.push} needs a server for each of the {hosts.count()} "
+            f"processes, and {key} has {servers}; give more, or use disk"
+        )
 
 
 def _allow_connections(count: int) -> None:
