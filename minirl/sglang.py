@@ -58,6 +58,8 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
 # Samplers of one process, told apart.
 _marks = itertools.count()
+# Pushes of one process, told apart; all processes make the same ones.
+_pushes = itertools.count()
 
 # Ids of the probe that are a prompt: its last token is fed with the answer.
 _PROBE_PROMPT = 2
@@ -329,7 +331,8 @@ class SglangSampler:
         begun = perf_counter()
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
-        name = f"{self._name}-{version}"
+        # A version may come twice: as it was trained, and from its checkpoint.
+        name = f"{self._name}-{version}-{next(_pushes)}"
         way, whole = self._servers.way, partial(_whole, self._graph, weights, self._frozen)
         again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
         sent = Weights(again, name, version, wanted[_PROBE_PROMPT:].tolist())
