@@ -19,7 +19,7 @@ test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k 
 
 test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CPU, then run the tests with real servers
 	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
-	    tests/launch/test_sglang.py tests/launch/test_sglang_train.py $(ARGS)
+	    tests/launch/test_sglang*.py $(ARGS)
 
 nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)

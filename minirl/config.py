@@ -78,10 +78,14 @@ class SamplerConfig(Settings):
 
 
 class SglangConfig(Settings):
-    """SGLang servers (written for 0.5.23), given by `urls` or launched."""
+    """SGLang servers (written for 0.5.23), given by `urls`, launched, or behind a `router`."""
 
     urls: tuple[str, ...] = ()
     """Servers that run already: http://HOST:PORT each."""
+    router: str | None = None
+    """SGLang's own router (sglang-router 0.3), http://HOST:PORT: it tells which servers there are
+    and chooses who answers. New weights and health checks go to each server itself, so their
+    addresses have to be good here too."""
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None

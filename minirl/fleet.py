@@ -3,6 +3,10 @@
 A server that fails in any way is left out, and what it was asked is asked elsewhere, whole: a
 request holds all tokens of its episode so far. Meanwhile it is probed, brought to the current
 weights, and taken back. All of this runs in one event loop.
+
+Where a router is given, it chooses who answers, as long as all servers behind it are well. A bad
+answer does not tell whose it is: then all are looked at, and requests go straight to them until the
+router has none left to choose that is not well.
 """
 
 from __future__ import annotations
@@ -33,8 +37,9 @@ _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 # Tries of one request, and refusals of it, before the run stops.
 _TRIES, _REFUSALS = 12, 3
-# Health checks that a launched server may fail before it is started anew.
-_CHANCES = 2
+# Health checks that a launched server may keep waiting before it is started anew: one that is
+# only starting refuses at once.
+_CHANCES, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 
 _log = logging.getLogger(__name__)
@@ -101,6 +106,8 @@ class Fleet:
         config: Deadlines.
         wanted: What they have to be.
         way: How weights come to them.
+        router: Chooses among them, if there is one.
+        share: Those that this process brings new weights to; others have theirs from others.
     """
 
     def __init__(
@@ -109,10 +116,16 @@ class Fleet:
         config: SglangConfig,
         wanted: Wanted,
         way: Way,
+        *,
+        router: Server | None = None,
+        share: slice = slice(None),
     ) -> None:
         self._config, self._wanted, self._way = config, wanted, way
-        self._needed = (*NEEDED, *way.endpoints)
+        self._needed, self._share = (*NEEDED, *way.endpoints), share
         self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
+        self._router: _Member | None = None
+        if router is not None:
+            self._router = _Member(router, None, parallel=config.parallel * len(self._members))
         self._weights: Weights | None = None
         self._versions: dict[str, int] = {}  # in the order in which they came
         self._has_pushed = False
@@ -133,7 +146,7 @@ class Fleet:
             UserError: One is not there, or serves something else.
         """
         await asyncio.gather(*map(self._check_first, self._members))
-        for member in self._members:
+        for member in self._all:
             self._spawn(self._watch(member))
 
     async def push(self, weights: Weights, belt: Belt) -> None:
@@ -149,11 +162,21 @@ class Fleet:
         """
         self._versions.pop(weights.name, None)  # it may be the last again
         self._weights, self._versions[weights.name] = weights, weights.version
-        takers = [member for member in self._members if member.is_used or member.is_waiting]
+        if self._router is not None:
+            await self._follow(self._router)
+        share = self._members[self._share]
+        takers = [member for member in share if member.is_used or member.is_waiting]
         belt.expect(len(takers))
         await asyncio.gather(*(self._push_to(member, belt) for member in takers))
         await self._wait_for_any()
         self._has_pushed = True
+
+    async def settle(self, weights: Weights) -> None:
+        """Take note that all servers have these weights, also those of other processes."""
+        if weights is self._weights:
+            for member in self._all:
+                if member.is_used and not member.is_loading:
+                    member.weights = weights.name
 
     def version_of(self, name: str) -> int:
         """Return the learner's version of weights that were pushed."""
@@ -205,6 +228,8 @@ class Fleet:
         names = [*_COUNTED, *(f"failed_{kind}" for kind in get_args(Kind))]
         found = {f"sglang/{name}": float(self._events[name]) for name in names}
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
+        if self._router is not None:
+            found["sglang/router"] = float(self._router.is_used)
         found["sglang/probe_gap"] = self._gap
         found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
         found["time/sglang_out_s"] = self._out_s
@@ -220,17 +245,29 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    @property
+    def _all(self) -> list[_Member]:
+        return [*self._members, *([] if self._router is None else [self._router])]
+
+    def _home(self, episode: Hashable) -> _Member | None:
+        """Return who is asked: the router, the server of before, or the least busy one."""
+        home = self._homes.get(episode)
+        if self._router is not None and self._router.is_used:
+            home = self._router
+        elif home is None or not home.is_used:
+            used = (member for member in self._members if member.is_used)
+            home = min(used, key=lambda member: member.asked, default=None)
+        if home is not None:
+            self._homes[episode] = home
+        return home
+
     async def _seat(self, episode: Hashable) -> _Member:
         """Take a place at a server; the caller gives it back."""
         while True:
-            member = self._homes.get(episode)
-            if member is None or not member.is_used:
-                used = [member for member in self._members if member.is_used]
-                if not used:
-                    await self._wait_for_any()
-                    continue
-                member = min(used, key=lambda member: member.asked)
-                self._homes[episode] = member
+            member = self._home(episode)
+            if member is None:
+                await self._wait_for_any()
+                continue
             member.asked += 1
             try:
                 await member.slots.acquire()
@@ -258,7 +295,8 @@ class Fleet:
             # The server would go on without us.
             if not is_met:
                 answer.cancel()
-                self._spawn(member.server.abort(rid))
+                for one in self._members if member is self._router else [member]:
+                    self._spawn(one.server.abort(rid))
         pushed = list(self._versions)
         for name in dict.fromkeys(sampled.versions):
             if name not in pushed[pushed.index(since) :]:
@@ -271,26 +309,36 @@ class Fleet:
         if not member.is_used:
             return
         member.is_used, member.left_at = False, time.monotonic()
-        self._events["left_out"] += 1
         _log.warning("%s is left out: %s", member.server.url, error)
+        router = self._router
+        if member is router:
+            self._spawn(self._mend_router(router))
+            return
+        self._events["left_out"] += 1
         if not any(member.is_used for member in self._members):
             self._some.clear()
         self._spawn(self._mend(member))
+        if router is not None and router.is_used:
+            # It may still choose this server.
+            router.is_used, router.left_at = False, time.monotonic()
+            self._spawn(self._mend_router(router))
 
     async def _mend(self, member: _Member) -> None:
         """Take a server back when it is well."""
         pause, chances = _FIRST_PAUSE_S, _CHANCES
-        while True:
+        at_once_s = min(_AT_ONCE_S, self._config.health_s / 2)
+        while member in self._members:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
                 await self._restart(member, is_hung=not chances)
                 chances = chances or _CHANCES
-                if not await member.server.is_ready():
-                    continue
-                chances -= 1
-                await member.server.go_on()
-                await member.server.check_health(timeout_s=self._config.health_s)
+                begun = time.monotonic()
+                try:
+                    await self._check_health(member)
+                except ServerError:
+                    chances -= time.monotonic() - begun > at_once_s
+                    raise
                 chances = _CHANCES
                 self._judge(member, await member.server.facts(self._needed))
                 if self._weights is not None and self._weights.again is None:
@@ -299,21 +347,93 @@ class Fleet:
                 await self._load(member)
             except (ServerError, RefusedError, UserError, OSError) as error:
                 self._last_problem = f"{member.server.url}: {error}"
-                # What it was asked before is asked elsewhere.
-                if not member.lost.done():
-                    member.lost.set_result(None)
+                self._lose(member)
                 continue
-            break
-        self._take_back(member)
+            self._take_back(member)
+            return
+
+    async def _follow(self, router: _Member) -> None:
+        """Take in servers that the router has got, and let those go that it has no more."""
+        try:
+            listed = {server.url: server for server in await router.server.workers()}
+        except (ServerError, RefusedError) as error:
+            self._leave_out(router, ServerError("connection", str(error)))
+            return
+        known = {member.server.url: member for member in self._members}
+        for url in known.keys() - listed.keys():
+            self._members.remove(known[url])
+            known[url].is_used = False
+            self._lose(known[url])
+        for url in listed.keys() - known.keys():
+            member = _Member(listed[url], None, parallel=self._config.parallel)
+            self._members.append(member)
+            self._spawn(self._watch(member))
+            self._leave_out(member, ServerError("stale", "is new, and has no weights yet"))
+        # All processes have them in one order.
+        self._members.sort(key=lambda member: member.server.url)
+
+    async def _mend_router(self, router: _Member) -> None:
+        """Take the router back when none that it may choose is left out, and it passes on."""
+        pause = _FIRST_PAUSE_S
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            await asyncio.gather(*map(self._look, self._members))
+            weights = self._weights
+            if weights is None or not all(member.is_used for member in self._members):
+                continue
+            try:
+                await self._compare(router, weights)
+            except (ServerError, RefusedError) as error:
+                self._last_problem = f"{router.server.url}: {error}"
+                self._lose(router)
+                continue
+            held = {member.weights for member in self._members}
+            # The oldest that any may answer with.
+            router.weights = next(name for name in self._versions if name in held)
+            self._take_back(router)
+            return
+
+    async def _look(self, member: _Member) -> None:
+        """Leave a server out that is not well, or has other weights than it should."""
+        weights = self._weights
+        if weights is None or not member.is_used or member.weights != weights.name:
+            return
+        try:
+            await member.server.check_health(timeout_s=self._config.health_s)
+            await self._compare(member, weights)
+        except (ServerError, RefusedError) as error:
+            found = error if isinstance(error, ServerError) else ServerError("status", str(error))
+            if weights is self._weights and not member.is_loading:
+                self._leave_out(member, found)
+                self._lose(member)
+
+    def _lose(self, member: _Member) -> None:
+        """Let what a server was asked be asked elsewhere."""
+        # Nobody knows where a router has sent a request.
+        for one in {member, self._router or member}:
+            if not one.is_used and not one.lost.done():
+                one.lost.set_result(None)
 
     def _take_back(self, member: _Member) -> None:
         member.is_used = True
         member.lost = asyncio.get_running_loop().create_future()
-        self._some.set()
         out_s = time.monotonic() - member.left_at
-        self._out_s += out_s
-        self._events["taken_back"] += 1
+        if member is not self._router:
+            self._some.set()
+            self._out_s += out_s
+            self._events["taken_back"] += 1
         _log.warning("%s is taken back after %.1f s", member.server.url, out_s)
+
+    async def _check_health(self, member: _Member) -> None:
+        """See that a server samples, also one that a run left paused.
+
+        Raises:
+            ServerError: It does not.
+            RefusedError: It is no SGLang server.
+        """
+        await member.server.go_on()
+        await member.server.check_health(timeout_s=self._config.health_s)
 
     async def _restart(self, member: _Member, *, is_hung: bool) -> None:
         """Start a server of our own anew, if it has ended or hangs."""
@@ -325,26 +445,26 @@ class Fleet:
 
     async def _watch(self, member: _Member) -> None:
         """Notice that a server hangs: requests to it would wait for their own deadline."""
-        while True:
+        while member in self._all:
             await asyncio.sleep(_HEARTBEAT_S)
-            if not (member.is_used and member.asked) or member.is_loading:
+            asked = sum(one.asked for one in {member, self._router or member})
+            if not (member.is_used and asked) or member.is_loading:
                 continue
             try:
                 await member.server.check_health(timeout_s=self._config.health_s)
             except ServerError as error:
                 if member.is_used and not member.is_loading:
                     self._leave_out(member, ServerError("hung", f"is not well: {error}"))
-                    member.lost.set_result(None)
+                    self._lose(member)
 
     async def _check_first(self, member: _Member) -> None:
         end = time.monotonic() + self._config.start_s
         url, child = member.server.url, member.child
         while True:
             try:
-                if await member.server.is_ready():
-                    self._judge(member, await member.server.facts(self._needed))
-                    return
-                problem = "it is not ready"
+                self._judge(member, await member.server.facts(self._needed))
+                await self._check_health(member)
+                return
             except ServerError as error:
                 problem = str(error)
             except RefusedError as error:
@@ -472,3 +592,28 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a fault of ours", exc_info=task.exception())
+
+
+async def find_workers(router: Server, *, timeout_s: float) -> list[Server]:
+    """Return the servers behind a router, in an order that is the same for all who ask.
+
+    Args:
+        router: SGLang's.
+        timeout_s: Longest wait for it to know of any.
+
+    Raises:
+        UserError: It is not there, or no router.
+    """
+    end, where = time.monotonic() + timeout_s, f"rollout.sglang.router: {router.url}"
+    while True:
+        problem = "has no workers"
+        try:
+            if found := await router.workers():
+                return sorted(found, key=lambda server: server.url)
+        except ServerError as error:
+            problem = f"does not answer ({error})"
+        except RefusedError as error:
+            raise UserError(f"{where} is no router of SGLang ({error})") from None
+        if time.monotonic() > end:
+            raise UserError(f"{where} {problem} after start_s = {timeout_s:g} s")
+        await asyncio.sleep(_FIRST_PAUSE_S)

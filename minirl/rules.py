@@ -81,11 +81,21 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
     """List the rules of who samples, in the form of `contradictions`."""
     sglang = rollout.sglang
     given, launched = len(sglang.urls), sglang.launch
-    odd = [url for url in sglang.urls if not url.startswith(("http://", "https://"))]
+    ways = [bool(given), bool(launched), sglang.router is not None]
+    addresses = {"urls": sglang.urls, "router": (sglang.router,) if sglang.router else ()}
+    odd = {
+        key: [url for url in urls if not url.startswith(("http://", "https://"))]
+        for key, urls in addresses.items()
+    }
     return [
         (
-            rollout.backend == "sglang" and bool(given) == bool(launched),
-            "rollout.sglang: give one of urls (servers that run) and launch (how many to start)",
+            rollout.backend == "sglang" and sum(ways) != 1,
+            "rollout.sglang: give one of urls (servers that run), launch (how many to start) and "
+            "router (SGLang's own)",
+        ),
+        *(
+            (bool(wrong), f"rollout.sglang.{key}: {wrong[:1]} does not begin with http://")
+            for key, wrong in odd.items()
         ),
         (
             rollout.backend == "native" and rollout.is_ahead,
@@ -97,7 +107,6 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             f"rollout.max_age: {rollout.max_age} would cut every group that was sampled "
             f"rollout.lag = {rollout.lag} steps ahead; give at least that",
         ),
-        (bool(odd), f"rollout.sglang.urls: {odd[:1]} does not begin with http://"),
         (
             len(set(sglang.urls)) < given,
             "rollout.sglang.urls: a server is named twice; name each once",

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
@@ -19,7 +20,7 @@ from pydantic_core import to_json
 from minirl.types import Decoding
 
 NEEDED = (
-    *("/generate", "/abort_request", "/health", "/ready", "/model_info", "/server_info"),
+    *("/generate", "/abort_request", "/health", "/model_info", "/server_info"),
     *("/pause_generation", "/continue_generation", "/flush_cache"),
 )
 """Endpoints that a server must have, besides those of the way of its weights."""
@@ -150,6 +151,14 @@ class _Paths(BaseModel):
     paths: dict[str, Any]
 
 
+class _Worker(BaseModel):
+    url: str
+
+
+class _Workers(BaseModel):
+    workers: list[_Worker]
+
+
 _Read = TypeVar("_Read", bound=BaseModel)
 
 
@@ -256,15 +265,6 @@ class Server:
         except (ServerError, RefusedError):
             return
 
-    async def is_ready(self) -> bool:
-        """Tell whether it takes requests, within moments; one that was left paused does again."""
-        try:
-            await self.go_on()
-            await self._get("/ready", None, timeout_s=_BRIEF_S)
-        except (ServerError, RefusedError):
-            return False
-        return True
-
     async def check_health(self, *, timeout_s: float) -> None:
         """Let it draw a token, or see that it is at work.
 
@@ -275,6 +275,16 @@ class Server:
             await self._get("/health", None, timeout_s=timeout_s)
         except RefusedError as error:
             raise ServerError("status", str(error)) from None
+
+    async def workers(self) -> list[Server]:
+        """Ask a router for the servers behind it.
+
+        Raises:
+            ServerError: No answer, or nonsense.
+            RefusedError: It is no router.
+        """
+        found = await self._get("/workers", _Workers, timeout_s=_BRIEF_S)
+        return [Server(worker.url, self._client) for worker in found.workers]
 
     async def go_on(self) -> None:
         """Let it sample again, if a run that was killed has left it paused.
@@ -347,12 +357,12 @@ class Server:
         if found.weight_version != version:
             raise ServerError("stale", f"has weights {found.weight_version}, not {version}")
 
-    async def tell(self, path: str, body: dict[str, Any] | bytes, *, timeout_s: float) -> None:
+    async def tell(self, path: str, body: dict[str, Any] | BytesIO, *, timeout_s: float) -> None:
         """Ask for something whose answer says no more than that it was done.
 
         Args:
             path: The endpoint.
-            body: Of the request, or its JSON.
+            body: Of the request, or its JSON where that is long: it is sent piece by piece.
             timeout_s: Longest wait.
 
         Raises:
@@ -388,7 +398,7 @@ class Server:
         self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
     ) -> Any:
         # The standard library takes three times as long for the ids of a long prompt.
-        data = body if body is None or isinstance(body, bytes) else to_json(body)
+        data = body if body is None or isinstance(body, BytesIO) else to_json(body)
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -35,7 +35,7 @@ from minirl.belt import Belt
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.fleet import Fleet, Wanted, Weights
+from minirl.fleet import Fleet, Wanted, Weights, find_workers
 from minirl.lora import merged, split
 from minirl.model import Decoder, read_config
 from minirl.push import remove_versions, version_folder
@@ -111,12 +111,8 @@ class Servers:
         folder: Path,
     ) -> None:
         check_installed(config)
-        if config.push != "disk" and 0 < len(config.urls) < hosts.count():
-            raise UserError(
-                f"rollout.sglang.push: {config.push} needs a server for each of the "
-                f"{hosts.count()} processes, and urls has {len(config.urls)}; name more, or use "
-                "disk"
-            )
+        if config.urls:
+            _check_enough(config, "urls", len(config.urls))
         self._config, self._model, self._dtype = config, model, dtype
         self._seed, self._folder = seed, folder
         self.place = (folder / "weights").absolute()
@@ -173,10 +169,7 @@ class Servers:
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)
-            found: list[tuple[str, Child | None]] = [(child.url, child) for child in children]
-            found = found or [(url, None) for url in _own(self._config.urls)]
-            _allow_connections(len(found) * self._config.parallel)
-            self.run(self._open(found))
+            self.run(self._open(children))
             self._stack = stack.pop_all()
         return self
 
@@ -229,6 +222,8 @@ class Servers:
                 is_over = parcel is None
                 size += 0 if parcel is None else parcel.nbytes
                 hosts.gather(partial(bring, parcel))
+            # All processes' servers have them.
+            self.run(self.fleet.settle(weights))
         finally:
             pushed.cancel()
         return size, made_s
@@ -246,15 +241,26 @@ class Servers:
                     future.cancel()
                     raise
 
-    async def _open(self, found: Sequence[tuple[str, Child | None]]) -> None:
+    async def _open(self, children: Sequence[Child]) -> None:
         # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
         self._client = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        pairs = [(Server(url, self._client), child) for url, child in found]
-        self._fleet = Fleet(pairs, self._config, self._wanted, self.way)
+        config, router, share = self._config, None, slice(None)
+        found: list[tuple[Server, Child | None]]
+        found = [(Server(child.url, self._client), child) for child in children]
+        found += [(Server(url, self._client), None) for url in _own(config.urls)]
+        if config.router is not None:
+            router = Server(config.router, self._client)
+            behind = await find_workers(router, timeout_s=config.start_s)
+            _check_enough(config, "router", len(behind))
+            found = [(server, None) for server in behind]
+            # It may choose any for each process; new weights come to each from one.
+            share = slice(jax.process_index(), None, hosts.count())
+        _allow_connections((len(found) + len(found) * (router is not None)) * config.parallel)
+        self._fleet = Fleet(found, config, self._wanted, self.way, router=router, share=share)
         await self._fleet.check()
 
     def _stop(self, thread: Thread) -> None:
@@ -333,7 +339,8 @@ class SglangSampler:
         probed = perf_counter()
         # A version may come twice: as it was trained, and from its checkpoint.
         name = f"{self._name}-{version}-{next(_pushes)}"
-        way, whole = self._servers.way, partial(_whole, self._graph, weights, self._frozen)
+        way, alive = self._servers.way, _while_alive(weights)
+        whole = lambda: _whole(self._graph, alive(), self._frozen)  # noqa: E731
         again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
         sent = Weights(again, name, version, wanted[_PROBE_PROMPT:].tolist())
         size, made_s = self._servers.push(sent, way.parcels(whole(), name))
@@ -434,7 +441,20 @@ def _probe_row(ids: Sequence[int]) -> TokenRow:
 def _own(urls: Sequence[str]) -> list[str]:
     """Share servers out to the processes; of fewer servers than processes several share one."""
     here = jax.process_index()
-    return list(urls[here :: hosts.count()]) or [urls[here % len(urls)]]
+    return list(urls[here :: hosts.count()] or urls[here % max(len(urls), 1) :][:1])
+
+
+def _check_enough(config: SglangConfig, key: str, servers: int) -> None:
+    """Refuse fewer servers than processes where each brings weights to its own.
+
+    Raises:
+        UserError: There are fewer.
+    """
+    if config.push != "disk" and servers < hosts.count():
+        raise UserError(
+            f"rollout.sglang.push: {config.push} needs a server for each of the {hosts.count()} "
+            f"processes, and {key} has {servers}; give more, or use disk"
+        )
 
 
 def _allow_connections(count: int) -> None:
@@ -463,6 +483,20 @@ def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.Sta
         return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
 
     return jax.jit(whole)(params, frozen)
+
+
+def _while_alive(params: nnx.State) -> Callable[[], nnx.State]:
+    """Return what gives weights that somebody else keeps in memory, for as long as that is so."""
+    leaves, tree = jax.tree.flatten(params)
+    arrays = tuple(map(ref, leaves))
+
+    def alive() -> nnx.State:
+        found = [array() for array in arrays]
+        if any(array is None for array in found):
+            raise RuntimeError("the learner has other ones")
+        return jax.tree.unflatten(tree, found)
+
+    return alive
 
 
 def _is_apart(params: nnx.State, frozen: nnx.State) -> bool:

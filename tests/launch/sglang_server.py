@@ -1,4 +1,4 @@
-"""A real SGLang server on 127.0.0.1, on the CPU."""
+"""A real SGLang server on 127.0.0.1, on the CPU, and its router."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 SHIM = Path(__file__).parent / "sglang_shim"
 OPTIONS = {
@@ -24,20 +25,42 @@ OPTIONS = {
     "max-total-tokens": 16384,
     "max-running-requests": 8,
 }
-
-
-VARIABLES = {"SGLANG_USE_CPU_ENGINE": "1", "PYTHONPATH": str(SHIM), "HF_HUB_OFFLINE": "1"}
+VARIABLES = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    "PYTHONPATH": str(SHIM),
+    "HF_HUB_OFFLINE": "1",
+    # Several servers on few cores: threads that wait for each other take the time of all.
+    "OMP_NUM_THREADS": "1",
+}
 
 
 @contextmanager
 def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Generator[str]:
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}
-    line = [python, "-m", "sglang.launch_server", "--skip-server-warmup", "--host", "127.0.0.1"]
+    options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": _free_port()}
+    line = [python, "-m", "sglang.launch_server", "--skip-server-warmup"]
+    with _running(line, options, log, ready="/ready", start_s=start_s) as url:
+        yield url
+
+
+@contextmanager
+def route(
+    python: str, urls: Sequence[str], log: Path, *, policy: str = "cache_aware"
+) -> Generator[str]:
+    """Run SGLang's own router before these servers until the block ends; give its address."""
+    options = {"policy": policy, "port": _free_port(), "prometheus-port": _free_port()}
+    line = [python, "-m", "sglang_router.launch_router", "--worker-urls", *urls]
+    with _running(line, options, log, ready="/readiness", start_s=60) as url:
+        yield url
+
+
+@contextmanager
+def _running(
+    line: list[str], options: dict[str, Any], log: Path, *, ready: str, start_s: float
+) -> Generator[str]:
+    line += ["--host", "127.0.0.1"]
     line += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
+    url = f"http://127.0.0.1:{options['port']}"
     with log.open("wb") as file:
         process = subprocess.Popen(
             line,
@@ -47,12 +70,18 @@ def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Gener
             start_new_session=True,
         )
         try:
-            _wait(process, f"http://127.0.0.1:{port}/ready", log, start_s)
-            yield f"http://127.0.0.1:{port}"
+            _wait(process, url + ready, log, start_s)
+            yield url
         finally:
-            with suppress(ProcessLookupError):  # the session holds the server's other processes
+            with suppress(ProcessLookupError):  # the session holds its other processes
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _wait(process: subprocess.Popen, url: str, log: Path, start_s: float) -> None:
@@ -61,4 +90,4 @@ def _wait(process: subprocess.Popen, url: str, log: Path, start_s: float) -> Non
         with suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=5):
             return
         time.sleep(0.5)
-    raise RuntimeError(f"no SGLang server: {log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"it does not start: {log.read_text(errors='replace')[-2000:]}")

@@ -7,6 +7,8 @@ import json
 import re
 import threading
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -107,7 +109,8 @@ class Fake:
             status, right = self.right(path, body)
         if callable(fault):
             right = fault(right)
-        text = fault if isinstance(fault, bytes) else json.dumps(right).encode()
+        text = fault if isinstance(fault, bytes) else right
+        text = text if isinstance(text, bytes) else json.dumps(text).encode()
         handler.send_response(status)
         handler.send_header("content-type", "application/json")
         handler.send_header("content-length", str(len(text)))
@@ -216,3 +219,38 @@ class Fake:
         ]
         meta["output_token_logprobs"] = [[-1 / i, i, None] for i in ids]
         return 200, {"output_ids": ids, "meta_info": meta}
+
+
+class FakeRouter(Fake):
+    """Stands before servers as SGLang's router does: asks one after the other, tries again.
+
+    Attributes:
+        behind: Addresses of the servers.
+        passed: Bodies that were passed on.
+    """
+
+    def __init__(self, behind, **settings):
+        self.behind, self.passed, self.lock = list(behind), [], threading.Lock()
+        super().__init__(**settings)
+
+    def right(self, path, body):
+        if path == "/workers":
+            return 200, {"workers": [{"url": url, "is_healthy": True} for url in self.behind]}
+        if path == "/health":
+            return 200, b"OK"
+        if path != "/generate":
+            return 404, b""
+        with self.lock:
+            self.passed.append(body)
+            url = self.behind[len(self.passed) % len(self.behind)]
+        request = urllib.request.Request(
+            url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+        except OSError:
+            return 500, b"error sending request"

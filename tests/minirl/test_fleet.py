@@ -14,8 +14,8 @@ from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
 from minirl.fleet import Weights
 from minirl.server import Wish
-from minirl.sglang import Servers
-from minirl.types import Decoding
+from minirl.sglang import Servers, SglangSampler
+from minirl.types import Decoding, Request
 from minirl.ways import Folder
 
 from .fake_sglang import STOP, VOCAB, Fake
@@ -55,8 +55,9 @@ def serve(model, tmp_path, monkeypatch):
     opened = []
 
     def start(fakes, *, push=True, push_with="disk", **settings):
-        urls = tuple(fake.url for fake in fakes)
-        config = SglangConfig(urls=urls, push=push_with, **{**DEADLINES, **settings})
+        if "launch" not in settings:
+            settings["urls"] = tuple(fake.url for fake in fakes)
+        config = SglangConfig(push=push_with, **{**DEADLINES, **settings})
         limits = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
         found = Servers(config, model, limits, dtype="float32", seed=0, folder=tmp_path)
         opened.append(found.__enter__())
@@ -67,6 +68,30 @@ def serve(model, tmp_path, monkeypatch):
     yield start
     for servers in opened:
         servers.__exit__()
+
+
+class Nurse:
+    """Starts a fake anew, as a child process is."""
+
+    is_running = True
+
+    def __init__(self, fake):
+        self.fake, self.url, self.starts = fake, fake.url, 0
+
+    def start(self):
+        self.starts += 1
+        self.fake.faults.clear()
+        self.fake.weights = "default"
+
+    def close(self): ...
+
+
+@pytest.fixture
+def nurses(fakes, monkeypatch):
+    """Let the servers be children, of which a run has two."""
+    made = [Nurse(fake) for fake in fakes]
+    monkeypatch.setattr("minirl.sglang.launch", lambda *_, **__: made)
+    return made
 
 
 def send(servers, name):
@@ -262,6 +287,48 @@ def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fa
     wait_until(lambda: numbers_are(servers, taken_back=1))
     assert SEEN["failed_hung"] == 3  # its health, and two requests
     assert (SEEN["requests"], SEEN["retries"], SEEN["left_out"]) == (4, 2, 1)
+
+
+def test_a_server_of_ours_that_hangs_is_started_anew(fakes, serve, nurses):
+    servers = serve(fakes, launch=2, health_s=2)
+    fakes[0].faults["/generate"] = ["hang"]
+    fakes[0].faults["/health"] = ["hang"] * 99
+    assert [found.ids for found in ask(servers, range(4))] == [(10, 11, STOP)] * 4
+    wait_until(lambda: nurses[0].starts)
+    wait_until(lambda: numbers_are(servers, servers=2))
+    assert nurses[0].starts == SEEN["restarted"] == 1
+    assert fakes[0].weights == "a"
+
+
+def test_a_server_of_ours_that_is_starting_is_given_time(fakes, serve, nurses):
+    servers = serve(fakes, launch=2)
+    fakes[0].faults["/generate"] = ["drop"]
+    fakes[0].faults["/health"] = [503] * 6
+    assert ask(servers)[0].ids == (10, 11, STOP)
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert fakes[0].faults["/health"] == []
+    assert [nurse.starts for nurse in nurses] == [0, 0]
+
+
+IMPOSSIBLE = {
+    "beyond the vocabulary": ((5, VOCAB), 4, "outside of the model's vocabulary"),
+    "below it": ((-1, 5), 4, "outside of the model's vocabulary"),
+    "no prompt": ((), 4, "empty prompt or reply"),
+    "no reply": ((5,), 0, "empty prompt or reply"),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy, name):
+    ids, tokens, words = IMPOSSIBLE[name]
+    servers = serve(fakes)
+    sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: [])
+    for fake in fakes:
+        fake.bodies.clear()
+    with pytest.raises(ValueError, match=f"episode 7: .*{words}"):
+        sampler.submit(Request(7, ids, tokens, Decoding()))
+    assert sampler.advance(max_steps=1) == []
+    assert [fake.bodies for fake in fakes] == [[], []]
 
 
 def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):

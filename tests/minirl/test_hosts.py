@@ -66,8 +66,8 @@ cli.run(main)
 """
 
 
-def processes(*arguments, code="", cwd=HERE, cache=None, devices=2):
-    """Start two processes that find each other."""
+def processes(*arguments, code="", script="toy_run.py", cwd=HERE, cache=None, devices=2, count=2):
+    """Start processes that find each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         coordinator = f"127.0.0.1:{free.getsockname()[1]}"
@@ -82,8 +82,8 @@ def processes(*arguments, code="", cwd=HERE, cache=None, devices=2):
     lines = (
         [sys.executable, "-c", code, coordinator, process, *arguments]
         if code
-        else [sys.executable, HERE / "toy_run.py", *arguments, coordinator, "2", process]
-        for process in ("0", "1")
+        else [sys.executable, HERE / script, *arguments, coordinator, count, process]
+        for process in range(count)
     )
     return [
         subprocess.Popen(

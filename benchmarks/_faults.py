@@ -1,0 +1,164 @@
+"""A proxy before a server, which spoils answers as it is told, and what can befall a process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+# What becomes of an answer: a status and a body; None to hang up.
+Spoil = Callable[["Proxy", bytes, dict[str, Any]], tuple[int, bytes] | None]
+
+
+class Proxy:
+    """Passes all on to a server, and spoils answers of `/generate` while `spoil` is set.
+
+    Attributes:
+        url: Where it listens.
+        spoil: What becomes of answers.
+        spoilt: How many were.
+        earlier: An answer that was given before.
+        freed: Set to let go of what is held back.
+    """
+
+    def __init__(self, server: str) -> None:
+        self._server = urlsplit(server).netloc
+        self.spoil: Spoil | None = None
+        self.spoilt = 0
+        self.earlier = b"{}"
+        self.freed = threading.Event()
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+            def do_GET(self) -> None:
+                proxy.answer(self, b"")
+
+            def do_POST(self) -> None:
+                proxy.answer(self, self.rfile.read(int(self.headers["content-length"] or 0)))
+
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+            request_queue_size = 256
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """Clients go away, as they may."""
+
+        self._listener = Listener(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._listener.server_address[1]}"
+        threading.Thread(target=self._listener.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.freed.set()
+        self._listener.shutdown()
+        self._listener.server_close()
+
+    def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        """Ask the server, and give what it says, or what becomes of it."""
+        answer: tuple[int, bytes] | None
+        try:
+            answer = self._ask(handler.command, handler.path, body)
+        except (OSError, http.client.HTTPException):
+            answer = None
+        spoil = self.spoil
+        if handler.path == "/generate" and spoil is not None:
+            self.spoilt += 1
+            answer = spoil(self, answer[1] if answer else b"{}", json.loads(body))
+        elif handler.path == "/generate" and answer and answer[0] == 200:
+            self.earlier = answer[1]
+        if answer is None:
+            handler.close_connection = True
+            handler.connection.close()
+            return
+        status, text = answer
+        handler.send_response(status)
+        handler.send_header("content-type", "application/json")
+        handler.send_header("content-length", str(len(text)))
+        handler.end_headers()
+        handler.wfile.write(text)
+
+    def _ask(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._server)
+        try:
+            connection.request(method, path, body, {"content-type": "application/json"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def edited(change: Callable[[dict[str, Any]], None]) -> Spoil:
+    """Return what changes the fields of an answer."""
+
+    def spoil(_proxy: Proxy, answer: bytes, _request: dict[str, Any]) -> tuple[int, bytes]:
+        fields = json.loads(answer)
+        if "meta_info" in fields:
+            change(fields)
+        return 200, json.dumps(fields).encode()
+
+    return spoil
+
+
+def _not_a_number(fields: dict[str, Any]) -> None:
+    for name in ("output_token_logprobs", "input_token_logprobs"):
+        for triple in fields["meta_info"].get(name) or []:
+            triple[0] = float("nan")
+
+
+def _another_vocabulary(fields: dict[str, Any]) -> None:
+    fields["output_ids"] = [number + 150_000 for number in fields["output_ids"]]
+    for triple in fields["meta_info"].get("output_token_logprobs") or []:
+        triple[1] += 150_000
+
+
+def _swapped(fields: dict[str, Any]) -> None:
+    # Ids of the vocabulary, but not those that the log-probabilities are of.
+    fields["output_ids"] = [max(number - 1, 0) for number in fields["output_ids"]]
+
+
+def _held(proxy: Proxy, answer: bytes, _request: dict[str, Any]) -> tuple[int, bytes]:
+    proxy.freed.wait()
+    return 200, answer
+
+
+SPOILS: dict[str, Spoil] = {
+    "answers 500": lambda *_: (500, b"Internal Server Error"),
+    "answers 503": lambda *_: (503, b"Service Unavailable"),
+    "hangs up in place of an answer": lambda *_: None,
+    "answers garbage": lambda *_: (200, b"\x00\xff<html>busy</html>"),
+    "answers truncated JSON": lambda _proxy, answer, _request: (200, answer[: len(answer) // 2]),
+    "answers NaN log-probabilities": edited(_not_a_number),
+    "answers another vocabulary's tokens": edited(_another_vocabulary),
+    "answers other tokens than it tells the log-probabilities of": edited(_swapped),
+    "answers another request": lambda proxy, *_: (200, proxy.earlier),
+    "is too slow": _held,
+}
+"""What a proxy can do to the answers of a server."""
+
+
+def session(leader: int) -> dict[int, str]:
+    """Return the processes of a session, with what they call themselves."""
+    found = {}
+    for path in Path("/proc").iterdir():
+        try:
+            number = int(path.name)
+            if os.getsid(number) == leader:
+                found[number] = (path / "cmdline").read_text().replace("\0", " ")
+        except (ValueError, OSError):
+            continue
+    return found
+
+
+def child_of(process: int) -> int:
+    """Return the process that this one started."""
+    return int(Path(f"/proc/{process}/task/{process}/children").read_text().split()[0])

@@ -1,0 +1,241 @@
+"""Let real SGLang servers fail in every way while episodes are played; count what is lost.
+
+    python benchmarks/failures.py --python /opt/sglang/bin/python --out failures.json
+
+Two servers on this machine's CPU serve a tiny model, each behind a proxy. In each round a number of
+episodes of several turns is played at temperature 0; in the middle of it one thing befalls a server
+(signals are real, answers are spoilt by the proxy for some seconds). Servers start with other
+weights than those that are pushed, so what an old one says shows. Every trajectory is compared,
+token by token, with that of a round that nothing befell. Prints a JSON object, and on standard
+error a table; exit status 1 if an episode was lost, counted twice or changed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
+from benchmarks._served import machine, make_parser
+from minirl import children
+from minirl.children import Child
+from minirl.types import Trajectory
+from tests.launch.sglang_rounds import (
+    TURNS,
+    Served,
+    Talk,
+    launched,
+    make_models,
+    questions,
+    serving,
+    tokens,
+)
+
+# Replies of a round before the fault, and how long answers are spoilt.
+BEFORE, SPOILT_S = 20, 4.0
+# Longest wait for a server to be taken back.
+BACK_S = 300.0
+OLD, NEW = 0, 1
+# Numbers of the sampler that count no events.
+MEASURED = {"sglang/servers", "sglang/probe_gap", "sglang/cached_share", "sglang/push_bytes"}
+
+
+class Told(logging.Handler):
+    """Keeps what the fleet says of its servers, and when."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[tuple[float, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append((time.monotonic(), record.getMessage()))
+
+    def when(self, words: str, since: float) -> list[float]:
+        return [round(at - since, 1) for at, said in self.said if words in said and at > since]
+
+
+class Machine:
+    """The two servers as one who may do anything to them sees them."""
+
+    def __init__(self, models: Sequence[Path]) -> None:
+        self.models = models
+        self.children: list[Child] = []
+        self.addresses: list[str] = []
+        self.proxies: list[Proxy] = []
+
+    def launch(self, *arguments: Any, **settings: Any) -> list[Child]:
+        """Start servers as a job does, and put a proxy before each."""
+        self.children = children.launch(*arguments, **settings)
+        for child in self.children:
+            self.addresses.append(child.url)
+            self.proxies.append(Proxy(child.url))
+            child.url = self.proxies[-1].url
+        return self.children
+
+    def send(self, number: int, *, to: str, server: int = 0) -> None:
+        """Send a signal to those processes of a server whose title has these words."""
+        process = self.children[server]._process
+        assert process is not None
+        for pid, title in session(child_of(process.pid)).items():
+            if to in title:
+                os.kill(pid, number)
+
+    def restart(self) -> None:
+        """Start a server anew, as somebody else would: the fleet knows nothing of it."""
+        self.children[0].start()
+
+    def load_others(self) -> None:
+        """Give a server other weights, as another run would."""
+        body = {"model_path": str(self.models[OLD]), "abort_all_requests": True}
+        request = urllib.request.Request(
+            f"{self.addresses[0]}/update_weights_from_disk",
+            json.dumps(body | {"weight_version": "others"}).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60):
+            return
+
+    def spoil(self, how: Spoil) -> None:
+        self.proxies[0].spoil = how
+        time.sleep(SPOILT_S)
+        self.proxies[0].spoil = None
+
+    def close(self) -> None:
+        for proxy in self.proxies:
+            proxy.close()
+
+    def faults(self) -> Mapping[str, Callable[[], None]]:
+        """Return what can befall them, by name."""
+        scheduler = "sglang::scheduler"
+        return {
+            "nothing": lambda: None,
+            **{name: lambda how=how: self.spoil(how) for name, how in SPOILS.items()},
+            "its weights are changed by others": self.load_others,
+            "hangs (SIGSTOP of the scheduler)": lambda: self.send(signal.SIGSTOP, to=scheduler),
+            "dies (SIGKILL of the scheduler)": lambda: self.send(signal.SIGKILL, to=scheduler),
+            "dies (SIGKILL of all its processes)": lambda: self.send(signal.SIGKILL, to=""),
+            "restarts with old weights": self.restart,
+            "both die": self.kill_both,
+        }
+
+    def kill_both(self) -> None:
+        for server in range(2):
+            self.send(signal.SIGKILL, to="", server=server)
+
+
+def logprobs(trajectory: Trajectory) -> np.ndarray:
+    return np.concatenate([turn.reply.logprobs for turn in trajectory.turns])
+
+
+def provoke(
+    served: Served,
+    told: Told,
+    act: Callable[[], None],
+    examples: Sequence[str],
+    reference: Sequence[Trajectory] | None,
+) -> tuple[dict[str, Any], list[Trajectory]]:
+    """Play a round in which something happens; tell what came of it."""
+    served.push(NEW)
+    served.sampler.numbers()
+    happened: list[float] = []
+
+    def happen() -> None:
+        happened.append(time.monotonic())
+        act()
+
+    fault = threading.Thread(target=happen)
+    begun = time.monotonic()
+    played = served.play(examples, Talk(at=(BEFORE, fault.start)))
+    ended = time.monotonic()
+    fault.join()
+    events: Counter[str] = Counter()
+    until = time.monotonic() + BACK_S
+    while True:
+        numbers = served.sampler.numbers()
+        counts = {k: v for k, v in numbers.items() if k.startswith("sglang/") and v}
+        events.update({name: int(counts[name]) for name in counts.keys() - MEASURED})
+        if numbers["sglang/servers"] == 2 or time.monotonic() > until:
+            break
+        time.sleep(0.2)
+    turns = sum(len(trajectory.turns) for trajectory in played)
+    since = happened[0]
+    row: dict[str, Any] = {
+        "round_s": round(ended - begun, 1),
+        "done_after_s": round(ended - since, 1),
+        "left_out_after_s": told.when("left out", since),
+        "taken_back_after_s": told.when("taken back", since),
+        "events": {name.removeprefix("sglang/"): value for name, value in events.items()},
+        "episodes": len(played),
+        "lost": sum(len(trajectory.turns) != TURNS for trajectory in played),
+        "duplicates": events["sglang/requests"] - turns,
+    }
+    if reference is not None:
+        pairs = list(zip(played, reference, strict=True))
+        row["changed"] = sum(tokens(one) != tokens(other) for one, other in pairs)
+        if not row["changed"]:
+            gaps = [np.abs(logprobs(one) - logprobs(other)).max() for one, other in pairs]
+            row["logprob_gap"] = float(f"{max(gaps):.1e}")
+    return row, played
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--episodes", type=int, default=24)
+    parser.add_argument("--only", default="", help="faults whose names have these words")
+    options = parser.parse_args()
+    told = Told()
+    logging.getLogger("minirl.fleet").addHandler(told)
+    examples = questions(options.episodes, words=40)
+    rows: dict[str, Any] = {}
+    with TemporaryDirectory() as folder:
+        place = Path(folder)
+        models = make_models(place, 2)
+        servers = Machine(models)
+        config = launched(options.python, timeout_s=60.0)
+        with (
+            mock.patch("minirl.sglang.launch", servers.launch),
+            serving(config, models, place) as served,
+        ):
+            served.push(OLD)
+            old = served.play(examples)
+            served.push(NEW)
+            new = served.play(examples)
+            differ = sum(tokens(a) != tokens(b) for a, b in zip(old, new, strict=True))
+            for name, act in servers.faults().items():
+                if options.only in name:
+                    rows[name], _ = provoke(served, told, act, examples, new)
+                    print(json.dumps({name: rows[name]}), file=sys.stderr, flush=True)
+                for proxy in servers.proxies:
+                    proxy.freed.set()
+                    proxy.freed = threading.Event()
+        servers.close()
+    report = {
+        **machine(),
+        "episodes": len(examples),
+        "turns": TURNS,
+        "differ_with_old_weights": differ,
+        "rows": rows,
+    }
+    text = json.dumps(report, indent=2)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n")
+    sys.exit(any(row[key] for row in rows.values() for key in ("lost", "duplicates", "changed")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Rounds of episodes of several turns that real SGLang servers sample, without a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from minirl import weights
+from minirl.batching import micro_batches, read_back, sizes_on
+from minirl.config import (
+    BatchingConfig,
+    Grpo,
+    OptimizerConfig,
+    SamplerConfig,
+    SglangConfig,
+    TinyConfig,
+)
+from minirl.model import Decoder
+from minirl.rollout import rollout
+from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.tiny import make_tiny
+from minirl.tokenizer import ChatTokenizer
+from minirl.types import Trajectory
+from minirl.update import Learner, make_optimizer, policy_objective
+
+from .sglang_server import OPTIONS, VARIABLES
+
+TURNS, REPLY_TOKENS = 4, 16
+SHAPE = TinyConfig(vocab_size=512, hidden_size=64, intermediate_size=128, layers=2)
+WORDS = ("alpha", "beta", "gamma", "delta", "omega", "sigma", "kappa", "lambda", "theta", "iota")
+SAMPLER = SamplerConfig(
+    temperature=0.0,
+    max_prompt_tokens=1200,
+    max_response_tokens=600,
+    max_reply_tokens=REPLY_TOKENS,
+)
+
+
+@dataclass(frozen=True)
+class Said:
+    role: str
+    content: str
+
+
+@dataclass
+class Talk:
+    """An environment that goes on for some turns, and asks each time for something else.
+
+    Attributes:
+        turns: Replies of an episode.
+        at: From how many replies of all episodes on, what is called then.
+    """
+
+    turns: int = TURNS
+    at: tuple[int, Callable[[], None]] | None = None
+    replies: int = field(default=0, init=False)
+
+    def reset(self, example: str) -> tuple[tuple[str, ...], list[Said]]:
+        return (example,), [Said("user", example)]
+
+    def step(self, episode: tuple[str, ...], reply: str) -> tuple[Any, list[Said] | None]:
+        self.replies += 1
+        if self.at is not None and self.replies == self.at[0]:
+            self.at[1]()
+        episode = (*episode, reply)
+        if len(episode) > self.turns:
+            return episode, None
+        return episode, [Said("user", f"{WORDS[len(episode)]} and then what")]
+
+
+def questions(count: int, *, words: int, seed: int = 0) -> list[str]:
+    """Make first prompts that share no beginning."""
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, words)) for _ in range(count)]
+
+
+def make_models(place: Path, count: int) -> list[Path]:
+    """Write tiny models that differ in their weights alone."""
+    folders = [place / f"model-{seed}" for seed in range(count)]
+    for seed, folder in enumerate(folders):
+        make_tiny(folder, questions(200, words=30), SHAPE, seed)
+    return folders
+
+
+def logprobs_of(model: Decoder) -> Logprobs:
+    """Return what a learner of this model says of the probe."""
+    graph, _ = nnx.split(model)
+    sizes = sizes_on(BatchingConfig(prompt_multiple=8, answer_multiple=64), None)
+    learner = Learner(
+        graph,
+        policy_objective(Grpo(), temperature=1.0),
+        make_optimizer(OptimizerConfig(), steps=1),
+    )
+
+    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
+        batches = micro_batches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
+        values = learner.logprobs(params, batches, temperature=temperature)
+        return read_back(rows, values, sizes=sizes)
+
+    return logprobs
+
+
+@dataclass
+class Served:
+    """Servers in use and the sampler before them."""
+
+    servers: Servers
+    sampler: SglangSampler
+    tokenizer: ChatTokenizer
+    params: list[nnx.State]
+    version: int = 0
+    episodes: int = 0
+
+    def push(self, number: int) -> None:
+        """Give all servers the weights of a model, under a new version."""
+        self.sampler.set_weights(self.params[number], version=self.version)
+        self.version += 1
+
+    def play(self, examples: Sequence[str], environment: Talk | None = None) -> list[Trajectory]:
+        """Play an episode of each example."""
+        first, self.episodes = self.episodes, self.episodes + len(examples)
+        groups = rollout(
+            self.sampler, self.tokenizer, environment or Talk(), examples,
+            config=SAMPLER, group_size=1, first_episode=first, max_turns=TURNS,
+        )  # fmt: skip
+        return [group[0] for group in groups]
+
+
+@contextmanager
+def serving(config: SglangConfig, models: Sequence[Path], place: Path) -> Generator[Served]:
+    """Serve the first of these models; weights of all can be pushed."""
+    model = weights.load(models[0])
+    params = [nnx.state(weights.load(folder), nnx.Param) for folder in models]
+    servers = Servers(config, models[0], SAMPLER, dtype="float32", seed=0, folder=place / "run")
+    with servers:
+        tokenizer = ChatTokenizer(models[0])
+        sampler = SglangSampler(model, tokenizer, servers, logprobs=logprobs_of(model))
+        yield Served(servers, sampler, tokenizer, params)
+
+
+def launched(python: str, **settings: Any) -> SglangConfig:
+    """Return settings that start two servers on this machine's CPU."""
+    arguments = {name: value for name, value in OPTIONS.items() if name != "dtype"}
+    return SglangConfig(
+        launch=2, python=python, arguments=arguments, variables=VARIABLES, **settings
+    )
+
+
+def tokens(trajectory: Trajectory) -> list[tuple[int, ...]]:
+    """Return all ids of an episode, observations and replies in turn."""
+    return [part for turn in trajectory.turns for part in (turn.observation_ids, turn.reply.ids)]

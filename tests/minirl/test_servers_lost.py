@@ -1,0 +1,80 @@
+"""A run that has no server left saves itself, says so, and goes on later as if nothing had been."""
+
+import pytest
+
+from . import toy_run
+from .conftest import VOCAB
+from .fake_sglang import Fake
+from .test_hosts import LIMIT_S, ends, processes
+
+pytestmark = pytest.mark.timeout(3 * LIMIT_S)
+STEPS = 5
+# What a server answers in a step: half of the episodes, a reply each, and the probe.
+ANSWERS = 16 + 1
+
+
+class Mortal(Fake):
+    """Is gone for good after so many replies; None for never."""
+
+    dies_after = None
+
+    def on_generate(self, body):
+        if self.dies_after is not None and self.given["/generate"] >= self.dies_after:
+            self.down = True
+        return super().on_generate(body)
+
+
+@pytest.fixture
+def fakes():
+    made = [Mortal(vocab=VOCAB), Mortal(vocab=VOCAB)]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def live(folder, fakes, cache, *, count, wait_s=60):
+    urls = ",".join(fake.url for fake in fakes)
+    return ends(processes(folder, urls, wait_s, cache=cache, script="served_run.py", count=count))
+
+
+def told(folder):
+    """Return the metrics, but for what depends on the clock or counts what befell servers."""
+    return [
+        {key: value for key, value in line.items() if not key.startswith("sglang/")}
+        for line in toy_run.metrics_of(folder)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["one process", "two processes"])
+def test_a_run_without_servers_is_saved_and_goes_on(fakes, cache, tmp_path, count):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    for status, _, errors in live(whole, fakes, cache, count=count):
+        assert status == 0, errors
+    assert [line["step"] for line in told(whole)] == list(range(1, STEPS + 1))
+
+    # In the third rollout; of two processes the servers of the second one.
+    mortals = fakes if count == 1 else fakes[1:]
+    for fake in mortals:
+        fake.given.clear()
+        fake.dies_after = 2 * ANSWERS + ANSWERS // 2
+    ended = live(run, fakes, cache, count=count, wait_s=1)
+    saved = "all 2 steps are saved, the same command goes on"
+    for status, _, errors in ended:
+        assert status == 2, errors
+        line = next(line for line in errors.splitlines() if line.startswith("error: "))
+        assert "no SGLang server came back within rollout.sglang.wait_s = 1 s" in line
+        assert line.endswith(saved)
+        assert "Traceback" not in errors
+    assert told(run) == told(whole)[:2]
+    assert (run / "preempted").is_dir() or any((run / "checkpoints").iterdir())
+
+    for fake in mortals:
+        fake.down, fake.dies_after, fake.weights = False, None, "default"
+    for status, _, errors in live(run, fakes, cache, count=count):
+        assert status == 0, errors
+    assert told(run) == told(whole)
