@@ -58,6 +58,8 @@ _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
 # Samplers of one process, told apart.
 _marks = itertools.count()
+# Pushes of one process, told apart; all processes make the same ones.
+_pushes = itertools.count()
 
 # Ids of the probe that are a prompt: its last token is fed with the answer.
 _PROBE_PROMPT = 2
@@ -335,7 +337,8 @@ class SglangSampler:
         begun = perf_counter()
         wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
         probed = perf_counter()
-        name = f"{self._name}-{version}"
+        # A version may come twice: as it was trained, and from its checkpoint.
+        name = f"{self._name}-{version}-{next(_pushes)}"
         way, alive = self._servers.way, _while_alive(weights)
         whole = lambda: _whole(self._graph, alive(), self._frozen)  # noqa: E731
         again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
