@@ -15,7 +15,7 @@ import pytest
 from launch import cli
 from launch.config import load_config
 from minirl.children import PYTHON
-from minirl.fleet import TESTED
+from minirl.wanted import TESTED
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("tpu", "gpu", "cpu")

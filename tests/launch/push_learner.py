@@ -32,7 +32,8 @@ from minirl.config import SamplerConfig, SglangConfig
 from minirl.lora import split
 from minirl.model import Decoder
 from minirl.server import Wish
-from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import Logprobs, Rows, SglangSampler
 from minirl.sharding import make_mesh
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
