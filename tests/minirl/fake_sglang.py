@@ -99,7 +99,7 @@ class Fake:
             handler.connection.close()
             return
         if fault == "hang":
-            self.hanging.append(body.get("rid"))
+            self.hanging.append((body or {}).get("rid"))
             self.hung.wait(30)
             handler.close_connection = True
             return

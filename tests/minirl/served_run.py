@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from unittest import mock
 
 from launch import cli
-from minirl import hosts, preemption, sglang
+from minirl import hosts, preemption
+from minirl import servers as served
 from minirl.config import SglangConfig
 
 
@@ -29,9 +30,9 @@ def main(folder, urls, wait_s, coordinator, processes, process):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "toy", "architectures": ["Toy"]}))
     size = SimpleNamespace(vocab_size=conftest.VOCAB)
-    mock.patch.object(sglang, "read_config", return_value=size).start()
+    mock.patch.object(served, "read_config", return_value=size).start()
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
-    servers = sglang.Servers(
+    servers = served.Servers(
         config, folder, toy_run.SAMPLER, dtype="float32", seed=0, folder=folder
     )
     with preemption.watched(), servers:

@@ -164,7 +164,8 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
     router.behind = [fake.url for fake in fakes]
     # It answers with other weights than it should: those answers do not count.
     assert replies(servers, range(6)) == [TOKENS] * 6
-    assert {body["input_ids"][0] for body in fakes[1].bodies} == {5}
+    # Besides them it may have been probed.
+    assert 5 in {body["input_ids"][0] for body in fakes[1].bodies}
     send(servers, "b")
     wait_until(lambda: seen.are(servers, servers=2, router=1))
     assert [fake.weights for fake in fakes] == ["b", "b"]
@@ -178,6 +179,7 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
 
 def test_each_process_brings_weights_to_its_share(fakes, serve, monkeypatch):
     monkeypatch.setattr("minirl.servers.hosts.count", lambda: 2)
+    monkeypatch.setattr("minirl.servers.hosts.gather", lambda make: [make()])
     servers = serve()
     mine, other = sorted(fakes, key=lambda fake: fake.url)
     assert (mine.weights, other.weights) == ("a", "default")
