@@ -38,7 +38,7 @@ from minirl.config import SglangConfig, TinyConfig, TrainConfig
 from minirl.lora import split
 from minirl.rollout import rollout
 from minirl.samplers import make_sampler
-from minirl.sglang import Servers
+from minirl.servers import Servers
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Trajectory

@@ -207,7 +207,7 @@ def main() -> None:
         servers = Machine(models)
         config = launched(options.python, timeout_s=60.0)
         with (
-            mock.patch("minirl.sglang.launch", servers.launch),
+            mock.patch("minirl.servers.launch", servers.launch),
             serving(config, models, place) as served,
         ):
             served.push(OLD)

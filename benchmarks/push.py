@@ -37,7 +37,8 @@ from minirl.costs import published_shape
 from minirl.lora import split
 from minirl.model import Decoder
 from minirl.push import remove_versions, write_version
-from minirl.sglang import Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import SglangSampler
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from minirl.ways import WAYS

@@ -10,7 +10,7 @@ from minirl.config import SamplerConfig
 from minirl.lora import split
 from minirl.model import Decoder
 from minirl.samplers import make_sampler
-from minirl.sglang import Servers
+from minirl.servers import Servers
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
 from minirl.types import Request as Sample

@@ -20,7 +20,7 @@ from minirl.lora import split
 from minirl.model import Decoder
 from minirl.rollout import rollout
 from minirl.samplers import make_sampler
-from minirl.sglang import Servers
+from minirl.servers import Servers
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
 from minirl.writing import writing

@@ -176,7 +176,13 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     limit = _device_limit()
     mesh = arrange(config, shape)
     job, own = job_of(config, shape), jax.local_devices()
-    found = resident_bytes(job, mesh, own, memory_bytes=limit or math.inf)
+    found = resident_bytes(
+        job,
+        mesh,
+        own,
+        memory_bytes=limit or math.inf,
+        has_sampler=config.rollout.backend == "native",
+    )
     total = sum(found.values())
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
     of = f" of {_gib(limit)}" if limit else ""

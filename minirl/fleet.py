@@ -27,12 +27,10 @@ from minirl.belt import Belt, once_more
 from minirl.children import Child
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.server import NEEDED, Facts, Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.server import NEEDED, Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.wanted import Wanted, check_facts
 from minirl.ways import Again, Parcel, Way
 
-TESTED = "0.5.23"
-"""The version of SGLang that this was written for."""
-_OLDEST = (0, 5)
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 # Tries of one request, and refusals of it, before the run stops.
@@ -61,25 +59,6 @@ class Weights:
     name: str
     version: int
     probe: Sequence[float]
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a server has to be.
-
-    Attributes:
-        architectures: Of its model; one of them.
-        vocab_size: Rows of the embedding.
-        context: Least room for a prompt and its reply together, in tokens.
-        probe_ids: Tokens that it is compared with the learner by.
-        tolerance: Largest mean difference of their log-probabilities.
-    """
-
-    architectures: tuple[str, ...]
-    vocab_size: int
-    context: int
-    probe_ids: tuple[int, ...]
-    tolerance: float
 
 
 class _Member:
@@ -160,7 +139,6 @@ class Fleet:
             UserError: One computes something else with them than the learner.
             ServersLostError: None has taken them.
         """
-        self._versions.pop(weights.name, None)  # it may be the last again
         self._weights, self._versions[weights.name] = weights, weights.version
         if self._router is not None:
             await self._follow(self._router)
@@ -340,7 +318,7 @@ class Fleet:
                     chances -= time.monotonic() - begun > at_once_s
                     raise
                 chances = _CHANCES
-                self._judge(member, await member.server.facts(self._needed))
+                await self._meet(member)
                 if self._weights is not None and self._weights.again is None:
                     member.is_waiting = True
                     return
@@ -462,7 +440,7 @@ class Fleet:
         url, child = member.server.url, member.child
         while True:
             try:
-                self._judge(member, await member.server.facts(self._needed))
+                await self._meet(member)
                 await self._check_health(member)
                 return
             except ServerError as error:
@@ -479,32 +457,16 @@ class Fleet:
                 )
             await asyncio.sleep(_FIRST_PAUSE_S)
 
-    def _judge(self, member: _Member, facts: Facts) -> None:
-        """Refuse a server that cannot serve this model.
+    async def _meet(self, member: _Member) -> None:
+        """Ask a server what it is.
 
         Raises:
-            UserError: It cannot.
+            UserError: Nothing that can serve this model.
+            ServerError: It does not answer.
+            RefusedError: It is no SGLang server.
         """
-        wanted, found = self._wanted, ", ".join(facts.architectures)
-        own = ", ".join(wanted.architectures)
-        is_other = not set(facts.architectures) & set(wanted.architectures)
-        version = tuple(int(part) for part in facts.version.split(".")[:2] if part.isdigit())
-        flaws = {
-            f"has no {', '.join(facts.missing)}; SGLang {TESTED} has": bool(facts.missing),
-            f"is SGLang {facts.version}; use {TESTED}": version < _OLDEST,
-            "serves no model that writes": not facts.is_generation,
-            f"serves a {found}, and the learner's model is a {own}": bool(found) and is_other,
-            f"serves a vocabulary of {facts.vocab_size} tokens, and the learner's model has "
-            f"{wanted.vocab_size}": facts.vocab_size not in (None, wanted.vocab_size),
-            f"takes {facts.context} tokens, and episodes have up to {wanted.context}; start it "
-            "with a larger --context-length": facts.context < wanted.context,
-            "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
-                self._way.one_group and facts.groups > 1
-            ),
-        }
-        for words, is_so in flaws.items():
-            if is_so:
-                raise UserError(f"rollout.sglang: {member.server.url} {words}")
+        facts = await member.server.facts(self._needed)
+        check_facts(facts, self._wanted, member.server.url, one_group=self._way.one_group)
         member.ranks = facts.ranks
 
     async def _push_to(self, member: _Member, belt: Belt) -> None:
@@ -592,28 +554,3 @@ class Fleet:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.error("a fault of ours", exc_info=task.exception())
-
-
-async def find_workers(router: Server, *, timeout_s: float) -> list[Server]:
-    """Return the servers behind a router, in an order that is the same for all who ask.
-
-    Args:
-        router: SGLang's.
-        timeout_s: Longest wait for it to know of any.
-
-    Raises:
-        UserError: It is not there, or no router.
-    """
-    end, where = time.monotonic() + timeout_s, f"rollout.sglang.router: {router.url}"
-    while True:
-        problem = "has no workers"
-        try:
-            if found := await router.workers():
-                return sorted(found, key=lambda server: server.url)
-        except ServerError as error:
-            problem = f"does not answer ({error})"
-        except RefusedError as error:
-            raise UserError(f"{where} is no router of SGLang ({error})") from None
-        if time.monotonic() > end:
-            raise UserError(f"{where} {problem} after start_s = {timeout_s:g} s")
-        await asyncio.sleep(_FIRST_PAUSE_S)

@@ -6,22 +6,26 @@ gathered. The folder has its name only when all is on the disk.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Sharding
 
 from minirl import hosts
 from minirl.files import SINGLE
 from minirl.layout import Tensor, file_tensors
 from minirl.sharding import param_path
 from minirl.shards import header, total_bytes
-from minirl.weights import file_shapes, parts_of
+from minirl.weights import file_shapes
 from minirl.writing import writing
 
 _FOLDER = "version-"
@@ -63,11 +67,12 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
         with writing(path), path.open("r+b") as file:
             for where, leaf in leaves.items():
                 for index, data in _own_parts(leaf):
-                    parts = parts_of(where, data, dtype=dtype)
                     group = tensors[where]
+                    parts = in_file(data, group, dtype=dtype)
                     inner = index[1:] if len(index) > len(group[0].shape) else index
                     for tensor, part in zip(group, parts, strict=True):
-                        _write(file.fileno(), starts[tensor.name], tensor, inner, part)
+                        block = np.asarray(part)
+                        _write(file.fileno(), starts[tensor.name], tensor, inner, block)
             os.fsync(file.fileno())
 
     def end() -> None:
@@ -93,6 +98,35 @@ def remove_versions(place: Path, *, but: Path | None = None) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def in_file(
+    array: jax.Array, tensors: Sequence[Tensor], *, dtype: Any, place: Sharding | None = None
+) -> Iterator[jax.Array]:
+    """Yield a parameter, or a part of one, as it is in the file, each tensor when it is computed.
+
+    Args:
+        array: On one device, or as `place` says.
+        tensors: From `file_tensors`: one, or one a layer.
+        dtype: What it is converted to.
+        place: Where it is to lie.
+    """
+    is_stacked = array.ndim > len(tensors[0].shape)
+    for layer, tensor in enumerate(tensors):
+        # All layers share a program.
+        make = _program(dataclasses.replace(tensor, name=""), jnp.dtype(dtype), place)
+        # What is not yet computed has memory of its own.
+        yield (make(array, layer) if is_stacked else make(array)).block_until_ready()
+
+
+@functools.lru_cache
+def _program(tensor: Tensor, dtype: Any, place: Sharding | None) -> Callable[..., jax.Array]:
+    def in_file(array: jax.Array, layer: Any = None) -> jax.Array:
+        if layer is not None:
+            array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        return tensor.ordered(array.astype(dtype))
+
+    return jax.jit(in_file, out_shardings=place)
+
+
 def _own_parts(leaf: jax.Array) -> Iterator[tuple[tuple[slice, ...], jax.Array]]:
     """Yield the parts of a parameter that this process writes, and where they are in it."""
     if _is_whole(leaf):
@@ -109,10 +143,9 @@ def _is_whole(leaf: jax.Array) -> bool:
 
 
 def _write(
-    file: int, start: int, tensor: Tensor, index: tuple[slice, ...], part: np.ndarray
+    file: int, start: int, tensor: Tensor, index: tuple[slice, ...], block: np.ndarray
 ) -> None:
     """Write a part of a tensor to its place: in one piece where whole rows are, else by rows."""
-    block = tensor.to_file(part)
     shape = tensor.file_shape
     cuts = [cut.indices(size) for cut, size in zip(tensor.file_index(index), shape, strict=True)]
     row = int(np.prod(shape[1:], dtype=np.int64)) * block.itemsize

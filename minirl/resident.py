@@ -152,7 +152,12 @@ def sampling_of(
 
 
 def resident_bytes(
-    job: Job, mesh: Mesh | None, own: Sequence[Any], *, memory_bytes: float
+    job: Job,
+    mesh: Mesh | None,
+    own: Sequence[Any],
+    *,
+    memory_bytes: float,
+    has_sampler: bool = True,
 ) -> dict[str, float]:
     """Count what a run holds on each device for certain, by kind.
 
@@ -161,6 +166,7 @@ def resident_bytes(
         mesh: Of all devices; None for a single one.
         own: The devices of this process.
         memory_bytes: Of one device.
+        has_sampler: Whether this process samples, and no servers do.
 
     Returns:
         What is there all the time, and beside it what the update needs or what the sampler does,
@@ -170,6 +176,8 @@ def resident_bytes(
     gradient = device_bytes(training.state.params)
     logits = min(LOGITS_BYTES, 4.0 * job.sampler.max_response_tokens * job.model.vocab_size)
     update = {"gradient": gradient, "logits": logits}
+    if not has_sampler:
+        return training.memory | update
     sampling = sampling_of(job, mesh, own, memory_bytes=memory_bytes)
     turn = max(update, sampling.memory, key=lambda kinds: sum(kinds.values()))
     return training.memory | sampling.kept | turn

@@ -13,7 +13,8 @@ from minirl.config import BatchingConfig, SamplerConfig
 from minirl.local import LocalSampler
 from minirl.lora import split
 from minirl.model import Decoder
-from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import Logprobs, Rows, SglangSampler
 from minirl.types import Tokenizer
 from minirl.update import Learner, likelihood_objective
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
@@ -356,12 +357,12 @@ class Server:
         if found.weight_version != version:
             raise ServerError("stale", f"has weights {found.weight_version}, not {version}")
 
-    async def tell(self, path: str, body: dict[str, Any] | bytes, *, timeout_s: float) -> None:
+    async def tell(self, path: str, body: dict[str, Any] | BytesIO, *, timeout_s: float) -> None:
         """Ask for something whose answer says no more than that it was done.
 
         Args:
             path: The endpoint.
-            body: Of the request, or its JSON.
+            body: Of the request, or its JSON where that is long: it is sent piece by piece.
             timeout_s: Longest wait.
 
         Raises:
@@ -397,7 +398,7 @@ class Server:
         self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
     ) -> Any:
         # The standard library takes three times as long for the ids of a long prompt.
-        data = body if body is None or isinstance(body, bytes) else to_json(body)
+        data = body if body is None or isinstance(body, BytesIO) else to_json(body)
         try:
             async with (
                 asyncio.timeout(timeout_s),

@@ -49,7 +49,7 @@ from minirl.rollout import flatten
 from minirl.rounds import Rounds, Taken, cuts
 from minirl.samplers import make_sampler
 from minirl.schedule import Restart, restart, second_optimizer
-from minirl.sglang import Servers
+from minirl.servers import Servers
 from minirl.spans import span_credit
 from minirl.summary import (
     Groups,

@@ -7,14 +7,13 @@ place, and tells how a server takes them; `belt` brings them there.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
 import json
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -26,11 +25,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from minirl.layout import Tensor, file_tensors
-from minirl.push import version_folder, write_version
+from minirl.layout import file_tensors
+from minirl.push import in_file, version_folder, write_version
 from minirl.server import RefusedError, Server, ServerError
 from minirl.sharding import param_path
-from minirl.weights import parts_of
 
 if TYPE_CHECKING:
     from minirl.pytorch import Group
@@ -294,13 +292,9 @@ def whole_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, jax.Arra
     """
     for path, leaf in jax.tree.leaves_with_path(params):
         tensors = file_tensors(param_path(path), leaf.shape)
-        is_stacked = leaf.ndim > len(tensors[0].shape)
-        for layer, tensor in enumerate(tensors):
-            # All layers share a program.
-            make = _gathering(dataclasses.replace(tensor, name=""), dtype, _everywhere(leaf))
-            array = make(leaf, layer) if is_stacked else make(leaf)
-            # What is not yet computed has memory of its own.
-            yield tensor.name, array.addressable_data(0).block_until_ready()
+        wholes = in_file(leaf, tensors, dtype=dtype, place=_everywhere(leaf))
+        for tensor, whole in zip(tensors, wholes, strict=True):
+            yield tensor.name, whole.addressable_data(0)
 
 
 def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
@@ -309,25 +303,15 @@ def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarra
     No program is run over several devices: another thread may be running one.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
-        where = param_path(path)
-        tensors = file_tensors(where, leaf.shape)
+        tensors = file_tensors(param_path(path), leaf.shape)
         inner = slice(-len(tensors[0].shape), None)
         shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        parts = [(s.index[inner], parts_of(where, s.data, dtype=dtype)) for s in shards]
+        parts = [(one.index[inner], in_file(one.data, tensors, dtype=dtype)) for one in shards]
         for tensor in tensors:
             whole = np.empty(tensor.file_shape, jnp.dtype(dtype))
             for index, layers in parts:
-                whole[tensor.file_index(index)] = tensor.to_file(next(layers))
+                whole[tensor.file_index(index)] = next(layers)
             yield tensor.name, whole
-
-
-@functools.lru_cache
-def _gathering(tensor: Tensor, dtype: str, place: Sharding | None) -> Callable[..., jax.Array]:
-    def gather(leaf: jax.Array, layer: Any = None) -> jax.Array:
-        part = leaf if layer is None else jax.lax.dynamic_index_in_dim(leaf, layer, keepdims=False)
-        return tensor.ordered(part.astype(jnp.dtype(dtype)))
-
-    return jax.jit(gather, out_shardings=place)
 
 
 def _everywhere(leaf: jax.Array) -> Sharding | None:
@@ -351,15 +335,14 @@ def _version(name: str, bucket: Bucket) -> dict[str, Any]:
     }
 
 
-def _body(bucket: Bucket, name: str, ranks: int) -> bytes:
+def _body(bucket: Bucket, name: str, ranks: int) -> BytesIO:
     """Write a request's JSON; of the base64 in it nothing is to be escaped."""
     from minirl.pytorch import pickled
 
     text = b'"' + pickled(bucket.tensors) + b'"'
     head = json.dumps(_version(name, bucket)).encode()
-    return b"".join(
-        [head[:-1], b', "serialized_named_tensors": [', b",".join([text] * ranks), b"]}"]
-    )
+    texts = b",".join([text] * ranks)
+    return BytesIO(b"".join([head[:-1], b', "serialized_named_tensors": [', texts, b"]}"]))
 
 
 async def _both(asked: Awaitable[None], work: Callable[[], None], *, timeout_s: float) -> None:

@@ -208,19 +208,12 @@ def parts_in_tree(params: nnx.State) -> Parts:
     return lambda path: parts_of(path, leaves[path])
 
 
-def parts_of(path: str, array: Any, *, dtype: Any = None) -> Iterator[np.ndarray]:
-    """Take a parameter apart: by layers, where it is stacked.
-
-    Args:
-        path: Of the parameter.
-        array: It, or a part of it.
-        dtype: Type to convert to; None for its own.
-    """
+def parts_of(path: str, array: Any) -> Iterator[np.ndarray]:
+    """Take a parameter apart: by layers, where it is stacked."""
     is_stacked = array.ndim > len(PARAM_AXES[path.rpartition(".")[2]])
     # Not by iteration: JAX would copy a hundred layers at a time.
     for number in range(len(array)) if is_stacked else (...,):
-        part = array[number]
-        yield np.asarray(part if dtype is None else part.astype(dtype))
+        yield np.asarray(array[number])
 
 
 def parts_in_folder(folder: Path) -> Parts:

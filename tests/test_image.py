@@ -15,7 +15,7 @@ import pytest
 from launch import cli
 from launch.config import load_config
 from minirl.children import PYTHON
-from minirl.fleet import TESTED
+from minirl.wanted import TESTED
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("tpu", "gpu", "cpu")
@@ -149,11 +149,15 @@ def test_extras_exist_and_what_they_name_is_pinned():
     named = re.findall(
         r"minirl-sql\[([\w,]+)\]", " ".join(word for line in installs() for word in line)
     )
-    assert {extra for one in named for extra in one.split(",")} == {"cpu", "gpu", "tpu", "dev"}
+    assert {extra for one in named for extra in one.split(",")} == {
+        "cpu",
+        "gpu",
+        "torch",
+        "tpu",
+        "dev",
+    }
     needed = [*project["dependencies"], *PROJECT["build-system"]["requires"]]
-    needed += [
-        line for one in ("learner", "openai", "cpu", "gpu", "tpu", "dev") for line in extras[one]
-    ]
+    needed += [line for one in extras for line in extras[one]]
     for line in needed:
         name = re.split(r"[\[<>=;]", line)[0].strip().lower()
         assert name in {*found, "minirl-sql"}, line
@@ -164,6 +168,8 @@ def test_extras_exist_and_what_they_name_is_pinned():
 def test_sglang_is_the_version_that_was_tried():
     found = pins("constraints-sglang.txt")
     assert found["sglang"] == TESTED
+    # The learner takes part in torch's broadcasts.
+    assert found["torch"] == pins("constraints.txt")["torch"]
     # Compilers of a newer CUDA write what the driver of torch's need not know.
     compilers = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime")
     versions = [pinned[name] for pinned in (found, pins("constraints.txt")) for name in compilers]

@@ -1,8 +1,9 @@
 """A learner that pushes to servers by one way, and tells what came of it as JSON.
 
-    python push_learner.py MODEL WORK WAY URL...
+    python push_learner.py MODEL WORK WAY VICTIM URL...
 
-It changes the weights and pushes them three times, the second time while a request is under way.
+It changes the weights and pushes them three times, the second time while a request is under way. A
+process VICTIM, if it is not 0, is stopped in the middle of the third push, and woken after it.
 PyTorch comes from the folder MINIRL_TORCH, where it is not installed beside the learner.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ if "MINIRL_TORCH" in os.environ:
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from minirl import weights
@@ -28,10 +32,12 @@ from minirl.config import SamplerConfig, SglangConfig
 from minirl.lora import split
 from minirl.model import Decoder
 from minirl.server import Wish
-from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import Logprobs, Rows, SglangSampler
 from minirl.sharding import make_mesh
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
+from minirl.ways import Parcel
 
 LONG = 64
 
@@ -55,14 +61,16 @@ def scoring(model: Decoder) -> tuple[Callable[..., jax.Array], Logprobs]:
     return score, logprobs
 
 
-def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[str, Any]:
+def main(
+    model_folder: Path, work: Path, way: str, victim: int, urls: Sequence[str]
+) -> dict[str, Any]:
     mesh = make_mesh({"fsdp": 2, "tensor": 2}) if jax.device_count() == 4 else None
     model = weights.load(model_folder, mesh=mesh)
     _, params, _ = split(model)
     score, logprobs = scoring(model)
     sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
-    settings = {"urls": tuple(urls), "push": way, "push_s": 60, "start_s": 60, "wait_s": 60}
-    config = SglangConfig.model_validate(settings)
+    settings = {"urls": tuple(urls), "push": way, "start_s": 60, "wait_s": 60}
+    config = SglangConfig.model_validate({**settings, "push_s": 20 if victim else 60})
 
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     found: dict[str, Any] = {"gaps": [], "pushes": [], "bytes": size, "asked": LONG}
@@ -80,6 +88,8 @@ def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[
             found["moved"] = min(found.get("moved", 1e9), float(abs(after - before).mean()))
             if version == 1:
                 asked = servers.start(servers.fleet.sample(1, wish))
+            if version == 2 and victim:
+                stop_in_the_middle(servers, victim)
             one.set_weights(params, version=version)
             numbers = one.numbers()
             found["gaps"].append(numbers.pop("sglang/probe_gap"))
@@ -87,10 +97,41 @@ def main(model_folder: Path, work: Path, way: str, urls: Sequence[str]) -> dict[
         assert asked is not None
         found["reply"] = len(asked.result(200).ids)
         found["numbers"] = one.numbers()
+        if victim:
+            os.kill(victim, signal.SIGCONT)
+            found["after"] = until_all_are_back(one, len(urls))
+    return found
+
+
+def stop_in_the_middle(servers: Servers, victim: int) -> None:
+    """Let parcels be small, and stop a server before the second of the next push."""
+    make = servers.way.parcels
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(type(servers.way), "bucket_bytes", 1)
+
+    def parcels(params: nnx.State, name: str) -> Iterator[Parcel]:
+        for number, parcel in enumerate(make(params, name)):
+            if number == 1:
+                os.kill(victim, signal.SIGSTOP)
+            yield parcel
+        monkey.undo()
+
+    monkey.setattr(servers.way, "parcels", parcels)
+
+
+def until_all_are_back(sampler: SglangSampler, count: int) -> dict[str, float]:
+    """Wait until all servers have the weights; return what happened since."""
+    end = time.monotonic() + 200
+    found: dict[str, float] = {}
+    while found.get("sglang/servers") != count:
+        assert time.monotonic() < end, found
+        time.sleep(0.2)
+        found = {key: max(value, found.get(key, 0)) for key, value in sampler.numbers().items()}
     return found
 
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    folder, work, way, *urls = sys.argv[1:]
-    sys.stdout.write(json.dumps(main(Path(folder), Path(work), way, urls)) + "\n")
+    folder, work, way, victim, *urls = sys.argv[1:]
+    told = main(Path(folder), Path(work), way, int(victim), urls)
+    sys.stdout.write(json.dumps(told) + "\n")

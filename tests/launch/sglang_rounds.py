@@ -23,7 +23,8 @@ from minirl.config import (
 )
 from minirl.model import Decoder
 from minirl.rollout import rollout
-from minirl.sglang import Logprobs, Rows, Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import Logprobs, Rows, SglangSampler
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Trajectory

@@ -22,7 +22,7 @@ from launch.config import load_config
 from minirl import chips
 from minirl.errors import UserError
 from minirl.model import read_config
-from minirl.resident import sampling_of
+from minirl.resident import resident_bytes, sampling_of
 from minirl.sharding import make_mesh
 
 ROOT = Path(__file__).parents[2]
@@ -261,6 +261,22 @@ def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
     monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
     with pytest.raises(UserError, match="does not fit; use more devices"):
         plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
+
+
+def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypatch):
+    sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.1")
+    asked = config(*sizes)
+    job, own = plan.job_of(asked, read_config(tiny_folder)), jax.local_devices()
+    here, there = (
+        resident_bytes(job, None, own, memory_bytes=1e12, has_sampler=has) for has in (True, False)
+    )
+    assert "cache" in here
+    assert "cache" not in there
+    monkeypatch.setattr(plan, "_device_limit", lambda: sum(there.values()) + 1)
+    with pytest.raises(UserError, match="does not fit"):
+        plan.check_memory(asked, tiny_folder)
+    servers = ["rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]"]
+    plan.check_memory(config(*sizes, *servers), tiny_folder)
 
 
 def test_more_chips_than_prompts_share_a_part_of_the_torus():

@@ -8,37 +8,43 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from flax import nnx
 
 from launch import eval as evaluation
 from launch import verbal
+from launch.config import JobConfig, load_config
 from launch.forms import write_call
+from launch.serving import serving
+from launch.wiring import SqlSide
 from minirl import weights
 from minirl.config import BatchingConfig, OptimizerConfig, SftConfig, TinyConfig
+from minirl.lora import split
+from minirl.rollout import Flat, flatten, rollout
+from minirl.samplers import make_sampler
 from minirl.sft import Demonstration, supervise
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
+from minirl.types import Decoding
 from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
-from sqlenv.types import Message
+from sqlenv.types import Message, Observation
 
 from .chat_server import Chat, Failure
 from .chat_server import serve as serve_chat
 from .conftest import ROOT, TINY, verbal_folder
-from .sglang_server import OPTIONS, VARIABLES, serve
+from .sglang_server import serve
 
 QUESTIONS, JUDGEMENTS, KILL_AT = 3, 2, 12
 ANSWERS = tuple(f"<sql>SELECT {number}</sql>" for number in range(4))
-# Each is a call until there is none left, then an answer.
-CALLS = tuple(
-    f"{write_call(f'SELECT {number}', AgenticConfig())}\n```sql\nSELECT {number}\n```"
-    for number in range(2)
-)
+# A call until there is none left, then an answer.
+CALL = f"{write_call('SELECT 1', AgenticConfig())}\n```sql\nSELECT 1\n```"
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +59,31 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def make_model(folder: Path, answers: tuple[str, ...] = ANSWERS) -> None:
-    shape = TinyConfig(**TINY["model"]["tiny"])
+def make_model(folder: Path) -> None:
     questions = [record["question"] for record in records(folder, "train_spider")]
-    make_tiny(folder / "raw", [*questions, *answers], shape, 0)
+    shown = [((Message("user", question),), ANSWERS[n % 4]) for n, question in enumerate(questions)]
+    teach(folder, shown, steps=60, together=12)
+
+
+def teach(
+    folder: Path, shown: Sequence[tuple[Observation, str]], *, steps: int, together: int
+) -> None:
+    """Make a model that answers prompts as it was shown, in `folder / "model"`."""
+    shape = TinyConfig(**TINY["model"]["tiny"])
+    texts = [text for prompt, answer in shown for text in (prompt[-1].content, answer)]
+    make_tiny(folder / "raw", texts, shape, 0)
     model, tokenizer = weights.load(folder / "raw"), ChatTokenizer(folder / "raw")
-    shown = [
-        Demonstration(((Message("user", question),),), (), answers[number % len(answers)])
-        for number, question in enumerate(questions)
-    ]
-    batching = BatchingConfig(groups_per_batch=12, prompt_multiple=64, answer_multiple=16)
+    demonstrations = [Demonstration((prompt,), (), answer) for prompt, answer in shown]
+    batching = BatchingConfig(groups_per_batch=together, prompt_multiple=64, answer_multiple=16)
     optimizer = OptimizerConfig(kind="muon", learning_rate=0.02, warmup_steps=2)
     config = SftConfig(
-        steps=60, groups_per_step=12, optimizer=optimizer, batching=batching, checkpoint_every=60
+        steps=steps,
+        groups_per_step=together,
+        optimizer=optimizer,
+        batching=batching,
+        checkpoint_every=steps,
     )
-    params = supervise(model, shown, tokenizer, config, seed=0, folder=folder / "warm")
+    params = supervise(model, demonstrations, tokenizer, config, seed=0, folder=folder / "warm")
     nnx.update(model, params)
     weights.save(model, folder / "model", source=folder / "raw")
 
@@ -152,40 +168,71 @@ def test_an_evaluation_asks_a_real_server_by_text(sglang_python, place, tmp_path
     assert sum(sample.startswith("SELECT") for sample in samples) >= QUESTIONS
 
 
-@pytest.mark.timeout(900)
-def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tmp_path):
-    """Two servers are launched; the greedy episodes of both samplers are the same."""
-    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 80}
-    place = verbal_folder(tmp_path, settings, questions=8)
-    make_model(place, CALLS)
+def agentic_config(place: Path) -> Path:
     config = yaml.safe_load((place / "verbal.yaml").read_text(encoding="utf-8"))
     config["env"] = {"kind": "agentic", "calls": 2, "response_chars": 80}
     config["reward"] = {"kind": "astra"}
     config["evaluation"]["episode"] = "agentic"
-    config["sampler"] |= {"max_prompt_tokens": 3000, "max_response_tokens": 500}
-    config["sampler"]["max_reply_tokens"] = 80
-    config["rollout"] = {
-        "sglang": {
-            "launch": 2, "python": sglang_python, "variables": VARIABLES,
-            "arguments": {name: value for name, value in OPTIONS.items() if name != "dtype"},
-        }
-    }  # fmt: skip
-    (place / "agentic.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    limits = {"max_prompt_tokens": 2000, "max_response_tokens": 500, "max_reply_tokens": 80}
+    config["sampler"] |= limits
+    path = place / "agentic.yaml"
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return path
 
-    def run(command: Any, out: str, *more: str) -> dict[str, Any]:
-        line = ["--cfg", str(place / "agentic.yaml"), "--checkpoint", str(place / "model")]
-        command.main([*line, "--accel", "cpu", "--out", str(tmp_path / out), *more])
-        return json.loads((tmp_path / out / "result.json").read_text(encoding="utf-8"))
 
-    assert run(evaluation, "native")["sampler"] == "native"
-    assert run(evaluation, "served", "rollout.backend=sglang")["sampler"] == "sglang"
-    native, served = (tmp_path / name / "predictions.jsonl" for name in ("native", "served"))
-    assert native.read_bytes() == served.read_bytes()
-    answers = {json.loads(line)["sql"] for line in native.read_text().splitlines()}
-    assert answers & {"SELECT 0", "SELECT 1"}
-    logs = [(tmp_path / "served" / f"sglang-{n}.log").read_text() for n in range(2)]
-    # Besides what each is asked at the start: episodes of three turns.
-    assert all(log.count("POST /generate") > 3 * 3 for log in logs)
-    assert sum(log.count("POST /generate") for log in logs) >= 3 * 8
-    cost = run(verbal, "verbal", "rollout.backend=sglang")["cost"]
-    assert cost["generate"]["calls"] >= 2 * 8
+def tokens(config: JobConfig, folder: Path, policy: Path) -> list[Flat]:
+    """Play tool-calling episodes greedily with the sampler of a job."""
+    model, tokenizer = weights.load(policy), ChatTokenizer(policy)
+    with serving(config, policy, folder) as servers, SqlSide(config, folder) as sql:
+        sampler = make_sampler(
+            model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers
+        )
+        sampler.set_weights(split(model)[1], version=7)
+        groups = rollout(
+            sampler,
+            tokenizer,
+            sql.evaluation_environment(),
+            sql.examples("test", limit=8),
+            config=config.sampler,
+            group_size=1,
+            first_episode=0,
+            decoding=Decoding(0.0),
+            max_turns=sql.evaluation_turns,
+        )
+    assert all(len(episode.turns) > 1 for (episode,) in groups)
+    return [flatten(episode) for (episode,) in groups]
+
+
+@pytest.mark.timeout(900)
+def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tmp_path):
+    settings = {"candidates": 2, "attempts": 2, "judgements": 1, "max_tokens": 80}
+    place = verbal_folder(tmp_path, settings, questions=8)
+    path = agentic_config(place)
+    asked = load_config(str(path), [])
+    with SqlSide(asked, tmp_path / "shown") as sql:
+        examples = sql.examples("train", limit=24)
+        teach(place, [(sql.evaluation_prompt(one), CALL) for one in examples], steps=40, together=4)
+    with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
+        there = ["rollout.backend=sglang", f"rollout.sglang.urls=[{server}]"]
+        native, served = (
+            tokens(load_config(str(path), more), tmp_path / f"tokens{len(more)}", place / "model")
+            for more in ([], there)
+        )
+        for ours, theirs in zip(native, served, strict=True):
+            assert ours.ids.tolist() == theirs.ids.tolist()
+            np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+            assert set(theirs.versions[theirs.is_action]) == {7}
+
+        def run(command: Any, out: str, *more: str) -> dict[str, Any]:
+            line = ["--cfg", str(path), "--checkpoint", str(place / "model"), "--accel", "cpu"]
+            command.main([*line, "--out", str(tmp_path / out), *more])
+            return json.loads((tmp_path / out / "result.json").read_text(encoding="utf-8"))
+
+        assert run(evaluation, "here")["sampler"] == "native"
+        assert run(evaluation, "there", *there)["sampler"] == "sglang"
+        result = run(verbal, "verbal", *there)
+    ours, theirs = (tmp_path / name / "predictions.jsonl" for name in ("here", "there"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert result["sampler"] == "sglang"
+    assert result["cost"]["generate"]["calls"] >= 2 * 8
+    assert result["cost"]["generate"]["completion_tokens"] > 0

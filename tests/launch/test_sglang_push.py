@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,39 +53,72 @@ def servers(sglang_python, model) -> Generator[list[str]]:
         yield list(pool.map(stack.enter_context, starts))
 
 
+@pytest.fixture
+def learn(torch_folder, model, servers, tmp_path):
+    """Return `learn(way, devices=1, victim=0)`: what a learner tells of its pushes."""
+
+    def run(way: str, *, devices: int = 1, victim: int = 0) -> dict[str, Any]:
+        variables = {
+            "PYTHONPATH": str(ROOT),
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            **({} if torch_folder is None else {"MINIRL_TORCH": torch_folder}),
+        }
+        done = subprocess.run(
+            [sys.executable, LEARNER, model, tmp_path, way, str(victim), *servers],
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def scheduler_of(url: str) -> int:
+    """Find the process that samples, of a server that has a session of its own."""
+    port = url.rpartition(":")[2]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_text().startswith("sglang::scheduler"):
+                pid = int(path.parent.name)
+                if f"--port\0{port}\0" in Path(f"/proc/{os.getsid(pid)}/cmdline").read_text():
+                    return pid
+    raise AssertionError(f"no scheduler of {url}")
+
+
 @pytest.mark.timeout(3 * LIMIT_S)
 @pytest.mark.parametrize(
     ("way", "devices"), [("disk", 1), ("nccl", 1), ("tensor", 1), ("nccl", 4), ("tensor", 4)]
 )
-def test_servers_compute_what_the_learner_does(
-    torch_folder, model, servers, tmp_path, way, devices
-):
+def test_servers_compute_what_the_learner_does(learn, tmp_path, way, devices):
     """Also of a learner whose weights are split over four devices."""
-    variables = {
-        "PYTHONPATH": str(ROOT),
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        **({} if torch_folder is None else {"MINIRL_TORCH": torch_folder}),
-    }
-    done = subprocess.run(
-        [sys.executable, LEARNER, model, tmp_path, way, *servers],
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = learn(way, devices=devices)
     assert len(found["gaps"]) == 3
     assert max(found["gaps"]) < 1e-4
     assert found["moved"] > 1e-2  # what the weights of the step before would be off by
     assert 0 < found["reply"] <= found["asked"]
-    assert found["numbers"]["sglang/requests"] == 1
+    told = [*found["pushes"], found["numbers"]]
+    assert sum(numbers["sglang/requests"] for numbers in told) == 1
     assert found["pushes"][0]["sglang/servers"] == 2
-    for push in [*found["pushes"], found["numbers"]]:
+    for push in told:
         # A reply that old and new weights wrote together may be asked for once more.
         failed = {key for key, value in push.items() if "/failed_" in key and value}
         assert failed <= {"sglang/failed_stale"}
         assert push["sglang/push_bytes"] >= found["bytes"]
         assert push["time/push_load_s"] > 0
     assert list(tmp_path.rglob("*.safetensors")) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.timeout(3 * LIMIT_S)
+@pytest.mark.parametrize("way", ["nccl", "tensor"])
+def test_a_server_that_hangs_in_a_push_is_left_out_and_mended(learn, servers, way):
+    found = learn(way, victim=scheduler_of(servers[1]))
+    assert found["pushes"][2]["sglang/failed_deadline"] == 1
+    assert found["pushes"][2]["sglang/servers"] == 1
+    assert found["after"]["sglang/taken_back"] == 1
+    assert found["after"]["sglang/probe_gap"] < 1e-4
+    assert max(found["gaps"]) < 1e-4

@@ -14,7 +14,8 @@ from flax import nnx
 
 from minirl import attention, weights
 from minirl.config import SamplerConfig, SglangConfig, TinyConfig
-from minirl.sglang import Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import SglangSampler
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding, Request

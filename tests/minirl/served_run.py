@@ -1,6 +1,6 @@
 """The toy run with SGLang servers: a script that test_servers_lost.py takes the servers from.
 
-python served_run.py FOLDER URLS WAIT_S COORDINATOR PROCESSES PROCESS
+python served_run.py FOLDER URLS WAIT_S LAG COORDINATOR PROCESSES PROCESS
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from unittest import mock
 
 from launch import cli
-from minirl import hosts, preemption, sglang
-from minirl.config import SglangConfig
+from minirl import hosts, preemption
+from minirl import servers as served
+from minirl.config import RolloutConfig, SglangConfig
 
 
-def main(folder, urls, wait_s, coordinator, processes, process):
+def main(folder, urls, wait_s, lag, coordinator, processes, process):
     if int(processes) > 1:
         hosts.join(hosts.Place(coordinator, int(processes), int(process)))
     import conftest
@@ -29,15 +30,15 @@ def main(folder, urls, wait_s, coordinator, processes, process):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "toy", "architectures": ["Toy"]}))
     size = SimpleNamespace(vocab_size=conftest.VOCAB)
-    mock.patch.object(sglang, "read_config", return_value=size).start()
+    mock.patch.object(served, "read_config", return_value=size).start()
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
-    servers = sglang.Servers(
+    servers = served.Servers(
         config, folder, toy_run.SAMPLER, dtype="float32", seed=0, folder=folder
     )
     with preemption.watched(), servers:
         trainer = toy_run.make_trainer(
-            toy, folder, servers=servers, steps=5, checkpoint_every=5,
-            validate=lambda params, version: 0.5,
+            toy, folder, servers=servers, rollout=RolloutConfig(lag=int(lag)), steps=5,
+            checkpoint_every=5, validate=lambda params, version: 0.5,
         )  # fmt: skip
         trainer.run(lambda *_: None)
 

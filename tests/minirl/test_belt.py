@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from minirl import preemption
+from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
 from minirl.fleet import Weights
 from minirl.preemption import Preempted
-from minirl.sglang import SglangConfig
 from minirl.ways import Bucket
 
 from .test_fleet import (
@@ -75,7 +75,7 @@ def _torch(monkeypatch):
 
     stand_in = SimpleNamespace(pickled=pickled, Group=Group)
     monkeypatch.setitem(sys.modules, "minirl.pytorch", stand_in)
-    monkeypatch.setattr("minirl.sglang.check_installed", lambda _: None)
+    monkeypatch.setattr("minirl.servers.check_installed", lambda _: None)
     CHANNELS.clear()
 
 
@@ -134,7 +134,7 @@ def test_parts_come_in_order_and_only_the_last_has_the_name(fakes, serve, way):
 
 
 def test_a_server_that_fails_half_way_holds_nobody_up_and_is_mended_alone(fakes, serve, way):
-    servers = serve(fakes, push=False, push_with=way, push_s=3)
+    servers = serve(fakes, push=False, push_with=way, push_s=12)
     send(servers, "x", 3)
     fakes[0].faults[PARTS[way][1]] = [None, None, 500]
     send(servers, "y", 4)
@@ -146,7 +146,7 @@ def test_a_server_that_fails_half_way_holds_nobody_up_and_is_mended_alone(fakes,
 
 
 def test_a_server_that_hangs_half_way_is_given_up_at_its_deadline(fakes, serve, way):
-    servers = serve(fakes, push=False, push_with=way, push_s=2)
+    servers = serve(fakes, push=False, push_with=way, push_s=6)
     send(servers, "x", 3)
     fakes[0].faults[PARTS[way][1]] = [None, "hang"]
     start = time.monotonic()
@@ -185,7 +185,7 @@ def test_what_is_sampled_with_a_part_of_the_weights_is_refused(fakes, serve):
 
 
 def test_a_server_that_many_processes_cannot_mend_waits_for_the_next_weights(fakes, serve, way):
-    servers = serve(fakes, push=False, push_with=way, push_s=3)
+    servers = serve(fakes, push=False, push_with=way, push_s=12)
     send(servers, "x", 3, again=False)
     fakes[0].faults[PARTS[way][1]] = [500]
     send(servers, "y", 4, again=False)
@@ -202,7 +202,7 @@ def test_a_server_that_many_processes_cannot_mend_waits_for_the_next_weights(fak
 
 
 def test_weights_that_the_learner_has_overwritten_are_not_sent(fakes, serve, way):
-    servers = serve(fakes, push=False, push_with=way, push_s=3)
+    servers = serve(fakes, push=False, push_with=way, push_s=12)
     send(servers, "x", 3)
 
     def gone():
@@ -279,7 +279,7 @@ def test_a_server_of_several_ranks_gets_a_copy_for_each(fakes, serve):
 
 
 def test_refused_weights_stop_the_run_with_what_to_do(fakes, serve, way):
-    servers = serve(fakes, push=False, push_with=way, push_s=3)
+    servers = serve(fakes, push=False, push_with=way, push_s=12)
     fakes[1].faults[PARTS[way][1]] = [400]
     with pytest.raises(UserError, match=r"does not take the learner's weights .* the same model"):
         send(servers, "x", 3)

@@ -14,7 +14,8 @@ from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
 from minirl.fleet import Weights
 from minirl.server import Wish
-from minirl.sglang import Servers, SglangSampler
+from minirl.servers import Servers
+from minirl.sglang import SglangSampler
 from minirl.types import Decoding, Request
 from minirl.ways import Folder
 
@@ -51,7 +52,7 @@ def model(tmp_path):
 @pytest.fixture
 def serve(model, tmp_path, monkeypatch):
     """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
-    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
     opened = []
 
     def start(fakes, *, push=True, push_with="disk", **settings):
@@ -90,7 +91,7 @@ class Nurse:
 def nurses(fakes, monkeypatch):
     """Let the servers be children, of which a run has two."""
     made = [Nurse(fake) for fake in fakes]
-    monkeypatch.setattr("minirl.sglang.launch", lambda *_, **__: made)
+    monkeypatch.setattr("minirl.servers.launch", lambda *_, **__: made)
     return made
 
 

@@ -13,7 +13,7 @@ from minirl import preemption
 from minirl.config import RolloutConfig, SglangConfig
 from minirl.episodes import Player
 from minirl.preemption import Preempted
-from minirl.sglang import Servers
+from minirl.servers import Servers
 
 from . import toy_run
 from .fake_sglang import Fake
@@ -36,7 +36,7 @@ def begin(toy, fake, tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
-    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
     config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=5)
     with Servers(
         config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
@@ -111,7 +111,7 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
     def hold(body):
         begun.append(body)
         if len(begun) > PROMPTS * GROUP:
-            wait_until(lambda: fake.weights.endswith("-1"))
+            wait_until(lambda: "-1-" in fake.weights)
 
     monkeypatch.setattr(Player, "play", play)
     fake.held = hold

@@ -8,7 +8,7 @@ import pytest
 from minirl import fleet as fleets
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.sglang import Servers
+from minirl.servers import Servers
 
 from .fake_sglang import STOP, VOCAB, Fake, FakeRouter
 from .test_fleet import DEADLINES, REPLY_FAULTS, ask, numbers, send, wait_until
@@ -40,7 +40,7 @@ def router(fakes):
 @pytest.fixture
 def serve(router, tmp_path, monkeypatch):
     """Return `serve(**settings)`: servers behind the router, with the weights `a`."""
-    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
     (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
     opened = []
 
@@ -164,7 +164,8 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
     router.behind = [fake.url for fake in fakes]
     # It answers with other weights than it should: those answers do not count.
     assert replies(servers, range(6)) == [TOKENS] * 6
-    assert {body["input_ids"][0] for body in fakes[1].bodies} == {5}
+    # Besides them it may have been probed.
+    assert 5 in {body["input_ids"][0] for body in fakes[1].bodies}
     send(servers, "b")
     wait_until(lambda: seen.are(servers, servers=2, router=1))
     assert [fake.weights for fake in fakes] == ["b", "b"]
@@ -177,8 +178,8 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
 
 
 def test_each_process_brings_weights_to_its_share(fakes, serve, monkeypatch):
-    monkeypatch.setattr("minirl.sglang.hosts.count", lambda: 2)
-    monkeypatch.setattr("minirl.sglang.hosts.gather", lambda make: [make()])
+    monkeypatch.setattr("minirl.servers.hosts.count", lambda: 2)
+    monkeypatch.setattr("minirl.servers.hosts.gather", lambda make: [make()])
     servers = serve()
     mine, other = sorted(fakes, key=lambda fake: fake.url)
     assert (mine.weights, other.weights) == ("a", "default")

@@ -21,7 +21,7 @@ from minirl.errors import UserError
 from minirl.lora import split
 from minirl.rollout import rollout
 from minirl.samplers import make_sampler
-from minirl.sglang import Servers
+from minirl.servers import Servers
 
 from .fake_sglang import Fake
 
@@ -33,7 +33,7 @@ LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 def serve(toy, tmp_path, monkeypatch):
     """Return `serve(urls, **settings)`: servers in use for the toy model."""
     size = toy.CONFIG.vocab_size
-    monkeypatch.setattr("minirl.sglang.read_config", lambda _: SimpleNamespace(vocab_size=size))
+    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=size))
     (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
     opened = []
 
@@ -71,6 +71,8 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
         assert pushes() == 2
         one.set_weights(second, version=4)
         assert pushes() == 3
+        one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
+        assert pushes() == 4
     finally:
         fake.close()
 

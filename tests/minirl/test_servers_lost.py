@@ -37,9 +37,10 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def live(folder, fakes, cache, *, count, wait_s=60):
+def live(folder, fakes, cache, *, count, wait_s=60, lag=0):
     urls = ",".join(fake.url for fake in fakes)
-    return ends(processes(folder, urls, wait_s, cache=cache, script="served_run.py", count=count))
+    options = {"cache": cache, "script": "served_run.py", "count": count}
+    return ends(processes(folder, urls, wait_s, lag, **options))
 
 
 def told(folder):
@@ -78,3 +79,17 @@ def test_a_run_without_servers_is_saved_and_goes_on(fakes, cache, tmp_path, coun
     for status, _, errors in live(run, fakes, cache, count=count):
         assert status == 0, errors
     assert told(run) == told(whole)
+
+
+def test_two_processes_play_ahead_of_their_learner(fakes, cache, tmp_path):
+    for status, _, errors in live(tmp_path / "run", fakes, cache, count=2, lag=1):
+        assert status == 0, errors
+    lines = toy_run.metrics_of(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [line["rollout/age_max"] for line in lines] == [0, 1, 1, 1, 1]
+    assert {line["groups/trained"] for line in lines} == {4}
+    # Each process has its own half of the episodes from its own server, once.
+    answered = [
+        sum(body["sampling_params"]["max_new_tokens"] > 0 for body in fake.bodies) for fake in fakes
+    ]
+    assert answered == [16 * STEPS] * 2
