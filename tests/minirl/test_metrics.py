@@ -168,5 +168,6 @@ def test_stopwatch_adds_up():
     with pytest.raises(KeyError), watch.phase("update"):
         raise KeyError
     numbers = watch.numbers()
-    assert set(numbers) == {"time/rollout_s", "time/update_s"}
+    assert set(numbers) == {"time/rollout_s", "time/update_s", "time/step_s"}
+    assert numbers["time/step_s"] >= numbers["time/rollout_s"] + numbers["time/update_s"]
     assert all(seconds > 0 for seconds in numbers.values())
