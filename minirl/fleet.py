@@ -69,6 +69,7 @@ class _Member:
         self.slots = asyncio.Semaphore(parallel)
         self.is_used = True
         self.is_loading = False
+        self.lock = asyncio.Lock()  # of whoever brings it weights, or mends it
         self.is_waiting = False  # left out and well, until the next weights
         self.ranks = 1
         self.weights = ""  # name of those that it was last brought to
@@ -216,13 +217,6 @@ class Fleet:
         self._later_tokens = self._later_cached = 0
         return found
 
-    async def close(self) -> None:
-        """End what runs in the background."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
     @property
     def _all(self) -> list[_Member]:
         return [*self._members, *([] if self._router is None else [self._router])]
@@ -311,24 +305,38 @@ class Fleet:
             try:
                 await self._restart(member, is_hung=not chances)
                 chances = chances or _CHANCES
-                begun = time.monotonic()
-                try:
-                    await self._check_health(member)
-                except ServerError:
-                    chances -= time.monotonic() - begun > at_once_s
-                    raise
-                chances = _CHANCES
-                await self._meet(member)
-                if self._weights is not None and self._weights.again is None:
-                    member.is_waiting = True
-                    return
-                await self._load(member)
+                async with member.lock:
+                    begun = time.monotonic()
+                    try:
+                        await self._check_health(member)
+                    except ServerError:
+                        chances -= time.monotonic() - begun > at_once_s
+                        raise
+                    chances = _CHANCES
+                    await self._meet(member)
+                    if self._weights is None or self._weights.again is not None:
+                        await self._load(member)
+                    elif not await self._is_current(member):
+                        member.is_waiting = True
+                        return
             except (ServerError, RefusedError, UserError, OSError) as error:
                 self._last_problem = f"{member.server.url}: {error}"
                 self._lose(member)
                 continue
             self._take_back(member)
             return
+
+    async def _is_current(self, member: _Member) -> bool:
+        """Tell whether a server has the weights of now: one that failed may have missed none."""
+        weights = self._weights
+        if weights is None:
+            return False
+        try:
+            await self._compare(member, weights)
+        except (ServerError, RefusedError):
+            return False
+        member.weights = weights.name
+        return weights is self._weights
 
     async def _follow(self, router: _Member) -> None:
         """Take in servers that the router has got, and let those go that it has no more."""
@@ -349,6 +357,9 @@ class Fleet:
             self._leave_out(member, ServerError("stale", "is new, and has no weights yet"))
         # All processes have them in one order.
         self._members.sort(key=lambda member: member.server.url)
+        if not any(member.is_used for member in self._members):
+            self._last_problem = f"{router.server.url} has no worker that is well"
+            self._some.clear()
 
     async def _mend_router(self, router: _Member) -> None:
         """Take the router back when none that it may choose is left out, and it passes on."""
@@ -397,7 +408,7 @@ class Fleet:
         member.is_used = True
         member.lost = asyncio.get_running_loop().create_future()
         out_s = time.monotonic() - member.left_at
-        if member is not self._router:
+        if member in self._members:
             self._some.set()
             self._out_s += out_s
             self._events["taken_back"] += 1
@@ -472,7 +483,7 @@ class Fleet:
     async def _push_to(self, member: _Member, belt: Belt) -> None:
         was_used, member.is_waiting = member.is_used, False
         try:
-            async with belt.line() as parcels:
+            async with belt.line() as parcels, member.lock:
                 await self._load(member, parcels)
         except ServerError as error:
             if error.kind == "differs":
@@ -492,6 +503,8 @@ class Fleet:
     def _has_missed(self, member: _Member, error: ServerError) -> None:
         if member.is_used:
             self._leave_out(member, error)
+            # Nobody knows what it samples with now.
+            self._lose(member)
         else:  # it had waited for these weights
             self._events[f"failed_{error.kind}"] += 1
             self._spawn(self._mend(member))

@@ -6,6 +6,7 @@ Written for SGLang 0.5.23. Nothing here decides what follows from a failure: tha
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -30,6 +31,8 @@ Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "
 _SHOWN = 160
 # Longest wait for what a server does at once.
 _BRIEF_S = 30.0
+# Tokens by which a prompt and its reply may be longer than what a server says of prompts alone.
+_MARGIN = 4
 _JSON = {"Content-Type": "application/json"}
 _VALID_RANGE = re.compile(r"valid range is \[0, (\d+)\)")
 # Rounding may put the probability of a sure token above 1.
@@ -137,6 +140,7 @@ class _ServerInfo(BaseModel):
     tp_size: PositiveInt = 1
     pp_size: PositiveInt = 1
     dp_size: PositiveInt = 1
+    max_req_input_len: NonNegativeInt | None = None
 
 
 class _Card(BaseModel):
@@ -315,13 +319,15 @@ class Server:
         info = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
         cards = await self._get("/v1/models", _Cards, timeout_s=_BRIEF_S)
         server = await self._get("/server_info", _ServerInfo, timeout_s=_BRIEF_S)
+        # A small cache holds less than the model would take.
+        room = math.inf if server.max_req_input_len is None else server.max_req_input_len + _MARGIN
         return Facts(
             server.version,
             (),
             is_generation=info.is_generation,
             architectures=tuple(info.architectures or ()),
             vocab_size=await self._vocab_size(),
-            context=cards.data[0].max_model_len,
+            context=int(min(cards.data[0].max_model_len, room)),
             ranks=server.tp_size,
             groups=server.pp_size * server.dp_size,
         )
