@@ -11,12 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from minirl import leash
-from minirl.config import SglangConfig
-from minirl.errors import UserError
+import jax
 
-PYTHON = "MINIRL_SGLANG_PYTHON"
-"""Environment variable that names the interpreter where `rollout.sglang.python` does not."""
+from minirl import hosts, leash
+from minirl.config import SglangConfig
+
 _HOST = "127.0.0.1"
 _END_S = 20
 # How much of a server's log a message shows.
@@ -96,14 +95,13 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
         seed: Decides, with the number of the server, what it draws.
         logs: Folder of their logs.
 
-    Raises:
-        UserError: The interpreter is not there.
     """
-    python = config.python or os.environ.get(PYTHON) or sys.executable
+    python = config.interpreter
     found = shutil.which(python)
-    if found is None:
-        raise UserError(f"rollout.sglang.python (or {PYTHON}): there is no program {python}")
+    assert found is not None  # `check_installed`
     logs.mkdir(parents=True, exist_ok=True)
+    # Processes of a run share its folder.
+    first = jax.process_index() * config.launch
     children: list[Child] = []
     for number in range(config.launch):
         port = _free_port()
@@ -112,7 +110,7 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
             "host": _HOST,
             "port": port,
             "dtype": dtype,
-            "random-seed": (seed * config.launch + number) % 2**31,
+            "random-seed": (seed * config.launch * hosts.count() + first + number) % 2**31,
             "skip-server-warmup": True,
             **config.arguments,
         }
@@ -125,7 +123,7 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
         variables = {"PATH": path, **config.variables}
         if config.devices:
             variables["CUDA_VISIBLE_DEVICES"] = config.devices[number]
-        children.append(Child(line, variables, port, logs / f"sglang-{number}.log"))
+        children.append(Child(line, variables, port, logs / f"sglang-{first + number}.log"))
     return children
 
 

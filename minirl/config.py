@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
@@ -77,6 +79,10 @@ class SamplerConfig(Settings):
     """Nucleus sampling; log-probabilities stay those of the whole distribution."""
 
 
+SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
+"""Environment variable that names the interpreter where `rollout.sglang.python` does not."""
+
+
 class SglangConfig(Settings):
     """SGLang servers (written for 0.5.23), given by `urls`, launched, or behind a `router`."""
 
@@ -122,6 +128,11 @@ class SglangConfig(Settings):
     tolerance: PositiveFloat | None = None
     """Largest mean difference of a probe's log-probabilities between a server and the learner,
     checked with every new weights; None for 0.001 in float32 and 0.2 in bfloat16."""
+
+    @property
+    def interpreter(self) -> str:
+        """Return the program that launched servers run in."""
+        return self.python or os.environ.get(SGLANG_PYTHON) or sys.executable
 
 
 class RolloutConfig(Settings):

@@ -39,6 +39,8 @@ _TRIES, _REFUSALS = 12, 3
 # only starting refuses at once.
 _CHANCES, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
+EVENTS = tuple(f"sglang/{name}" for name in (*_COUNTED, *(f"failed_{k}" for k in get_args(Kind))))
+"""Metrics that are counts, which add up over processes."""
 
 _log = logging.getLogger(__name__)
 
@@ -204,8 +206,7 @@ class Fleet:
 
     def numbers(self) -> dict[str, float]:
         """Give what happened since this was last asked."""
-        names = [*_COUNTED, *(f"failed_{kind}" for kind in get_args(Kind))]
-        found = {f"sglang/{name}": float(self._events[name]) for name in names}
+        found = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
         if self._router is not None:
             found["sglang/router"] = float(self._router.is_used)

@@ -82,12 +82,13 @@ class Rounds:
                 found = self._open[number] = _Round(number, version, self._player)
                 found.start(sampler.apart())
 
-    def take(self, number: int, *, version: int, watch: Stopwatch) -> Taken:
+    def take(self, number: int, *, version: int, is_last: bool, watch: Stopwatch) -> Taken:
         """Give the groups of a round, and those of earlier ones that were late.
 
         Args:
             number: Of the round; it has begun, or is played now.
             version: Of the weights that the step begins with.
+            is_last: Whether no step follows, so that nothing can be late.
             watch: Takes the time; `rollout` is that in which the learner waits.
 
         Raises:
@@ -103,7 +104,8 @@ class Rounds:
         begun = {n: one for n, one in self._open.items() if n <= number}
         groups = current.taken()
         late = [group for n, one in begun.items() if n < number for group in one.taken()]
-        old = [one for one in begun.values() if version + 1 - one.version > config.oldest]
+        oldest = -1 if is_last else config.oldest
+        old = [one for one in begun.values() if version + 1 - one.version > oldest]
         cut = [one.cut() for one in old]
         self._open = {
             n: one for n, one in self._open.items() if not one.is_empty and one not in old

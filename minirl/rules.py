@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from minirl.config import (
     CONTROL_TOKENS,
+    SGLANG_PYTHON,
     OptimizerConfig,
     RolloutConfig,
     SamplerConfig,
@@ -83,10 +86,7 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
     given, launched = len(sglang.urls), sglang.launch
     ways = [bool(given), bool(launched), sglang.router is not None]
     addresses = {"urls": sglang.urls, "router": (sglang.router,) if sglang.router else ()}
-    odd = {
-        key: [url for url in urls if not url.startswith(("http://", "https://"))]
-        for key, urls in addresses.items()
-    }
+    odd = {key: [url for url in urls if not _is_address(url)] for key, urls in addresses.items()}
     return [
         (
             rollout.backend == "sglang" and sum(ways) != 1,
@@ -94,7 +94,7 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             "router (SGLang's own)",
         ),
         *(
-            (bool(wrong), f"rollout.sglang.{key}: {wrong[:1]} does not begin with http://")
+            (bool(wrong), f"rollout.sglang.{key}: {wrong[:1]} is not http://HOST:PORT")
             for key, wrong in odd.items()
         ),
         (
@@ -108,8 +108,12 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             f"rollout.lag = {rollout.lag} steps ahead; give at least that",
         ),
         (
-            len(set(sglang.urls)) < given,
+            len({url.rstrip("/") for url in sglang.urls}) < given,
             "rollout.sglang.urls: a server is named twice; name each once",
+        ),
+        (
+            bool({"host", "port"} & sglang.arguments.keys()),
+            "rollout.sglang.arguments: host and port are chosen for each server; leave them out",
         ),
         (
             len(sglang.devices) not in (0, launched),
@@ -117,6 +121,15 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             "one for each, or none",
         ),
     ]
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/")
 
 
 def check_installed(sglang: SglangConfig) -> None:
@@ -130,6 +143,9 @@ def check_installed(sglang: SglangConfig) -> None:
             f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner, which is not "
             "installed: pip install 'minirl-sql[torch]', or use disk"
         )
+    python = sglang.interpreter
+    if sglang.launch and shutil.which(python) is None:
+        raise UserError(f"rollout.sglang.python (or {SGLANG_PYTHON}): there is no program {python}")
 
 
 def optimizer_contradictions(phase: TrainConfig | SftConfig, *, key: str) -> list[tuple[bool, str]]:

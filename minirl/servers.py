@@ -10,7 +10,7 @@ import resource
 import zlib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -256,7 +256,9 @@ class Servers:
             if self._client is not None:
                 await self._client.close()
 
-        self.start(end()).result(_CLOSE_S)
+        # What is slow to end must not hide why all ends.
+        with suppress(TimeoutError):
+            self.start(end()).result(_CLOSE_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         thread.join(_CLOSE_S)
         self._loop.close()

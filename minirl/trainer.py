@@ -38,6 +38,7 @@ from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainCo
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.episodes import Player, own_slots
 from minirl.errors import ServersLostError
+from minirl.fleet import EVENTS
 from minirl.guard import Guard, GuardFacts
 from minirl.local import in_compute_type
 from minirl.lora import split
@@ -301,7 +302,9 @@ class Trainer:
             numbers["groups/rounds"] = float(self._rounds - before)
         numbers |= summarise(groups, scores, lambda outcome: outcome.numbers)
         numbers |= speeds(groups, chosen, watch)
-        numbers |= {name: max(one[name] for one in told) for name in told[0]}
+        for name in told[0]:
+            over = sum if name in EVENTS else max
+            numbers[name] = over(one[name] for one in told)
         if self._rollout.is_ahead:
             numbers |= ages(chosen, version) | cuts(taken)
         if self.step % config.sample_every == 0 or self.step == 1:
@@ -315,7 +318,11 @@ class Trainer:
         last = config.steps if self.step <= config.steps else config.all_steps
         ahead = min(self._rollout.lag, last - self.step)
         self._played.begin(range(number, number + 1 + ahead), version=version)
-        taken = hosts.gather(lambda: self._played.take(number, version=version, watch=watch))
+        taken = hosts.gather(
+            lambda: self._played.take(
+                number, version=version, is_last=self.step == last, watch=watch
+            )
+        )
         self._rounds += 1
         return taken
 

@@ -57,7 +57,7 @@ def check_facts(facts: Facts, wanted: Wanted, url: str, *, one_group: bool) -> N
         f"serves a vocabulary of {facts.vocab_size} tokens, and the learner's model has "
         f"{wanted.vocab_size}": facts.vocab_size not in (None, wanted.vocab_size),
         f"takes {facts.context} tokens, and episodes have up to {wanted.context}; start it "
-        "with a larger --context-length, or with room for that many in its cache (--max-total-tokens, "
+        "with a larger --context-length, or a larger cache (--max-total-tokens, "
         "--mem-fraction-static)": facts.context < wanted.context,
         "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
             one_group and facts.groups > 1

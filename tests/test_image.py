@@ -14,7 +14,7 @@ import pytest
 
 from launch import cli
 from launch.config import load_config
-from minirl.children import PYTHON
+from minirl.config import SGLANG_PYTHON
 from minirl.wanted import TESTED
 
 ROOT = Path(__file__).parents[1]
@@ -176,7 +176,7 @@ def test_sglang_is_the_version_that_was_tried():
     assert {version.rsplit(".", 1)[0] for version in versions} == {"13.0"}
     runs = " ".join(rest for word, rest in stages()["gpu"] if word == "RUN")
     variables = dict(word.split("=", 1) for word in shlex.split(last("gpu", "ENV")))
-    place = Path(variables[PYTHON]).parents[1]
+    place = Path(variables[SGLANG_PYTHON]).parents[1]
     assert "python -m venv ." in runs
     assert ("WORKDIR", str(place)) in stages()["sglang"]
     # Ours comes first; SGLang calls programs of its own (ninja).

@@ -201,6 +201,15 @@ def test_a_server_that_many_processes_cannot_mend_waits_for_the_next_weights(fak
     assert fakes[0].taken == fakes[1].taken == of(6)
 
 
+def test_a_server_that_missed_nothing_comes_back_with_the_weights_it_has(fakes, serve, way):
+    servers = serve(fakes, push=False, push_with=way)
+    send(servers, "x", 3, again=False)
+    fakes[0].faults["/generate"] = [500]
+    assert ask(servers)[0].ids == (10, 11, 1)
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    assert fakes[0].versions == ["x-partial"] * 3 + ["x"]  # nothing was sent again
+
+
 def test_weights_that_the_learner_has_overwritten_are_not_sent(fakes, serve, way):
     servers = serve(fakes, push=False, push_with=way, push_s=12)
     send(servers, "x", 3)

@@ -405,6 +405,7 @@ REFUSED = {
     "no updates": ({"paths": ["/generate"]}, "has no /abort_request, .*update_weights"),
     "too old": ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
     "short context": ({"context": 32}, "takes 32 tokens, and episodes have up to 64"),
+    "small cache": ({"sizes": {"max_req_input_len": 28}}, "takes 32 tokens, .*--max-total-tokens"),
     "nobody there": ({"down": True}, "serves nothing after start_s = 0.5 s"),
 }
 

@@ -14,11 +14,12 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from minirl import weights
-from minirl.children import PYTHON, launch
-from minirl.config import LoraConfig, SglangConfig
+from minirl.children import launch
+from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.lora import add_adapters, split
 from minirl.push import remove_versions, write_version
+from minirl.rules import check_installed
 from minirl.sglang import _whole
 from minirl.sharding import make_mesh, param_shardings
 
@@ -169,7 +170,7 @@ def said(log):
 def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
     named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
-    monkeypatch.setenv(PYTHON, str(default))
+    monkeypatch.setenv(SGLANG_PYTHON, str(default))
     for given, expected in ((str(named), named), (None, default)):
         config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
         logs = tmp_path / f"{expected.parent.name}-logs"
@@ -183,6 +184,6 @@ def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, mon
         finally:
             for child in children:
                 child.close()
-    monkeypatch.setenv(PYTHON, "no-such-python")
+    monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
     with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
-        launch(SglangConfig(launch=1), tmp_path, dtype="float32", seed=0, logs=tmp_path)
+        check_installed(SglangConfig(launch=1))

@@ -7,7 +7,7 @@ import pytest
 
 from minirl import fleet as fleets
 from minirl.config import SamplerConfig, SglangConfig
-from minirl.errors import UserError
+from minirl.errors import ServersLostError, UserError
 from minirl.servers import Servers
 
 from .fake_sglang import STOP, VOCAB, Fake, FakeRouter
@@ -202,3 +202,12 @@ def test_what_is_no_router_is_refused_at_the_start(router, serve, name):
         setattr(router, key, value)
     with pytest.raises(UserError, match=f"rollout.sglang.router: {router.url} {words}"):
         serve(start_s=0.5)
+
+
+def test_a_router_that_has_no_worker_left_stops_the_run(fakes, router, serve):
+    servers = serve(wait_s=0.5)
+    router.behind = []
+    with pytest.raises(ServersLostError, match=r"no SGLang server came back .* no worker that is"):
+        send(servers, "b")
+    # Nobody waits for ever, and the loop is there for others.
+    assert numbers(servers)["servers"] == 0
