@@ -1,5 +1,7 @@
 """A run that has no server left saves itself, says so, and goes on later as if nothing had been."""
 
+import threading
+
 import pytest
 
 from . import toy_run
@@ -14,14 +16,17 @@ ANSWERS = 16 + 1
 
 
 class Mortal(Fake):
-    """Is gone for good after so many replies; None for never."""
+    """Is gone for good after so many requests; None for never."""
 
-    dies_after = None
+    dies_after, asked = None, 0
+    lock = threading.Lock()
 
-    def on_generate(self, body):
-        if self.dies_after is not None and self.given["/generate"] >= self.dies_after:
-            self.down = True
-        return super().on_generate(body)
+    def answer(self, handler, body):
+        if handler.path == "/generate" and "token_ids_logprob" not in body:
+            with self.lock:  # all of a step come at once
+                self.asked += 1
+                self.down |= self.dies_after is not None and self.asked > self.dies_after
+        super().answer(handler, body)
 
 
 @pytest.fixture
@@ -61,7 +66,7 @@ def test_a_run_without_servers_is_saved_and_goes_on(fakes, cache, tmp_path, coun
     # In the third rollout; of two processes the servers of the second one.
     mortals = fakes if count == 1 else fakes[1:]
     for fake in mortals:
-        fake.given.clear()
+        fake.asked = 0
         fake.dies_after = 2 * ANSWERS + ANSWERS // 2
     ended = live(run, fakes, cache, count=count, wait_s=1)
     saved = "all 2 steps are saved, the same command goes on"
