@@ -12,24 +12,21 @@ router has none left to choose that is not well.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Hashable, Sequence
+from functools import partial
 from typing import Any, get_args
 
-import numpy as np
-
-from minirl.belt import Belt, once_more
+from minirl.belt import Belt
 from minirl.children import Child
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.server import NEEDED, Kind, RefusedError, Sampled, Server, ServerError, Wish
-from minirl.wanted import Wanted, check_facts
-from minirl.ways import Again, Parcel, Way
+from minirl.member import Member, Weights, request_name
+from minirl.server import Kind, RefusedError, Sampled, Server, ServerError, Wish
+from minirl.wanted import Wanted
+from minirl.ways import Way
 
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
@@ -43,41 +40,6 @@ EVENTS = tuple(f"sglang/{name}" for name in (*_COUNTED, *(f"failed_{k}" for k in
 """Metrics that are counts, which add up over processes."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """What all servers should sample with.
-
-    Attributes:
-        again: Makes their parcels once more, for a server that missed them; None where that waits
-            for the next ones.
-        name: As servers call them; no others ever have this name.
-        version: As the learner counts them.
-        probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
-    """
-
-    again: Again | None
-    name: str
-    version: int
-    probe: Sequence[float]
-
-
-class _Member:
-    """A server and what is known of it."""
-
-    def __init__(self, server: Server, child: Child | None, *, parallel: int) -> None:
-        self.server, self.child = server, child
-        self.slots = asyncio.Semaphore(parallel)
-        self.is_used = True
-        self.is_loading = False
-        self.lock = asyncio.Lock()  # of whoever brings it weights, or mends it
-        self.is_waiting = False  # left out and well, until the next weights
-        self.ranks = 1
-        self.weights = ""  # name of those that it was last brought to
-        self.asked = 0  # requests that wait for it or are under way
-        self.left_at = 0.0
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class Fleet:
@@ -102,23 +64,23 @@ class Fleet:
         router: Server | None = None,
         share: slice = slice(None),
     ) -> None:
-        self._config, self._wanted, self._way = config, wanted, way
-        self._needed, self._share = (*NEEDED, *way.endpoints), share
-        self._members = [_Member(*pair, parallel=config.parallel) for pair in servers]
-        self._router: _Member | None = None
+        self._config, self._way, self._share = config, way, share
+        self._member = partial(Member, config=config, wanted=wanted, way=way)
+        self._members = [self._member(*pair, parallel=config.parallel) for pair in servers]
+        self._router: Member | None = None
         if router is not None:
-            self._router = _Member(router, None, parallel=config.parallel * len(self._members))
+            room = config.parallel * len(self._members)
+            self._router = self._member(router, None, parallel=room)
         self._weights: Weights | None = None
         self._versions: dict[str, int] = {}  # in the order in which they came
         self._has_pushed = False
-        self._homes: dict[Hashable, _Member] = {}
+        self._homes: dict[Hashable, Member] = {}
         self._some = asyncio.Event()
         self._some.set()
         self._last_problem = ""
-        self._rids = (f"minirl-{uuid.uuid4().hex[:12]}-{n}" for n in itertools.count())
         self._tasks: set[asyncio.Task[Any]] = set()
         self._events: Counter[str] = Counter()
-        self._gap = self._out_s = 0.0
+        self._out_s = 0.0
         self._later_tokens = self._later_cached = 0  # of prompts that extend an earlier one
 
     async def check(self) -> None:
@@ -210,19 +172,19 @@ class Fleet:
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
         if self._router is not None:
             found["sglang/router"] = float(self._router.is_used)
-        found["sglang/probe_gap"] = self._gap
+        found["sglang/probe_gap"] = max(member.told_gap() for member in self._all)
         found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
         found["time/sglang_out_s"] = self._out_s
         self._events.clear()
-        self._gap = self._out_s = 0.0
+        self._out_s = 0.0
         self._later_tokens = self._later_cached = 0
         return found
 
     @property
-    def _all(self) -> list[_Member]:
+    def _all(self) -> list[Member]:
         return [*self._members, *([] if self._router is None else [self._router])]
 
-    def _home(self, episode: Hashable) -> _Member | None:
+    def _home(self, episode: Hashable) -> Member | None:
         """Return who is asked: the router, the server of before, or the least busy one."""
         home = self._homes.get(episode)
         if self._router is not None and self._router.is_used:
@@ -234,7 +196,7 @@ class Fleet:
             self._homes[episode] = home
         return home
 
-    async def _seat(self, episode: Hashable) -> _Member:
+    async def _seat(self, episode: Hashable) -> Member:
         """Take a place at a server; the caller gives it back."""
         while True:
             member = self._home(episode)
@@ -252,9 +214,9 @@ class Fleet:
             member.asked -= 1
             member.slots.release()
 
-    async def _ask(self, member: _Member, wish: Wish) -> Sampled:
+    async def _ask(self, member: Member, wish: Wish) -> Sampled:
         # Newer ones may be on their way: until they are there, these are right.
-        rid, since = next(self._rids), member.weights
+        rid, since = request_name(), member.weights
         timeout_s = self._config.timeout_s
         answer = asyncio.create_task(member.server.sample(wish, rid=rid, timeout_s=timeout_s))
         is_met = False
@@ -276,7 +238,7 @@ class Fleet:
                 raise ServerError("stale", f"replies with weights {name}, not {since}")
         return sampled
 
-    def _leave_out(self, member: _Member, error: ServerError) -> None:
+    def _leave_out(self, member: Member, error: ServerError) -> None:
         self._events[f"failed_{error.kind}"] += 1
         self._last_problem = f"{member.server.url}: {error}"
         if not member.is_used:
@@ -296,7 +258,7 @@ class Fleet:
             router.is_used, router.left_at = False, time.monotonic()
             self._spawn(self._mend_router(router))
 
-    async def _mend(self, member: _Member) -> None:
+    async def _mend(self, member: Member) -> None:
         """Take a server back when it is well."""
         pause, chances = _FIRST_PAUSE_S, _CHANCES
         at_once_s = min(_AT_ONCE_S, self._config.health_s / 2)
@@ -304,20 +266,21 @@ class Fleet:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             try:
-                await self._restart(member, is_hung=not chances)
+                self._events["restarted"] += await member.restart(is_hung=not chances)
                 chances = chances or _CHANCES
                 async with member.lock:
                     begun = time.monotonic()
                     try:
-                        await self._check_health(member)
+                        await member.check_health()
                     except ServerError:
                         chances -= time.monotonic() - begun > at_once_s
                         raise
                     chances = _CHANCES
-                    await self._meet(member)
-                    if self._weights is None or self._weights.again is not None:
-                        await self._load(member)
-                    elif not await self._is_current(member):
+                    await member.meet()
+                    weights = self._weights
+                    if weights is None or weights.again is not None:
+                        await member.load(self._current)
+                    elif not await member.has(weights) or weights is not self._weights:
                         member.is_waiting = True
                         return
             except (ServerError, RefusedError, UserError, OSError) as error:
@@ -327,19 +290,7 @@ class Fleet:
             self._take_back(member)
             return
 
-    async def _is_current(self, member: _Member) -> bool:
-        """Tell whether a server has the weights of now: one that failed may have missed none."""
-        weights = self._weights
-        if weights is None:
-            return False
-        try:
-            await self._compare(member, weights)
-        except (ServerError, RefusedError):
-            return False
-        member.weights = weights.name
-        return weights is self._weights
-
-    async def _follow(self, router: _Member) -> None:
+    async def _follow(self, router: Member) -> None:
         """Take in servers that the router has got, and let those go that it has no more."""
         try:
             listed = {server.url: server for server in await router.server.workers()}
@@ -352,7 +303,7 @@ class Fleet:
             known[url].is_used = False
             self._lose(known[url])
         for url in listed.keys() - known.keys():
-            member = _Member(listed[url], None, parallel=self._config.parallel)
+            member = self._member(listed[url], None, parallel=self._config.parallel)
             self._members.append(member)
             self._spawn(self._watch(member))
             self._leave_out(member, ServerError("stale", "is new, and has no weights yet"))
@@ -362,7 +313,7 @@ class Fleet:
             self._last_problem = f"{router.server.url} has no worker that is well"
             self._some.clear()
 
-    async def _mend_router(self, router: _Member) -> None:
+    async def _mend_router(self, router: Member) -> None:
         """Take the router back when none that it may choose is left out, and it passes on."""
         pause = _FIRST_PAUSE_S
         while True:
@@ -373,7 +324,7 @@ class Fleet:
             if weights is None or not all(member.is_used for member in self._members):
                 continue
             try:
-                await self._compare(router, weights)
+                await router.compare(weights)
             except (ServerError, RefusedError) as error:
                 self._last_problem = f"{router.server.url}: {error}"
                 self._lose(router)
@@ -384,28 +335,28 @@ class Fleet:
             self._take_back(router)
             return
 
-    async def _look(self, member: _Member) -> None:
+    async def _look(self, member: Member) -> None:
         """Leave a server out that is not well, or has other weights than it should."""
         weights = self._weights
         if weights is None or not member.is_used or member.weights != weights.name:
             return
         try:
             await member.server.check_health(timeout_s=self._config.health_s)
-            await self._compare(member, weights)
+            await member.compare(weights)
         except (ServerError, RefusedError) as error:
             found = error if isinstance(error, ServerError) else ServerError("status", str(error))
             if weights is self._weights and not member.is_loading:
                 self._leave_out(member, found)
                 self._lose(member)
 
-    def _lose(self, member: _Member) -> None:
+    def _lose(self, member: Member) -> None:
         """Let what a server was asked be asked elsewhere."""
         # Nobody knows where a router has sent a request.
         for one in {member, self._router or member}:
             if not one.is_used and not one.lost.done():
                 one.lost.set_result(None)
 
-    def _take_back(self, member: _Member) -> None:
+    def _take_back(self, member: Member) -> None:
         member.is_used = True
         member.lost = asyncio.get_running_loop().create_future()
         out_s = time.monotonic() - member.left_at
@@ -415,25 +366,7 @@ class Fleet:
             self._events["taken_back"] += 1
         _log.warning("%s is taken back after %.1f s", member.server.url, out_s)
 
-    async def _check_health(self, member: _Member) -> None:
-        """See that a server samples, also one that a run left paused.
-
-        Raises:
-            ServerError: It does not.
-            RefusedError: It is no SGLang server.
-        """
-        await member.server.go_on()
-        await member.server.check_health(timeout_s=self._config.health_s)
-
-    async def _restart(self, member: _Member, *, is_hung: bool) -> None:
-        """Start a server of our own anew, if it has ended or hangs."""
-        child = member.child
-        if child is None or (child.is_running and not is_hung):
-            return
-        await asyncio.to_thread(child.start)
-        self._events["restarted"] += 1
-
-    async def _watch(self, member: _Member) -> None:
+    async def _watch(self, member: Member) -> None:
         """Notice that a server hangs: requests to it would wait for their own deadline."""
         while member in self._all:
             await asyncio.sleep(_HEARTBEAT_S)
@@ -447,13 +380,13 @@ class Fleet:
                     self._leave_out(member, ServerError("hung", f"is not well: {error}"))
                     self._lose(member)
 
-    async def _check_first(self, member: _Member) -> None:
+    async def _check_first(self, member: Member) -> None:
         end = time.monotonic() + self._config.start_s
         url, child = member.server.url, member.child
         while True:
             try:
-                await self._meet(member)
-                await self._check_health(member)
+                await member.meet()
+                await member.check_health()
                 return
             except ServerError as error:
                 problem = str(error)
@@ -469,23 +402,11 @@ class Fleet:
                 )
             await asyncio.sleep(_FIRST_PAUSE_S)
 
-    async def _meet(self, member: _Member) -> None:
-        """Ask a server what it is.
-
-        Raises:
-            UserError: Nothing that can serve this model.
-            ServerError: It does not answer.
-            RefusedError: It is no SGLang server.
-        """
-        facts = await member.server.facts(self._needed)
-        check_facts(facts, self._wanted, member.server.url, one_group=self._way.one_group)
-        member.ranks = facts.ranks
-
-    async def _push_to(self, member: _Member, belt: Belt) -> None:
+    async def _push_to(self, member: Member, belt: Belt) -> None:
         was_used, member.is_waiting = member.is_used, False
         try:
             async with belt.line() as parcels, member.lock:
-                await self._load(member, parcels)
+                await member.load(self._current, parcels)
         except ServerError as error:
             if error.kind == "differs":
                 raise UserError(f"{member.server.url}: {error}") from None
@@ -501,7 +422,7 @@ class Fleet:
             if not was_used:
                 self._take_back(member)
 
-    def _has_missed(self, member: _Member, error: ServerError) -> None:
+    def _has_missed(self, member: Member, error: ServerError) -> None:
         if member.is_used:
             self._leave_out(member, error)
             # Nobody knows what it samples with now.
@@ -510,44 +431,8 @@ class Fleet:
             self._events[f"failed_{error.kind}"] += 1
             self._spawn(self._mend(member))
 
-    async def _load(self, member: _Member, parcels: AsyncIterator[Parcel] | None = None) -> None:
-        """Bring a server to the weights of now, and compare it with the learner.
-
-        Args:
-            member: The server.
-            parcels: Of these weights; None to make them for it alone.
-        """
-        member.is_loading = True
-        try:
-            weights = None
-            while weights is not self._weights:  # others may come meanwhile
-                weights = self._weights
-                assert weights is not None
-                taking = self._way.taking(
-                    member.server, weights.name, ranks=member.ranks, timeout_s=self._config.push_s
-                )
-                await member.server.load(parcels or once_more(weights.again), weights.name, taking)
-                parcels = None
-                await self._compare(member, weights)
-                member.weights = weights.name
-        finally:
-            member.is_loading = False
-
-    async def _compare(self, member: _Member, weights: Weights) -> None:
-        values, name = await member.server.score(
-            self._wanted.probe_ids, rid=next(self._rids), timeout_s=self._config.push_s
-        )
-        if name != weights.name:
-            raise ServerError("stale", f"has weights {name}, not {weights.name}")
-        probe = np.asarray(weights.probe)
-        gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        self._gap = max(self._gap, gap)
-        if not gap <= self._wanted.tolerance:
-            raise ServerError(
-                "differs",
-                f"log-probabilities of a probe differ from the learner's by {gap:.3g} on average, "
-                f"with the same weights; rollout.sglang.tolerance is {self._wanted.tolerance:g}",
-            )
+    def _current(self) -> Weights | None:
+        return self._weights
 
     async def _wait_for_any(self) -> None:
         try:

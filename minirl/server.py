@@ -299,7 +299,7 @@ class Server:
         """
         await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
 
-    async def facts(self, needed: Sequence[str] = NEEDED) -> Facts:
+    async def facts(self, needed: Sequence[str]) -> Facts:
         """Ask what it serves.
 
         Args:

@@ -28,7 +28,8 @@ from minirl.belt import Belt
 from minirl.children import Child, launch
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.fleet import Fleet, Weights
+from minirl.fleet import Fleet
+from minirl.member import Weights
 from minirl.model import read_config
 from minirl.push import remove_versions
 from minirl.reading import read_json

@@ -23,8 +23,8 @@ from flax import nnx
 
 from minirl import hosts
 from minirl.batching import TokenRow
-from minirl.fleet import Weights
 from minirl.lora import merged, split
+from minirl.member import Weights
 from minirl.model import Decoder
 from minirl.push import remove_versions, version_folder
 from minirl.server import Sampled, Wish

@@ -21,7 +21,7 @@ import pytest
 from minirl import preemption
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.fleet import Weights
+from minirl.member import Weights
 from minirl.preemption import Preempted
 from minirl.ways import Bucket
 

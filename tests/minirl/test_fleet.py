@@ -12,7 +12,7 @@ import pytest
 from minirl import fleet as fleets
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.fleet import Weights
+from minirl.member import Weights
 from minirl.server import Wish
 from minirl.servers import Servers
 from minirl.sglang import SglangSampler
