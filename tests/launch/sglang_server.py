@@ -54,6 +54,18 @@ def route(
         yield url
 
 
+def scheduler_of(url: str) -> int:
+    """Find the process that samples, of a server that has a session of its own."""
+    port = url.rpartition(":")[2]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_text().startswith("sglang::scheduler"):
+                pid = int(path.parent.name)
+                if f"--port\0{port}\0" in Path(f"/proc/{os.getsid(pid)}/cmdline").read_text():
+                    return pid
+    raise AssertionError(f"no scheduler of {url}")
+
+
 @contextmanager
 def _running(
     line: list[str], options: dict[str, Any], log: Path, *, ready: str, start_s: float
