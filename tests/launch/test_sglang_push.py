@@ -71,7 +71,8 @@ def learn(torch_folder, model, servers, tmp_path):
             timeout=LIMIT_S,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        sys.stderr.write(done.stderr)  # why a server was left out
+        assert done.returncode == 0
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
