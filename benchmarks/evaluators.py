@@ -22,8 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ask import OFFICIAL_LIMITS, ask
+from benchmarks._ask import ask
 from sqlenv.comparators import Case
+from sqlenv.config import OFFICIAL
 from sqlenv.executor import Executor
 from sqlenv.hardness import grade
 
@@ -99,7 +100,7 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
 
 def judge(data: Path, predictions: Path) -> dict[str, Any]:
     """Judge every question under both comparators, and grade it."""
-    with Executor(OFFICIAL_LIMITS) as executor:
+    with Executor(OFFICIAL) as executor:
         executor.start()
         cases = read_cases(data, predictions)
         levels = [grade(case.gold) for case in cases]

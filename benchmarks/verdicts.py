@@ -26,10 +26,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ask import OFFICIAL_LIMITS, ask
+from benchmarks._ask import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
 from sqlenv.bird import ves_reward
 from sqlenv.comparators import Case
+from sqlenv.config import OFFICIAL
 from sqlenv.executor import Executor
 from sqlenv.hardness import grade
 
@@ -73,7 +74,7 @@ def main() -> None:
 
 
 def compare_all(options: argparse.Namespace) -> Iterator[Comparison]:
-    with Executor(OFFICIAL_LIMITS) as executor:
+    with Executor(OFFICIAL) as executor:
         if options.spider:
             yield from compare_spider(options, executor)
             yield from compare_levels(options)

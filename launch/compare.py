@@ -23,7 +23,6 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.folders import write_json, write_text
 from launch.runs import Column, Key, Run, read_runs
 from launch.statistics import (
     McNemar,
@@ -32,6 +31,7 @@ from launch.statistics import (
     mcnemar,
     paired_bootstrap,
 )
+from launch.texts import write_json, write_text
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)

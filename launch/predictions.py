@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from launch.official import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
-from rewards.workbench import Turn
+from rewards.types import Turn
 from sqlenv.errors import UserError
 from sqlenv.types import AttemptKind, Example
 

@@ -26,12 +26,13 @@ import yaml
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.folders import check, claimed, write_json
+from launch.folders import check, claimed
 from launch.inspection import Preparation
 from launch.prepare_job import prepare
 from launch.prepare_plan import Request
 from launch.prepare_report import JOB, job_settings, remarks, render, summarise
 from launch.samples import SAMPLES, check_sample
+from launch.texts import write_json
 from sqlenv.errors import UserError
 from sqlenv.layouts import MANIFEST, SETS, locate
 from sqlenv.prepared import DATABASES

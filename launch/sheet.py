@@ -17,13 +17,12 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from launch.folders import write_text
 from launch.statistics import bootstrap_interval, pass_at_k
+from launch.texts import PART, write_text
 from launch.verdicts import rank
 from minirl.reading import keep_lines, read_json
 from sqlenv.errors import UserError
 
-PART = ".part"
 NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
 

@@ -1,13 +1,18 @@
-"""Files of text that a user names."""
+"""Files of text: read as a user may have written them, and written whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
+
+PART = ".part"
+"""Ends the name of a file that is not whole yet."""
 
 
 def read_text(path: Path) -> str:
@@ -64,3 +69,22 @@ def read_plain_lines(path: Path) -> list[str]:
             "%s:%d: Windows line ends in %d lines, left out of the queries", path, first, windows
         )
     return [line.removesuffix("\r") for line in lines]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that is there whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all.
+
+    Raises:
+        OSError: It cannot be written; names the file.
+    """
+    scratch = path.with_name(f".{path.name}{PART}")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

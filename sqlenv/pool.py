@@ -8,21 +8,21 @@ parent: a socket for questions and answers, and standard input, which closes whe
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import queue
+import selectors
+import socket
 import subprocess
 import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
 
 from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
+from sqlenv.line import Line
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 from sqlenv.wire import Wire, decode
 from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR, Question
@@ -44,7 +44,8 @@ class Worker:
     def __init__(self, config: ExecutorConfig):
         self._silence_s = 2 * config.timeout_s + _GRACE_S
         settings = config.model_dump_json()
-        self.connection, theirs = Pipe()
+        ours, theirs = socket.socketpair()
+        self.line = Line(ours)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sqlenv.worker", str(theirs.fileno()), settings],
@@ -63,12 +64,12 @@ class Worker:
         self.asked.extend(numbers)
         self._await()
         with contextlib.suppress(OSError):  # it died: `receive` will notice
-            self.connection.send_bytes(marshal.dumps([questions[i] for i in numbers]))
+            self.line.send([questions[i] for i in numbers])
 
     def receive(self) -> list[tuple[int, Answer | UserError]] | None:
         """Take a message that has arrived, as numbered answers; None when the worker is dead."""
         try:
-            answers = marshal.loads(self.connection.recv_bytes())
+            answers = self.line.receive()
         except (EOFError, OSError):
             return None
         self._is_ready = True
@@ -94,7 +95,7 @@ class Worker:
 
     def kill(self) -> int:
         """End the process at once; give its exit status, negative for a signal."""
-        self.connection.close()
+        self.line.close()
         with self._process as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0)
@@ -193,9 +194,12 @@ def _messages(questions: Sequence[Question], workers: int) -> list[list[int]]:
 def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
     """Wait for messages and deadlines; True marks workers that sent something or ended."""
     timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
-    spoke = wait([worker.connection for worker in busy], max(timeout_s, 0))
+    with selectors.DefaultSelector() as selector:
+        for worker in busy:
+            selector.register(worker.line, selectors.EVENT_READ)
+        spoke = {key.fileobj for key, _ in selector.select(max(timeout_s, 0))}
     now = time.monotonic()
-    events = [(worker, worker.connection in spoke) for worker in busy]
+    events = [(worker, worker.line in spoke) for worker in busy]
     return [(worker, has) for worker, has in events if has or worker.deadline <= now]
 
 
