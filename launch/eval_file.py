@@ -315,6 +315,9 @@ def show_sheet(sheet: Sheet) -> None:
     for column in (*whole.columns[1:], *parts.columns[1:]):
         column.justify = "right"
     cli.output.print(whole, parts, sep="\n")
+    if sheet.mismatch:
+        shares = ", ".join(f"{name} {_percent(rate)}" for name, rate in sheet.mismatch.items())
+        cli.output.print(f"Other than the gold query in structure, %: {shares}", soft_wrap=True)
     if sheet.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in sheet.pass_at.items())
         cli.output.print(f"{sheet.first}: {shares}", soft_wrap=True)

@@ -14,6 +14,8 @@ from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
 from launch.votes import VOTE_TIMEOUT_S, Decode, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from rewards.diagnosis import diagnose
+from rewards.progressive import ColumnsOf, columns_of
 from sqlenv.breakdown import clauses_of
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
@@ -171,6 +173,7 @@ def _judge_answers(
         ]
 
     found = _go_on("verdicts", task, journal, judge_some)
+    labels = _label(task.examples, answers)
     return [
         Judged(
             id=example.id,
@@ -180,11 +183,32 @@ def _judge_answers(
             sql=sql,
             samples=len(sampled),
             right=sum(score == 1 for score in sampled),
-            clauses=clauses_of(example.gold_sql) if example.gold_sql else (),
+            **label,
             **verdict,
         )
-        for example, sql, sampled, verdict in zip(task.examples, answers, right, found, strict=True)
+        for example, sql, sampled, label, verdict in zip(
+            task.examples, answers, right, labels, found, strict=True
+        )
     ]
+
+
+def _label(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[str, Any]]:
+    """Say of each question what its gold query has, and in what the answer differs from it."""
+    columns = columns_of()
+    return [
+        {"clauses": clauses_of(example.gold_sql), "tags": _tags(example, sql, columns)}
+        if example.gold_sql
+        else {}
+        for example, sql in zip(examples, answers, strict=True)
+    ]
+
+
+def _tags(example: Example, sql: str, columns: ColumnsOf) -> tuple[str, ...]:
+    """Give the tags of Progress-SQL's tree, or `none`; `unparsed` where there is no tree."""
+    found = diagnose(sql, example.gold_sql, columns(example))
+    if not (found.pred_parsed and found.gold_parsed):
+        return ("unparsed",)
+    return found.tags or ("none",)
 
 
 def _level(example: Example) -> str:
