@@ -42,6 +42,7 @@ def main() -> None:
         json.dump(judge(options.data, options.predictions), sys.stdout)
         return
     programs = {"official": run_official, "ours": run_ours, "command": run_command}
+
     seconds: dict[str, list[tuple[float, float]]] = {who: [] for who in programs}
     answers: dict[str, Any] = {}
     for _ in range(options.repeats):
