@@ -17,12 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,7 @@ def main() -> None:
             answers[who], times = timed(run, options)
             seconds[who].append(times)
     wall, cpu = (
-        {who: statistics.median(each[at] for each in times) for who, times in seconds.items()}
-        for at in (0, 1)
+        {who: median(each[at] for each in times) for who, times in seconds.items()} for at in (0, 1)
     )
     is_equal = answers["official"] == answers["ours"] == answers["command"]
     report = {
@@ -153,6 +151,11 @@ def ratios(seconds: dict[str, float]) -> dict[str, float]:
     """Say how many times as long the official program takes as each of ours."""
     official = seconds["official"]
     return {who: round(official / value, 1) for who, value in seconds.items() if who != "official"}
+
+
+def median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
 
 
 def rounded(seconds: dict[str, float]) -> dict[str, float]:
