@@ -38,7 +38,7 @@ from sqlenv.types import Example
 _log = logging.getLogger(__name__)
 
 VOTE_TEMPERATURE = 0.8
-_NAMED_GOLDS = 3
+_NAMED = 3
 _SHOWN_MEASURES = 3
 
 
@@ -321,12 +321,17 @@ def show_sheet(sheet: Sheet) -> None:
     if sheet.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in sheet.pass_at.items())
         cli.output.print(f"{sheet.first}: {shares}", soft_wrap=True)
-    if failing := sheet.failing_golds:
-        more = ", …" if len(failing) > _NAMED_GOLDS else ""
-        _log.warning(
-            "%d gold queries do not run, and nothing is right there: %s%s",
-            len(failing), ", ".join(failing[:_NAMED_GOLDS]), more,
-        )  # fmt: skip
+    _tell("gold queries do not run, and nothing is right there", sheet.failing_golds)
+    _tell(
+        "verdicts hang on a limit of time, and a machine with less to do may give others",
+        sheet.late,
+    )
+
+
+def _tell(what: str, ids: Sequence[str]) -> None:
+    if ids:
+        more = ", …" if len(ids) > _NAMED else ""
+        _log.warning("%d %s: %s%s", len(ids), what, ", ".join(ids[:_NAMED]), more)
 
 
 def _mean(summary: Mapping[str, Any]) -> str:

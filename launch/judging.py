@@ -249,17 +249,22 @@ def _next_size(size: int, seconds: float, *, most: int) -> int:
 
 def _scores(
     task: Task, executor: Executor, asked: Sequence[tuple[int, str]], measures: Sequence[str]
-) -> list[tuple[dict[str, float], dict[str, str]]]:
+) -> list[tuple[dict[str, float], dict[str, Any]]]:
     """Score queries for questions, given by number; also say how both queries ended."""
     found: list[dict[str, float]] = [{} for _ in asked]
-    statuses: list[dict[str, str]] = [{} for _ in asked]
+    statuses: list[dict[str, Any]] = [{} for _ in asked]
     for written, names in _by_form(measures):
         cases = [_case(task, task.examples[place], written(sql)) for place, sql in asked]
         for at, judgement in enumerate(executor.judge(cases, names)):
             found[at] |= judgement.scores
             has_gold = bool(task.examples[asked[at][0]].gold_sql)
             gold = judgement.gold if has_gold else NO_GOLD
-            statuses[at] = {"predicted": judgement.predicted, "gold": gold}
+            was_late = statuses[at].get("is_late", False)
+            statuses[at] = {
+                "predicted": judgement.predicted,
+                "gold": gold,
+                "is_late": was_late or judgement.is_late,
+            }
     partial = [name for name in measures if name in PARTIAL]
     if partial:
         questions = [task.examples[place] for place, _ in asked]

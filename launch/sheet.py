@@ -37,6 +37,7 @@ class Judged:
         scores: By measure; 1 is right.
         predicted: How the answer ended on the question's own database.
         gold: How the gold query ended there, `none` where there is none.
+        is_late: Whether a limit of time decided a score.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
         clauses: What the gold query has (`sqlenv.breakdown.clauses_of`); none without one.
@@ -53,6 +54,7 @@ class Judged:
     scores: Mapping[str, float]
     predicted: str
     gold: str
+    is_late: bool = False
     samples: int = 0
     right: int = 0
     clauses: tuple[str, ...] = ()
@@ -72,6 +74,7 @@ class Sheet(BaseModel):
         mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
             and the mean of the four (Progress-SQL's table 8); empty without gold queries.
         failing_golds: Questions whose gold query does not run.
+        late: Questions on which a limit of time decided a score.
         questions: All of them.
     """
 
@@ -83,6 +86,7 @@ class Sheet(BaseModel):
     parts: dict[str, dict[str, dict[str, Any]]]
     mismatch: dict[str, float] = {}
     failing_golds: list[str]
+    late: list[str] = []
     questions: list[Judged]
 
     @property
@@ -112,6 +116,7 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
         },
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
+        late=[one.id for one in judged if one.is_late],
         questions=list(judged),
     )
 

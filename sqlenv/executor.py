@@ -220,4 +220,5 @@ class _Processes:
 
 def _failed(answer: Result, names: Sequence[str]) -> Judgement:
     """Judge a prediction that took its worker down."""
-    return Judgement(dict.fromkeys(names, 0.0), status_of(answer), "ok")
+    status = status_of(answer)
+    return Judgement(dict.fromkeys(names, 0.0), status, "ok", is_late=status == "timeout")
