@@ -42,6 +42,7 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
     _check(options)
+    _check_other(options.against)
     if options.predictions is not None:
         with Executor(read_limits(options.timeout_s)) as executor:
             executor.start()
@@ -93,6 +94,18 @@ def _is_judged(options: Namespace, out: Path) -> bool:
         return True
     # Of a test set's own measures one may be left out, where there is no test suite.
     return path.exists() and {*read_sheet(path).measures} <= {*wanted}
+
+
+def _check_other(other: Path | None) -> None:
+    """Read the result to compare with, before hours of work.
+
+    Raises:
+        UserError: It is none.
+    """
+    if other is not None:
+        from launch.runs import read_runs
+
+        read_runs([f"other={other}"])
 
 
 def _beside(other: Path | None, result: Path) -> None:

@@ -21,8 +21,14 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: It is not there, cannot be read, or is not UTF-8.
     """
+    return _read(path).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read(path: Path) -> str:
+    """Read a file once, which may be a pipe; line ends stay as they are."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
@@ -52,9 +58,8 @@ def read_plain_lines(path: Path) -> list[str]:
         UserError: As `read_text`; or a line has a carriage return inside, which other programs take
             for a line end.
     """
-    read_text(path)  # says what is wrong with the file
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = file.read().removesuffix("\n").split("\n")
+    text = _read(path)
+    lines = text.removesuffix("\n").split("\n") if text else []
     windows = 0
     for number, line in enumerate(lines, 1):
         windows += line.endswith("\r")
