@@ -88,6 +88,21 @@ def main(arguments: Sequence[str]) -> None:
         title = f"Beside {_title(runs[0])}, in points"
         for table in _terminal(title, _BESIDE, beside, width, fixed=3):
             cli.output.print(table)
+    _write(options, runs, keys, differences, (heads, rows, beside))
+
+
+def _write(
+    options: argparse.Namespace,
+    runs: Sequence[Run],
+    keys: Sequence[Key],
+    differences: Sequence[Difference],
+    tables: tuple[Cells, Sequence[Cells], Sequence[Cells]],
+) -> None:
+    """Write the files that are asked for."""
+    heads, rows, beside = tables
+    for path in (options.markdown, options.differences, options.json):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
     if options.markdown:
         parts = [_markdown(heads, rows)]
         if beside:
@@ -117,7 +132,9 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="write the questions on which a run and the first differ, as JSON lines",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
-    parser.add_argument("--seed", type=int, default=0, help="of the resamples (default: 0)")
+    parser.add_argument(
+        "--seed", type=cli.read_seed, default=0, help="of the resamples (default: 0)"
+    )
     return parser.parse_args(arguments)
 
 

@@ -176,7 +176,9 @@ def _arguments(arguments: list[str]) -> Namespace:
         help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal printed "
         "tables as in PaVeRL-SQL (default: set)",
     )
-    files.add_argument("--seed", type=int, metavar="N", help="of the samples (default: 0)")
+    files.add_argument(
+        "--seed", type=cli.read_seed, metavar="N", help="of the samples (default: 0)"
+    )
     return parser.parse_intermixed_args(arguments)
 
 

@@ -218,7 +218,9 @@ def _parser() -> argparse.ArgumentParser:
         help="set aside about N questions to learn from, with all questions of their databases, as "
         "validation.jsonl (default: the sample's, else none)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of samples and splits (default: 0)")
+    parser.add_argument(
+        "--seed", type=cli.read_seed, default=0, help="of samples and splits (default: 0)"
+    )
     parser.add_argument(
         "--cfg",
         metavar="FILE",

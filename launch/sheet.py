@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from launch.statistics import bootstrap_interval, pass_at_k
 from launch.texts import PART, write_text
@@ -88,6 +88,21 @@ class Sheet(BaseModel):
     failing_golds: list[str]
     late: list[str] = []
     questions: list[Judged]
+
+    @field_validator("settings")
+    @classmethod
+    def _name_what_is_judged(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(settings.get("model"), dict) or not {"data", "decode"} <= settings.keys():
+            raise ValueError("should have data, decode and a model")
+        return settings
+
+    @field_validator("questions")
+    @classmethod
+    def _have_every_score(cls, questions: list[Judged], info: ValidationInfo) -> list[Judged]:
+        measures = info.data.get("measures", {}).keys()
+        if not questions or any(one.scores.keys() != measures for one in questions):
+            raise ValueError(f"should each have the scores {', '.join(measures)}")
+        return questions
 
     @property
     def first(self) -> str:
