@@ -100,9 +100,6 @@ def _write(
 ) -> None:
     """Write the files that are asked for."""
     heads, rows, beside = tables
-    for path in (options.markdown, options.differences, options.json):
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
     if options.markdown:
         parts = [_markdown(heads, rows)]
         if beside:

@@ -82,13 +82,14 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all.
+    """Write a file that is there whole or not at all, and its folder where there is none.
 
     Raises:
         OSError: It cannot be written; names the file.
     """
     scratch = path.with_name(f".{path.name}{PART}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(text, encoding="utf-8")
         scratch.replace(path)
     except OSError as error:
