@@ -18,6 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 
 from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
@@ -36,6 +37,8 @@ _START_S = 60.0
 _GRACE_S = 0.1
 # Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
 _MESSAGE_QUESTIONS = 16
+# Messages to choose the next one from.
+_NEXT_MESSAGES = 64
 
 
 class Worker:
@@ -57,11 +60,14 @@ class Worker:
             )
         self._is_ready = False
         self.asked: deque[int] = deque()
+        self.database: object = None
+        """Of the question that came last: its connection is open."""
         self.deadline = 0.0
 
     def ask(self, numbers: Sequence[int], questions: Sequence[Question]) -> None:
         """Send some of the questions; at most one call at a time."""
         self.asked.extend(numbers)
+        self.database = questions[numbers[-1]][0]
         self._await()
         with contextlib.suppress(OSError):  # it died: `receive` will notice
             self.line.send([questions[i] for i in numbers])
@@ -138,7 +144,7 @@ class WorkerPool:
             while waiting or busy:
                 while waiting and (worker := self._hire(block=not busy)):
                     busy.append(worker)
-                    worker.ask(waiting.popleft(), questions)
+                    worker.ask(_choose(waiting, worker, busy, questions), questions)
                 for worker, spoke in _next_events(busy):
                     message = worker.receive() if spoke else None
                     if message is not None:
@@ -189,6 +195,24 @@ def _messages(questions: Sequence[Question], workers: int) -> list[list[int]]:
     order = sorted(range(len(questions)), key=lambda number: questions[number][0])
     length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS)
     return [order[start : start + length] for start in range(0, len(order), length or 1)]
+
+
+def _choose(
+    waiting: deque[list[int]],
+    worker: Worker,
+    busy: Sequence[Worker],
+    questions: Sequence[Question],
+) -> list[int]:
+    """Take a message off those that wait, if possible of a database that only this worker has."""
+    elsewhere = {other.database for other in busy if other is not worker}
+
+    def fit(message: list[int]) -> tuple[bool, bool]:
+        database = questions[message[0]][0]
+        return database == worker.database, database not in elsewhere
+
+    chosen = max(islice(waiting, _NEXT_MESSAGES), key=fit)
+    waiting.remove(chosen)
+    return chosen
 
 
 def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
