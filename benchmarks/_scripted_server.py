@@ -11,7 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
 import sys
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 
 from minirl.server import NEEDED
 
@@ -19,6 +22,18 @@ _PUSH = "/update_weights_from_disk"
 _RID = re.compile(rb'"rid": ?"([^"]*)"')
 _IDS = re.compile(rb'"input_ids": ?\[([^\]]*)\]')
 _VERSION = re.compile(rb'"weight_version": ?"([^"]*)"')
+
+
+@contextmanager
+def scripted(answer_s: float, vocab_size: int, ids: Iterable[int]) -> Generator[str]:
+    """Serve in a process of its own until the block ends; give the address."""
+    line = [sys.executable, __file__, str(answer_s), str(vocab_size), ",".join(map(str, ids))]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
+        finally:
+            process.kill()
 
 
 class Scripted(asyncio.Protocol):

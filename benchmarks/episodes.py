@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._scripted_server import scripted
 from launch.config import JobConfig, load_config
 from launch.wiring import SqlSide
 from minirl import weights
@@ -125,19 +126,6 @@ def memory() -> int:
     """Return the resident memory of this process, in bytes."""
     pages = Path("/proc/self/statm").read_text().split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-@contextmanager
-def scripted(answer_s: float, vocab: int, ids: list[int]) -> Generator[str]:
-    """Serve a reply until the block ends; give the address."""
-    script = str(Path(__file__).with_name("_scripted_server.py"))
-    line = [sys.executable, script, str(answer_s), str(vocab), ",".join(map(str, ids))]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        finally:
-            process.kill()
 
 
 @dataclass

@@ -18,10 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks._scripted_server import scripted
 from minirl.metrics import read_metrics
 
 # Steps that compile.
@@ -30,33 +29,23 @@ SETTINGS = (
     "warm_start=null", "rollout.backend=sglang", "rollout.sglang.tolerance=1000000",
     "train.prompts_per_step=32", "train.eval_every=1000", "train.checkpoint_every=1000",
     "train.kl_every=1000", "train.algorithm.equal_groups=keep",
+    "train.algorithm.correctness_filter=none",
     "evaluation.questions=2", "evaluation.validation_questions=2",
 )  # fmt: skip
 # Of the tiny model, whose tokenizer ends replies with 2.
 REPLY = (*range(200, 248), 2)
 
 
-@contextmanager
-def scripted(answer_s: float) -> Generator[str]:
-    """Serve a reply until the block ends; give the address."""
-    script = str(Path(__file__).with_name("_scripted_server.py"))
-    line = [sys.executable, script, str(answer_s), "2048", ",".join(map(str, REPLY))]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        finally:
-            process.kill()
-
-
 def train(answer_s: float, lag: int, steps: int, folder: Path) -> dict[str, float]:
     """Return the median seconds of what a step does."""
-    with scripted(answer_s) as url:
+    with scripted(answer_s, 2048, REPLY) as url:
         line = [sys.executable, "-m", "launch.train", "--accel", "cpu", "--cfg"]
         line += ["progress-demo.yaml", *SETTINGS, f"rollout.lag={lag}", f"train.steps={steps}"]
         line += [f'rollout.sglang.urls=["{url}"]', f"run.dir={folder}"]
         subprocess.run(line, check=True, stdout=sys.stderr)
     lines = read_metrics(folder)[FIRST:]
+    if not all(one["groups/trained"] for one in lines):
+        raise SystemExit("some updates had no group to learn from, and took no time")
     return {
         name: round(statistics.median(one[f"time/{name}"] for one in lines), 3)
         for name in ("step_s", "weights_s", "rollout_s", "update_s")

@@ -16,10 +16,11 @@ from launch.votes import Decode, ballot, majority
 from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
+from minirl.fleet import EVENTS
 from minirl.lora import split
 from minirl.model import Decoder
 from minirl.rollout import rollout
-from minirl.samplers import make_sampler
+from minirl.samplers import make_sampler, told_numbers
 from minirl.servers import Servers
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
@@ -76,8 +77,10 @@ class Evaluator:
         self._sampler.set_weights(params, version=version)
 
     def notes(self) -> dict[str, Any]:
-        """Say what else a result should tell; nothing of a sampler in this process."""
-        return {}
+        """Say what else a result should tell: what befell servers. All processes have to ask."""
+        told = told_numbers(self._sampler)
+        events = {name: int(told[name]) for name in EVENTS if told.get(name)}
+        return {"servers": events} if events else {}
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""

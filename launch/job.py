@@ -85,6 +85,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         best = trainer.use_best()
         evaluator.set_weights(trainer.params, version=best)
         after = _measure(evaluator, test, folder / "after")
+        notes = evaluator.notes()
     if not hosts.is_first():
         return
     result = {
@@ -93,6 +94,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         **({"second_stage": str(trainer.restart)} if trainer.restart else {}),
         "seed": config.seed,
         "accelerator": accelerator,
+        **notes,
         **_course(folder),
         "seconds": round(perf_counter() - began, 1),
     }

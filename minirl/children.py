@@ -94,7 +94,6 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
         dtype: In which they compute, unless `config.arguments` say.
         seed: Decides, with the number of the server, what it draws.
         logs: Folder of their logs.
-
     """
     python = config.interpreter
     found = shutil.which(python)

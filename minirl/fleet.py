@@ -136,7 +136,8 @@ class Fleet:
         """
         problem, refusals = "", 0
         is_later = episode in self._homes
-        for _ in range(_TRIES):
+        for tried in range(_TRIES):
+            self._events["retries"] += tried > 0
             member = await self._seat(episode)
             try:
                 sampled = await self._ask(member, wish)
@@ -157,7 +158,6 @@ class Fleet:
                 member.asked -= 1
                 member.slots.release()
             self._homes.pop(episode, None)
-            self._events["retries"] += 1
         if refusals == _REFUSALS:
             raise UserError(f"{problem}; servers refuse this request, see their logs")
         raise ServersLostError(f"a request failed {_TRIES} times, the last time at {problem}")
@@ -321,7 +321,9 @@ class Fleet:
             pause = min(2 * pause, _LONGEST_PAUSE_S)
             await asyncio.gather(*map(self._look, self._members))
             weights = self._weights
-            if weights is None or not all(member.is_used for member in self._members):
+            # A router without servers passes nothing on.
+            used = [member.is_used for member in self._members]
+            if weights is None or not used or not all(used):
                 continue
             try:
                 await router.compare(weights)

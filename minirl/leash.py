@@ -6,6 +6,7 @@ the terminal is for the parent, and all that the command starts is ended with it
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from contextlib import suppress
 
 _LOOK_EVERY_S = 0.5
 _GRACE_S = 2.0
+_PR_SET_PDEATHSIG = 1
 
 
 def main(command: list[str]) -> int:
@@ -24,7 +26,9 @@ def main(command: list[str]) -> int:
     # Only this process may end the command: whoever wants that closes standard input.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=_end_with_parent
+    )
     try:
         while child.poll() is None and os.getppid() == parent:
             if select.select([sys.stdin], [], [], _LOOK_EVERY_S)[0]:
@@ -32,6 +36,12 @@ def main(command: list[str]) -> int:
     finally:
         _end(child)
     return child.returncode
+
+
+def _end_with_parent() -> None:
+    """Ask the system to end this process when its parent is killed; only Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(child: subprocess.Popen) -> None:

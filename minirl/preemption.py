@@ -11,6 +11,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
+LOOK_S = 0.2
+"""Longest wait between two looks for a signal."""
+
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 

@@ -21,9 +21,6 @@ from minirl.metrics import Stopwatch
 from minirl.sglang import SglangSampler
 from minirl.types import Sampler, Trajectory
 
-# Longest wait between two looks for a signal.
-_LOOK_S = 0.2
-
 
 @dataclass(frozen=True, slots=True)
 class Taken:
@@ -175,7 +172,7 @@ class _Round:
         """
         with self._changed:
             while self._error is None and len(self._ready) < self.left - slow:
-                self._changed.wait(_LOOK_S)
+                self._changed.wait(preemption.LOOK_S)
                 preemption.check()
         self.seconds = perf_counter() - self._began
 

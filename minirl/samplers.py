@@ -8,8 +8,10 @@ import numpy as np
 import optax
 from flax import nnx
 
+from minirl import hosts
 from minirl.batching import micro_batches, read_back, sizes_on
 from minirl.config import BatchingConfig, SamplerConfig
+from minirl.fleet import EVENTS
 from minirl.local import LocalSampler
 from minirl.lora import split
 from minirl.model import Decoder
@@ -43,6 +45,15 @@ def make_sampler(
     if servers is None:
         return LocalSampler(model, config, tokenizer, group_size=group_size, seed=seed)
     return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
+
+
+def told_numbers(sampler: JobSampler) -> dict[str, float]:
+    """Return what samplers of all processes tell since they were last asked; all have to ask.
+
+    Counts add up over processes; of other numbers, the largest is told.
+    """
+    told = hosts.gather(sampler.numbers)
+    return {name: (sum if name in EVENTS else max)(one[name] for one in told) for name in told[0]}
 
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:

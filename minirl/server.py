@@ -26,11 +26,12 @@ NEEDED = (
 )
 """Endpoints that a server must have, besides those of the way of its weights."""
 
+BRIEF_S = 30.0
+"""Longest wait for what a server does at once."""
+
 Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
 # Of an answer that is no use: how much of it a message shows.
 _SHOWN = 160
-# Longest wait for what a server does at once.
-_BRIEF_S = 30.0
 # Tokens by which a prompt and its reply may be longer than what a server says of prompts alone.
 _MARGIN = 4
 _JSON = {"Content-Type": "application/json"}
@@ -265,7 +266,7 @@ class Server:
     async def abort(self, rid: str) -> None:
         """Stop a request; what cannot be told to the server is left."""
         try:
-            await self._post("/abort_request", {"rid": rid}, None, timeout_s=_BRIEF_S)
+            await self._post("/abort_request", {"rid": rid}, None, timeout_s=BRIEF_S)
         except (ServerError, RefusedError):
             return
 
@@ -287,7 +288,7 @@ class Server:
             ServerError: No answer, or nonsense.
             RefusedError: It is no router.
         """
-        found = await self._get("/workers", _Workers, timeout_s=_BRIEF_S)
+        found = await self._get("/workers", _Workers, timeout_s=BRIEF_S)
         return [Server(worker.url, self._client) for worker in found.workers]
 
     async def go_on(self) -> None:
@@ -297,7 +298,7 @@ class Server:
             ServerError: It does not answer.
             RefusedError: It cannot be paused.
         """
-        await self._post("/continue_generation", {}, None, timeout_s=_BRIEF_S)
+        await self._post("/continue_generation", {}, None, timeout_s=BRIEF_S)
 
     async def facts(self, needed: Sequence[str]) -> Facts:
         """Ask what it serves.
@@ -309,16 +310,16 @@ class Server:
             ServerError: No answer, or nonsense.
             RefusedError: It is no SGLang server.
         """
-        paths = (await self._get("/openapi.json", _Paths, timeout_s=_BRIEF_S)).paths
+        paths = (await self._get("/openapi.json", _Paths, timeout_s=BRIEF_S)).paths
         missing = tuple(path for path in needed if path not in paths)
         if missing:
             return Facts(
                 "", missing, is_generation=False, architectures=(), vocab_size=0, context=0
             )
         await self.go_on()
-        info = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
-        cards = await self._get("/v1/models", _Cards, timeout_s=_BRIEF_S)
-        server = await self._get("/server_info", _ServerInfo, timeout_s=_BRIEF_S)
+        info = await self._get("/model_info", _ModelInfo, timeout_s=BRIEF_S)
+        cards = await self._get("/v1/models", _Cards, timeout_s=BRIEF_S)
+        server = await self._get("/server_info", _ServerInfo, timeout_s=BRIEF_S)
         # A small cache holds less than the model would take.
         room = math.inf if server.max_req_input_len is None else server.max_req_input_len + _MARGIN
         return Facts(
@@ -350,14 +351,14 @@ class Server:
             RefusedError: It cannot take them.
         """
         first = await anext(parcels)
-        await self.tell("/pause_generation", {"mode": "retract"}, timeout_s=_BRIEF_S)
+        await self.tell("/pause_generation", {"mode": "retract"}, timeout_s=BRIEF_S)
         try:
-            await self.tell("/flush_cache", {}, timeout_s=_BRIEF_S)
+            await self.tell("/flush_cache", {}, timeout_s=BRIEF_S)
             async with taking as take:
                 await take(first)
                 async for parcel in parcels:
                     await take(parcel)
-            found = await self._get("/model_info", _ModelInfo, timeout_s=_BRIEF_S)
+            found = await self._get("/model_info", _ModelInfo, timeout_s=BRIEF_S)
         finally:
             await self.go_on()
         if found.weight_version != version:
@@ -386,7 +387,7 @@ class Server:
             "sampling_params": {"max_new_tokens": 1},
         }
         try:
-            await self._post("/generate", body, None, timeout_s=_BRIEF_S)
+            await self._post("/generate", body, None, timeout_s=BRIEF_S)
         except RefusedError as error:
             size = _VALID_RANGE.search(str(error))
             return int(size[1]) if size else None

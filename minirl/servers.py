@@ -38,8 +38,6 @@ from minirl.server import RefusedError, Server, ServerError
 from minirl.wanted import PROBE_PROMPT, Wanted
 from minirl.ways import WAYS, Parcel
 
-# Longest wait between two looks for a signal.
-_LOOK_S = 0.2
 _PAUSE_S = 0.5
 _CONNECT_S = 10.0
 _CLOSE_S = 10.0
@@ -215,7 +213,7 @@ class Servers:
     def _result(self, future: Future[_Made]) -> _Made:
         while True:
             try:
-                return future.result(_LOOK_S)
+                return future.result(preemption.LOOK_S)
             except TimeoutError:
                 if future.done():
                     return future.result()
@@ -243,7 +241,9 @@ class Servers:
             found = [(server, None) for server in behind]
             # It may choose any for each process; new weights come to each from one.
             share = slice(jax.process_index(), None, hosts.count())
-        _allow_connections((len(found) + len(found) * (router is not None)) * config.parallel)
+        # What goes through a router may go to its servers too.
+        ways = 1 if router is None else 2
+        _allow_connections(ways * len(found) * config.parallel)
         self._fleet = Fleet(found, config, self._wanted, self.way, router=router, share=share)
         await self._fleet.check()
 

@@ -33,7 +33,7 @@ from minirl.types import Reply, Request, Tokenizer
 from minirl.wanted import PROBE_PROMPT
 
 # Longest wait for a reply before others may go on.
-_LOOK_S = 0.2
+_PAUSE_S = 0.2
 # Samplers of one process, told apart.
 _marks = itertools.count()
 # Pushes of one process, told apart; all processes make the same ones.
@@ -158,7 +158,7 @@ class SglangSampler:
         del max_steps
         found: list[tuple[int, Reply]] = []
         try:
-            item = self._ended.get(timeout=_LOOK_S)
+            item = self._ended.get(timeout=_PAUSE_S)
             while True:
                 if item is not None:
                     found += self._taken(item)

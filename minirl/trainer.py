@@ -48,7 +48,7 @@ from minirl.packing import padding
 from minirl.preemption import Preempted
 from minirl.rollout import flatten
 from minirl.rounds import Rounds, Taken, cuts
-from minirl.samplers import make_sampler
+from minirl.samplers import make_sampler, told_numbers
 from minirl.schedule import Restart, restart, second_optimizer
 from minirl.servers import Servers
 from minirl.spans import span_credit
@@ -195,17 +195,20 @@ class Trainer:
         if self._unfinished is None:
             self._unfinished = self._take_step()
         numbers = dict(self._unfinished)
-        is_last = self.step in (config.steps, config.all_steps)
-        if self.step % config.eval_every == 0 or is_last:
+        if self.step % config.eval_every == 0 or self._is_last:
             numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
             self._curve.append((self.step, numbers["validation/accuracy"]))
+            # Servers may have failed meanwhile.
+            for name, value in told_numbers(self._sampler).items():
+                if name in EVENTS:
+                    numbers[name] = numbers.get(name, 0.0) + value
         if config.second_stage is not None:
             numbers["stage/number"] = 1.0 if self.step <= config.steps else 2.0
         if self.restart is not None and self.step == config.steps + 1:
             numbers |= self.restart.numbers()
         self._metrics.write(self.step, numbers)
         self._unfinished = None
-        if self.step % config.checkpoint_every == 0 or is_last:
+        if self.step % config.checkpoint_every == 0 or self._is_last:
             # Checkpoints between evaluations are never the best.
             score = numbers.get("validation/accuracy", -1.0)
             self._checkpoints.save(self.step, self._state, self._facts, score=score)
@@ -265,6 +268,15 @@ class Trainer:
         return self._state.params
 
     @property
+    def _last(self) -> int:
+        """Return the last step of this stage."""
+        return self._config.steps if self.step <= self._config.steps else self._config.all_steps
+
+    @property
+    def _is_last(self) -> bool:
+        return self.step == self._last
+
+    @property
     def _facts(self) -> dict[str, Any]:
         return {
             "seed": self._seed,
@@ -290,7 +302,7 @@ class Trainer:
             kept = self._choose(groups, scores)
             if len(kept) >= config.prompts_per_step:
                 break
-        told = hosts.gather(self._sampler.numbers)
+        told = told_numbers(self._sampler)
         # Nothing is sampled before the next weights.
         self._sampler.free_memory()
         # Late groups stand for those that an earlier step lacked.
@@ -301,10 +313,7 @@ class Trainer:
         if config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(self._rounds - before)
         numbers |= summarise(groups, scores, lambda outcome: outcome.numbers)
-        numbers |= speeds(groups, chosen, watch)
-        for name in told[0]:
-            over = sum if name in EVENTS else max
-            numbers[name] = over(one[name] for one in told)
+        numbers |= speeds(groups, chosen, watch) | told
         if self._rollout.is_ahead:
             numbers |= ages(chosen, version) | cuts(taken)
         if self.step % config.sample_every == 0 or self.step == 1:
@@ -313,15 +322,12 @@ class Trainer:
 
     def _take(self, version: int, watch: Stopwatch) -> list[Taken]:
         """Return what all processes have of the next round; let those ahead of it begin."""
-        number, config = self._rounds, self._config
+        number = self._rounds
         # Nothing is played ahead of a stage's end.
-        last = config.steps if self.step <= config.steps else config.all_steps
-        ahead = min(self._rollout.lag, last - self.step)
+        ahead = min(self._rollout.lag, self._last - self.step)
         self._played.begin(range(number, number + 1 + ahead), version=version)
         taken = hosts.gather(
-            lambda: self._played.take(
-                number, version=version, is_last=self.step == last, watch=watch
-            )
+            lambda: self._played.take(number, version=version, is_last=self._is_last, watch=watch)
         )
         self._rounds += 1
         return taken

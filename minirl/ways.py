@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.layout import file_tensors
 from minirl.push import in_file, version_folder, write_version
-from minirl.server import RefusedError, Server, ServerError
+from minirl.server import BRIEF_S, RefusedError, Server, ServerError
 from minirl.sharding import param_path
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 # Largest bucket of tensors; a tensor that is larger goes alone. Over HTTP it is in memory some six
 # times, as tensors, pickled, in base64, and on its way.
 _BROADCAST_BYTES, _HTTP_BYTES = 2**28, 2**26
-_BRIEF_S = 30.0
 # Weights of a server that has only some of the new ones: what it samples with them is refused.
 _PARTIAL = "-partial"
 
@@ -322,10 +321,10 @@ def _everywhere(leaf: jax.Array) -> Sharding | None:
 @asynccontextmanager
 async def _updating(server: Server) -> AsyncGenerator[None]:
     with suppress(RefusedError):  # one that was abandoned is still open
-        await server.tell("/end_weight_update", {}, timeout_s=_BRIEF_S)
-    await server.tell("/begin_weight_update", {}, timeout_s=_BRIEF_S)
+        await server.tell("/end_weight_update", {}, timeout_s=BRIEF_S)
+    await server.tell("/begin_weight_update", {}, timeout_s=BRIEF_S)
     yield
-    await server.tell("/end_weight_update", {}, timeout_s=_BRIEF_S)
+    await server.tell("/end_weight_update", {}, timeout_s=BRIEF_S)
 
 
 def _version(name: str, bucket: Bucket) -> dict[str, Any]:
@@ -384,7 +383,7 @@ async def _leave(server: Server, group: Group) -> None:
     group.close()
     with suppress(ServerError, RefusedError):
         body = {"group_name": group.name}
-        await server.tell("/destroy_weights_update_group", body, timeout_s=_BRIEF_S)
+        await server.tell("/destroy_weights_update_group", body, timeout_s=BRIEF_S)
 
 
 def _own_address(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -47,11 +48,36 @@ def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Gener
 def route(
     python: str, urls: Sequence[str], log: Path, *, policy: str = "cache_aware"
 ) -> Generator[str]:
-    """Run SGLang's own router before these servers until the block ends; give its address."""
+    """Run SGLang's own router before these servers until the block ends; give its address.
+
+    It has all of them by then: by itself it is ready with the first one.
+    """
     options = {"policy": policy, "port": _free_port(), "prometheus-port": _free_port()}
     line = [python, "-m", "sglang_router.launch_router", "--worker-urls", *urls]
     with _running(line, options, log, ready="/readiness", start_s=60) as url:
+        end = time.monotonic() + 60
+        while len(_workers(url)) < len(urls):
+            if time.monotonic() > end:
+                raise RuntimeError(f"it has not all servers: {_workers(url)}")
+            time.sleep(0.2)
         yield url
+
+
+def _workers(router: str) -> list[dict[str, Any]]:
+    with urllib.request.urlopen(f"{router}/workers", timeout=5) as answer:
+        return json.load(answer)["workers"]
+
+
+def scheduler_of(url: str) -> int:
+    """Find the process that samples, of a server that has a session of its own."""
+    port = url.rpartition(":")[2]
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_text().startswith("sglang::scheduler"):
+                pid = int(path.parent.name)
+                if f"--port\0{port}\0" in Path(f"/proc/{os.getsid(pid)}/cmdline").read_text():
+                    return pid
+    raise AssertionError(f"no scheduler of {url}")
 
 
 @contextmanager

@@ -67,6 +67,7 @@ def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path,
     result = run(evaluation, place, fake, out, "--decode", "vote@2")
     assert (result["sampler"], result["questions"]) == ("sglang", QUESTIONS)
     assert len(asked(fake)) == 2 * QUESTIONS
+    assert result["servers"] == {"sglang/requests": 2 * QUESTIONS}
     assert {body["sampling_params"]["temperature"] for body in asked(fake)} == {0.8}
     # The checkpoint's weights came before the first of them, once, and their copy is gone.
     assert fake.order.count("/update_weights_from_disk") == 1

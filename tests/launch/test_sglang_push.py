@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from minirl.config import TinyConfig
 from minirl.tiny import make_tiny
 
 from .conftest import ROOT, TINY
-from .sglang_server import serve
+from .sglang_server import scheduler_of, serve
 
 LEARNER = Path(__file__).parent / "push_learner.py"
 LIMIT_S = 400
@@ -71,22 +71,11 @@ def learn(torch_folder, model, servers, tmp_path):
             timeout=LIMIT_S,
             check=False,
         )
-        assert done.returncode == 0, done.stderr
+        sys.stderr.write(done.stderr)  # why a server was left out
+        assert done.returncode == 0
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
-
-
-def scheduler_of(url: str) -> int:
-    """Find the process that samples, of a server that has a session of its own."""
-    port = url.rpartition(":")[2]
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_text().startswith("sglang::scheduler"):
-                pid = int(path.parent.name)
-                if f"--port\0{port}\0" in Path(f"/proc/{os.getsid(pid)}/cmdline").read_text():
-                    return pid
-    raise AssertionError(f"no scheduler of {url}")
 
 
 @pytest.mark.timeout(3 * LIMIT_S)

@@ -18,6 +18,8 @@ from .conftest import ROOT, TINY
 from .sglang_server import OPTIONS, VARIABLES
 
 STEPS, EPISODES = 8, 4
+EVALUATION = TINY["evaluation"]
+MEASURED = {1: EVALUATION["questions"], STEPS: EVALUATION["validation_questions"]}
 ARGUMENTS = {name: value for name, value in OPTIONS.items() if name != "dtype"}
 
 
@@ -123,8 +125,9 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     for line in lines:
         # Each turn of each episode is one answered request: none is lost, none counted twice.
-        # Before the first step, the servers were asked the test questions.
-        measured = TINY["evaluation"]["questions"] if line["step"] == 1 else 0
+        # Before the first step the servers were asked the test questions, in the last one those
+        # of the validation.
+        measured = MEASURED.get(int(line["step"]), 0)
         asked = EPISODES * line["rollout/turns"] + measured
         assert line["sglang/requests"] == pytest.approx(asked)
         assert line["sglang/probe_gap"] < 1e-4

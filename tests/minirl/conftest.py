@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import attention
+from minirl import attention, fleet
 from minirl.config import SamplerConfig
 from minirl.model import Decoder, ModelConfig
 from minirl.sampler import NativeSampler
@@ -137,3 +137,21 @@ def toy() -> Any:
         next_logprobs=next_logprobs,
         run=run,
     )
+
+
+@pytest.fixture
+def fakes():
+    """Two servers on 127.0.0.1."""
+    from .fake_sglang import Fake  # this file is also imported by scripts, which are in no package
+
+    made = [Fake(), Fake()]
+    yield made
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Let a fleet look after its servers more often."""
+    monkeypatch.setattr(fleet, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(fleet, "_HEARTBEAT_S", 0.1)

@@ -29,14 +29,14 @@ from .test_fleet import (
     SEEN,
     WISH,
     _forget,
-    _soon,
     ask,
-    fakes,
     model,
     numbers_are,
     serve,
     wait_until,
 )
+
+pytestmark = pytest.mark.usefixtures("soon")
 
 NAMES = ("a", "b", "c", "d")
 # What a broadcast brings, by the name of its group; a server that is not there leaves it.

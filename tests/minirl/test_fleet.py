@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minirl import fleet as fleets
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
 from minirl.member import Weights
@@ -19,7 +18,7 @@ from minirl.sglang import SglangSampler
 from minirl.types import Decoding, Request
 from minirl.ways import Folder
 
-from .fake_sglang import STOP, VOCAB, Fake
+from .fake_sglang import STOP, VOCAB
 
 WISH = Wish((5, 6, 7), 8, Decoding(), (STOP,), VOCAB)
 DEADLINES: dict[str, Any] = dict.fromkeys(
@@ -27,18 +26,7 @@ DEADLINES: dict[str, Any] = dict.fromkeys(
 )
 
 
-@pytest.fixture
-def fakes():
-    made = [Fake(), Fake()]
-    yield made
-    for fake in made:
-        fake.close()
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch):
-    monkeypatch.setattr(fleets, "_FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(fleets, "_HEARTBEAT_S", 0.1)
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 @pytest.fixture
@@ -371,7 +359,7 @@ def test_a_server_that_hangs_when_weights_come_does_not_hold_the_others_up(
     fakes, serve, monkeypatch
 ):
     servers = serve(fakes, push_s=90)
-    monkeypatch.setattr("minirl.server._BRIEF_S", 3.0)
+    monkeypatch.setattr("minirl.server.BRIEF_S", 3.0)
     fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
     send(servers, "b")

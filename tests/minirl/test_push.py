@@ -13,7 +13,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from minirl import weights
+from minirl import leash, weights
 from minirl.children import launch
 from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig
 from minirl.errors import UserError
@@ -147,6 +147,26 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
     parent.communicate(timeout=30)
     while is_alive(one) or is_alive(other):
         assert time.monotonic() < deadline + 30
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_a_server_ends_with_a_leash_that_is_killed():
+    server = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    held = subprocess.Popen(
+        [sys.executable, "-P", leash.__file__, sys.executable, "-c", server],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with held:
+        assert held.stdout is not None
+        pid = held.stdout.readline().strip()
+        assert is_alive(pid)
+        held.kill()
+    deadline = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
 
 

@@ -5,29 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from minirl import fleet as fleets
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
 from minirl.servers import Servers
 
-from .fake_sglang import STOP, VOCAB, Fake, FakeRouter
+from .fake_sglang import STOP, VOCAB, FakeRouter
 from .test_fleet import DEADLINES, REPLY_FAULTS, ask, numbers, send, wait_until
 
 TOKENS = (10, 11, STOP)
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch):
-    monkeypatch.setattr(fleets, "_FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(fleets, "_HEARTBEAT_S", 0.1)
-
-
-@pytest.fixture
-def fakes():
-    made = [Fake(), Fake()]
-    yield made
-    for fake in made:
-        fake.close()
+pytestmark = pytest.mark.usefixtures("soon")
 
 
 @pytest.fixture

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from benchmarks._scripted_server import scripted
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.lora import split
@@ -25,7 +20,6 @@ from minirl.servers import Servers
 
 from .fake_sglang import Fake
 
-ROOT = Path(__file__).parents[2]
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 
 
@@ -110,23 +104,6 @@ class Deep:
         return episode + 1, None if episode == 2 else [self.said("user", "GO")]
 
 
-@contextmanager
-def scripted(ids: list[int], vocab: int) -> Generator[str]:
-    """Start the benchmark's server; give its address."""
-    script = str(ROOT / "benchmarks" / "_scripted_server.py")
-    line = [sys.executable, script, "0.01", str(vocab), ",".join(map(str, ids))]
-    process = subprocess.Popen(
-        line, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
-        process.stdout.close()
-    finally:
-        process.kill()
-        process.wait()
-
-
 def told(url: str) -> dict[str, int]:
     with urllib.request.urlopen(f"{url}/replies", timeout=30) as answer:
         return json.load(answer)
@@ -138,7 +115,7 @@ def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serv
     before = threading.active_count()
     most: list[int] = []
     reply, vocab = [10, 11, 1], toy.CONFIG.vocab_size
-    with scripted(reply, vocab) as one, scripted(reply, vocab) as two:
+    with scripted(0.01, vocab, reply) as one, scripted(0.01, vocab, reply) as two:
         servers = serve([one, two], parallel=parallel)
         sampler = make_sampler(
             toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers

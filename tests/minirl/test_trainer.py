@@ -80,6 +80,13 @@ def test_the_learner_agrees_with_the_sampler(finished):
         assert record["groups/trained"] == 4
 
 
+def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_path, monkeypatch):
+    # One more each time that is asked: after the rollout, and after the validation of each second.
+    monkeypatch.setattr("minirl.trainer.told_numbers", lambda _: {"sglang/retries": 1.0})
+    toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
+    assert [record["sglang/retries"] for record in metrics_of(tmp_path)] == [1, 2]
+
+
 def test_what_is_measured_when(finished):
     records = metrics_of(finished.folder)
     assert {
