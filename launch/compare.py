@@ -23,7 +23,7 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.runs import Column, Key, Run, read_runs
+from launch.runs import Column, Key, Run, read_runs, split_name
 from launch.statistics import (
     McNemar,
     Paired,
@@ -31,7 +31,9 @@ from launch.statistics import (
     mcnemar,
     paired_bootstrap,
 )
+from launch.testsets import TEST_SETS, VERDICTS
 from launch.texts import write_json, write_text
+from launch.verdicts import PREDICTIONS
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -75,7 +77,12 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
     runs = read_runs(options.runs)
+    _check_outputs(options)
     keys = _keys(runs)
+    for key in keys:
+        there = [run for run in runs if key in run.columns]
+        for run in there[1:]:
+            _check_alike(there[0], run, key)
     differences = [each for run in runs[1:] for each in _differences(runs[0], run, options.seed)]
     if len(runs) > 1 and not differences:
         raise UserError("the runs have no test set and measure in common; evaluate them on one")
@@ -89,6 +96,27 @@ def main(arguments: Sequence[str]) -> None:
         for table in _terminal(title, _BESIDE, beside, width, fixed=3):
             cli.output.print(table)
     _write(options, runs, keys, differences, (heads, rows, beside))
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuse to write over a result, or two files over one another.
+
+    Raises:
+        UserError: A file to write is read too, is named twice, or is a folder.
+    """
+    taken = {split_name(run)[1].resolve() for run in options.runs}
+    for option in ("markdown", "differences", "json"):
+        path = getattr(options, option)
+        if path is None:
+            continue
+        place = path.resolve()
+        if path.is_dir():
+            raise UserError(f"--{option} {path}: is a folder; name a file")
+        if place in taken or place.name in (VERDICTS, PREDICTIONS):
+            raise UserError(
+                f"--{option} {path}: is a file of results, or written already; name another"
+            )
+        taken.add(place)
 
 
 def _write(
@@ -145,6 +173,16 @@ def _label(key: Key) -> str:
     return LABELS.get(key) or " ".join(key)
 
 
+def _head(key: Key, runs: Sequence[Run]) -> str:
+    """Name a column, and how much of a published test set it is of, where that is not all."""
+    published = TEST_SETS.get(key[0])
+    # Runs of one column are of the same questions.
+    count = next(len(run.columns[key].scores) for run in runs if key in run.columns)
+    if published is None or count == published.questions:
+        return _label(key)
+    return f"{_label(key)} ({count:,} of {published.questions:,})"
+
+
 def _title(run: Run) -> str:
     return f"{run.name} ({run.decode})"
 
@@ -154,7 +192,6 @@ def _differences(first: Run, run: Run, seed: int) -> Iterator[Difference]:
         base = first.columns.get(key)
         if base is None:
             continue
-        _check_alike(first, run, key)
         names = list(base.scores)
         pairs = [[one.scores[name] for name in names] for one in (base, column)]
         is_binary = base.is_binary and column.is_binary
@@ -219,7 +256,7 @@ def _table(runs: Sequence[Run], keys: Sequence[Key], seed: int) -> tuple[Cells, 
     """Give the papers' table: a row a run, a column a test set and measure."""
     has_origin = any(run.base or run.reward for run in runs)
     origin = ("base model", "reward") if has_origin else ()
-    heads = ("run", *origin, "decoding", *map(_label, keys))
+    heads = ("run", *origin, "decoding", *(_head(key, runs) for key in keys))
     rows = []
     for run in runs:
         said = (run.base or _NONE, run.reward or _NONE) if has_origin else ()

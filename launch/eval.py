@@ -88,12 +88,17 @@ def _is_judged(options: Namespace, out: Path) -> bool:
     from launch.judging import read_measures
     from launch.sheet import read_sheet
 
-    wanted = read_measures(options.comparators, options.data)
+    wanted = {*read_measures(options.comparators, options.data)}
     path = options.json or out / VERDICTS
     if not wanted:
         return True
+    if not path.exists():
+        return False
+    sheet = read_sheet(path)
+    is_own = options.comparators is None and options.test_suite is None
     # Of a test set's own measures one may be left out, where there is no test suite.
-    return path.exists() and {*read_sheet(path).measures} <= {*wanted}
+    is_whole = {*sheet.measures} <= wanted if is_own else {*sheet.measures} == wanted
+    return is_whole and sheet.settings.get("timeout_s") == read_limits(options.timeout_s).timeout_s
 
 
 def _check_other(other: Path | None) -> None:

@@ -175,7 +175,7 @@ def settings_of(
         seed: Of the samples and of the bootstrap.
         prompt: Hash of the prompts; None where they are unknown.
     """
-    predictions = json.dumps([list(map(list, task.samples)), list(task.answers)])
+    predictions = json.dumps(list(map(list, task.samples)))
     return {
         **data.facts(),
         "model": dict(model),
@@ -312,6 +312,8 @@ def show_sheet(sheet: Sheet) -> None:
         for name, part in values.items():
             shares = (_percent(part[measure]) for measure in names)
             parts.add_row(f"{heading}: {name}", f"{part['questions']:,}", *shares)
+    # Names of tags are long; cut they would look alike.
+    parts.columns[0].overflow = "fold"
     for column in (*whole.columns[1:], *parts.columns[1:]):
         column.justify = "right"
     cli.output.print(whole, parts, sep="\n")

@@ -7,6 +7,7 @@ import json
 from argparse import Namespace
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -112,9 +113,10 @@ def evaluate(
                 verdicts = evaluator.predict(examples, out / PREDICTIONS, progress=progress)
             notes = evaluator.notes()
         prompt = prompts_hash(map(sql.evaluation_prompt, examples))
-    write_official(verdicts, out)
     model = describe(asked, config)
     sheet = _sheet(judged, verdicts, decode, config, options, model, prompt, out)
+    answers = [one.sql for one in (sheet.questions if sheet else verdicts)]
+    write_official([replace(one, sql=sql) for one, sql in zip(verdicts, answers, strict=True)], out)
     known = [verdict for verdict in verdicts if verdict.gold]
     result = {
         **(accuracies(known, config) if known else {"questions": len(verdicts)}),
@@ -209,8 +211,8 @@ def _sheet(
 ) -> Sheet | None:
     if judged is None:
         return None
-    # What an oracle chooses depends on the measure; votes are counted already.
-    answers = [] if decode.kind == "pass" else [verdict.sql for verdict in verdicts]
+    # Whom samples elect is decided here too, by the test set's rules: the job's own limits and
+    # comparator, by which they were counted while sampling, may be others.
     task = Task(
         judged.examples,
         [verdict.samples or (verdict.sql,) for verdict in verdicts],
@@ -218,7 +220,6 @@ def _sheet(
         decode,
         suite=judged.suite,
         references=judged.references,
-        answers=answers,
     )
     path, seed, limits = options.json or out / VERDICTS, config.seed, read_limits(options.timeout_s)
     facts = settings_of(

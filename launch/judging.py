@@ -82,7 +82,6 @@ class Task:
         vote_by: What makes two results one vote.
         suite: Files of the test suite by database; none where it is not used.
         references: Gold results by question, for Spider 2.
-        answers: What was answered, where that is decided already.
     """
 
     examples: Sequence[Example]
@@ -92,7 +91,6 @@ class Task:
     vote_by: VoteBy = "set"
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
-    answers: Sequence[str] = ()
 
     @property
     def first(self) -> str:
@@ -112,13 +110,13 @@ def judge(task: Task, executor: Executor, journal: Journal) -> list[Judged]:
         UserError: A database cannot be used.
     """
     several = len(task.samples[0]) > 1 if task.samples else False
-    answers = list(task.answers) or [samples[0] for samples in task.samples]
+    answers = [samples[0] for samples in task.samples]
     right: list[list[float]] = [[] for _ in answers]
-    if several and not task.answers and task.decode.kind == "vote":
+    if several and task.decode.kind == "vote":
         answers = _elect(task, executor.config, journal)
     if several:
         right = _judge_samples(task, executor, journal)
-    if several and not task.answers and task.decode.kind == "pass":
+    if several and task.decode.kind == "pass":
         answers = [_oracle(*pair) for pair in zip(task.samples, right, strict=True)]
     return _judge_answers(task, executor, journal, answers, right)
 

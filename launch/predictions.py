@@ -127,7 +127,7 @@ def _by_id(
     if unknown := [one for one in predictions if one.id not in known]:
         raise UserError(
             f"{unknown[0].place}: {len(unknown)} predictions are of no question of --data, the "
-            f"first is {unknown[0].id}; theirs are such as {min(known)}: check --data and --layout"
+            f"first is {unknown[0].id}; theirs are such as {min(known)}: check --data"
         )
     pairs = [(known[str(one.id)], one) for one in predictions]
     times = Counter(example.id for example, _ in pairs)

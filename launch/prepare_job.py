@@ -132,7 +132,10 @@ def _survey(name: str, request: Request) -> Survey:
                 update(number, 0, "")
         update(pool.read, pool.read, "")
     if not found:
-        raise UserError(f"{name}: no question is left; {pool.report().line()}")
+        raise UserError(
+            f"{name}: no question is left; {pool.report().line()}; bring what is missing, or name "
+            "the other sets with --data"
+        )
     return found
 
 

@@ -69,11 +69,16 @@ def read_runs(arguments: Sequence[str]) -> list[Run]:
     """
     runs: list[Run] = []
     for argument in arguments:
-        name, _, path = (
-            argument.rpartition("=") if not Path(argument).exists() else ("", "", argument)
-        )
-        runs += _read(name, Path(path))
+        runs += _read(*split_name(argument))
     return _told_apart(runs, arguments)
+
+
+def split_name(argument: str) -> tuple[str, Path]:
+    """Tell the name of a row, empty where there is none, from the path of its results."""
+    if Path(argument).exists():
+        return "", Path(argument)
+    name, _, path = argument.rpartition("=")
+    return name, Path(path)
 
 
 def _read(name: str, path: Path) -> list[Run]:

@@ -110,7 +110,8 @@ def _own(name: str, root: Path) -> SourceConfig:
     try:
         return choose_sets(root, [name])[name]
     except UserError as error:
-        others = ", ".join(sorted(path.name for path in root.glob("*dev*.json*")))
+        names = sorted(path.name for path in root.glob("*dev*.json*"))
+        others = ", ".join(one for one in names if one not in str(error))
         advice = f"; --file takes another question file, there are {others}" if others else ""
         raise UserError(f"--data {error}{advice}") from None
 

@@ -88,7 +88,8 @@ def test_two_runs_side_by_side(tmp_path, capsys):
     assert "Spider dev EX" in printed
     assert "Beside base (greedy), in points" in printed
     written = table.read_text()
-    assert "| run | decoding | Spider dev EX | Spider dev TS |" in written
+    heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
+    assert f"| run | decoding | {heads} |" in written
     assert "| base | greedy | 20.0 [" in written
     assert "+70.0 [" in written
     assert "| run | decoding |  | gain | p (bootstrap) | only first right |" in written
@@ -103,8 +104,9 @@ def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
     table = tmp_path / "t.md"
     run(tmp_path / "base", f"mine={tmp_path / 'ours'}", "--markdown", table)
     head, _, first, second = table.read_text().splitlines()[:4]
-    heads = "Spider dev EX | Spider dev TS | Spider test | DK"
-    assert head.startswith(f"| run | base model | reward | decoding | {heads} |")
+    names = ("Spider dev EX", "Spider dev TS", "Spider test", "DK")
+    assert head.startswith("| run | base model | reward | decoding | ")
+    assert [cell.split(" (")[0] for cell in head.split(" | ")[4:8]] == [*names]
     assert "Qwen\\|7B | progressive" in second
     assert first.startswith("| base | - | - | greedy | 25.0 [")
     assert second.startswith("| mine | ")
@@ -118,6 +120,27 @@ def test_results_with_one_name_make_one_row(tmp_path, capsys):
     assert "Spider test" in printed
     assert "Beside" not in printed
     assert sum(line.startswith("│ x ") for line in printed.splitlines()) == 1
+
+
+def test_a_column_says_how_much_of_a_test_set_it_is_of(tmp_path):
+    part = sheet(tmp_path / "part.json", "10")
+    whole = sheet(tmp_path / "whole.json", "1" * 535, data="spider-dk")
+    table = tmp_path / "t.md"
+    run(f"x={part}", f"x={whole}", "--markdown", table)
+    heads = table.read_text().splitlines()[0].split(" | ")
+    assert heads[2:4] == ["Spider dev EX (2 of 1,034)", "Spider dev TS (2 of 1,034)"]
+    assert heads[4] == "DK"
+
+
+def test_later_rows_of_a_column_are_of_the_same_questions(tmp_path):
+    """Also where the first row has no result in it."""
+    base = sheet(tmp_path / "base.json", "10")
+    runs = [f"base={base}"]
+    for name, fingerprint in (("one", "f"), ("two", "g")):
+        dev = sheet(tmp_path / name / "dev.json", "10")
+        test = sheet(tmp_path / name / "t.json", "1", data="spider-test", fingerprint=fingerprint)
+        runs += [f"{name}={dev}", f"{name}={test}"]
+    assert "one (greedy) and two (greedy): other questions" in mistake(*runs)
 
 
 def test_rows_are_split_by_decoding(tmp_path, capsys):
@@ -217,6 +240,16 @@ def test_tables_may_go_into_a_new_folder(tmp_path):
     runs = [sheet(tmp_path / f"{name}.json", bits) for name, bits in (("a", "10"), ("b", "11"))]
     run(*runs, "--markdown", tmp_path / "new" / "table.md")
     assert (tmp_path / "new" / "table.md").read_text().startswith("| run |")
+
+
+def test_nothing_is_written_over(tmp_path):
+    base, ours = sheet(tmp_path / "base.json", "10"), sheet(tmp_path / "ours.json", "11")
+    before = ours.read_bytes()
+    assert "is a file of results" in mistake(base, f"x={ours}", "--json", ours)
+    assert ours.read_bytes() == before
+    twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
+    assert "written already; name another" in mistake(base, ours, *twice)
+    assert "is a folder; name a file" in mistake(base, ours, "--markdown", tmp_path)
 
 
 def test_a_part_is_no_result(tmp_path):

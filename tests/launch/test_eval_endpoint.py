@@ -89,6 +89,33 @@ def test_votes_and_pass_of_sampled_answers(place, tmp_path):
     assert list(voted["pass_at"]) == ["1", "2", "4", "5"]
 
 
+def test_votes_are_those_of_the_rule_whatever_the_jobs_own_limits(place, tmp_path):
+    """Of a file with the same samples the answers are the same."""
+    replies = {question: iter(["SELECT 1"] * 3) for _, question, _ in ASKED}
+    names = "SELECT name FROM pet"
+    replies["Who is there?"] = iter(["SELECT 17", names, names])
+    replies["How many items?"] = iter(["SELECT nothing", "SELECT none", "SELECT nobody"])
+
+    def speaks(body: Any, earlier: int) -> str:
+        text = body["messages"][-1]["content"]
+        asked = next(question for _, question, _ in ASKED if question in text)
+        return f"<think>…</think><sql>{next(replies[asked])}</sql>"
+
+    out = tmp_path / "out"
+    with serve(Chat(speaks)) as chat:
+        # Two rows are too many for the job, one is not.
+        sheet = evaluate(place, out, chat, "--decode", "vote@3", "executor.max_rows=1")
+    chosen = {one["question"]: one["sql"] for one in sheet["questions"]}
+    assert chosen["Who is there?"] == names
+    assert chosen["How many items?"] == "Error SQL"
+    assert (out / "predictions.sql").read_text().splitlines() == list(chosen.values())
+    samples = out / "predictions_omnisql.json"
+    file = ("--predictions", str(samples), "--data", "spider-dev", "--decode", "vote@3")
+    again = tmp_path / "again.json"
+    command.main([*file, "--data-root", str(place / "spider_data"), "--json", str(again)])
+    assert [one["sql"] for one in json.loads(again.read_text())["questions"]] == [*chosen.values()]
+
+
 def test_answers_that_were_paid_for_are_not_asked_again(place, tmp_path):
     out = tmp_path / "out"
     quits = Failure(403)
@@ -136,5 +163,10 @@ def test_other_comparators_are_asked_of_answers_that_are_there(place, tmp_path):
         assert chat.requests == asked
         with pytest.raises(UserError, match="holds verdicts of other settings"):
             evaluate(place, out, chat, *more[:2])
+        for other in (("--comparators", "spider_ex,spider_ts,csmr"), ("--timeout-s", "9")):
+            with pytest.raises(UserError, match="holds verdicts of other settings"):
+                evaluate(place, out, chat, *other)
+        evaluate(place, out, chat, "--comparators", "spider_ex,spider_ts")
+        assert chat.requests == asked
     sheet = json.loads((tmp_path / "more.json").read_text())
     assert list(sheet["measures"]) == ["bird_ex", "csmr"]

@@ -145,6 +145,14 @@ def test_questions_of_missing_databases_may_be_left_out(
     assert summary["sets"]["spider-dk"]["found"].get("missing database", 0) == 6 * (spoil is gone)
 
 
+def test_a_set_of_which_no_question_is_left_is_named(root: Path, tmp_path: Path):
+    for path in (root / "spider").rglob("*.sqlite"):
+        path.unlink()
+    told = message(root, tmp_path / "p", "--data", "spider-dev", "--drop-missing")
+    assert told.startswith("spider-dev: no question is left; ")
+    assert told.endswith("bring what is missing, or name the other sets with --data")
+
+
 def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tmp_path: Path):
     before = run(root, tmp_path / "p", "--data", "bird-dev")["sets"]["bird-dev"]
     path = root / "bird" / "dev_20240627" / "dev.json"
