@@ -258,7 +258,10 @@ def _count(text: str) -> int:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text}: write a number of seconds above 0")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -13,6 +14,9 @@ from sqlenv.layouts import FORMS, MANIFEST, SETS, foreign, locate, question_file
 
 _SEARCHED = 1_000
 """Folders that are looked at."""
+_STRANGE = "its records are of"
+"""Begins what is said of a file with the fields of another data set."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,12 @@ class Recognised:
         sources: The data sets, by their names in `SETS`.
         left: Files that looked like a data set's and are not, or whose databases are missing, and
             why, by the name of the data set.
+        unused: A line on each of these files that no other data set has.
     """
 
     sources: Mapping[str, SourceConfig]
     left: Mapping[str, str]
+    unused: tuple[str, ...]
 
 
 def recognise(root: Path) -> Recognised:
@@ -42,6 +48,7 @@ def recognise(root: Path) -> Recognised:
         raise UserError(f"{root}: was itself prepared; give the folder of the downloads")
     sources: dict[str, SourceConfig] = {}
     left: dict[str, str] = {}
+    looked_at: list[tuple[str, SourceConfig, str]] = []
     for name in SETS:
         tried = [_try(source) for source in _candidates(root, name)]
         good = [source for source, problem in tried if not problem]
@@ -53,7 +60,27 @@ def recognise(root: Path) -> Recognised:
             left[name] = f"is in {places}; give the folder of one, or move the other away"
         elif tried:
             left[name] = tried[0][1]
-    return Recognised(sources, left)
+        if name in left:
+            looked_at += [(name, source, problem or left[name]) for source, problem in tried]
+    return Recognised(sources, left, _unused(sources, looked_at))
+
+
+def _unused(
+    sources: Mapping[str, SourceConfig], looked_at: Sequence[tuple[str, SourceConfig, str]]
+) -> tuple[str, ...]:
+    """Say of each file that no data set has what keeps it from being one's."""
+    told = {file for source in sources.values() for file in _files(source)}
+    lines: dict[str, None] = {}
+    # A file with a data set's fields is that one's, whoever else has files of this name.
+    for name, source, problem in sorted(looked_at, key=lambda one: _STRANGE in one[2]):
+        if not told.issuperset(_files(source)):
+            lines[f"{name}: {problem}"] = None
+            told.update(_files(source))
+    return tuple(lines)
+
+
+def _files(source: SourceConfig) -> tuple[Path, ...]:
+    return question_files(source.path, source)
 
 
 def _near(root: Path, name: str) -> tuple[Path, ...]:
@@ -66,7 +93,8 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
 
     Args:
         root: Folder of the downloads.
-        names: Of `SETS`; none for all.
+        names: Of `SETS`; none for all, where files that look like a data set's and are not
+            are told.
 
     Raises:
         UserError: One is not there; says what was expected where.
@@ -87,6 +115,9 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
             f"{root}: no data set recognised, but {_listing(root)}; expected such as {known} "
             "(README, 'Data'), there or up to two folders deeper"
         )
+    if not names:
+        for line in found.unused:
+            _log.warning("left out: %s", line)
     return {name: found.sources[name] for name in names or found.sources}
 
 
@@ -114,7 +145,7 @@ def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
             first = next(read_records(file))
             if other := foreign(source.layout, first):
                 return source, (
-                    f"{file}: its records are of {other} (they have {', '.join(list(first)[:8])}), "
+                    f"{file}: {_STRANGE} {other} (they have {', '.join(list(first)[:8])}), "
                     f"not of {source.layout}; put {source.layout}'s own file there"
                 )
         locate(source)

@@ -153,6 +153,25 @@ def test_a_set_of_which_no_question_is_left_is_named(root: Path, tmp_path: Path)
     assert told.endswith("bring what is missing, or name the other sets with --data")
 
 
+def test_files_that_no_data_set_has_are_told(root: Path, tmp_path: Path, caplog):
+    """What is whole beside them is prepared, but not as if it were all that is there."""
+    shutil.copy(root / "bird" / "dev_20240627" / "dev.json", root / "spider" / "dev.json")
+    run(root / "spider", tmp_path / "p")
+    (told,) = [one.getMessage() for one in caplog.records if "left out" in one.getMessage()]
+    assert told.startswith("left out: bird-dev: ")
+    assert "no folder train_databases or dev_databases in it" in told
+    caplog.clear()
+    (root / "spider" / "dev.json").write_bytes(b"")
+    run(root / "spider", tmp_path / "q")
+    told = " ".join(one.getMessage() for one in caplog.records)
+    assert "dev.json: broken JSON in it: the file is empty" in told
+
+
+def test_a_whole_download_leaves_nothing_to_tell(root: Path, tmp_path: Path, caplog):
+    run(root, tmp_path / "p")
+    assert "left out" not in caplog.text
+
+
 def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tmp_path: Path):
     before = run(root, tmp_path / "p", "--data", "bird-dev")["sets"]["bird-dev"]
     path = root / "bird" / "dev_20240627" / "dev.json"
