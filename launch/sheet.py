@@ -28,6 +28,9 @@ NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
 
 
+_UNPARSED = "unparsed"
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """One question under every measure.
@@ -72,7 +75,8 @@ class Sheet(BaseModel):
         parts: Means by difficulty, by database, by clause of the gold query and by tag, of both of
             which a question may have several.
         mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
-            and the mean of the four (Progress-SQL's table 8); empty without gold queries.
+            the mean of the four (Progress-SQL's table 8), and the share that is no query, which
+            differs in none of them; empty without gold queries.
         failing_golds: Questions whose gold query does not run.
         late: Questions on which a limit of time decided a score.
         questions: All of them.
@@ -146,7 +150,11 @@ def _summary(scores: Sequence[float], seed: int) -> dict[str, Any]:
 
 
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
-    rates = mismatch_rates(tags) if tags else {}
+    if not tags:
+        return {}
+    # What is no query differs in no clause: low rates say little where there is much of it.
+    unparsed = sum(_UNPARSED in each for each in tags) / len(tags)
+    rates = {**mismatch_rates(tags), _UNPARSED: unparsed}
     return {category: round(rate, 6) for category, rate in rates.items()}
 
 
