@@ -218,7 +218,7 @@ def _question(name: str, base: Column, column: Column) -> dict[str, Any]:
     }
 
 
-_DECIDING = ("questions", "databases")
+_DECIDING = ("questions", "databases", "test suite")
 
 
 def _check_alike(first: Run, run: Run, key: Key) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import platform
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -60,17 +60,20 @@ class Data:
 
     def facts(self) -> dict[str, Any]:
         """Say which questions and databases these are: numbers, and fingerprints of contents."""
-        files = {example.database for example in self.examples}
-        files |= {path for paths in self.suite.values() for path in paths}
-        # By name and contents: the same on every machine, whatever the paths.
-        lines = sorted(f"{path.name} {fingerprint(path)}" for path in files)
-        digest = hashlib.sha256("\n".join(lines).encode())
+        suite = {path for paths in self.suite.values() for path in paths}
         return {
             "data": self.name,
             "questions": len(self.examples),
             "fingerprint": fingerprint_questions(self.examples),
-            "databases": digest.hexdigest()[:16],
+            "databases": _digest({example.database for example in self.examples}),
+            **({"suite": _digest(suite)} if suite else {}),
         }
+
+
+def _digest(files: Collection[Path]) -> str:
+    """Digest files by name and contents: the same on every machine, whatever the paths."""
+    lines = sorted(f"{path.name} {fingerprint(path)}" for path in files)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def prepare(

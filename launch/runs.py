@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from launch.folders import CONFIG, RESULT
+from launch.judging import SUITED
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
 from launch.texts import PART
@@ -125,6 +126,7 @@ def _columns(sheet: Sheet) -> Iterator[tuple[str, Column]]:
         facts = {
             "questions": settings["fingerprint"],
             "databases": settings["databases"],
+            **({"test suite": settings.get("suite")} if measure in SUITED else {}),
             "comparator": settings["comparators"][measure],
             "SQLite": settings["versions"]["sqlite"],
             "time limit": settings["timeout_s"],

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from launch import compare, judging
 from launch import eval as command
-from launch import judging
 from launch.predictions import read_samples
 from launch.testsets import find
 from sqlenv.errors import UserError
@@ -287,3 +288,17 @@ def test_a_result_beside_another_one(spider, tmp_path, capsys):
     assert named == {("spider_ex", f"spider/dev/{n}") for n in (1, 3)} | {
         ("spider_ts", f"spider/dev/{n}") for n in (1, 2, 3)
     }
+
+
+def test_accuracy_on_one_database_is_compared_with_and_without_a_test_suite(spider, tmp_path):
+    path = write(tmp_path / "p.sql", GOLDS)
+    with_suite, without = tmp_path / "a.json", tmp_path / "b.json"
+    evaluate(path, spider, with_suite)
+    evaluate(path, spider, without, "--comparators", "spider_ex")
+    compare.main([f"a={with_suite}", f"b={without}"])
+    other = shutil.copytree(spider / "test_suite_database", tmp_path / "suite")
+    (other / "pets" / "pets_v1.sqlite").unlink()
+    smaller = tmp_path / "c.json"
+    evaluate(path, spider, smaller, "--test-suite", str(other))
+    with pytest.raises(UserError, match="other test suite under the name spider-dev"):
+        compare.main([f"a={with_suite}", f"c={smaller}"])
