@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from threading import Lock
@@ -61,18 +62,28 @@ class Child:
                     start_new_session=True,
                 )
 
+    def let_go(self) -> None:
+        """Let it end for good, and all that it has started; returns at once."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
+
     def close(self) -> None:
         """End it for good, and all that it has started."""
         with self._lock:
             self._is_closed = True
             self._end()
 
+    def _release(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
     def _end(self) -> None:
         if self._process is None:
             return
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._release()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -83,6 +94,14 @@ class Child:
         """Say where its log is, and what ends it."""
         text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
         return f"{self._log} ends with {' '.join(text[-_SHOWN:].split())!r}"
+
+
+def close(children: Sequence[Child]) -> None:
+    """End servers, all at a time: a cluster's notice is short."""
+    for child in children:
+        child.let_go()
+    for child in children:
+        child.close()
 
 
 def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Path) -> list[Child]:
