@@ -175,6 +175,26 @@ def test_until_new_weights_are_there_replies_with_the_old_ones_are_right(fakes, 
     assert numbers_are(servers, requests=5, retries=0, left_out=0)
 
 
+def test_a_server_that_fails_a_request_and_then_the_push_is_mended_once(fakes, serve, way):
+    servers = serve(fakes, push=False, push_with=way, push_s=12)
+    send(servers, "x", 3)
+    fleet = servers.fleet
+    watches = len(fleet._tasks)
+
+    def made():
+        wait_until(lambda: "y" in fleet._versions)
+        fakes[0].faults["/generate"] = [500]
+        fakes[0].faults[PARTS[way][1]] = [500]
+        assert ask(servers)[0].versions == ("x",) * 3
+        assert not fleet._members[0].is_used
+        yield from parcels(4)
+
+    send(servers, "y", 4, made=made())
+    wait_until(lambda: len(fleet._tasks) == watches)
+    assert numbers_are(servers, servers=2, left_out=1, taken_back=1, failed_status=2)
+    assert fakes[0].taken == of(4)
+
+
 def test_what_is_sampled_with_a_part_of_the_weights_is_refused(fakes, serve):
     """A server that goes on after a push that failed half way says so in its answers."""
     servers = serve(fakes, push=False, push_with="tensor")
