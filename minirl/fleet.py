@@ -173,7 +173,7 @@ class Fleet:
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
         if self._router is not None:
             found["sglang/router"] = float(self._router.is_used)
-        found[PROBE_GAP] = max(member.gap for member in self._all)
+        found[PROBE_GAP] = max((one.gap for one in self._all if one.is_used), default=0.0)
         found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
         found[OUT_S] = self._out_s
         self._events.clear()
