@@ -10,17 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlenv.config import ExecutorConfig
-
-OFFICIAL_LIMITS = ExecutorConfig(
-    timeout_s=60,
-    max_steps=2**31 - 1,
-    max_bytes=1_000_000_000,
-    max_value_bytes=100_000_000,
-    heap_bytes=2_000_000_000,
-)
-"""As good as none but for time, as the official programs have it."""
-
 
 def ask(python: Path, program: str, folder: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     """Run one of the functions of `_official.py`.

@@ -5,8 +5,11 @@
 
 Measures whole processes, one program after the other, several times: execution accuracy and test
 suite of 412 questions, with the levels of difficulty. Their start, what they import, reading and
-opening the databases count. The official program runs once for each of the two measures. Prints one
-JSON object with medians of wall and CPU time; exit status 1 when verdicts differ.
+opening the databases count. The official program runs once for each of the two measures. Ours is
+measured twice: the comparators in a program of few lines (`ours`), and `python -m launch.eval`
+(`command`), which also looks for damage in the databases, takes their fingerprints, and writes
+intervals and breakdowns. Prints one JSON object with medians of wall and CPU time; exit status 1
+when verdicts differ.
 """
 
 from __future__ import annotations
@@ -14,16 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ask import OFFICIAL_LIMITS, ask
+from benchmarks._ask import ask
 from sqlenv.comparators import Case
+from sqlenv.config import OFFICIAL
 from sqlenv.executor import Executor
 from sqlenv.hardness import grade
 
@@ -36,24 +40,25 @@ def main() -> None:
     if options.ours:
         json.dump(judge(options.data, options.predictions), sys.stdout)
         return
-    seconds: dict[str, list[tuple[float, float]]] = {"official": [], "ours": []}
+    programs = {"official": run_official, "ours": run_ours, "command": run_command}
+
+    seconds: dict[str, list[tuple[float, float]]] = {who: [] for who in programs}
     answers: dict[str, Any] = {}
     for _ in range(options.repeats):
-        for who, run in (("official", run_official), ("ours", run_ours)):
+        for who, run in programs.items():
             answers[who], times = timed(run, options)
             seconds[who].append(times)
     wall, cpu = (
-        {who: statistics.median(each[at] for each in times) for who, times in seconds.items()}
-        for at in (0, 1)
+        {who: median(each[at] for each in times) for who, times in seconds.items()} for at in (0, 1)
     )
-    is_equal = answers["official"] == answers["ours"]
+    is_equal = answers["official"] == answers["ours"] == answers["command"]
     report = {
         "predictions": options.predictions.name,
         "questions": len(answers["ours"]["levels"]),
         "wall_s": rounded(wall),
         "cpu_s": rounded(cpu),
-        "times_as_fast": round(wall["official"] / wall["ours"], 1),
-        "times_less_cpu": round(cpu["official"] / cpu["ours"], 1),
+        "times_as_fast": ratios(wall),
+        "times_less_cpu": ratios(cpu),
         "verdicts_equal": is_equal,
         "right": {name: sum(answers["ours"][name]) for name in NAMES},
     }
@@ -97,9 +102,21 @@ def run_ours(options: argparse.Namespace) -> dict[str, Any]:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
 
+def run_command(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "verdicts.json"
+        command = [sys.executable, "-m", "launch.eval", "--data=spider-dev", f"--json={out}"]
+        command += [f"--data-root={options.data}", "--file=dev_visible.json"]
+        command += [f"--predictions={predictions_file(options.data, options.predictions)}"]
+        subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        questions = json.loads(out.read_text())["questions"]
+    verdicts = {name: [one["scores"][name] for one in questions] for name in NAMES}
+    return {**verdicts, "levels": [one["difficulty"] for one in questions]}
+
+
 def judge(data: Path, predictions: Path) -> dict[str, Any]:
     """Judge every question under both comparators, and grade it."""
-    with Executor(OFFICIAL_LIMITS) as executor:
+    with Executor(OFFICIAL) as executor:
         executor.start()
         cases = read_cases(data, predictions)
         levels = [grade(case.gold) for case in cases]
@@ -128,6 +145,17 @@ def gold_file(data: Path) -> Path:
 
 def predictions_file(data: Path, name: Path) -> Path:
     return data.resolve() / "predictions/spider_dev" / name
+
+
+def ratios(seconds: dict[str, float]) -> dict[str, float]:
+    """Say how many times as long the official program takes as each of ours."""
+    official = seconds["official"]
+    return {who: round(official / value, 1) for who, value in seconds.items() if who != "official"}
+
+
+def median(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
 
 
 def rounded(seconds: dict[str, float]) -> dict[str, float]:

@@ -26,9 +26,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from benchmarks._ask import OFFICIAL_LIMITS, ask
+from benchmarks._ask import ask
 from benchmarks._mutants import SPELLINGS, mutants
 from sqlenv.comparators import Case
+from sqlenv.config import OFFICIAL
 from sqlenv.executor import Executor
 
 NAMES = (
@@ -55,7 +56,7 @@ class Mutant:
 def main() -> None:
     options = parse_arguments()
     made = [*spider_mutants(options.data), *bird_mutants(options.data)]
-    with Executor(OFFICIAL_LIMITS) as executor:
+    with Executor(OFFICIAL) as executor:
         judged = executor.judge([mutant.case for mutant in made], NAMES)
     scores = [one.scores for one in judged]
     differing = disagreements(options, made, scores)

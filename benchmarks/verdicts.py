@@ -8,7 +8,8 @@ Runs the official programs, from folders of their repositories and in an environ
 they import (nltk, sqlparse, tqdm, func_timeout, pandas, psycopg2, pymysql), on every file of
 predictions that can be executed, and our comparators on the same files. Programs that are not given
 are left out. Prints a line a file and comparator; OUT lists every differing verdict and level of
-difficulty. Exit status 1 if there is one.
+difficulty. Exit status 1 if there is one. Also compares with the verdicts that a published toolkit
+left beside its failures.
 
 R-VES is a measurement, so only its rule can be equal: the reward of given ratios, and which
 predictions are rewarded at all; rewards that differ are counted.
@@ -26,12 +27,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ask import OFFICIAL_LIMITS, ask
+from benchmarks._ask import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
 from sqlenv.bird import ves_reward
 from sqlenv.comparators import Case
+from sqlenv.config import OFFICIAL
 from sqlenv.executor import Executor
 from sqlenv.hardness import grade
+
+FAILURES = "ibm_spider_dev_failures.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,8 @@ def main() -> None:
 
 
 def compare_all(options: argparse.Namespace) -> Iterator[Comparison]:
-    with Executor(OFFICIAL_LIMITS) as executor:
+    with Executor(OFFICIAL) as executor:
+        yield from compare_toolkit(options.data, executor)
         if options.spider:
             yield from compare_spider(options, executor)
             yield from compare_levels(options)
@@ -96,18 +101,33 @@ def spider_files(data: Path) -> Iterator[Predictions]:
     ]
     for path in sorted((data / "predictions/spider_dev").glob("*.sql")):
         yield Predictions(path.name, [line.split("\t")[0] for line in read_lines(path)], gold)
-    failures = [
-        json.loads(line)
-        for line in read_lines(data / "predictions/failures/ibm_spider_dev_failures.jsonl")
-    ]
+    failures = read_failures(data)
     questions = json.loads((data / "spider_data/dev_visible.json").read_text())
     asked = {one["question"]: (one["query"], one["db_id"]) for one in questions}
     known = [one for one in failures if one["question"] in asked]
     yield Predictions(
-        "ibm_spider_dev_failures.jsonl",
+        FAILURES,
         [" ".join(one["pred"].split()) for one in known],
         [asked[one["question"]] for one in known],
     )
+
+
+def read_failures(data: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in read_lines(data / "predictions/failures" / FAILURES)]
+
+
+def compare_toolkit(data: Path, executor: Executor) -> Iterator[Comparison]:
+    """Compare with the verdicts of IBM's toolkit, which its file of failures holds."""
+    failures = read_failures(data)
+    gold = [(one["gold"][0], one["db_id"]) for one in failures]
+    file = Predictions(FAILURES, [one["pred"] for one in failures], gold)
+    cases = spider_cases(data, file)
+    for name, metric in (
+        ("bag_ordered", "execution_accuracy"),
+        ("bird_ex", "bird_execution_accuracy"),
+    ):
+        theirs = [float(one["metrics"][metric]) for one in failures]
+        yield differences(file, f"{name}, {metric}", theirs, scores(executor, cases, name))
 
 
 def compare_spider(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
@@ -201,20 +221,29 @@ def compare_bird(options: argparse.Namespace, executor: Executor) -> Iterator[Co
             ours = scores(executor, cases, name)
             official = [float(one) for one in answer["verdicts"]]
             if metric == "ves":
-                yield from compare_ves(file, official, ours)
+                again = [float(one) for one in ask_bird(options, file, metric)["verdicts"]]
+                yield from compare_ves(file, official, again, ours)
             else:
                 yield differences(file, name, official, ours)
 
 
 def compare_ves(
-    file: Predictions, official: Sequence[float], ours: Sequence[float]
+    file: Predictions, official: Sequence[float], again: Sequence[float], ours: Sequence[float]
 ) -> Iterator[Comparison]:
-    roots = [reward**0.5 for reward in official]
-    rewarded = [[float(score > 0) for score in scores] for scores in (roots, ours)]
+    """Compare which predictions are rewarded; how much, with what two official runs differ by."""
+    first, second = ([reward**0.5 for reward in rewards] for rewards in (official, again))
+    rewarded = [[float(score > 0) for score in scores] for scores in (first, ours)]
     yield differences(file, "bird_r_ves above 0", *rewarded)
-    means = [100 * sum(scores) / len(scores) for scores in (roots, ours)]
-    equal = sum(abs(one - other) < 1e-9 for one, other in zip(roots, ours, strict=True))
-    print(f"{file.name}: R-VES {means[0]:.2f}, ours {means[1]:.2f}, {equal} rewards equal")
+    means = [100 * sum(scores) / len(scores) for scores in (first, second, ours)]
+    equal = [
+        sum(abs(one - other) < 1e-9 for one, other in zip(first, others, strict=True) if one)
+        for others in (second, ours)
+    ]
+    print(
+        f"{file.name}: R-VES {means[0]:.2f}, official again {means[1]:.2f}, ours {means[2]:.2f}; "
+        f"of {sum(rewarded[0]):.0f} rewards above 0 equal {equal[0]} and {equal[1]}",
+        flush=True,
+    )
 
 
 def ask_bird(options: argparse.Namespace, file: Predictions, metric: str) -> Any:

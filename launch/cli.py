@@ -107,6 +107,17 @@ def make_parser(
     return parser
 
 
+def read_seed(text: str) -> int:
+    """Read a seed from the command line.
+
+    Raises:
+        ArgumentTypeError: It is no whole number from 0 on.
+    """
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 0 on")
+    return int(text)
+
+
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that several processes can run together."""
     group = parser.add_argument_group(

@@ -23,7 +23,6 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.folders import write_json, write_text
 from launch.runs import Column, Key, Run, read_runs
 from launch.statistics import (
     McNemar,
@@ -32,6 +31,7 @@ from launch.statistics import (
     mcnemar,
     paired_bootstrap,
 )
+from launch.texts import write_json, write_text
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -88,6 +88,18 @@ def main(arguments: Sequence[str]) -> None:
         title = f"Beside {_title(runs[0])}, in points"
         for table in _terminal(title, _BESIDE, beside, width, fixed=3):
             cli.output.print(table)
+    _write(options, runs, keys, differences, (heads, rows, beside))
+
+
+def _write(
+    options: argparse.Namespace,
+    runs: Sequence[Run],
+    keys: Sequence[Key],
+    differences: Sequence[Difference],
+    tables: tuple[Cells, Sequence[Cells], Sequence[Cells]],
+) -> None:
+    """Write the files that are asked for."""
+    heads, rows, beside = tables
     if options.markdown:
         parts = [_markdown(heads, rows)]
         if beside:
@@ -117,7 +129,9 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
         help="write the questions on which a run and the first differ, as JSON lines",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
-    parser.add_argument("--seed", type=int, default=0, help="of the resamples (default: 0)")
+    parser.add_argument(
+        "--seed", type=cli.read_seed, default=0, help="of the resamples (default: 0)"
+    )
     return parser.parse_args(arguments)
 
 

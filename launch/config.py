@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -142,45 +140,6 @@ class JobConfig(Settings):
     def folder(self) -> Path:
         """Return the run folder."""
         return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
-
-
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """How a question is answered.
-
-    Attributes:
-        samples: Replies to a question.
-        temperature: Of the sampler; 0 is greedy.
-        kind: Which of the samples answers: that of the majority (`vote`), or the first one that is
-            right, as an oracle would choose (`pass`).
-    """
-
-    samples: int
-    temperature: float
-    kind: Literal["vote", "pass"] = "vote"
-
-    @property
-    def name(self) -> str:
-        """Write it as it is given on the command line."""
-        return f"{self.kind}@{self.samples}" if self.temperature else "greedy"
-
-    @classmethod
-    def parse(cls, text: str, *, vote_temperature: float) -> Decode:
-        """Read `greedy`, `vote@n` or `pass@n`.
-
-        Raises:
-            UserError: It is none of these.
-        """
-        if text == "greedy":
-            return cls(1, 0.0)
-        kind, _, count = text.partition("@")
-        if (kind == "vote" or kind == "pass") and re.fullmatch("[1-9][0-9]{0,5}", count):
-            return cls(int(count), vote_temperature, kind)
-        raise UserError(f"--decode {text}: write greedy or vote@n, or pass@n, for example vote@8")
-
-
-Split = Literal["train", "validation", "test"]
-SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 def load_config(name: str, overrides: Sequence[str]) -> JobConfig:

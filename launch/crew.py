@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from launch.cli import progress_bar
 from rewards.progressive import columns_of
-from rewards.workbench import PairScore, Turn, Workbench
+from rewards.types import Turn
+from rewards.workbench import PairScore, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example

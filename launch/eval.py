@@ -23,34 +23,44 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-import yaml
-
-from launch import cli, compare
-from launch.config import SPLITS, Decode, JobConfig, Split, load_config
-from launch.folders import RESULT, check
-from launch.inputs import check_data
-from launch.judging import read_measures
-from launch.sheet import read_sheet
-from launch.testsets import TEST_SETS, VERDICTS, find
-from launch.votes import VoteBy
+from launch import cli
+from launch.testsets import SPLITS, TEST_SETS, VERDICTS, Split, find, read_limits
+from launch.votes import Decode, VoteBy
 from minirl.errors import UserError
 from sqlenv.config import DataConfig
+from sqlenv.executor import Executor
 
-DIFFERING = "differing.jsonl"
-
+# What a file of predictions does not need is imported where it is used.
 if TYPE_CHECKING:
     from launch.asked import Asked
+    from launch.config import JobConfig
+
+DIFFERING = "differing.jsonl"
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
     _check(options)
+    _check_other(options.against)
     if options.predictions is not None:
-        from launch.eval_file import evaluate_file
+        with Executor(read_limits(options.timeout_s)) as executor:
+            executor.start()
+            # Much to import, while the workers start.
+            from launch.eval_file import evaluate_file
 
-        _beside(options.against, evaluate_file(options))
-        return
+            result = evaluate_file(options, executor)
+        _beside(options.against, result)
+    else:
+        _beside(options.against, _evaluate_model(options))
+
+
+def _evaluate_model(options: Namespace) -> Path:
+    """Let a model answer, and judge its answers; give the folder or file of results."""
+    from launch.config import load_config
+    from launch.folders import RESULT, check
+    from launch.inputs import check_data
+
     config = load_config(options.cfg, options.overrides)
     decode = Decode.parse(options.decode, vote_temperature=config.evaluation.vote_temperature)
     config, split = _on_test_set(config, options)
@@ -70,11 +80,14 @@ def main(arguments: list[str]) -> None:
         show(out)
     else:
         evaluate(config, asked, decode, options, split=split, out=out, settings=settings)
-    _beside(options.against, options.json or out)
+    return options.json or out
 
 
 def _is_judged(options: Namespace, out: Path) -> bool:
     """Tell whether the verdicts that are asked for are there; other predictions need none."""
+    from launch.judging import read_measures
+    from launch.sheet import read_sheet
+
     wanted = read_measures(options.comparators, options.data)
     path = options.json or out / VERDICTS
     if not wanted:
@@ -83,9 +96,23 @@ def _is_judged(options: Namespace, out: Path) -> bool:
     return path.exists() and {*read_sheet(path).measures} <= {*wanted}
 
 
+def _check_other(other: Path | None) -> None:
+    """Read the result to compare with, before hours of work.
+
+    Raises:
+        UserError: It is none.
+    """
+    if other is not None:
+        from launch.runs import read_runs
+
+        read_runs([f"other={other}"])
+
+
 def _beside(other: Path | None, result: Path) -> None:
     """Compare a result with another one, and list the questions on which they differ."""
     if other is not None:
+        from launch import compare
+
         differing = result / DIFFERING if result.is_dir() else result.with_suffix(f".{DIFFERING}")
         compare.main([f"other={other}", f"this={result}", "--differences", str(differing)])
         cli.output.print(f"Questions on which they differ: {differing}", soft_wrap=True)
@@ -149,7 +176,9 @@ def _arguments(arguments: list[str]) -> Namespace:
         help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal printed "
         "tables as in PaVeRL-SQL (default: set)",
     )
-    files.add_argument("--seed", type=int, metavar="N", help="of the samples (default: 0)")
+    files.add_argument(
+        "--seed", type=cli.read_seed, metavar="N", help="of the samples (default: 0)"
+    )
     return parser.parse_intermixed_args(arguments)
 
 
@@ -303,6 +332,8 @@ def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
             **asked.differs_by(config),
         }
         where = {"accelerator": options.accel}
+    import yaml
+
     settings = {
         **who,
         "decode": options.decode,

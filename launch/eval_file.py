@@ -18,35 +18,27 @@ import apsw
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.config import Decode
-from launch.folders import write_text
 from launch.judging import MEASURES, REFERENCED, SUITED, Task, judge, read_measures
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
 from launch.testsets import TEST_SETS, VERDICTS, find, find_references, find_suite, suite_files
+from launch.texts import write_text
 from launch.verdicts import PREDICTIONS, Verdict
+from launch.votes import Decode
 from sqlenv.comparators import COMPARATORS
-from sqlenv.config import ExecutorConfig, SourceConfig
+from sqlenv.config import SourceConfig
 from sqlenv.database import check_contents, fingerprint
 from sqlenv.datasets import fingerprint as fingerprint_questions
 from sqlenv.errors import UserError
+from sqlenv.executor import Executor
 from sqlenv.spider2 import Reference
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
 VOTE_TEMPERATURE = 0.8
-OFFICIAL_TIMEOUT_S = 60.0
-"""Spider's program says so; BIRD's and OmniSQL's lower limits are their comparators' own."""
-# The official programs have no limits of size: these are for what no gold query comes near.
-_LIMITS = ExecutorConfig(
-    max_steps=2**31 - 1,
-    max_bytes=500_000_000,
-    max_value_bytes=10_000_000,
-    heap_bytes=1_000_000_000,
-)
-_NAMED_GOLDS = 3
+_NAMED = 3
 _SHOWN_MEASURES = 3
 
 
@@ -165,13 +157,20 @@ def _own_version() -> str:
 
 
 def settings_of(
-    data: Data, task: Task, *, model: Mapping[str, Any], seed: int, prompt: str | None
+    data: Data,
+    task: Task,
+    *,
+    timeout_s: float,
+    model: Mapping[str, Any],
+    seed: int,
+    prompt: str | None,
 ) -> dict[str, Any]:
     """Write down what decides the verdicts.
 
     Args:
         data: Questions and databases.
         task: Predictions, and how they are judged.
+        timeout_s: Wall time of a query.
         model: Whose predictions: `name`, and what else is known.
         seed: Of the samples and of the bootstrap.
         prompt: Hash of the prompts; None where they are unknown.
@@ -186,7 +185,7 @@ def settings_of(
         **({"vote_by": task.vote_by} if task.decode.temperature else {}),
         "predictions": hashlib.sha256(predictions.encode()).hexdigest()[:16],
         "comparators": {name: _origin(name) for name in task.measures},
-        "timeout_s": task.executor.timeout_s,
+        "timeout_s": timeout_s,
         "versions": run_versions(),
     }
 
@@ -198,7 +197,9 @@ def _origin(name: str) -> str:
     return f"{comparator.source} @ {comparator.version}"
 
 
-def judge_into(path: Path, task: Task, settings: Mapping[str, Any], *, seed: int) -> Sheet:
+def judge_into(
+    path: Path, task: Task, executor: Executor, settings: Mapping[str, Any], *, seed: int
+) -> Sheet:
     """Judge predictions, or what is left of them, and write the sheet when all are judged.
 
     Raises:
@@ -208,13 +209,17 @@ def judge_into(path: Path, task: Task, settings: Mapping[str, Any], *, seed: int
         cli.output.print(f"This evaluation is complete: {path}", soft_wrap=True)
         return read_sheet(path)
     with journal(path, settings) as found:
-        sheet = fill(settings, judge(task, found), seed=seed)
+        sheet = fill(settings, judge(task, executor, found), seed=seed)
         write_sheet(path, sheet)
     return sheet
 
 
-def evaluate_file(options: Namespace) -> Path:
+def evaluate_file(options: Namespace, executor: Executor) -> Path:
     """Do what the options ask for: judge `--predictions` on `--data`.
+
+    Args:
+        options: Of the command line.
+        executor: Runs queries, with `limits`.
 
     Returns:
         The file of verdicts.
@@ -244,15 +249,15 @@ def evaluate_file(options: Namespace) -> Path:
         vote_by=options.vote_by,
         suite=data.suite,
         references=data.references,
-        executor=limits(options),
     )
     model = {"name": options.model or path.stem}
-    settings = settings_of(data, task, model=model, seed=seed, prompt=None)
+    timeout_s = executor.config.timeout_s
+    settings = settings_of(data, task, timeout_s=timeout_s, model=model, seed=seed, prompt=None)
     folder = options.out
     if folder is None and options.json is None:
         folder = Path("evals") / "-".join((model["name"], name, decode.name))
     sheet_path = options.json or folder / VERDICTS
-    sheet = judge_into(sheet_path, task, settings, seed=seed)
+    sheet = judge_into(sheet_path, task, executor, settings, seed=seed)
     show_sheet(sheet)
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -263,18 +268,6 @@ def evaluate_file(options: Namespace) -> Path:
         cli.output.print(f"Answers in the official programs' forms: {folder}", soft_wrap=True)
     cli.output.print(f"Verdicts of all questions: {sheet_path}", soft_wrap=True)
     return sheet_path
-
-
-def limits(options: Namespace) -> ExecutorConfig:
-    """Make the executor's settings.
-
-    Raises:
-        UserError: The limit is no time.
-    """
-    timeout_s = options.timeout_s or OFFICIAL_TIMEOUT_S
-    if not 0 < timeout_s < float("inf"):
-        raise UserError(f"--timeout-s {options.timeout_s}: write a number of seconds above 0")
-    return _LIMITS.model_copy(update={"timeout_s": timeout_s})
 
 
 def take(samples: Sequence[Sequence[str]], decode: Decode, path: Path) -> list[Sequence[str]]:
@@ -322,15 +315,23 @@ def show_sheet(sheet: Sheet) -> None:
     for column in (*whole.columns[1:], *parts.columns[1:]):
         column.justify = "right"
     cli.output.print(whole, parts, sep="\n")
+    if sheet.mismatch:
+        shares = ", ".join(f"{name} {_percent(rate)}" for name, rate in sheet.mismatch.items())
+        cli.output.print(f"Other than the gold query in structure, %: {shares}", soft_wrap=True)
     if sheet.pass_at:
         shares = ", ".join(f"pass@{k} {_percent(share)}" for k, share in sheet.pass_at.items())
         cli.output.print(f"{sheet.first}: {shares}", soft_wrap=True)
-    if failing := sheet.failing_golds:
-        more = ", …" if len(failing) > _NAMED_GOLDS else ""
-        _log.warning(
-            "%d gold queries do not run, and nothing is right there: %s%s",
-            len(failing), ", ".join(failing[:_NAMED_GOLDS]), more,
-        )  # fmt: skip
+    _tell("gold queries do not run, and nothing is right there", sheet.failing_golds)
+    _tell(
+        "verdicts hang on a limit of time, and a machine with less to do may give others",
+        sheet.late,
+    )
+
+
+def _tell(what: str, ids: Sequence[str]) -> None:
+    if ids:
+        more = ", …" if len(ids) > _NAMED else ""
+        _log.warning("%d %s: %s%s", len(ids), what, ", ".join(ids[:_NAMED]), more)
 
 
 def _mean(summary: Mapping[str, Any]) -> str:

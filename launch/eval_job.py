@@ -15,24 +15,24 @@ from pydantic import BaseModel
 
 from launch import cli
 from launch.asked import Asked
-from launch.config import Decode, JobConfig, Split
+from launch.config import JobConfig
 from launch.eval_file import (
     Data,
     judge_into,
-    limits,
     prepare,
     settings_of,
     show_sheet,
 )
 from launch.evaluation import Evaluator, ci95
-from launch.folders import RESULT, claim_data, claimed, versions, write_json
+from launch.folders import RESULT, claim_data, claimed, versions
 from launch.judging import Task, read_measures
 from launch.official import write_official
 from launch.policy import load_policy
 from launch.served import ANSWERS, served
 from launch.serving import serving
 from launch.sheet import Sheet, read_sheet
-from launch.testsets import VERDICTS
+from launch.testsets import VERDICTS, Split, read_limits
+from launch.texts import write_json
 from launch.verdicts import (
     PREDICTIONS,
     Verdict,
@@ -41,10 +41,12 @@ from launch.verdicts import (
     breakdown,
     read_verdicts,
 )
+from launch.votes import Decode
 from launch.wiring import SqlSide
 from minirl.model import Decoder
 from minirl.reading import read_json
 from minirl.tokenizer import ChatTokenizer
+from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation
 
 
@@ -216,11 +218,14 @@ def _sheet(
         decode,
         suite=judged.suite,
         references=judged.references,
-        executor=limits(options),
         answers=answers,
     )
-    facts = settings_of(judged, task, model=model, seed=config.seed, prompt=prompt)
-    return judge_into(options.json or out / VERDICTS, task, facts, seed=config.seed)
+    path, seed, limits = options.json or out / VERDICTS, config.seed, read_limits(options.timeout_s)
+    facts = settings_of(
+        judged, task, timeout_s=limits.timeout_s, model=model, seed=seed, prompt=prompt
+    )
+    with Executor(limits) as executor:
+        return judge_into(path, task, executor, facts, seed=seed)
 
 
 class _Result(BaseModel):

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch.config import Decode, JobConfig
+from launch.config import JobConfig
 from launch.statistics import bootstrap_interval
 from launch.verdicts import Verdict, accuracy, read_verdicts
-from launch.votes import ballot, majority
+from launch.votes import Decode, ballot, majority
 from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import platform
@@ -18,6 +17,7 @@ import apsw
 import yaml
 
 from launch.config import JobConfig, dump
+from launch.texts import PART, write_json, write_text
 from minirl.reading import read_json
 from sqlenv.datasets import fingerprint
 from sqlenv.errors import UserError
@@ -29,7 +29,6 @@ CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 DATA = "data.json"
 RESULT = "result.json"
-_PART = ".part"
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
@@ -60,7 +59,7 @@ def check(folder: Path, settings: str, *, key: str) -> None:
         raise UserError(f"{folder}: is a file; set {key} to another folder")
     # What a kill left of a file being written is nobody's work.
     paths = folder.iterdir() if folder.exists() else ()
-    names = {path.name for path in paths if not path.match(f".*{_PART}")}
+    names = {path.name for path in paths if not path.match(f".*{PART}")}
     if CONFIG not in names:
         if names:
             raise UserError(
@@ -270,25 +269,6 @@ def _note_versions(path: Path) -> None:
             name, then.get(name, "of no version"), path.parent, now[name],
         )  # fmt: skip
     write_json(path, now)
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a file that is there whole or not at all."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all.
-
-    Raises:
-        OSError: It cannot be written; names the file.
-    """
-    scratch = path.with_name(f".{path.name}{_PART}")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _is_untouched(names: Collection[str]) -> bool:

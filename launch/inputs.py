@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launch.config import SPLITS, JobConfig, Split
+from launch.config import JobConfig
 from launch.folders import check_place
+from launch.testsets import SPLITS, Split
 from minirl.errors import UserError as ModelError
 from minirl.files import check_folder
 from minirl.rules import check_installed

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.config import Decode, JobConfig
+from launch.config import JobConfig
 from launch.evaluation import Evaluator, ci95
 from launch.folders import (
     RESULT,
@@ -19,12 +19,13 @@ from launch.folders import (
     claim_data,
     claimed_run,
     fingerprints,
-    write_json,
 )
 from launch.official import write_official
 from launch.plan import check_memory
 from launch.serving import serving
+from launch.texts import write_json
 from launch.verdicts import Verdict, accuracy
+from launch.votes import Decode
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import hosts

@@ -9,12 +9,13 @@ from time import perf_counter
 from typing import Any
 
 from launch.cli import progress_bar
-from launch.config import Decode
 from launch.official import as_line
 from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
-from launch.votes import VOTE_TIMEOUT_S, VoteBy, ballot, choose
+from launch.votes import VOTE_TIMEOUT_S, Decode, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from rewards.diagnosis import diagnose
+from rewards.progressive import ColumnsOf, columns_of
 from sqlenv.breakdown import clauses_of
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
@@ -81,7 +82,6 @@ class Task:
         vote_by: What makes two results one vote.
         suite: Files of the test suite by database; none where it is not used.
         references: Gold results by question, for Spider 2.
-        executor: Limits of queries.
         answers: What was answered, where that is decided already.
     """
 
@@ -92,7 +92,6 @@ class Task:
     vote_by: VoteBy = "set"
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
-    executor: ExecutorConfig = field(default_factory=ExecutorConfig)
     answers: Sequence[str] = ()
 
     @property
@@ -101,11 +100,12 @@ class Task:
         return self.measures[0]
 
 
-def judge(task: Task, journal: Journal) -> list[Judged]:
+def judge(task: Task, executor: Executor, journal: Journal) -> list[Judged]:
     """Judge all questions, or what is left of them.
 
     Args:
         task: What to judge.
+        executor: Runs queries.
         journal: What was found before, and where to write down what is found.
 
     Raises:
@@ -115,12 +115,12 @@ def judge(task: Task, journal: Journal) -> list[Judged]:
     answers = list(task.answers) or [samples[0] for samples in task.samples]
     right: list[list[float]] = [[] for _ in answers]
     if several and not task.answers and task.decode.kind == "vote":
-        answers = _elect(task, journal)
+        answers = _elect(task, executor.config, journal)
     if several:
-        right = _judge_samples(task, journal)
+        right = _judge_samples(task, executor, journal)
     if several and not task.answers and task.decode.kind == "pass":
         answers = [_oracle(*pair) for pair in zip(task.samples, right, strict=True)]
-    return _judge_answers(task, journal, answers, right)
+    return _judge_answers(task, executor, journal, answers, right)
 
 
 def _oracle(samples: Sequence[str], right: Sequence[float]) -> str:
@@ -128,11 +128,11 @@ def _oracle(samples: Sequence[str], right: Sequence[float]) -> str:
     return samples[right.index(1.0) if 1.0 in right else 0]
 
 
-def _elect(task: Task, journal: Journal) -> list[str]:
+def _elect(task: Task, config: ExecutorConfig, journal: Journal) -> list[str]:
     """Let the samples of each question vote."""
     # OmniSQL's vote fails where the text of a cell is no UTF-8, and so has its own executor.
-    limits = {"timeout_s": min(task.executor.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
-    with Executor(task.executor.model_copy(update=limits)) as executor:
+    limits = {"timeout_s": min(config.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
+    with Executor(config.model_copy(update=limits)) as executor:
 
         def vote(places: Sequence[int]) -> list[Any]:
             asked = [(task.examples[place], sql) for place in places for sql in task.samples[place]]
@@ -146,34 +146,34 @@ def _elect(task: Task, journal: Journal) -> list[str]:
     return choose(task.samples, ballots, spider=_is_spider(task.examples[0]))
 
 
-def _judge_samples(task: Task, journal: Journal) -> list[list[float]]:
+def _judge_samples(task: Task, executor: Executor, journal: Journal) -> list[list[float]]:
     """Judge every sample by the first measure, equal ones once."""
-    with Executor(task.executor) as executor:
 
-        def judge_some(places: Sequence[int]) -> list[Any]:
-            asked = [(place, sql) for place in places for sql in dict.fromkeys(task.samples[place])]
-            scores = _scores(task, executor, asked, (task.first,))
-            known = {
-                pair: score[task.first] for pair, (score, _) in zip(asked, scores, strict=True)
-            }
-            return [[known[place, sql] for sql in task.samples[place]] for place in places]
+    def judge_some(places: Sequence[int]) -> list[Any]:
+        asked = [(place, sql) for place in places for sql in dict.fromkeys(task.samples[place])]
+        scores = _scores(task, executor, asked, (task.first,))
+        known = {pair: score[task.first] for pair, (score, _) in zip(asked, scores, strict=True)}
+        return [[known[place, sql] for sql in task.samples[place]] for place in places]
 
-        return _go_on("samples", task, journal, judge_some)
+    return _go_on("samples", task, journal, judge_some)
 
 
 def _judge_answers(
-    task: Task, journal: Journal, answers: Sequence[str], right: Sequence[Sequence[float]]
+    task: Task,
+    executor: Executor,
+    journal: Journal,
+    answers: Sequence[str],
+    right: Sequence[Sequence[float]],
 ) -> list[Judged]:
-    with Executor(task.executor) as executor:
+    def judge_some(places: Sequence[int]) -> list[Any]:
+        asked = [(place, answers[place]) for place in places]
+        return [
+            {"scores": scores, **statuses}
+            for scores, statuses in _scores(task, executor, asked, task.measures)
+        ]
 
-        def judge_some(places: Sequence[int]) -> list[Any]:
-            asked = [(place, answers[place]) for place in places]
-            return [
-                {"scores": scores, **statuses}
-                for scores, statuses in _scores(task, executor, asked, task.measures)
-            ]
-
-        found = _go_on("verdicts", task, journal, judge_some)
+    found = _go_on("verdicts", task, journal, judge_some)
+    labels = _label(task.examples, answers)
     return [
         Judged(
             id=example.id,
@@ -183,11 +183,32 @@ def _judge_answers(
             sql=sql,
             samples=len(sampled),
             right=sum(score == 1 for score in sampled),
-            clauses=clauses_of(example.gold_sql) if example.gold_sql else (),
+            **label,
             **verdict,
         )
-        for example, sql, sampled, verdict in zip(task.examples, answers, right, found, strict=True)
+        for example, sql, sampled, label, verdict in zip(
+            task.examples, answers, right, labels, found, strict=True
+        )
     ]
+
+
+def _label(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[str, Any]]:
+    """Say of each question what its gold query has, and in what the answer differs from it."""
+    columns = columns_of()
+    return [
+        {"clauses": clauses_of(example.gold_sql), "tags": _tags(example, sql, columns)}
+        if example.gold_sql
+        else {}
+        for example, sql in zip(examples, answers, strict=True)
+    ]
+
+
+def _tags(example: Example, sql: str, columns: ColumnsOf) -> tuple[str, ...]:
+    """Give the tags of Progress-SQL's tree, or `none`; `unparsed` where there is no tree."""
+    found = diagnose(sql, example.gold_sql, columns(example))
+    if not (found.pred_parsed and found.gold_parsed):
+        return ("unparsed",)
+    return found.tags or ("none",)
 
 
 def _level(example: Example) -> str:
@@ -228,17 +249,22 @@ def _next_size(size: int, seconds: float, *, most: int) -> int:
 
 def _scores(
     task: Task, executor: Executor, asked: Sequence[tuple[int, str]], measures: Sequence[str]
-) -> list[tuple[dict[str, float], dict[str, str]]]:
+) -> list[tuple[dict[str, float], dict[str, Any]]]:
     """Score queries for questions, given by number; also say how both queries ended."""
     found: list[dict[str, float]] = [{} for _ in asked]
-    statuses: list[dict[str, str]] = [{} for _ in asked]
+    statuses: list[dict[str, Any]] = [{} for _ in asked]
     for written, names in _by_form(measures):
         cases = [_case(task, task.examples[place], written(sql)) for place, sql in asked]
         for at, judgement in enumerate(executor.judge(cases, names)):
             found[at] |= judgement.scores
             has_gold = bool(task.examples[asked[at][0]].gold_sql)
             gold = judgement.gold if has_gold else NO_GOLD
-            statuses[at] = {"predicted": judgement.predicted, "gold": gold}
+            was_late = statuses[at].get("is_late", False)
+            statuses[at] = {
+                "predicted": judgement.predicted,
+                "gold": gold,
+                "is_late": was_late or judgement.is_late,
+            }
     partial = [name for name in measures if name in PARTIAL]
     if partial:
         questions = [task.examples[place] for place, _ in asked]

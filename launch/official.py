@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from launch.folders import write_text
+from launch.texts import write_text
 from launch.verdicts import Verdict
 from sqlenv.parse import one_line
 

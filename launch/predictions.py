@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from launch.official import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
-from rewards.workbench import Turn
+from rewards.types import Turn
 from sqlenv.errors import UserError
 from sqlenv.types import AttemptKind, Example
 
@@ -106,6 +106,8 @@ def _refuse_strangers(pairs: Sequence[tuple[Example, _Prediction]]) -> None:
 
 def _paired(path: Path, examples: Sequence[Example]) -> list[tuple[Example, _Prediction]]:
     predictions = _predictions(path)
+    if not predictions:
+        raise UserError(f"{path}: no prediction in it; give one for each question")
     if any(one.id is not None for one in predictions):
         return _by_id(path, predictions, examples)
     return _by_question(predictions, examples) or _by_order(path, predictions, examples)
@@ -291,8 +293,9 @@ def _bird(path: Path, entries: Any) -> list[_Prediction]:
     return [_bird_entry(f'{path}: entry "{number}"', queries[number]) for number in numbers]
 
 
+_WRITTEN_MARK = BIRD_MARK.replace("\t", "\\t")
 _NO_FORM = (
-    f'{{path}}: not of BIRD\'s form {{{{"0": "SQL{BIRD_MARK!r:.20}…db_id"}}}}; one query a line '
+    f'{{path}}: not of BIRD\'s form {{{{"0": "SQL{_WRITTEN_MARK}db_id"}}}}; one query a line '
     "goes into a file that does not end in .json"
 )
 

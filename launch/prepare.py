@@ -26,12 +26,13 @@ import yaml
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.folders import check, claimed, write_json
+from launch.folders import check, claimed
 from launch.inspection import Preparation
 from launch.prepare_job import prepare
 from launch.prepare_plan import Request
 from launch.prepare_report import JOB, job_settings, remarks, render, summarise
 from launch.samples import SAMPLES, check_sample
+from launch.texts import write_json
 from sqlenv.errors import UserError
 from sqlenv.layouts import MANIFEST, SETS, locate
 from sqlenv.prepared import DATABASES
@@ -217,7 +218,9 @@ def _parser() -> argparse.ArgumentParser:
         help="set aside about N questions to learn from, with all questions of their databases, as "
         "validation.jsonl (default: the sample's, else none)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of samples and splits (default: 0)")
+    parser.add_argument(
+        "--seed", type=cli.read_seed, default=0, help="of samples and splits (default: 0)"
+    )
     parser.add_argument(
         "--cfg",
         metavar="FILE",

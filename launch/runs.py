@@ -10,8 +10,9 @@ from typing import Any
 import yaml
 
 from launch.folders import CONFIG, RESULT
-from launch.sheet import PART, Sheet, read_sheet
+from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
+from launch.texts import PART
 from launch.verdicts import PREDICTIONS, Verdict, read_verdicts
 from minirl.reading import read_json
 from sqlenv.errors import UserError

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from launch.asked import Asked, Desk
-from launch.config import Decode, JobConfig
+from launch.config import JobConfig
 from launch.endpoint import Endpoint
 from launch.evaluation import Evaluator, right_one, vote
 from launch.journal import Journal
 from launch.verdicts import Verdict
+from launch.votes import Decode
 from minirl.errors import UserError
 from rewards.judge import Ask
 from sqlenv.envs.agentic import Agentic

@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from launch.folders import write_text
 from launch.statistics import bootstrap_interval, pass_at_k
+from launch.texts import PART, write_text
 from launch.verdicts import rank
 from minirl.reading import keep_lines, read_json
+from rewards.mismatch import mismatch_rates
 from sqlenv.errors import UserError
 
-PART = ".part"
 NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
 
@@ -37,9 +37,13 @@ class Judged:
         scores: By measure; 1 is right.
         predicted: How the answer ended on the question's own database.
         gold: How the gold query ended there, `none` where there is none.
+        is_late: Whether a limit of time decided a score.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
-        clauses: What the gold query has (`sqlenv.breakdown.clauses_of`).
+        clauses: What the gold query has (`sqlenv.breakdown.clauses_of`); none without one.
+        tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
+            tree), `none` where in nothing, `unparsed` where one of them is no query; none without
+            a gold query.
     """
 
     id: str
@@ -50,9 +54,11 @@ class Judged:
     scores: Mapping[str, float]
     predicted: str
     gold: str
+    is_late: bool = False
     samples: int = 0
     right: int = 0
     clauses: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 class Sheet(BaseModel):
@@ -63,9 +69,12 @@ class Sheet(BaseModel):
             versions, limits. Two sheets with equal settings have equal verdicts.
         measures: Mean and 95 % interval by measure.
         pass_at: Chance that one of k samples is right by the first measure, by k.
-        parts: Means by difficulty, by database and by clause of the gold query, of which a question
-            has several.
+        parts: Means by difficulty, by database, by clause of the gold query and by tag, of both of
+            which a question may have several.
+        mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
+            and the mean of the four (Progress-SQL's table 8); empty without gold queries.
         failing_golds: Questions whose gold query does not run.
+        late: Questions on which a limit of time decided a score.
         questions: All of them.
     """
 
@@ -75,8 +84,25 @@ class Sheet(BaseModel):
     measures: dict[str, dict[str, Any]]
     pass_at: dict[str, float] = {}
     parts: dict[str, dict[str, dict[str, Any]]]
+    mismatch: dict[str, float] = {}
     failing_golds: list[str]
+    late: list[str] = []
     questions: list[Judged]
+
+    @field_validator("settings")
+    @classmethod
+    def _name_what_is_judged(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(settings.get("model"), dict) or not {"data", "decode"} <= settings.keys():
+            raise ValueError("should have data, decode and a model")
+        return settings
+
+    @field_validator("questions")
+    @classmethod
+    def _have_every_score(cls, questions: list[Judged], info: ValidationInfo) -> list[Judged]:
+        measures = info.data.get("measures", {}).keys()
+        if not questions or any(one.scores.keys() != measures for one in questions):
+            raise ValueError(f"should each have the scores {', '.join(measures)}")
+        return questions
 
     @property
     def first(self) -> str:
@@ -101,8 +127,11 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
             "difficulty": _parts(judged, lambda one: (one.difficulty or "unknown",)),
             "database": _parts(judged, lambda one: (one.db_id,)),
             "clause": _parts(judged, lambda one: one.clauses),
+            "tag": _parts(judged, lambda one: one.tags),
         },
+        mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
+        late=[one.id for one in judged if one.is_late],
         questions=list(judged),
     )
 
@@ -114,6 +143,11 @@ def _summary(scores: Sequence[float], seed: int) -> dict[str, Any]:
         "ci95": [round(low, 6), round(high, 6)],
         "questions": len(scores),
     }
+
+
+def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
+    rates = mismatch_rates(tags) if tags else {}
+    return {category: round(rate, 6) for category, rate in rates.items()}
 
 
 def _pass_at(judged: Sequence[Judged]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,6 @@ import numpy as np
 
 RESAMPLES = 10_000
 """As in EXPO-SQL (paper 001, section 6.7)."""
-
-
-_BLOCK = 50_000
-"""Draws at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +49,14 @@ def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np
     Raises:
         ValueError: There is no question.
     """
-    data = np.asarray(values, np.float64)
-    if not len(data):
+    if not values:
         raise ValueError("no question to draw")
-    rng = np.random.default_rng(seed)
-    # In blocks that fit a cache; the stream of numbers is that of one question after another.
-    block = max(1, _BLOCK // len(data))
-    means = [
-        data[rng.integers(0, len(data), (min(block, resamples - at), len(data)))].mean(axis=1)
-        for at in range(0, resamples, block)
-    ]
-    return np.concatenate(means)
+    # Questions with equal scores are alike: how often each score is drawn is all that counts. In
+    # the order of first sight, so that opposite scores have opposite means.
+    counts = Counter(values)
+    shares = np.array(list(counts.values())) / len(values)
+    drawn = np.random.default_rng(seed).multinomial(len(values), shares, size=resamples)
+    return drawn @ np.array(list(counts), np.float64) / len(values)
 
 
 def bootstrap_interval(

@@ -1,4 +1,7 @@
-"""The published test sets: how many questions, whose rules, where what they are judged by lies."""
+"""The questions to measure on: a job's own splits, and the published test sets.
+
+Of a published set: how many questions, whose rules, where what they are judged by lies.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from sqlenv.config import SourceConfig
+from sqlenv.config import OFFICIAL, ExecutorConfig, SourceConfig
 from sqlenv.datasets import read_all
 from sqlenv.errors import UserError
 from sqlenv.layouts import FORMS, SETS, foreign, locate, read_records
@@ -17,6 +21,9 @@ from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
 
+Split = Literal["train", "validation", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+"""The splits of a job's config."""
 VERDICTS = "verdicts.json"
 """The file of verdicts in a folder of results."""
 
@@ -54,6 +61,22 @@ _SUITES = (
 )
 # Where Spider 2's gold results lie, likewise.
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
+
+
+def read_limits(timeout_s: float | None) -> ExecutorConfig:
+    """Make the settings that official comparators run queries with.
+
+    Args:
+        timeout_s: What `--timeout-s` says, or None.
+
+    Raises:
+        UserError: The limit is no time.
+    """
+    if timeout_s is None:
+        return OFFICIAL
+    if not 0 < timeout_s < float("inf"):
+        raise UserError(f"--timeout-s {timeout_s}: write a number of seconds above 0")
+    return OFFICIAL.model_copy(update={"timeout_s": timeout_s})
 
 
 def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:

@@ -1,13 +1,18 @@
-"""Files of text that a user names."""
+"""Files of text: read as a user may have written them, and written whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
+
+PART = ".part"
+"""Ends the name of a file that is not whole yet."""
 
 
 def read_text(path: Path) -> str:
@@ -16,8 +21,14 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: It is not there, cannot be read, or is not UTF-8.
     """
+    return _read(path).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _read(path: Path) -> str:
+    """Read a file once, which may be a pipe; line ends stay as they are."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
@@ -47,9 +58,8 @@ def read_plain_lines(path: Path) -> list[str]:
         UserError: As `read_text`; or a line has a carriage return inside, which other programs take
             for a line end.
     """
-    read_text(path)  # says what is wrong with the file
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = file.read().removesuffix("\n").split("\n")
+    text = _read(path)
+    lines = text.removesuffix("\n").split("\n") if text else []
     windows = 0
     for number, line in enumerate(lines, 1):
         windows += line.endswith("\r")
@@ -64,3 +74,23 @@ def read_plain_lines(path: Path) -> list[str]:
             "%s:%d: Windows line ends in %d lines, left out of the queries", path, first, windows
         )
     return [line.removesuffix("\r") for line in lines]
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a file that is there whole or not at all."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that is there whole or not at all, and its folder where there is none.
+
+    Raises:
+        OSError: It cannot be written; names the file.
+    """
+    scratch = path.with_name(f".{path.name}{PART}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(text, encoding="utf-8")
+        scratch.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None

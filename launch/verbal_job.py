@@ -18,14 +18,16 @@ from rich.table import Table as RichTable
 from launch import cli
 from launch.answers import PolicyAnswers
 from launch.asked import Asked, Desk
-from launch.config import JobConfig, Split
+from launch.config import JobConfig
 from launch.endpoint import Endpoint
 from launch.eval_job import accuracies, questions
-from launch.folders import RESULT, claim_data, versions, write_json
+from launch.folders import RESULT, claim_data, versions
 from launch.journal import Journal
 from launch.official import write_official
 from launch.policy import load_policy
 from launch.serving import serving
+from launch.testsets import Split
+from launch.texts import write_json
 from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.reading import Joined, keep_lines, read_json

@@ -1,13 +1,19 @@
-"""The majority of several samples, by what they return: OmniSQL's rule, and PaVeRL-SQL's."""
+"""Which answer several samples give: the majority's by what they return, or an oracle's choice.
+
+The majority is that of OmniSQL's rule, or of PaVeRL-SQL's.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Literal
 
+from sqlenv.errors import UserError
 from sqlenv.types import Result, Row, Table, Value
 
 VoteBy = Literal["set", "table"]
@@ -21,6 +27,41 @@ ERROR_SQL = "Error SQL"
 """What OmniSQL writes in Spider's files where there is no query that runs."""
 _RANDOM_SEED = 42
 """OmniSQL's seed of the choice where no sample of a BIRD question runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """How a question is answered.
+
+    Attributes:
+        samples: Replies to a question.
+        temperature: Of the sampler; 0 is greedy.
+        kind: Which of the samples answers: that of the majority (`vote`), or the first one that is
+            right, as an oracle would choose (`pass`).
+    """
+
+    samples: int
+    temperature: float
+    kind: Literal["vote", "pass"] = "vote"
+
+    @property
+    def name(self) -> str:
+        """Write it as it is given on the command line."""
+        return f"{self.kind}@{self.samples}" if self.temperature else "greedy"
+
+    @classmethod
+    def parse(cls, text: str, *, vote_temperature: float) -> Decode:
+        """Read `greedy`, `vote@n` or `pass@n`.
+
+        Raises:
+            UserError: It is none of these.
+        """
+        if text == "greedy":
+            return cls(1, 0.0)
+        kind, _, count = text.partition("@")
+        if (kind == "vote" or kind == "pass") and re.fullmatch("[1-9][0-9]{0,5}", count):
+            return cls(int(count), vote_temperature, kind)
+        raise UserError(f"--decode {text}: write greedy or vote@n, or pass@n, for example vote@8")
 
 
 def ballot(result: Result, by: VoteBy = "set") -> str | None:

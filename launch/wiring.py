@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from launch.config import JobConfig, Split
+from launch.config import JobConfig
 from launch.forms import Form
 from launch.inputs import load_split
 from launch.prompts import Prompts
+from launch.testsets import Split
 from minirl import hosts, weights
 from minirl.config import LoraConfig
 from minirl.lora import add_adapters

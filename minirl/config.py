@@ -28,7 +28,7 @@ MARKS = ("<think>", "</think>", "<sql>", "</sql>")
 class Settings(BaseModel):
     """Base of all settings here: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class TinyConfig(Settings):

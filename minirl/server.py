@@ -30,6 +30,9 @@ BRIEF_S = 30.0
 """Longest wait for what a server does at once."""
 
 Kind = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
+_CONNECT_S = 10.0
+# Servers close connections that nobody used for 5 s; one that is being closed takes no request.
+_IDLE_S = 2.0
 # Of an answer that is no use: how much of it a message shows.
 _SHOWN = 160
 # Tokens by which a prompt and its reply may be longer than what a server says of prompts alone.
@@ -192,16 +195,44 @@ class Facts:
     groups: int = 1
 
 
+class Clients:
+    """Connections to all servers. To be made in a running event loop.
+
+    Attributes:
+        kept: For replies, of which there are many: connections are used again.
+        fresh: For all else: each request has a connection of its own. A server closes one that was
+            left alone for some seconds, and a loop that had to wait for a processor does not know.
+    """
+
+    def __init__(self) -> None:
+        self.kept = _session(aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S))
+        self.fresh = _session(aiohttp.TCPConnector(limit=0, force_close=True))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.kept.close()
+        await self.fresh.close()
+
+
+def _session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+    )
+
+
 class Server:
     """A server's endpoints.
 
     Args:
         url: Without a path.
-        client: Shared by all servers.
+        clients: Shared by all servers.
     """
 
-    def __init__(self, url: str, client: aiohttp.ClientSession) -> None:
-        self.url, self._client = url.rstrip("/"), client
+    def __init__(self, url: str, clients: Clients) -> None:
+        self.url, self._clients = url.rstrip("/"), clients
 
     async def sample(self, wish: Wish, *, rid: str, timeout_s: float) -> Sampled:
         """Let the model write.
@@ -234,7 +265,8 @@ class Server:
                 "stop_token_ids": wish.stop_ids,
             },
         }
-        answer = await self._post("/generate", body, _Answer, timeout_s=timeout_s)
+        client = self._clients.kept
+        answer = await self._ask(client, "POST", "/generate", body, _Answer, timeout_s=timeout_s)
         return _sampled(answer, wish, rid)
 
     async def score(
@@ -289,7 +321,7 @@ class Server:
             RefusedError: It is no router.
         """
         found = await self._get("/workers", _Workers, timeout_s=BRIEF_S)
-        return [Server(worker.url, self._client) for worker in found.workers]
+        return [Server(worker.url, self._clients) for worker in found.workers]
 
     async def go_on(self) -> None:
         """Let it sample again, if a run that was killed has left it paused.
@@ -394,22 +426,31 @@ class Server:
         return None
 
     async def _get(self, path: str, kind: type[_Read] | None, *, timeout_s: float) -> _Read:
-        return await self._ask("GET", path, None, kind, timeout_s=timeout_s)
+        client = self._clients.fresh
+        return await self._ask(client, "GET", path, None, kind, timeout_s=timeout_s)
 
     async def _post(
         self, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
     ) -> _Read:
-        return await self._ask("POST", path, body, kind, timeout_s=timeout_s)
+        client = self._clients.fresh
+        return await self._ask(client, "POST", path, body, kind, timeout_s=timeout_s)
 
     async def _ask(
-        self, method: str, path: str, body: Any, kind: type[_Read] | None, *, timeout_s: float
+        self,
+        client: aiohttp.ClientSession,
+        method: str,
+        path: str,
+        body: Any,
+        kind: type[_Read] | None,
+        *,
+        timeout_s: float,
     ) -> Any:
         # The standard library takes three times as long for the ids of a long prompt.
         data = body if body is None or isinstance(body, BytesIO) else to_json(body)
         try:
             async with (
                 asyncio.timeout(timeout_s),
-                self._client.request(
+                client.request(
                     method, self.url + path, data=data, headers=_JSON, allow_redirects=False
                 ) as response,
             ):

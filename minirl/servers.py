@@ -19,7 +19,6 @@ from time import monotonic, perf_counter
 from typing import Any, TypeVar
 from weakref import ReferenceType
 
-import aiohttp
 import jax
 import numpy as np
 
@@ -34,17 +33,14 @@ from minirl.model import read_config
 from minirl.push import remove_versions
 from minirl.reading import read_json
 from minirl.rules import check_installed
-from minirl.server import RefusedError, Server, ServerError
+from minirl.server import Clients, RefusedError, Server, ServerError
 from minirl.wanted import PROBE_PROMPT, Wanted
 from minirl.ways import WAYS, Parcel
 
 _PAUSE_S = 0.5
-_CONNECT_S = 10.0
 _CLOSE_S = 10.0
 # Files of a process that are no connections to servers: data, databases, logs, devices.
 _OTHER_FILES = 512
-# Servers close connections that nobody used for 5 s; one that is being closed takes no request.
-_IDLE_S = 2.0
 _PROBE_TOKENS = 64
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 _Made = TypeVar("_Made")
@@ -116,7 +112,7 @@ class Servers:
             tolerance=config.tolerance or _TOLERANCE[dtype],
         )
         self._loop = asyncio.new_event_loop()
-        self._client: aiohttp.ClientSession | None = None
+        self._clients: Clients | None = None
         self._stack = ExitStack()
         self._fleet: Fleet | None = None
         self.held: Held | None = None
@@ -223,18 +219,13 @@ class Servers:
                     raise
 
     async def _open(self, children: Sequence[Child]) -> None:
-        # Deadlines are those of each request; a proxy of the world outside is none of a cluster's.
-        self._client = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_S),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        clients = self._clients = Clients()
         config, router, share = self._config, None, slice(None)
         found: list[tuple[Server, Child | None]]
-        found = [(Server(child.url, self._client), child) for child in children]
-        found += [(Server(url, self._client), None) for url in _own(config.urls)]
+        found = [(Server(child.url, clients), child) for child in children]
+        found += [(Server(url, clients), None) for url in _own(config.urls)]
         if config.router is not None:
-            router = Server(config.router, self._client)
+            router = Server(config.router, clients)
             behind = await _find_workers(router, timeout_s=config.start_s)
             _check_enough(config, "router", len(behind))
             found = [(server, None) for server in behind]
@@ -253,8 +244,8 @@ class Servers:
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
-            if self._client is not None:
-                await self._client.close()
+            if self._clients is not None:
+                await self._clients.close()
 
         # What is slow to end must not hide why all ends.
         with suppress(TimeoutError):

@@ -1,9 +1,11 @@
-"""What a reward family says of an episode."""
+"""What a reward family is asked of an episode, and says of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from sqlenv.types import AttemptKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +33,12 @@ class Score:
     correct: bool
     parts: Mapping[str, float] = field(default_factory=dict)
     spans: tuple[CreditSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One reply of an episode that is over: its text, its query, and what it was."""
+
+    text: str
+    sql: str
+    kind: AttemptKind = "answer"

@@ -25,12 +25,12 @@ from rewards.execution import gold_result, is_correct
 from rewards.expo import ExpoReward, Runner, Verdict
 from rewards.paverl import PaverlReward, payment
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
+from rewards.types import Turn
 from sqlenv.compare import MatchMode, matches
 from sqlenv.dialects import carry_over, run
 from sqlenv.envs.single_turn import find_matches, judge_query
 from sqlenv.types import (
     Attempt,
-    AttemptKind,
     Episode,
     Example,
     Result,
@@ -113,15 +113,6 @@ class PairScore:
     def without_results(self) -> PairScore:
         """Leave the results out, which may be large."""
         return replace(self, predicted=SqlError(""), gold=SqlError(""))
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One reply of an episode that is over: its text, its query, and what it was."""
-
-    text: str
-    sql: str
-    kind: AttemptKind = "answer"
 
 
 class Workbench:

@@ -32,8 +32,9 @@ from sqlenv.compare import MatchMode, matches
 from sqlenv.errors import UserError
 from sqlenv.official_sql import as_omnisql_writes, as_spider_runs, count_statements, same_query
 from sqlenv.spider2 import Reference, agrees, fenced_sql
-from sqlenv.types import Result, SqlError, Status, Table, status_of
+from sqlenv.types import Result, SqlError, Status, Table, TimedOut, status_of
 
+_LATE = TimedOut("wall")
 _VARYING = re.compile("random", re.IGNORECASE)
 _REPETITIONS = 100
 """How often R-VES runs each query."""
@@ -69,11 +70,13 @@ class Judgement:
         scores: By comparator.
         predicted: How the predicted query ended on its own database.
         gold: How the gold query ended there.
+        is_late: Whether a limit of time decided a score: a machine with less to do may differ.
     """
 
     scores: Mapping[str, float]
     predicted: Status
     gold: Status
+    is_late: bool = False
 
 
 Ask = Callable[[Path, str], Result]
@@ -105,6 +108,8 @@ class Runs:
         }
         self._seconds: dict[tuple[Path, str], float] = {}
         self._cells = 0
+        self.is_late = False
+        """Whether a query or several together took longer than they may, since this was reset."""
 
     def predicted(self, database: Path, sql: str) -> Result:
         """Run a predicted query."""
@@ -114,9 +119,11 @@ class Runs:
         """Run a gold query."""
         return self._find(database, sql, self._gold)
 
-    def seconds(self, database: Path, sql: str) -> float:
-        """Say how long a query took when it was run; 0 for one that was not."""
-        return self._seconds.get((database, same_query(sql)), 0.0)
+    def in_time(self, database: Path, sqls: Sequence[str], limit_s: float) -> bool:
+        """Say whether queries that were run took no longer than this together."""
+        seconds = sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
+        self.is_late |= seconds > limit_s
+        return seconds <= limit_s
 
     def seconds_anew(self, database: Path, sql: str) -> float:
         """Run a query once more and say how long it takes."""
@@ -129,10 +136,12 @@ class Runs:
     def _find(self, database: Path, sql: str, run: Ask) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
+            self.is_late |= known == _LATE
             return known
         start_s = time.perf_counter()
         result = run(database, sql)
         self._seconds[key] = time.perf_counter() - start_s
+        self.is_late |= result == _LATE
         self._cells += len(result.rows) * result.width if isinstance(result, Table) else 0
         if self._cells > _REMEMBERED_CELLS:
             self._results.clear()
@@ -178,10 +187,11 @@ def check_case(case: Case, names: Sequence[str]) -> None:
 
 def judge(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
     """Ask comparators about a case."""
+    runs.is_late = False
     predicted = runs.predicted(case.database, case.predicted)
     gold = runs.gold(case.database, case.gold)
     scores = {name: COMPARATORS[name].function(case, runs) for name in names}
-    return Judgement(scores, status_of(predicted), status_of(gold))
+    return Judgement(scores, status_of(predicted), status_of(gold), runs.is_late)
 
 
 def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> float:
@@ -199,8 +209,8 @@ def _bird(
     gold = _ask(runs.gold, case.database, case.gold)
     if not (_is_clean(predicted) and _is_clean(gold)):
         return 0.0
-    seconds = sum(runs.seconds(case.database, sql) for sql in (case.predicted, case.gold))
-    return score(predicted, gold) if seconds <= limit_s else 0.0
+    is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
+    return score(predicted, gold) if is_in_time else 0.0
 
 
 def _same_rows(predicted: Table, gold: Table) -> float:
@@ -261,7 +271,7 @@ def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> float:
 
 def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
     result = _ask(runs.predicted, case.database, case.predicted)
-    return _is_clean(result) and runs.seconds(case.database, case.predicted) <= _OMNISQL_S
+    return _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
 
 
 def _spider2(case: Case, runs: Runs) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -111,5 +110,7 @@ def fingerprint(path: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _digest(identity: Identity) -> str:
+    import hashlib  # which a worker never needs
+
     with Path(identity[0]).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -38,7 +38,7 @@ class Executor:
     """Executes SQL on SQLite files, read-only and bounded. Threads may share one; forks may not."""
 
     def __init__(self, config: ExecutorConfig):
-        self._config = config
+        self.config = config
         self._process = os.getpid()
         self._gold = GoldCache(config)
         self._seen: dict[Path, Identity] = {}
@@ -68,7 +68,7 @@ class Executor:
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        refused = refuse_text(sql, max_sql_chars=self._config.max_sql_chars)
+        refused = refuse_text(sql, max_sql_chars=self.config.max_sql_chars)
         if refused is not None:
             return refused
         self._check_process()
@@ -81,7 +81,7 @@ class Executor:
         Raises:
             UserError: One of the databases cannot be used.
         """
-        limit = self._config.max_sql_chars
+        limit = self.config.max_sql_chars
         results: dict[Query, Result | None] = {
             query: refuse_text(query[1], max_sql_chars=limit) for query in dict.fromkeys(queries)
         }
@@ -220,4 +220,5 @@ class _Processes:
 
 def _failed(answer: Result, names: Sequence[str]) -> Judgement:
     """Judge a prediction that took its worker down."""
-    return Judgement(dict.fromkeys(names, 0.0), status_of(answer), "ok")
+    status = status_of(answer)
+    return Judgement(dict.fromkeys(names, 0.0), status, "ok", is_late=status == "timeout")

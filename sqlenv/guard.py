@@ -98,6 +98,11 @@ _CELL_BYTES = 40
 _TEXT_BYTES = 16
 # A value in a result of very many columns may have at least this length, whatever `max_bytes` is.
 _WIDE_VALUE_BYTES = 16_000
+# Rows that are read together, of values that have at least this length if need be.
+_ROWS_AT_ONCE = 100
+_SHORT_VALUE_BYTES = 1000
+# Steps that SQLite can count at once.
+_MOST_STRIDE = 2**31 - 1
 # Full-text search takes a time with the square of its pattern, in one call.
 _VIRTUAL_VALUE_BYTES = 30_000
 
@@ -144,7 +149,9 @@ class Guard:
 
     def run(self, sql: str, max_steps: int) -> Result:
         """Run one query whose text passed `refuse_text`."""
-        self.connection.set_progress_handler(self._out_of_steps, max_steps)
+        stride = min(max_steps, _MOST_STRIDE)
+        self._steps_left, self._stride = max_steps, stride
+        self.connection.set_progress_handler(self._out_of_steps, stride)
         self._forget()
         try:
             rows = self._read(sql)
@@ -164,14 +171,16 @@ class Guard:
         """Close the connection."""
         self.connection.close(True)  # noqa: FBT003 - positional in APSW
 
-    def _forget(self) -> None:
+    def _forget(self, *, short: bool = True) -> None:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
         self._is_mended = False
         self._spent = False
         self._reads_virtual = False
-        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._config.max_value_bytes)
+        self._wants_short, self._is_shortened = short, False
+        self._longest = self._config.max_value_bytes
+        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
 
     def _read(self, sql: str) -> list[Row]:
         try:
@@ -191,12 +200,22 @@ class Guard:
         return rows
 
     def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:
+        """Run a query as if its values were short, and as it is if they are not."""
+        try:
+            return self._fetch(sql, is_bytes=is_bytes)
+        except apsw.TooBigError:
+            if not self._is_shortened:
+                raise
+        self._forget(short=False)
+        return self._fetch(sql, is_bytes=is_bytes)
+
+    def _fetch(self, sql: str, *, is_bytes: bool) -> list[Row]:
         config = self._config
         cursor = self.connection.cursor()
         try:
             cursor.execute(sql)
             # The most that a row can take, at four bytes a character.
-            row_bytes = 4 * config.max_value_bytes * max(len(self._columns), 1)
+            row_bytes = 4 * self._longest * max(len(self._columns), 1)
             rows: list[Row] = []
             size_bytes = 0
             # Few enough that they cannot pass the limit, however large their values are; but one.
@@ -242,11 +261,15 @@ class Guard:
 
     def _limit_values(self, width: int) -> None:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
-        longest = max(self._config.max_bytes // (6 * width), _WIDE_VALUE_BYTES)
+        max_bytes = self._config.max_bytes
+        longest = min(self._longest, max(max_bytes // (6 * width), _WIDE_VALUE_BYTES))
         if self._reads_virtual:
             longest = min(longest, _VIRTUAL_VALUE_BYTES)
-        if longest < self._config.max_value_bytes:
-            self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, longest)
+        # Of short values many rows fit at once, and few at once take twice the time.
+        short = max(max_bytes // (4 * width * _ROWS_AT_ONCE), _SHORT_VALUE_BYTES)
+        self._is_shortened = self._wants_short and short < longest
+        self._longest = short if self._is_shortened else longest
+        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
 
     def _authorize(
         self, action: int, first: str | None, second: str | None, *_where: str | None
@@ -266,8 +289,9 @@ class Guard:
         return apsw.SQLITE_DENY if forbidden else apsw.SQLITE_OK
 
     def _out_of_steps(self) -> bool:
-        self._spent = True
-        return True
+        self._steps_left -= self._stride
+        self._spent = self._steps_left <= 0
+        return self._spent
 
     def _explain(self, error: apsw.Error) -> Result:
         if isinstance(error, apsw.InterruptError):

@@ -8,21 +8,22 @@ parent: a socket for questions and answers, and standard input, which closes whe
 from __future__ import annotations
 
 import contextlib
-import marshal
 import os
 import queue
+import selectors
+import socket
 import subprocess
 import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from multiprocessing import Pipe
-from multiprocessing.connection import wait
+from itertools import islice
 
 from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
+from sqlenv.line import Line
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 from sqlenv.wire import Wire, decode
 from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR, Question
@@ -36,6 +37,8 @@ _START_S = 60.0
 _GRACE_S = 0.1
 # Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
 _MESSAGE_QUESTIONS = 16
+# Messages to choose the next one from.
+_NEXT_MESSAGES = 64
 
 
 class Worker:
@@ -44,7 +47,8 @@ class Worker:
     def __init__(self, config: ExecutorConfig):
         self._silence_s = 2 * config.timeout_s + _GRACE_S
         settings = config.model_dump_json()
-        self.connection, theirs = Pipe()
+        ours, theirs = socket.socketpair()
+        self.line = Line(ours)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sqlenv.worker", str(theirs.fileno()), settings],
@@ -56,19 +60,22 @@ class Worker:
             )
         self._is_ready = False
         self.asked: deque[int] = deque()
+        self.database: object = None
+        """Of the question that came last: its connection is open."""
         self.deadline = 0.0
 
     def ask(self, numbers: Sequence[int], questions: Sequence[Question]) -> None:
         """Send some of the questions; at most one call at a time."""
         self.asked.extend(numbers)
+        self.database = questions[numbers[-1]][0]
         self._await()
         with contextlib.suppress(OSError):  # it died: `receive` will notice
-            self.connection.send_bytes(marshal.dumps([questions[i] for i in numbers]))
+            self.line.send([questions[i] for i in numbers])
 
     def receive(self) -> list[tuple[int, Answer | UserError]] | None:
         """Take a message that has arrived, as numbered answers; None when the worker is dead."""
         try:
-            answers = marshal.loads(self.connection.recv_bytes())
+            answers = self.line.receive()
         except (EOFError, OSError):
             return None
         self._is_ready = True
@@ -94,7 +101,7 @@ class Worker:
 
     def kill(self) -> int:
         """End the process at once; give its exit status, negative for a signal."""
-        self.connection.close()
+        self.line.close()
         with self._process as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0)
@@ -137,7 +144,7 @@ class WorkerPool:
             while waiting or busy:
                 while waiting and (worker := self._hire(block=not busy)):
                     busy.append(worker)
-                    worker.ask(waiting.popleft(), questions)
+                    worker.ask(_choose(waiting, worker, busy, questions), questions)
                 for worker, spoke in _next_events(busy):
                     message = worker.receive() if spoke else None
                     if message is not None:
@@ -190,12 +197,33 @@ def _messages(questions: Sequence[Question], workers: int) -> list[list[int]]:
     return [order[start : start + length] for start in range(0, len(order), length or 1)]
 
 
+def _choose(
+    waiting: deque[list[int]],
+    worker: Worker,
+    busy: Sequence[Worker],
+    questions: Sequence[Question],
+) -> list[int]:
+    """Take a message off those that wait, if possible of a database that only this worker has."""
+    elsewhere = {other.database for other in busy if other is not worker}
+
+    def fit(message: list[int]) -> tuple[bool, bool]:
+        database = questions[message[0]][0]
+        return database == worker.database, database not in elsewhere
+
+    chosen = max(islice(waiting, _NEXT_MESSAGES), key=fit)
+    waiting.remove(chosen)
+    return chosen
+
+
 def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
     """Wait for messages and deadlines; True marks workers that sent something or ended."""
     timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
-    spoke = wait([worker.connection for worker in busy], max(timeout_s, 0))
+    with selectors.DefaultSelector() as selector:
+        for worker in busy:
+            selector.register(worker.line, selectors.EVENT_READ)
+        spoke = {key.fileobj for key, _ in selector.select(max(timeout_s, 0))}
     now = time.monotonic()
-    events = [(worker, worker.connection in spoke) for worker in busy]
+    events = [(worker, worker.line in spoke) for worker in busy]
     return [(worker, has) for worker, has in events if has or worker.deadline <= now]
 
 

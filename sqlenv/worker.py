@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import marshal
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlenv.comparators import Judgement, Runs, judge
 from sqlenv.engine import Engine
 from sqlenv.errors import UserError
+from sqlenv.line import Line
 from sqlenv.types import Result
 from sqlenv.wire import Wire, decode_case, encode
 
@@ -55,24 +55,24 @@ def main() -> None:
     # Results are many small tuples, which the collector would look through again and again.
     gc.set_threshold(50_000)
     engine = Engine(config)
-    with Connection(descriptor) as connection:
-        connection.send_bytes(marshal.dumps([]))  # ready
-        while True:
-            try:
-                questions = marshal.loads(connection.recv_bytes())
-            except (EOFError, ConnectionResetError):
-                return
-            _answer(connection, engine, questions)
+    line = Line(socket.socket(fileno=descriptor))
+    line.send([])  # ready
+    while True:
+        try:
+            questions = line.receive()
+        except (EOFError, ConnectionResetError):
+            return
+        _answer(line, engine, questions)
 
 
-def _answer(connection: Connection, engine: Engine, questions: list[Question]) -> None:
+def _answer(line: Line, engine: Engine, questions: list[Question]) -> None:
     answers: list[Wire] = []
     last_s = time.monotonic()
 
     def send(*, at_once: bool) -> None:
         nonlocal last_s
         if at_once or time.monotonic() - last_s > _GATHER_S:
-            connection.send_bytes(marshal.dumps(answers))
+            line.send(answers)
             answers.clear()
             last_s = time.monotonic()
 

@@ -12,8 +12,9 @@ import yaml
 
 import minirl.errors
 from launch import cli, folders
-from launch.config import SPLITS, JobConfig, dump, load_config
+from launch.config import JobConfig, dump, load_config
 from launch.inputs import check_data, check_inputs
+from launch.testsets import SPLITS
 from minirl import preemption
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate

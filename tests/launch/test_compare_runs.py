@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import compare
+from launch import compare, prepare
+from launch import eval as eval_command
 from launch.sheet import Judged, fill, write_sheet
 from launch.verdicts import Verdict
 from minirl.errors import UserError as ModelError
@@ -187,6 +188,37 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     assert "no verdicts.json nor predictions.jsonl" in mistake(base, tmp_path / "empty")
 
 
+def change(path: Path, out: Path, **values: object) -> Path:
+    out.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return out
+
+
+def test_a_result_with_gaps_is_refused(tmp_path):
+    base = sheet(tmp_path / "base.json", "10")
+    questions = json.loads(base.read_text())["questions"]
+    gap = change(base, tmp_path / "g.json", questions=[questions[0], questions[1] | {"scores": {}}])
+    assert "g.json: questions should each have the scores spider_ex" in mistake(base, gap)
+    nothing = change(base, tmp_path / "n.json", questions=[])
+    assert "n.json: questions should each have the scores spider_ex" in mistake(base, nothing)
+    nameless = change(base, tmp_path / "s.json", settings={})
+    assert "s.json: settings should have data, decode and a model" in mistake(base, nameless)
+
+
+@pytest.mark.parametrize("command", [compare.main, eval_command.main, prepare.main])
+def test_a_seed_is_told_before_the_work(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        command(["a", "--seed", "-1"])
+    assert caught.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "-1: should be a whole number from 0 on" in line
+
+
+def test_tables_may_go_into_a_new_folder(tmp_path):
+    runs = [sheet(tmp_path / f"{name}.json", bits) for name, bits in (("a", "10"), ("b", "11"))]
+    run(*runs, "--markdown", tmp_path / "new" / "table.md")
+    assert (tmp_path / "new" / "table.md").read_text().startswith("| run |")
+
+
 def test_a_part_is_no_result(tmp_path):
     base = sheet(tmp_path / "base.json", "10")
     part = tmp_path / "begun" / "verdicts.json.part"
@@ -202,7 +234,8 @@ def test_a_part_is_no_result(tmp_path):
 def test_pieces_are_whole():
     """A summary of partial scores keeps their mean; McNemar counts need rights and wrongs."""
     judged = Judged("1", "d", "", "?", "s", {"ex_f": 0.5}, "ok", "ok")
-    found = fill({}, [judged, replace(judged, id="2", scores={"ex_f": 1.0})], seed=0)
+    settings = {"data": "d", "decode": "greedy", "model": {"name": "m"}}
+    found = fill(settings, [judged, replace(judged, id="2", scores={"ex_f": 1.0})], seed=0)
     assert found.measures["ex_f"]["mean"] == 0.75
     assert found.first == "ex_f"
     assert found.parts["difficulty"] == {"unknown": {"questions": 2, "ex_f": 0.75}}

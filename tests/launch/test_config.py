@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch.config import Decode, dump, load_config
+from launch.config import dump, load_config
 from launch.layers import packaged
+from launch.votes import Decode
 from sqlenv.config import DiagnosedConfig
 from sqlenv.errors import UserError
 

@@ -73,9 +73,32 @@ def test_every_question_has_a_verdict_under_every_comparator(spider, tmp_path, c
         "DISTINCT": 1, "LIMIT": 1, "ORDER BY": 1, "WHERE": 1, "aggregate": 1, "none": 1,
     }  # fmt: skip
     assert (clauses["ORDER BY"]["spider_ts"], clauses["WHERE"]["spider_ts"]) == (0, 1)
+    tags = sheet["parts"]["tag"]
+    assert {name: part["questions"] for name, part in tags.items()} == {
+        "DISTINCT_MISMATCH": 1, "GROUP_BY_ERROR": 1, "ORDER_BY_MISMATCH": 2, "SELECT_ERROR": 1,
+        "WHERE_ERROR": 2,
+    }  # fmt: skip
+    assert [tags["ORDER_BY_MISMATCH"][name] for name in ("spider_ex", "spider_ts")] == [1, 0.5]
+    assert sheet["mismatch"] == {
+        "SELECT": 0.4, "JOIN": 0, "WHERE": 0.4, "GROUP": 0.2, "average": 0.25,
+    }  # fmt: skip
+    assert sheet["late"] == []
     printed = capsys.readouterr().out
     assert "60.00" in printed
     assert str(tmp_path / "o.json") in printed.replace("\n", "")
+
+
+def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
+    path = write(tmp_path / "half.sql", [*GOLDS[:3], "I do not know", ""])
+    sheet = evaluate(path, spider, tmp_path / "o.json")
+    assert [question["tags"] for question in sheet["questions"]] == [["none"]] * 3 + [
+        ["unparsed"]
+    ] * 2
+    assert sheet["parts"]["tag"] == {
+        "none": {"questions": 3, "spider_ex": 1, "spider_ts": 1},
+        "unparsed": {"questions": 2, "spider_ex": 0, "spider_ts": 0},
+    }
+    assert set(sheet["mismatch"].values()) == {0}
 
 
 def test_a_result_says_what_it_is_of(spider, tmp_path):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launch import eval as command
+from launch.predictions import read_predictions
 from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
 
@@ -62,7 +65,6 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
         "\n".join([*GOLDS, "SELECT 1"]),
         "6 predictions for 5 questions, the first one too many is {path}:6",
     ),
-    "an empty file": ("p.sql", "", "1 predictions for 5 questions"),
     "a tab inside": (
         "p.sql",
         lines(2, "SELECT\tname\tFROM pet"),
@@ -130,6 +132,15 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
         json.dumps([{"pred_sqls": ["x", "y"]}] * 5),
         "{path}: 2 samples a question; say --decode vote@2 or pass@2",
     ),
+    "no JSON of BIRD": (
+        "p.json",
+        '"SELECT 1"',
+        '{path}: not of BIRD\'s form {{"0": "SQL\\t----- bird -----\\tdb_id"}}',
+    ),
+    "an empty file": ("p.sql", "", "{path}: no prediction in it"),
+    "empty lines of JSON": ("p.jsonl", "\n", "{path}: no prediction in it"),
+    "an empty list": ("p.json", "[]", "{path}: no prediction in it"),
+    "an empty object": ("p.json", "{}", "{path}: no prediction in it"),
     "an empty folder": ("p", "", "{path}: no .sql file in it"),
     "nothing": ("", "", "{path}: no such file"),
 }
@@ -315,10 +326,20 @@ def test_a_locked_database(root, large, tmp_path):
         (["--timeout-s", "-1"], "--timeout-s -1.0: write a number of seconds above 0"),
         (["--cfg", "progress-demo.yaml"], "--predictions: needs no --cfg"),
         (["--endpoint", "http://x/v1"], "--predictions: needs no model"),
+        (["--against", "nowhere.json"], "nowhere.json: no such file or folder"),
     ],
 )
 def test_options(root, tmp_path, more, words):
     assert words in refused(gold_file(tmp_path), root, *more)
+
+
+def test_a_pipe_of_predictions_is_a_file_of_them(tmp_path):
+    pipe = tmp_path / "pipe.sql"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("SELECT 1\nSELECT 2\n",))
+    writer.start()
+    assert read_predictions(pipe) == ["SELECT 1", "SELECT 2"]
+    writer.join()
 
 
 def test_a_mistake_is_one_line_and_status_2(root, tmp_path, command):

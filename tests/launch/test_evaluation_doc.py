@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import Decode
 from launch.judging import MEASURES, Task, judge
 from launch.sheet import journal
 from launch.testsets import TEST_SETS
+from launch.votes import Decode
 from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
 from sqlenv.types import Example
 
 from .small_sets import make_pets
@@ -32,15 +33,10 @@ def test_verdicts_on_the_examples(tmp_path):
     examples = [
         Example(str(number), "?", "pet", path, gold) for number, (gold, *_) in enumerate(rows)
     ]
-    task = Task(
-        examples,
-        [[row[1]] for row in rows],
-        tuple(measures),
-        Decode(1, 0.0),
-        executor=ExecutorConfig(isolation="thread"),
-    )
-    with journal(tmp_path / "v.json", {}) as found:
-        judged = judge(task, found)
+    task = Task(examples, [[row[1]] for row in rows], tuple(measures), Decode(1, 0.0))
+    limits = ExecutorConfig(isolation="thread")
+    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
+        judged = judge(task, executor, found)
     assert len(rows) > 10
     for row, one in zip(rows, judged, strict=True):
         expected = [float(cell) for cell in row[2:]]

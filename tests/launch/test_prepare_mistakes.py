@@ -288,3 +288,9 @@ def _count(findings: Path) -> int:
         return 0
     finally:
         db.close()
+
+
+def test_a_summary_may_go_into_a_new_folder(root: Path, tmp_path: Path):
+    place = tmp_path / "new" / "summary.json"
+    run(root, tmp_path / "p", "--data", "spider-dev", "--json", str(place))
+    assert json.loads(place.read_text())["sets"].keys() == {"spider-dev"}

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from launch import prepare
-from launch.config import SPLITS, PromptConfig, load_config
+from launch.config import PromptConfig, load_config
 from launch.inputs import check_inputs, load_split
 from launch.prompts import Prompts
+from launch.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.datasets import LoadedData, load, read_all
 from sqlenv.demo import generate

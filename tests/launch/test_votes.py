@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.config import Decode
 from launch.judging import Task, judge
 from launch.sheet import journal
-from launch.votes import ERROR_SQL, ballot, choose, majority
+from launch.votes import ERROR_SQL, Decode, ballot, choose, majority
 from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
 from sqlenv.types import Example, SqlError, Table, TimedOut
 
 # What a letter of a case samples. Equal in sets of rows: A = a = D, P = R, and E = F.
@@ -80,9 +80,9 @@ def test_thirty_questions(database, tmp_path):
     # Steps end a query at the same place on every machine, seconds would not.
     limits = ExecutorConfig(max_steps=200_000, isolation="thread")
     decode = Decode(8, 0.8)
-    task = Task(asked(database), samples, ("set",), decode, executor=limits)
-    with journal(tmp_path / "v.json", {}) as found:
-        answers = [one.sql for one in judge(task, found)]
+    task = Task(asked(database), samples, ("set",), decode)
+    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
+        answers = [one.sql for one in judge(task, executor, found)]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
 

@@ -30,6 +30,7 @@ class Fake:
         down: Endless faults: every answer is dropped.
         held: Called with a request before it is answered; it may wait.
         given: What was answered well, by endpoint.
+        ports: Of clients, of all requests for a reply and of all others.
         hanging: Names of the requests that hung.
         aborted: Names of those that were taken back.
     """
@@ -49,6 +50,7 @@ class Fake:
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
         self.hanging, self.aborted = [], []
+        self.ports: dict[bool, list[int]] = {True: [], False: []}
         self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
         self.paths = [*NEEDED, *(path for way in WAYS.values() for path in way.endpoints)]
@@ -92,6 +94,9 @@ class Fake:
 
     def answer(self, handler, body):
         path = handler.path
+        is_reply = bool(body) and body.get("sampling_params", {}).get("max_new_tokens", 0) > 0
+        is_reply &= "token_ids_logprob" not in (body or {})  # asks for the vocabulary's size
+        self.ports[is_reply].append(handler.client_address[1])
         fault = self.faults.get(path, [])
         fault = fault.pop(0) if fault else None
         if self.down or fault == "drop":

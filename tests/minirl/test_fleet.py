@@ -176,6 +176,20 @@ REPLY_FAULTS = {
 }
 
 
+def test_only_requests_for_replies_share_connections(fakes, serve):
+    """Others may come after a pause in which a server has closed what was open."""
+    servers = serve(fakes)
+    for _ in range(3):
+        ask(servers)
+    send(servers, "b")
+    for fake in fakes:
+        others = fake.ports[False]
+        assert len(others) > 8
+        assert len(set(others)) == len(others)
+        assert not set(others) & set(fake.ports[True])
+    assert sum(len(fake.ports[True]) for fake in fakes) == 3
+
+
 @pytest.mark.parametrize("name", REPLY_FAULTS)
 def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     fault, kind = REPLY_FAULTS[name]

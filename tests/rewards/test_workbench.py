@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rewards.workbench import MODES, PairScore, Turn, Workbench
+from rewards.types import Turn
+from rewards.workbench import MODES, PairScore, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example

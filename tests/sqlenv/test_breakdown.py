@@ -1,9 +1,6 @@
-from pathlib import Path
-
 import pytest
 
-from sqlenv.breakdown import Part, break_down, clauses_of, labels_of
-from sqlenv.types import Example
+from sqlenv.breakdown import clauses_of
 
 
 @pytest.mark.parametrize(
@@ -23,23 +20,3 @@ from sqlenv.types import Example
 )  # fmt: skip
 def test_clauses(sql, clauses):
     assert clauses_of(sql) == clauses
-
-
-def test_means_by_label():
-    def example(level, database, gold):
-        return Example("1", "?", database, Path("x"), gold, difficulty=level)
-
-    labels = [
-        labels_of(example("easy", "one", "SELECT a FROM t WHERE b"), tags=("WHERE_ERROR",)),
-        labels_of(example("easy", "two", "SELECT a FROM t WHERE b ORDER BY a")),
-        labels_of(example("", "two", "SELECT a FROM t ORDER BY a")),
-    ]
-    assert break_down(labels, [0.0, 1.0, 0.5]) == {
-        "difficulty": {"easy": Part(2, 0.5), "unknown": Part(1, 0.5)},
-        "database": {"one": Part(1, 0.0), "two": Part(2, 0.75)},
-        "clause": {"WHERE": Part(2, 0.5), "ORDER BY": Part(2, 0.75)},
-        "tag": {"WHERE_ERROR": Part(1, 0.0), "none": Part(2, 0.75)},
-    }
-    assert break_down([], []) == {}
-    with pytest.raises(ValueError, match="shorter"):
-        break_down(labels, [1.0])

@@ -3,6 +3,7 @@
 import math
 import sqlite3
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import get_args
 
@@ -152,6 +153,31 @@ def test_slow_queries_are_wrong_and_hold_nothing_up(files, isolation):
         judged = executor.judge([*cases, Case(ALL, ALL, database)], ["set", "spider_ex"])
     assert [one.predicted for one in judged] == ["timeout"] * 4 + ["ok"]
     assert [one.scores["set"] for one in judged] == [0, 0, 0, 0, 1]
+    assert [one.is_late for one in judged] == [True] * 4 + [False]
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "score", "is_late"),
+    [
+        ("bird_ex", 15, 1, False),  # 30 s are for both queries
+        ("bird_ex", 16, 0, True),
+        ("omnisql_bird", 5, 1, False),
+        ("omnisql_bird", 6, 0, True),
+        ("omnisql_spider_ex", 10, 1, False),  # for the prediction alone
+        ("omnisql_spider_ex", 11, 0, True),
+        ("spider_ex", 59, 1, False),
+        ("set", 59, 1, False),
+    ],
+)
+def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, monkeypatch):
+    database, _ = files
+    clock = count(0, seconds)  # so that every query takes as long
+    monkeypatch.setattr("sqlenv.comparators.time.perf_counter", lambda: next(clock))
+    runs = Runs(lambda _path, _sql: Table(("a",), ((1,),)))
+    judged = judge(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    assert (judged.scores[name], judged.is_late) == (score, is_late)
+    known = judge(Case("SELECT 1", "SELECT 2", database), [name], runs)
+    assert known == judged
 
 
 def test_both_queries_share_bird_limit(files):

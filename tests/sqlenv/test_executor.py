@@ -390,3 +390,27 @@ def test_a_query_can_have_a_budget_of_its_own(executor, database):
         ("count(*)",), ((1000,),)
     )
     assert executor.execute(database, ENDLESS, max_steps=1000) == TimedOut("steps")
+
+
+def test_a_budget_beyond_what_sqlite_counts_is_counted_in_lots(database, monkeypatch):
+    """Official programs know no steps; one lot of 2,147 million is 8 to 20 seconds."""
+    monkeypatch.setattr("sqlenv.guard._MOST_STRIDE", 1000)
+    config = ExecutorConfig(isolation="thread", workers=1)
+    counting = (
+        "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 500) SELECT count(*) FROM r"
+    )
+    with Executor(config) as executor:
+        assert executor.execute(database, counting, max_steps=1000) == TimedOut("steps")
+        assert executor.execute(database, counting, max_steps=10**15) == Table(
+            ("count(*)",), ((500,),)
+        )
+        assert executor.execute(database, ENDLESS, max_steps=50_000) == TimedOut("steps")
+
+
+def test_long_values_come_as_they_are_among_short_ones(executor, database):
+    """Rows are read many at a time as long as values are short, and few at a time else."""
+    values = "iif(n = 500, hex(zeroblob(n * 90)), n)"
+    result = executor.execute(database, f"SELECT {values} FROM number ORDER BY n")
+    assert isinstance(result, Table)
+    assert [row[0] for row in result.rows[498:502]] == [499, "0" * 90_000, 501, 502]
+    assert len(result.rows) == 1000

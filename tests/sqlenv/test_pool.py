@@ -7,16 +7,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from sqlenv import pool
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.pool import CRASHED
+from sqlenv.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 
 ROOT = Path(__file__).parents[2]
@@ -149,6 +152,8 @@ def test_no_worker_is_left_after_close(database: Path) -> None:
 PARENT = """
 import sys, threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 assert __name__ == "__main__", "imported again by a worker"
@@ -217,6 +222,8 @@ def test_an_executor_does_not_survive_a_fork(executor: Executor, database: Path)
     code = f"""
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 executor = Executor(ExecutorConfig(isolation="thread"))
@@ -253,3 +260,16 @@ def test_slow_queries_leave_a_worker_to_the_others(database):
                 os.kill(worker, signal.SIGKILL)
             time.sleep(0.05)
         assert {one.result() for one in slow} == {CRASHED}
+
+
+def test_a_worker_keeps_to_the_database_that_it_has_open():
+    questions = [(name, "SELECT 1", None) for name in "aabbc"]
+    waiting = deque([[0], [1], [2], [3], [4]])
+    first, second = (cast("Worker", SimpleNamespace(database=None)) for _ in range(2))
+    taken = []
+    for worker in (first, second, first, second, first):
+        [number] = pool._choose(waiting, worker, (first, second), questions)
+        worker.database = questions[number][0]
+        taken.append(number)
+    assert taken == [0, 2, 1, 3, 4]
+    assert not waiting
