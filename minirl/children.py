@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -121,8 +121,7 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     # Processes of a run share its folder.
     first = jax.process_index() * config.launch
     children: list[Child] = []
-    for number in range(config.launch):
-        port = _free_port()
+    for number, port in enumerate(_free_ports(config.launch)):
         words = {
             "model-path": str(model.absolute()),
             "host": _HOST,
@@ -145,7 +144,10 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     return children
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((_HOST, 0))
-        return free.getsockname()[1]
+def _free_ports(count: int) -> list[int]:
+    """Find ports that nobody has; all are held at once, so that none is found twice."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind((_HOST, 0))
+        return [one.getsockname()[1] for one in held]

@@ -153,6 +153,34 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
         time.sleep(0.05)
 
 
+def test_no_two_servers_get_the_same_port(tmp_path, monkeypatch):
+    """The system may give a port that was given back to the next who asks."""
+    held = set()
+
+    class First:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            held.discard(self.port)
+
+        def bind(self, _):
+            self.port = next(port for port in range(5000, 5009) if port not in held)
+            held.add(self.port)
+
+        def getsockname(self):
+            return "127.0.0.1", self.port
+
+    monkeypatch.setattr("minirl.children.socket.socket", First)
+    monkeypatch.setattr(Child, "start", lambda self: None)
+    children = launch(
+        SglangConfig(python=sys.executable, launch=3), tmp_path,
+        dtype="float32", seed=0, logs=tmp_path,
+    )  # fmt: skip
+    assert [child.url.rpartition(":")[2] for child in children] == ["5000", "5001", "5002"]
+    assert not held
+
+
 def test_children_are_ended_all_at_a_time():
     order = []
 
