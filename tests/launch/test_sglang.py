@@ -61,8 +61,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make_model(folder: Path) -> None:
     questions = [record["question"] for record in records(folder, "train_spider")]
-    shown = [((Message("user", question),), ANSWERS[n % 4]) for n, question in enumerate(questions)]
-    teach(folder, shown, steps=60, together=12)
+    # Two answers to each: of some samples of a question, some are of each kind.
+    shown = [
+        ((Message("user", question),), ANSWERS[(n + other) % 4])
+        for other in range(2)
+        for n, question in enumerate(questions)
+    ]
+    teach(folder, shown, steps=120, together=12)
 
 
 def teach(
