@@ -88,7 +88,8 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
         "minirl.trainer.told_numbers", lambda _: told | {"sglang/probe_gap": next(gaps)}
     )
     toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
-    records = metrics_of(tmp_path)
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
     assert [record["sglang/retries"] for record in records] == [1, 2]
     assert [record["time/sglang_out_s"] for record in records] == [3, 6]
     assert [record["sglang/servers"] for record in records] == [2, 2]
