@@ -9,7 +9,6 @@ import platform
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib import metadata
-from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -78,18 +77,17 @@ def check(folder: Path, settings: str, *, key: str) -> None:
 
 
 def _deciding(settings: str) -> str:
-    """Return settings without the arrangement of devices: a run may go on on another one."""
-    lines = settings.splitlines(keepends=True)
-    return "".join(
-        line
-        for line, top in zip(lines, accumulate(lines, _top), strict=True)
-        if not top.startswith("mesh:")
-    )
-
-
-def _top(top: str, line: str) -> str:
-    """Return the line of the top level that a line of YAML belongs to, after the one before."""
-    return top if line.startswith((" ", "-")) else line
+    """Return settings without those of devices and servers: a run may go on on other ones."""
+    try:
+        values = yaml.safe_load(settings)
+    except yaml.YAMLError:
+        return settings
+    if not isinstance(values, dict):
+        return settings
+    values.pop("mesh", None)
+    if isinstance(values.get("rollout"), dict):
+        values["rollout"].pop("sglang", None)
+    return yaml.safe_dump(values)
 
 
 def check_place(folder: Path, *, key: str) -> None:

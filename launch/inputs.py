@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from launch.config import JobConfig
+from launch.folders import check_place
 from launch.testsets import SPLITS, Split
 from minirl.errors import UserError as ModelError
 from minirl.files import check_folder
@@ -20,11 +21,13 @@ def check_inputs(config: JobConfig) -> None:
     """Look for the data, the model and what is installed before anything is made.
 
     Raises:
-        UserError: A path is not there, or is not laid out as its source says; or a setting needs a
-            package that is not there.
+        UserError: A path is not there, cannot be written, or is not laid out as its source says; or
+            a setting needs a package that is not there.
     """
     if config.rollout.backend == "sglang":
         check_installed(config.rollout.sglang)
+        if config.rollout.sglang.push == "disk" and config.rollout.sglang.weights is not None:
+            check_place(config.rollout.sglang.weights, key="rollout.sglang.weights")
     for split in SPLITS:
         check_data(config, split)
     check_model(config)

@@ -7,7 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -61,18 +62,28 @@ class Child:
                     start_new_session=True,
                 )
 
+    def let_go(self) -> None:
+        """Let it end for good, and all that it has started; returns at once."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
+
     def close(self) -> None:
         """End it for good, and all that it has started."""
         with self._lock:
             self._is_closed = True
             self._end()
 
+    def _release(self) -> None:
+        if self._process is not None:
+            assert self._process.stdin is not None
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
     def _end(self) -> None:
         if self._process is None:
             return
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
+        self._release()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -83,6 +94,14 @@ class Child:
         """Say where its log is, and what ends it."""
         text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
         return f"{self._log} ends with {' '.join(text[-_SHOWN:].split())!r}"
+
+
+def close(children: Sequence[Child]) -> None:
+    """End servers, all at a time: a cluster's notice is short."""
+    for child in children:
+        child.let_go()
+    for child in children:
+        child.close()
 
 
 def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Path) -> list[Child]:
@@ -102,8 +121,7 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     # Processes of a run share its folder.
     first = jax.process_index() * config.launch
     children: list[Child] = []
-    for number in range(config.launch):
-        port = _free_port()
+    for number, port in enumerate(_free_ports(config.launch)):
         words = {
             "model-path": str(model.absolute()),
             "host": _HOST,
@@ -126,7 +144,10 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     return children
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind((_HOST, 0))
-        return free.getsockname()[1]
+def _free_ports(count: int) -> list[int]:
+    """Find ports that nobody has; all are held at once, so that none is found twice."""
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind((_HOST, 0))
+        return [one.getsockname()[1] for one in held]

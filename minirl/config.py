@@ -148,7 +148,8 @@ class RolloutConfig(Settings):
     step, if they are not too old for it; long episodes are then rarer among those trained on."""
     max_age: int | None = Field(default=None, ge=0)
     """Steps that the weights with which a group began may lie behind those of the step that trains
-    on it; older groups are cut, and counted. None for `lag`."""
+    on it; older groups are cut, and counted. None for `lag`: what a step with `slow_share` did not
+    wait for is then too old for the next one, but at the start of a run."""
 
     @property
     def is_ahead(self) -> bool:

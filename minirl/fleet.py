@@ -38,6 +38,7 @@ _CHANCES, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{name}" for name in (*_COUNTED, *(f"failed_{k}" for k in get_args(Kind))))
 """Metrics that are counts, which add up over processes."""
+OUT_S, PROBE_GAP = "time/sglang_out_s", "sglang/probe_gap"
 
 _log = logging.getLogger(__name__)
 
@@ -172,9 +173,9 @@ class Fleet:
         found["sglang/servers"] = float(sum(member.is_used for member in self._members))
         if self._router is not None:
             found["sglang/router"] = float(self._router.is_used)
-        found["sglang/probe_gap"] = max(member.told_gap() for member in self._all)
+        found[PROBE_GAP] = max((one.gap for one in self._all if one.is_used), default=0.0)
         found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
-        found["time/sglang_out_s"] = self._out_s
+        found[OUT_S] = self._out_s
         self._events.clear()
         self._out_s = 0.0
         self._later_tokens = self._later_cached = 0
@@ -412,20 +413,20 @@ class Fleet:
         except ServerError as error:
             if error.kind == "differs":
                 raise UserError(f"{member.server.url}: {error}") from None
-            self._has_missed(member, error)
+            self._has_missed(member, error, was_used=was_used)
         except RefusedError as error:
             if not self._has_pushed:
                 raise UserError(
                     f"{member.server.url} does not take the learner's weights ({error}); "
                     f"{self._way.advice}"
                 ) from None
-            self._has_missed(member, ServerError("status", str(error)))
+            self._has_missed(member, ServerError("status", str(error)), was_used=was_used)
         else:
             if not was_used:
                 self._take_back(member)
 
-    def _has_missed(self, member: Member, error: ServerError) -> None:
-        if member.is_used:
+    def _has_missed(self, member: Member, error: ServerError, *, was_used: bool) -> None:
+        if was_used:  # a request may have failed meanwhile: then it is being mended
             self._leave_out(member, error)
             # Nobody knows what it samples with now.
             self._lose(member)

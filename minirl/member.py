@@ -73,7 +73,8 @@ class Member:
         self.left_at = 0.0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ranks = 1
-        self._gap = 0.0
+        self.gap = 0.0  # largest in `compare`, with the weights that it was last compared with
+        self._compared = ""
 
     async def check_health(self) -> None:
         """See that it samples, also if a run left it paused.
@@ -155,18 +156,14 @@ class Member:
             raise ServerError("stale", f"has weights {name}, not {weights.name}")
         probe = np.asarray(weights.probe)
         gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        self._gap = max(self._gap, gap)
+        self.gap = gap if name != self._compared else max(self.gap, gap)
+        self._compared = name
         if not gap <= self._wanted.tolerance:
             raise ServerError(
                 "differs",
                 f"log-probabilities of a probe differ from the learner's by {gap:.3g} on average, "
                 f"with the same weights; rollout.sglang.tolerance is {self._wanted.tolerance:g}",
             )
-
-    def told_gap(self) -> float:
-        """Give the largest difference in `compare` since this was last asked."""
-        gap, self._gap = self._gap, 0.0
-        return gap
 
 
 def request_name() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -19,6 +20,8 @@ from minirl.config import (
     TrainConfig,
 )
 from minirl.errors import UserError
+
+_BLANK = re.compile(r"\s")
 
 
 def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[bool, str]]:
@@ -127,9 +130,11 @@ def _is_address(url: str) -> bool:
     try:
         parts = urlsplit(url)
         _ = parts.port
+        host = (parts.hostname or "").encode("idna")  # no part of a name is empty, or very long
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/")
+    is_bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+    return parts.scheme in ("http", "https") and bool(host) and is_bare and not _BLANK.search(url)
 
 
 def check_installed(sglang: SglangConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,7 @@ from flax import nnx
 from minirl import hosts
 from minirl.batching import micro_batches, read_back, sizes_on
 from minirl.config import BatchingConfig, SamplerConfig
-from minirl.fleet import EVENTS
+from minirl.fleet import EVENTS, OUT_S, PROBE_GAP
 from minirl.local import LocalSampler
 from minirl.lora import split
 from minirl.model import Decoder
@@ -54,6 +55,17 @@ def told_numbers(sampler: JobSampler) -> dict[str, float]:
     """
     told = hosts.gather(sampler.numbers)
     return {name: (sum if name in EVENTS else max)(one[name] for one in told) for name in told[0]}
+
+
+def joined(step: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
+    """Return those numbers of a step that what samplers told after it changes.
+
+    Counts and outages add up, the largest difference to the learner stays.
+    """
+    found = {name: step.get(name, 0.0) + told[name] for name in (*EVENTS, OUT_S) if name in told}
+    if PROBE_GAP in told:
+        found[PROBE_GAP] = max(step.get(PROBE_GAP, 0.0), told[PROBE_GAP])
+    return found
 
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:

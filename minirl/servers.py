@@ -24,7 +24,7 @@ import numpy as np
 
 from minirl import hosts, preemption
 from minirl.belt import Belt
-from minirl.children import Child, launch
+from minirl.children import Child, close, launch
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.fleet import Fleet
@@ -142,8 +142,7 @@ class Servers:
                     self._config, self._model, dtype=self._dtype, seed=self._seed,
                     logs=self._folder,
                 )  # fmt: skip
-            for child in children:
-                stack.callback(child.close)
+            stack.callback(close, children)
             thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
             thread.start()
             stack.callback(self._stop, thread)

@@ -38,7 +38,6 @@ from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainCo
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.episodes import Player, own_slots
 from minirl.errors import ServersLostError
-from minirl.fleet import EVENTS
 from minirl.guard import Guard, GuardFacts
 from minirl.local import in_compute_type
 from minirl.lora import split
@@ -48,7 +47,7 @@ from minirl.packing import padding
 from minirl.preemption import Preempted
 from minirl.rollout import flatten
 from minirl.rounds import Rounds, Taken, cuts
-from minirl.samplers import make_sampler, told_numbers
+from minirl.samplers import joined, make_sampler, told_numbers
 from minirl.schedule import Restart, restart, second_optimizer
 from minirl.servers import Servers
 from minirl.spans import span_credit
@@ -198,10 +197,8 @@ class Trainer:
         if self.step % config.eval_every == 0 or self._is_last:
             numbers["validation/accuracy"] = self._task.validate(self.params, self.step)
             self._curve.append((self.step, numbers["validation/accuracy"]))
-            # Servers may have failed meanwhile.
-            for name, value in told_numbers(self._sampler).items():
-                if name in EVENTS:
-                    numbers[name] = numbers.get(name, 0.0) + value
+            # Servers may have failed meanwhile, and have other weights.
+            numbers |= joined(numbers, told_numbers(self._sampler))
         if config.second_stage is not None:
             numbers["stage/number"] = 1.0 if self.step <= config.steps else 2.0
         if self.restart is not None and self.step == config.steps + 1:

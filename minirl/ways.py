@@ -204,10 +204,17 @@ class Broadcasts(_Buckets):
         """Broadcast to the ranks of a server."""
         from minirl.pytorch import Group
 
-        group = Group(ranks, timeout_s=timeout_s)
+        try:
+            address = await asyncio.to_thread(_own_address, server.url)
+            group = Group(ranks, timeout_s=timeout_s)
+        except (OSError, RuntimeError) as error:
+            # Its name is not known at the moment, or there is no port.
+            raise ServerError(
+                "connection", f"cannot be reached for a broadcast ({error})"
+            ) from None
         named = {"group_name": group.name}
         joining = named | {
-            "master_address": _own_address(server.url),
+            "master_address": address,
             "master_port": group.port,
             "rank_offset": 1,
             "world_size": group.size,

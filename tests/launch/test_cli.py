@@ -324,6 +324,16 @@ def test_the_papers_run_reads_omnisqls_download(tmp_path):
         check_inputs(config)
 
 
+def test_a_folder_for_weights_that_cannot_be_made_is_told_before_the_run(tiny, tmp_path):
+    place = tmp_path / "file" / "weights"
+    place.parent.write_text("")
+    given = ["rollout.backend=sglang", "rollout.sglang.urls=[http://a:1]"]
+    config = load_config(str(tiny), [*given, f"rollout.sglang.weights={place}"])
+    with pytest.raises(UserError, match=r"cannot be written .*; set rollout\.sglang\.weights to"):
+        check_inputs(config)
+    assert place.parent.read_text() == ""
+
+
 # Folders.
 
 
@@ -366,6 +376,22 @@ def test_a_run_may_go_on_with_another_mesh(tiny, tmp_path):
         assert load_config(str(folder / "config.yaml"), []).mesh == other.mesh
     with pytest.raises(UserError, match=r"train\.steps is 3 there and 9 here"):
         claim_run(load_config(str(tiny), [f"run.dir={folder}", "mesh={data: 2}", "train.steps=9"]))
+
+
+def test_a_run_may_go_on_with_other_servers(tiny, tmp_path):
+    """Those of a cluster come and go, and a wrong address is noticed late."""
+    served = "rollout.backend=sglang"
+    ours = load_config(
+        str(tiny), [f"run.dir={tmp_path / 'run'}", served, "rollout.sglang.launch=2"]
+    )
+    folder = claim_run(ours)
+    (folder / "metrics.jsonl").write_text("work\n")
+    given = [f"run.dir={folder}", served, "rollout.sglang.urls=[http://a:1, http://b:1]"]
+    other = load_config(str(tiny), [*given, "rollout.sglang.wait_s=5"])
+    assert claim_run(other) == folder
+    assert load_config(str(folder / "config.yaml"), []).rollout == other.rollout
+    with pytest.raises(UserError, match=r"rollout\.lag is 0 there and 1 here"):
+        claim_run(load_config(str(tiny), [*given, "rollout.lag=1"]))
 
 
 def test_a_folder_without_work_may_have_other_settings(tiny, tmp_path):

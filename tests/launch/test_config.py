@@ -142,6 +142,49 @@ def test_contradictions_are_refused(override, words):
     assert words in message(DEMO, override)
 
 
+SERVED = {"backend": "sglang", "sglang": {"launch": 2}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"sglang": {}}, "rollout.sglang: give one of urls"),
+        ({"sglang": {"launch": 1, "urls": ["http://a:1"]}}, "rollout.sglang: give one of urls"),
+        ({"backend": "native", "lag": 1}, "the native sampler takes turns with the learner"),
+        ({"backend": "native", "slow_share": 0.1}, "the native sampler takes turns"),
+        ({"lag": 2, "max_age": 1}, "rollout.max_age: 1 would cut every group"),
+        ({"sglang": {"urls": ["http://a:1", "http://a:1/"]}}, "a server is named twice"),
+        ({"sglang": {"launch": 1, "arguments": {"port": 5}}}, "leave them out"),
+        ({"sglang": {"launch": 2, "devices": ["0"]}}, "rollout.sglang.devices: 1 for launch = 2"),
+    ],
+)
+def test_contradictions_of_rollouts_are_refused(changes, words):
+    assert words in message(DEMO, f"rollout={yaml.safe_dump(SERVED | changes, width=999)}")
+
+
+@pytest.mark.parametrize("key", ["urls", "router"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("gpu1", "gpu1:30000", "ftp://gpu1:30000", "http://:30000", "http://gpu1:99999"),
+        *("http://gpu1:30000/v1", "http://gpu1:30000?v=1", "http://gpu1:30000#v1"),
+        *("http://gpu1..local:30000", f"http://{'g' * 64}:30000", "http://gpu 1:30000"),
+    ],
+)
+def test_what_is_no_address_is_refused(key, address):
+    given = [address] if key == "urls" else address
+    raw = SERVED | {"sglang": {key: given}}
+    found = message(DEMO, f"rollout={yaml.safe_dump(raw, width=999)}")
+    assert f"rollout.sglang.{key}: [{address!r}] is not http://HOST:PORT" in found
+
+
+def test_addresses_of_any_kind_are_taken():
+    urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
+    raw = SERVED | {"sglang": {"urls": urls}}
+    config = load_config(DEMO, [f"rollout={yaml.safe_dump(raw, width=999)}"])
+    assert list(config.rollout.sglang.urls) == urls
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [

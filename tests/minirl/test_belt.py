@@ -10,6 +10,7 @@ import base64
 import json
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minirl import preemption
+from minirl import preemption, ways
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
 from minirl.member import Weights
@@ -173,6 +174,45 @@ def test_until_new_weights_are_there_replies_with_the_old_ones_are_right(fakes, 
     assert [reply.versions for reply in found] == [("x",) * 3] * 4
     assert ask(servers)[0].versions == ("y",) * 3
     assert numbers_are(servers, requests=5, retries=0, left_out=0)
+
+
+def test_a_server_that_fails_a_request_and_then_the_push_is_mended_once(fakes, serve, way):
+    servers = serve(fakes, push=False, push_with=way, push_s=12)
+    send(servers, "x", 3)
+    fleet = servers.fleet
+    watches = len(fleet._tasks)
+
+    def made():
+        wait_until(lambda: "y" in fleet._versions)
+        fakes[0].faults["/generate"] = [500]
+        fakes[0].faults[PARTS[way][1]] = [500]
+        assert ask(servers)[0].versions == ("x",) * 3
+        assert not fleet._members[0].is_used
+        yield from parcels(4)
+
+    send(servers, "y", 4, made=made())
+    wait_until(lambda: len(fleet._tasks) == watches)
+    assert numbers_are(servers, servers=2, left_out=1, taken_back=1, failed_status=2)
+    assert fakes[0].taken == of(4)
+
+
+def test_a_server_whose_name_is_not_known_for_a_moment_is_mended(fakes, serve, monkeypatch):
+    servers = serve(fakes, push=False, push_with="nccl")
+    send(servers, "x", 3)
+    find, missing = ways._own_address, [fakes[0].url]
+
+    def unsure(url):
+        if url in missing:
+            missing.remove(url)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return find(url)
+
+    monkeypatch.setattr(ways, "_own_address", unsure)
+    send(servers, "y", 4)
+    assert fakes[1].taken == of(4)
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert fakes[0].taken == of(4)
+    assert SEEN["failed_connection"] == SEEN["left_out"] == 1
 
 
 def test_what_is_sampled_with_a_part_of_the_weights_is_refused(fakes, serve):

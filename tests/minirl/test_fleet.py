@@ -72,6 +72,8 @@ class Nurse:
         self.fake.faults.clear()
         self.fake.weights = "default"
 
+    def let_go(self): ...
+
     def close(self): ...
 
 
@@ -388,6 +390,17 @@ def test_weights_that_compute_something_else_stop_the_run(fakes, serve):
     fakes[1].probe = -0.5
     with pytest.raises(UserError, match=r"differ from the learner's by 0\.25 on average"):
         serve(fakes)
+
+
+def test_the_difference_that_is_told_is_that_with_the_weights_of_now(fakes, serve):
+    """Also if several ask: a validation brings the weights of the step after it."""
+    servers = serve(fakes)
+    fakes[0].probe = -0.2502
+    send(servers, "b")
+    assert [numbers(servers)["probe_gap"] for _ in range(2)] == pytest.approx([2e-4] * 2)
+    fakes[0].probe = -0.25
+    send(servers, "c")
+    assert numbers(servers)["probe_gap"] == 0
 
 
 def test_a_server_comes_back_only_if_it_computes_the_same(fakes, serve):

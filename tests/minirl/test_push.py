@@ -6,6 +6,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +17,7 @@ from flax import nnx
 from safetensors.numpy import load_file
 
 from minirl import leash, weights
-from minirl.children import launch
+from minirl.children import Child, close, launch
 from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.lora import add_adapters, split
@@ -148,6 +151,49 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
     while is_alive(one) or is_alive(other):
         assert time.monotonic() < deadline + 30
         time.sleep(0.05)
+
+
+def test_no_two_servers_get_the_same_port(tmp_path, monkeypatch):
+    """The system may give a port that was given back to the next who asks."""
+    held = set()
+
+    class First:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            held.discard(self.port)
+
+        def bind(self, _):
+            self.port = next(port for port in range(5000, 5009) if port not in held)
+            held.add(self.port)
+
+        def getsockname(self):
+            return "127.0.0.1", self.port
+
+    monkeypatch.setattr("minirl.children.socket.socket", First)
+    monkeypatch.setattr(Child, "start", lambda self: None)
+    children = launch(
+        SglangConfig(python=sys.executable, launch=3), tmp_path,
+        dtype="float32", seed=0, logs=tmp_path,
+    )  # fmt: skip
+    assert [child.url.rpartition(":")[2] for child in children] == ["5000", "5001", "5002"]
+    assert not held
+
+
+def test_children_are_ended_all_at_a_time():
+    order = []
+
+    class Quiet(Child):
+        def __init__(self, name):
+            self._lock, self._is_closed = Lock(), False
+            self._process: Any = SimpleNamespace(
+                stdin=SimpleNamespace(close=lambda: order.append(f"{name} is told")),
+                wait=lambda _: order.append(f"{name} ends"),
+            )
+
+    close([Quiet("a"), Quiet("b")])
+    assert order == ["a is told", "b is told", "a is told", "a ends", "b is told", "b ends"]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")

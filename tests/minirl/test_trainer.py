@@ -81,10 +81,19 @@ def test_the_learner_agrees_with_the_sampler(finished):
 
 
 def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_path, monkeypatch):
-    # One more each time that is asked: after the rollout, and after the validation of each second.
-    monkeypatch.setattr("minirl.trainer.told_numbers", lambda _: {"sglang/retries": 1.0})
+    # Asked after each rollout, and after the validation of each second step.
+    told = {"sglang/retries": 1.0, "time/sglang_out_s": 3.0, "sglang/servers": 2.0}
+    gaps = iter((1e-6, 2e-6, 5e-6))
+    monkeypatch.setattr(
+        "minirl.trainer.told_numbers", lambda _: told | {"sglang/probe_gap": next(gaps)}
+    )
     toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
-    assert [record["sglang/retries"] for record in metrics_of(tmp_path)] == [1, 2]
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [record["sglang/retries"] for record in records] == [1, 2]
+    assert [record["time/sglang_out_s"] for record in records] == [3, 6]
+    assert [record["sglang/servers"] for record in records] == [2, 2]
+    assert [record["sglang/probe_gap"] for record in records] == [1e-6, 5e-6]
 
 
 def test_what_is_measured_when(finished):
