@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from launch.config import JobConfig
 from launch.journal import Answer, Journal, Request
@@ -38,6 +38,11 @@ class Asked:
         """Name the sampler where it is not the native one: what results before were made with."""
         found = self.sampled_by(config)
         return {} if found == {"sampler": "native"} else found
+
+    def settings(self, config: JobConfig) -> dict[str, Any]:
+        """Return the same as a setting: answers of two samplers do not go into one folder."""
+        is_told = bool(self.differs_by(config))
+        return {"rollout": {"backend": config.rollout.backend}} if is_told else {}
 
     @classmethod
     def find(

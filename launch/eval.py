@@ -334,7 +334,7 @@ def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
             "model": str(asked.policy.model.resolve()),
             "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
             "dtype": config.model.dtype,
-            **asked.differs_by(config),
+            **asked.settings(config),
         }
         where = {"accelerator": options.accel}
     import yaml

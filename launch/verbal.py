@@ -69,7 +69,7 @@ def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
     numerics = {"dtype": config.model.dtype, "accelerator": options.accel} if native else {}
     settings = {
         "model": asked.identity,
-        **asked.differs_by(config),
+        **asked.settings(config),
         **numerics,
         "split": options.data,
         **config.model_dump(mode="json", include=used | native),

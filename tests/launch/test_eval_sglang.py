@@ -108,6 +108,8 @@ def test_candidates_and_judgements_are_sampled_by_the_servers(place, fake, tmp_p
     calls = sum(cost["calls"] for cost in result["cost"].values())
     assert calls == len(asked(fake)) >= 2 * QUESTIONS
     assert result["executable"] == result["attempts"] > 0
+    with pytest.raises(UserError, match="--out"):
+        run(verbal, place, fake, tmp_path / "out", "rollout.backend=native")
     choices = (tmp_path / "out" / "choices.jsonl").read_text().splitlines()
     assert {json.loads(line)["sql"].replace(" ", "") for line in choices} == {"SELECT1"}
 
