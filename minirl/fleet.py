@@ -38,6 +38,7 @@ _CHANCES, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{name}" for name in (*_COUNTED, *(f"failed_{k}" for k in get_args(Kind))))
 """Metrics that are counts, which add up over processes."""
+IN_USE = ("sglang/servers", "sglang/router")
 OUT_S, PROBE_GAP = "time/sglang_out_s", "sglang/probe_gap"
 
 _log = logging.getLogger(__name__)

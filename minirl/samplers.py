@@ -12,7 +12,7 @@ from flax import nnx
 from minirl import hosts
 from minirl.batching import micro_batches, read_back, sizes_on
 from minirl.config import BatchingConfig, SamplerConfig
-from minirl.fleet import EVENTS, OUT_S, PROBE_GAP
+from minirl.fleet import EVENTS, IN_USE, OUT_S, PROBE_GAP
 from minirl.local import LocalSampler
 from minirl.lora import split
 from minirl.model import Decoder
@@ -51,10 +51,12 @@ def make_sampler(
 def told_numbers(sampler: JobSampler) -> dict[str, float]:
     """Return what samplers of all processes tell since they were last asked; all have to ask.
 
-    Counts add up over processes; of other numbers, the largest is told.
+    Counts add up over processes; of those of servers in use the fewest are told, of other numbers
+    the largest.
     """
     told = hosts.gather(sampler.numbers)
-    return {name: (sum if name in EVENTS else max)(one[name] for one in told) for name in told[0]}
+    over = dict.fromkeys(EVENTS, sum) | dict.fromkeys(IN_USE, min)
+    return {name: over.get(name, max)(one[name] for one in told) for name in told[0]}
 
 
 def joined(step: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:

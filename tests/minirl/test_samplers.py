@@ -7,6 +7,7 @@ import resource
 import threading
 import urllib.request
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.lora import split
 from minirl.rollout import rollout
-from minirl.samplers import make_sampler
+from minirl.samplers import make_sampler, told_numbers
 from minirl.servers import Servers
 
 from .fake_sglang import Fake
@@ -107,6 +108,17 @@ class Deep:
 def told(url: str) -> dict[str, int]:
     with urllib.request.urlopen(f"{url}/replies", timeout=30) as answer:
         return json.load(answer)
+
+
+def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
+    told = [
+        {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
+        {"sglang/retries": 3.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6},
+    ]
+    monkeypatch.setattr("minirl.samplers.hosts.gather", lambda _: told)
+    sampler: Any = SimpleNamespace(numbers=None)
+    found = told_numbers(sampler)
+    assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6}
 
 
 def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serve):
