@@ -72,8 +72,8 @@ class Sheet(BaseModel):
             versions, limits. Two sheets with equal settings have equal verdicts.
         measures: Mean and 95 % interval by measure.
         pass_at: Chance that one of k samples is right by the first measure, by k.
-        parts: Means by difficulty, by database, by clause of the gold query and by tag, of both of
-            which a question may have several.
+        parts: Means and 95 % intervals by difficulty, by database, by clause of the gold query and
+            by tag, of both of which a question may have several.
         mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
             the mean of the four (Progress-SQL's table 8), and the share that is no query, which
             differs in none of them; empty without gold queries.
@@ -128,10 +128,10 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
         measures={name: _summary([one.scores[name] for one in judged], seed) for name in names},
         pass_at=_pass_at(judged),
         parts={
-            "difficulty": _parts(judged, lambda one: (one.difficulty or "unknown",)),
-            "database": _parts(judged, lambda one: (one.db_id,)),
-            "clause": _parts(judged, lambda one: one.clauses),
-            "tag": _parts(judged, lambda one: one.tags),
+            "difficulty": _parts(judged, lambda one: (one.difficulty or "unknown",), seed),
+            "database": _parts(judged, lambda one: (one.db_id,), seed),
+            "clause": _parts(judged, lambda one: one.clauses, seed),
+            "tag": _parts(judged, lambda one: one.tags, seed),
         },
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
@@ -171,22 +171,24 @@ def _pass_at(judged: Sequence[Judged]) -> dict[str, float]:
 
 
 def _parts(
-    judged: Sequence[Judged], keys: Callable[[Judged], Sequence[str]]
+    judged: Sequence[Judged], keys: Callable[[Judged], Sequence[str]], seed: int
 ) -> dict[str, dict[str, Any]]:
     parts: defaultdict[str, list[Judged]] = defaultdict(list)
     for one in judged:
         for key in keys(one):
             parts[key].append(one)
-    return {
-        name: {
-            "questions": len(part),
-            **{
-                measure: round(sum(one.scores[measure] for one in part) / len(part), 6)
-                for measure in part[0].scores
-            },
+    found = {}
+    for name, part in sorted(parts.items(), key=rank):
+        summaries = {
+            measure: _summary([one.scores[measure] for one in part], seed)
+            for measure in part[0].scores
         }
-        for name, part in sorted(parts.items(), key=rank)
-    }
+        found[name] = {
+            "questions": len(part),
+            **{measure: one["mean"] for measure, one in summaries.items()},
+            "ci95": {measure: one["ci95"] for measure, one in summaries.items()},
+        }
+    return found
 
 
 def write_sheet(path: Path, sheet: Sheet) -> None:

@@ -271,4 +271,9 @@ def test_pieces_are_whole():
     found = fill(settings, [judged, replace(judged, id="2", scores={"ex_f": 1.0})], seed=0)
     assert found.measures["ex_f"]["mean"] == 0.75
     assert found.first == "ex_f"
-    assert found.parts["difficulty"] == {"unknown": {"questions": 2, "ex_f": 0.75}}
+    # All of two questions: the part is the whole, and as sure.
+    interval = {"ex_f": found.measures["ex_f"]["ci95"]}
+    assert interval == {"ex_f": [0.5, 1.0]}
+    assert found.parts["difficulty"] == {
+        "unknown": {"questions": 2, "ex_f": 0.75, "ci95": interval}
+    }

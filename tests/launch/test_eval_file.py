@@ -95,9 +95,11 @@ def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
     assert [question["tags"] for question in sheet["questions"]] == [["none"]] * 3 + [
         ["unparsed"]
     ] * 2
+    sure = {"spider_ex": [1, 1], "spider_ts": [1, 1]}
+    never = {"spider_ex": [0, 0], "spider_ts": [0, 0]}
     assert sheet["parts"]["tag"] == {
-        "none": {"questions": 3, "spider_ex": 1, "spider_ts": 1},
-        "unparsed": {"questions": 2, "spider_ex": 0, "spider_ts": 0},
+        "none": {"questions": 3, "spider_ex": 1, "spider_ts": 1, "ci95": sure},
+        "unparsed": {"questions": 2, "spider_ex": 0, "spider_ts": 0, "ci95": never},
     }
     assert sheet["mismatch"].pop("unparsed") == 0.4
     assert set(sheet["mismatch"].values()) == {0}
