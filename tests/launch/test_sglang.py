@@ -67,11 +67,16 @@ def make_model(folder: Path) -> None:
         for other in range(2)
         for n, question in enumerate(questions)
     ]
-    teach(folder, shown, steps=120, together=12)
+    teach(folder, shown, steps=120, together=12, learning_rate=0.01)
 
 
 def teach(
-    folder: Path, shown: Sequence[tuple[Observation, str]], *, steps: int, together: int
+    folder: Path,
+    shown: Sequence[tuple[Observation, str]],
+    *,
+    steps: int,
+    together: int,
+    learning_rate: float = 0.02,
 ) -> None:
     """Make a model that answers prompts as it was shown, in `folder / "model"`."""
     shape = TinyConfig(**TINY["model"]["tiny"])
@@ -80,7 +85,7 @@ def teach(
     model, tokenizer = weights.load(folder / "raw"), ChatTokenizer(folder / "raw")
     demonstrations = [Demonstration((prompt,), (), answer) for prompt, answer in shown]
     batching = BatchingConfig(groups_per_batch=together, prompt_multiple=64, answer_multiple=16)
-    optimizer = OptimizerConfig(kind="muon", learning_rate=0.02, warmup_steps=2)
+    optimizer = OptimizerConfig(kind="muon", learning_rate=learning_rate, warmup_steps=2)
     config = SftConfig(
         steps=steps,
         groups_per_step=together,
