@@ -222,7 +222,7 @@ def evaluate_file(options: Namespace, executor: Executor) -> Path:
 
     Args:
         options: Of the command line.
-        executor: Runs queries, with `limits`.
+        executor: Runs queries, with `testsets.read_limits`.
 
     Returns:
         The file of verdicts.

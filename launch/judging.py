@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.cli import progress_bar
 from launch.official import as_line
-from launch.sheet import NO_GOLD, Journal, Judged
+from launch.sheet import NO_GOLD, UNPARSED, Journal, Judged
 from launch.testsets import TEST_SETS
 from launch.votes import VOTE_TIMEOUT_S, Decode, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
@@ -202,10 +202,10 @@ def _label(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[str
 
 
 def _tags(example: Example, sql: str, columns: ColumnsOf) -> tuple[str, ...]:
-    """Give the tags of Progress-SQL's tree, or `none`; `unparsed` where there is no tree."""
+    """Give the tags of Progress-SQL's tree, or `none`; `UNPARSED` where there is no tree."""
     found = diagnose(sql, example.gold_sql, columns(example))
     if not (found.pred_parsed and found.gold_parsed):
-        return ("unparsed",)
+        return (UNPARSED,)
     return found.tags or ("none",)
 
 

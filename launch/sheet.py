@@ -27,8 +27,8 @@ from sqlenv.errors import UserError
 NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
 
-
-_UNPARSED = "unparsed"
+UNPARSED = "unparsed"
+"""The tag of an answer that is no query, or is measured against none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +153,8 @@ def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
     if not tags:
         return {}
     # What is no query differs in no clause: low rates say little where there is much of it.
-    unparsed = sum(_UNPARSED in each for each in tags) / len(tags)
-    rates = {**mismatch_rates(tags), _UNPARSED: unparsed}
+    unparsed = sum(UNPARSED in each for each in tags) / len(tags)
+    rates = {**mismatch_rates(tags), UNPARSED: unparsed}
     return {category: round(rate, 6) for category, rate in rates.items()}
 
 

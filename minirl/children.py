@@ -121,7 +121,7 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     # Processes of a run share its folder.
     first = jax.process_index() * config.launch
     children: list[Child] = []
-    for number, port in enumerate(_free_ports(config.launch)):
+    for number, port in enumerate(free_ports(config.launch)):
         words = {
             "model-path": str(model.absolute()),
             "host": _HOST,
@@ -144,7 +144,7 @@ def launch(config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Pa
     return children
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Find ports that nobody has; all are held at once, so that none is found twice."""
     with ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -112,7 +112,7 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
             raise UserError(f"{root}: no data set is whole; {name}: {problem}")
         known = "; ".join(f"{name}: {_expected(name)}" for name in ("bird-dev", "spider-dev"))
         raise UserError(
-            f"{root}: no data set recognised, but {_listing(root)}; expected such as {known} "
+            f"{root}: no data set recognised: {_listing(root)}; expected such as {known} "
             "(README, 'Data'), there or up to two folders deeper"
         )
     if not names:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,6 +13,8 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from minirl.children import free_ports
 
 SHIM = Path(__file__).parent / "sglang_shim"
 OPTIONS = {
@@ -38,7 +39,8 @@ VARIABLES = {
 @contextmanager
 def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Generator[str]:
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
-    options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": _free_port()}
+    (port,) = free_ports(1)
+    options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}
     line = [python, "-m", "sglang.launch_server", "--skip-server-warmup"]
     with _running(line, options, log, ready="/ready", start_s=start_s) as url:
         yield url
@@ -52,7 +54,8 @@ def route(
 
     It has all of them by then: by itself it is ready with the first one.
     """
-    options = {"policy": policy, "port": _free_port(), "prometheus-port": _free_port()}
+    port, metrics_port = free_ports(2)
+    options = {"policy": policy, "port": port, "prometheus-port": metrics_port}
     line = [python, "-m", "sglang_router.launch_router", "--worker-urls", *urls]
     with _running(line, options, log, ready="/readiness", start_s=60) as url:
         end = time.monotonic() + 60
@@ -102,12 +105,6 @@ def _running(
             with suppress(ProcessLookupError):  # the session holds its other processes
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(20)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _wait(process: subprocess.Popen, url: str, log: Path, start_s: float) -> None:

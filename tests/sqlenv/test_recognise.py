@@ -117,7 +117,7 @@ def test_the_file_of_another_data_set_is_named(tmp_path: Path, name: str, case: 
 
 
 def test_what_was_expected_where_is_told(tmp_path: Path):
-    with pytest.raises(UserError, match=r"no data set recognised, but it is empty; expected"):
+    with pytest.raises(UserError, match=r"no data set recognised: it is empty; expected"):
         choose_sets(tmp_path, [])
     make_single(tmp_path, "minidev")
     with pytest.raises(
