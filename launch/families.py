@@ -10,14 +10,15 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from rewards.expo import CASES
-from rewards.mismatch import CATEGORIES, mismatches
+from rewards.mismatch import CATEGORIES, labels_of, mismatches
 from rewards.workbench import MODES, STATUSES, PairScore
 from sqlenv.envs.tags import TAG_SENTENCES
 
 Means = tuple[str, Mapping[str, float]]
 """The name of a file, and its means."""
 
-_Value = Callable[[PairScore], float]
+_Value = Callable[[PairScore], float | None]
+"""What is averaged; None for a pair of which it cannot be said."""
 
 _FAMILIES: tuple[Mapping[str, _Value], ...] = (
     {
@@ -46,15 +47,24 @@ _FAMILIES: tuple[Mapping[str, _Value], ...] = (
 """What the table of the families shows, a section a family."""
 
 
-def _errors(category: str) -> _Value:
-    return lambda score: 100.0 * mismatches(score.diagnosis.tags)[category]
+def _errors(*categories: str) -> _Value:
+    """Give the mean share of categories in which a prediction differs, in percent."""
+
+    def value(score: PairScore) -> float | None:
+        labels = labels_of(score.diagnosis)
+        if labels is None:
+            return None
+        found = mismatches(labels)
+        return 100.0 * fmean(found[category] for category in categories)
+
+    return value
 
 
 _TREE: tuple[Mapping[str, _Value], ...] = (
     {"not parsed %": lambda score: 100.0 * (not score.diagnosis.pred_parsed)},
     {
         **{f"{category} errors %": _errors(category) for category in CATEGORIES},
-        "average errors %": lambda score: fmean(_errors(name)(score) for name in CATEGORIES),
+        "average errors %": _errors(*CATEGORIES),
     },
     {
         f"{tag} %": lambda score, tag=tag: 100.0 * (tag in score.diagnosis.tags)
@@ -82,7 +92,7 @@ def pair_means(scores: Sequence[PairScore]) -> dict[str, float]:
     return {
         _COUNT: len(scores),
         **{
-            name: _mean([value(score) for score in scores])
+            name: _mean([found for score in scores if (found := value(score)) is not None])
             for section in (*_TREE, *_FAMILIES)
             for name, value in section.items()
         },

@@ -10,11 +10,12 @@ from typing import Any
 
 from launch.cli import progress_bar
 from launch.official import as_line
-from launch.sheet import NO_GOLD, UNPARSED, Journal, Judged
+from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
 from launch.votes import VOTE_TIMEOUT_S, Decode, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.diagnosis import diagnose
+from rewards.mismatch import labels_of
 from rewards.progressive import ColumnsOf, columns_of
 from sqlenv.breakdown import clauses_of
 from sqlenv.comparators import COMPARATORS, Case
@@ -202,11 +203,9 @@ def _label(examples: Sequence[Example], answers: Sequence[str]) -> list[dict[str
 
 
 def _tags(example: Example, sql: str, columns: ColumnsOf) -> tuple[str, ...]:
-    """Give the tags of Progress-SQL's tree, or `none`; `UNPARSED` where there is no tree."""
-    found = diagnose(sql, example.gold_sql, columns(example))
-    if not (found.pred_parsed and found.gold_parsed):
-        return (UNPARSED,)
-    return found.tags or ("none",)
+    """Give the tags of Progress-SQL's tree, or `none`; nothing where the gold has no tree."""
+    labels = labels_of(diagnose(sql, example.gold_sql, columns(example)))
+    return () if labels is None else labels or ("none",)
 
 
 def _level(example: Example) -> str:

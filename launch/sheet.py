@@ -21,14 +21,11 @@ from launch.statistics import bootstrap_interval, pass_at_k
 from launch.texts import PART, write_text
 from launch.verdicts import rank
 from minirl.reading import keep_lines, read_json
-from rewards.mismatch import mismatch_rates
+from rewards.mismatch import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 
 NO_GOLD = "none"
 """Status of the gold query where there is none, as in most questions of Spider 2."""
-
-UNPARSED = "unparsed"
-"""The tag of an answer that is no query, or is measured against none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +42,8 @@ class Judged:
         right: Samples that are right by the first measure.
         clauses: What the gold query has (`sqlenv.breakdown.clauses_of`); none without one.
         tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
-            tree), `none` where in nothing, `unparsed` where one of them is no query; none without
-            a gold query.
+            tree), `none` where in nothing, `unparsed` where it is no query; none without a gold
+            query, or where the tree cannot read it.
     """
 
     id: str
@@ -76,7 +73,7 @@ class Sheet(BaseModel):
             by tag, of both of which a question may have several.
         mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
             the mean of the four (Progress-SQL's table 8), and the share that is no query, which
-            differs in none of them; empty without gold queries.
+            differs in all of them; empty without gold queries.
         failing_golds: Questions whose gold query does not run.
         late: Questions on which a limit of time decided a score.
         questions: All of them.
@@ -152,7 +149,6 @@ def _summary(scores: Sequence[float], seed: int) -> dict[str, Any]:
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
     if not tags:
         return {}
-    # What is no query differs in no clause: low rates say little where there is much of it.
     unparsed = sum(UNPARSED in each for each in tags) / len(tags)
     rates = {**mismatch_rates(tags), UNPARSED: unparsed}
     return {category: round(rate, 6) for category, rate in rates.items()}

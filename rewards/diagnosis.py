@@ -55,7 +55,8 @@ def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None, config: TreeC
     if pred is None or gold is None:
         return Diagnosis(0.0, (), pred is not None, gold is not None)
     match = _match(pred, gold, config)
-    tags = _clause_tags(_main_profile(pred), _main_profile(gold), config)
+    # Operands match in any order: the gold's first SELECT is compared with the one it matched.
+    tags = _clause_tags(match.main or _main_profile(pred), _main_profile(gold), config)
     if match.missing:
         tags.append("SUBQUERY_MISSING")
     if match.extra:
@@ -65,11 +66,19 @@ def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None, config: TreeC
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """The score of two nodes, and whether anything but a SELECT stayed unmatched below them."""
+    """The score of two nodes, and what came of the nodes below them.
+
+    Attributes:
+        score: In [0, 1].
+        missing: Whether a gold node that is no SELECT stayed unmatched.
+        extra: Whether a predicted node that is no SELECT stayed unmatched.
+        main: Predicted profile that the gold's main SELECT matched; None where it matched none.
+    """
 
     score: float
     missing: bool
     extra: bool
+    main: Profile | None = None
 
 
 def _match(pred: Node, gold: Node, config: TreeConfig) -> _Match:
@@ -79,9 +88,9 @@ def _match(pred: Node, gold: Node, config: TreeConfig) -> _Match:
         return below
     local = local_similarity(pred.profile, gold.profile, config)
     if config.empty_child == "renorm" and not pred.children and not gold.children:
-        return _Match(local, missing=False, extra=False)
+        return _Match(local, missing=False, extra=False, main=pred.profile)
     score = config.alpha * local + (1 - config.alpha) * below.score
-    return _Match(score, below.missing, below.extra)
+    return _Match(score, below.missing, below.extra, pred.profile)
 
 
 def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...], config: TreeConfig) -> _Match:
@@ -91,6 +100,7 @@ def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...], config: Tr
     left = dict(enumerate(preds))
     unmatched: list[Node] = []
     found: list[_Match] = []
+    main: Profile | None = None
     by_name = [lambda p, g: _compatible(p, g, config)]
     if config.cte_match == "name_then_any":
         by_name.append(lambda p, g: p.kind == g.kind == "CTE")
@@ -108,12 +118,15 @@ def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...], config: Tr
                 continue
             best = max(scored, key=lambda at: scored[at].score)
             found.append(scored[best])
+            if gold is golds[0]:
+                main = scored[best].main
             del left[best]
         pending = unmatched
     return _Match(
         sum(match.score for match in found) / max(len(preds), len(golds)),
         missing=any(m.missing for m in found) or any(n.kind != "SELECT" for n in unmatched),
         extra=any(m.extra for m in found) or any(n.kind != "SELECT" for n in left.values()),
+        main=main,
     )
 
 

@@ -23,7 +23,11 @@ def build_feedback(columns_of: ColumnsOf, tree: TreeConfig, *, style: FeedbackSt
     def feedback(example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
         found = diagnose(sql, example.gold_sql, columns_of(example), tree)
         text = feedback_text(
-            found.tags, sentences(found.tags), style=style, parsed=found.pred_parsed, error=error
+            found.tags,
+            sentences(found.tags),
+            style=style,
+            parsed=found.pred_parsed and found.gold_parsed,
+            error=error,
         )
         return found.tags, text
 

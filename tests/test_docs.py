@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
@@ -72,6 +73,14 @@ def test_every_function_of_a_paper_has_a_test():
     assert len(rows) > 30
     for row in rows:
         assert _TEST.search(row), row
+
+
+def test_an_id_names_one_question():
+    # Rows of one id (its parts) stand together; the same id further down would be another question.
+    ids = re.findall(r"^\| ([PEVA]\d+) \|", PAPERS.read_text(encoding="utf-8"), re.MULTILINE)
+    runs = [name for name, _ in groupby(ids)]
+    assert len(runs) > 30
+    assert len(runs) == len(set(runs)), sorted({name for name in runs if runs.count(name) > 1})
 
 
 def defaults(kind: Any, path: list[str]) -> list[Any]:

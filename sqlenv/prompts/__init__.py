@@ -15,7 +15,10 @@ FeedbackStyle = Literal["progress", "demo"]
 _ENGINES = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
 
 _UNPARSED = {
-    "progress": "your previous SQL could not be parsed. Fix its syntax and its identifiers first.",
+    "progress": (
+        "the structure of your previous SQL could not be diagnosed. "
+        "Fix its syntax and its identifiers first."
+    ),
     "demo": "SYNTAX.",
 }
 _CLOSE = {
@@ -88,7 +91,8 @@ def feedback_text(
         tags: Diagnostic tags; without any, a generic text replaces them.
         descriptions: One sentence a tag.
         style: `demo` leaves the sentences and the instructions out.
-        parsed: Whether the previous query could be parsed; chooses the generic text.
+        parsed: Whether the previous query and the gold query could be parsed. Where not, one
+            generic text serves for both, as in the paper's note; where no tag applies, another.
         error: The database's message, where the model may see it.
         engine: Name of the SQL dialect.
     """

@@ -78,6 +78,8 @@ def test_shares_are_of_all_predictions(tmp_path, examples, executor):
     assert score["EX set %"] == score["ok %"] == pytest.approx(50)
     assert score["not parsed %"] == score["error %"] == pytest.approx(50)
     assert score["Progress-SQL struct"] == pytest.approx(0.5)
+    for name in (*CATEGORIES, "average"):  # no query differs in every clause
+        assert score[f"{name} errors %"] == pytest.approx(50)
     nowhere = score_file(
         write(tmp_path / "n.sql", ["SELECT 1 FROM nowhere"] * len(examples)), examples, executor
     )

@@ -3,7 +3,7 @@
 import pytest
 
 from rewards.diagnosis import diagnose
-from rewards.mismatch import CATEGORIES, mismatch_rates, mismatches
+from rewards.mismatch import CATEGORIES, UNPARSED, labels_of, mismatch_rates, mismatches
 from sqlenv.envs.tags import TAG_SENTENCES
 
 
@@ -30,5 +30,19 @@ def test_categories_hold_known_tags():
 
 def test_from_a_prediction_to_its_categories():
     gold = "SELECT d.name, COUNT(*) FROM s JOIN d ON s.i = d.i GROUP BY d.name"
-    found = mismatches(diagnose("SELECT name FROM s WHERE age > 20", gold).tags)
-    assert found == {"SELECT": True, "JOIN": True, "WHERE": True, "GROUP": True}
+    labels = labels_of(diagnose("SELECT name FROM s WHERE age > 20", gold))
+    assert labels is not None
+    assert mismatches(labels) == {"SELECT": True, "JOIN": True, "WHERE": True, "GROUP": True}
+
+
+def test_a_prediction_that_does_not_parse_differs_everywhere():
+    # A worse model must not look better: of three predictions one agrees, two are no query.
+    gold = "SELECT a FROM t"
+    labels = [labels_of(diagnose(sql, gold)) for sql in (gold, "SELECT FROM", "")]
+    assert labels == [(), (UNPARSED,), (UNPARSED,)]
+    rates = mismatch_rates([found for found in labels if found is not None])
+    assert list(rates.values()) == [pytest.approx(2 / 3)] * 5
+
+
+def test_a_gold_query_that_does_not_parse_says_nothing():
+    assert labels_of(diagnose("SELECT a FROM t", "SELECT FROM")) is None

@@ -71,7 +71,7 @@ def test_demo_feedback_is_short():
 
 
 @pytest.mark.parametrize("style", ["progress", "demo"])
-def test_generic_feedback_tells_unparsed_from_close(style):
+def test_generic_feedback_tells_undiagnosed_from_close(style):
     unparsed = feedback_text((), (), style=style, parsed=False)
     close = feedback_text((), (), style=style)
     assert unparsed != close
