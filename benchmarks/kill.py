@@ -43,7 +43,6 @@ SETTINGS = (
     "train.checkpoint_every=2",
     "evaluation.questions=6",
     "evaluation.validation_questions=4",
-    "evaluation.resamples=100",
 )
 # Longest wait for a process whose neighbour was killed: JAX's heartbeat takes a minute.
 SURVIVOR_S = 120

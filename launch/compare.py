@@ -5,8 +5,9 @@
 
 A run is a result of launch.eval (a folder, or the file that --json named), a folder of several, or
 a run of launch.train. Results with one NAME make one row. Each row is compared with the first: the
-difference with its 95 % interval and two-sided p-value by 10,000 paired bootstrap resamples of the
-questions (EXPO-SQL, paper 001, section 6.7), and McNemar's counts with the exact p-value.
+difference with its 95 % interval, the two-sided p-value of 10,000 paired bootstrap resamples of the
+questions (EXPO-SQL, paper 001, section 6.7), and McNemar's counts with the exact p-value. Intervals
+of rates are Wilson's, those of their differences Tango's; of other scores by bootstrap.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from launch.runs import Column, Key, Run, read_runs, split_name
 from launch.statistics import (
     McNemar,
     Paired,
-    bootstrap_interval,
     mcnemar,
-    paired_bootstrap,
+    mean_interval,
+    paired_difference,
 )
 from launch.testsets import TEST_SETS, VERDICTS
 from launch.texts import write_json, write_text
@@ -60,7 +61,7 @@ class Difference:
     """A run beside the first one, in one column.
 
     Attributes:
-        paired: By bootstrap.
+        paired: The difference of both.
         counts: McNemar's; None where scores are not all 0 or 1.
         questions: Those with different scores: both scores and both answers.
     """
@@ -200,7 +201,7 @@ def _differences(first: Run, run: Run, seed: int) -> Iterator[Difference]:
             run.name,
             run.decode,
             key,
-            paired_bootstrap(*pairs, seed=seed),
+            paired_difference(*pairs, seed=seed),
             counts,
             tuple(_question(name, base, column) for name in names if _differs(name, base, column)),
         )
@@ -267,7 +268,7 @@ def _table(runs: Sequence[Run], keys: Sequence[Key], seed: int) -> tuple[Cells, 
 
 def _cell(column: Column, seed: int) -> str:
     scores = list(column.scores.values())
-    low, high = bootstrap_interval(scores, seed=seed)
+    low, high = mean_interval(scores, seed=seed)
     mean = sum(scores) / len(scores)
     return f"{100 * mean:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
 
@@ -346,7 +347,7 @@ def _record(
 ) -> dict[str, Any]:
     def numbers(column: Column) -> dict[str, Any]:
         scores = list(column.scores.values())
-        low, high = bootstrap_interval(scores, seed=seed)
+        low, high = mean_interval(scores, seed=seed)
         return {"mean": sum(scores) / len(scores), "ci95": [low, high], "questions": len(scores)}
 
     return {

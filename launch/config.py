@@ -91,8 +91,6 @@ class EvalConfig(Settings):
     """What answers a question: one reply, or the tool-calling episode of `env`."""
     vote_temperature: float = Field(default=0.8, gt=0)
     """Sampling temperature of vote@n."""
-    resamples: PositiveInt = 10_000
-    """Bootstrap resamples of the confidence intervals."""
 
 
 class VerbalConfig(JudgeConfig):

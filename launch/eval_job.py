@@ -119,7 +119,7 @@ def evaluate(
     write_official([replace(one, sql=sql) for one, sql in zip(verdicts, answers, strict=True)], out)
     known = [verdict for verdict in verdicts if verdict.gold]
     result = {
-        **(accuracies(known, config) if known else {"questions": len(verdicts)}),
+        **(accuracies(known) if known else {"questions": len(verdicts)}),
         "decode": decode.name,
         "seed": config.seed,
         "data": data,
@@ -247,7 +247,7 @@ def show(out: Path) -> None:
     cli.output.print(f"Predictions and result: {out}", soft_wrap=True)
 
 
-def accuracies(verdicts: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
+def accuracies(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Give accuracy with its interval, by difficulty and by database, for `result.json`."""
     parts = {
         name: {key: {"questions": count, "ex": round(ex, 6)} for key, (count, ex) in found.items()}
@@ -255,7 +255,7 @@ def accuracies(verdicts: Sequence[Verdict], config: JobConfig) -> dict[str, Any]
     }
     return {
         "ex": round(accuracy(verdicts), 6),
-        "ci95": ci95([float(verdict.correct) for verdict in verdicts], config),
+        "ci95": ci95(verdicts),
         "questions": len(verdicts),
         "difficulty": parts["difficulty"],
         "database": parts["database"],

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch.config import JobConfig
-from launch.statistics import bootstrap_interval
+from launch.statistics import mean_interval
 from launch.verdicts import Verdict, accuracy, read_verdicts
 from launch.votes import Decode, ballot, majority
 from minirl import hosts
@@ -180,7 +179,7 @@ def _append(path: Path, verdicts: Sequence[Verdict]) -> None:
         file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
 
 
-def ci95(values: Sequence[float], config: JobConfig) -> list[float]:
-    """Return the interval of a mean as a job's settings ask for it, rounded for a report."""
-    low, high = bootstrap_interval(values, resamples=config.evaluation.resamples, seed=config.seed)
+def ci95(verdicts: Sequence[Verdict]) -> list[float]:
+    """Return the interval of an accuracy, rounded for a report."""
+    low, high = mean_interval([float(verdict.correct) for verdict in verdicts])
     return [round(low, 6), round(high, 6)]

@@ -23,6 +23,7 @@ from launch.folders import (
 from launch.official import write_official
 from launch.plan import check_memory
 from launch.serving import serving
+from launch.statistics import paired_difference
 from launch.texts import write_json
 from launch.verdicts import Verdict, accuracy
 from launch.votes import Decode
@@ -89,7 +90,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     if not hosts.is_first():
         return
     result = {
-        **_gain(before, after, config),
+        **_gain(before, after),
         "best_step": best,
         **({"second_stage": str(trainer.restart)} if trainer.restart else {}),
         "seed": config.seed,
@@ -111,17 +112,17 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
     return verdicts
 
 
-def _gain(before: Sequence[Verdict], after: Sequence[Verdict], config: JobConfig) -> dict[str, Any]:
+def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]:
     """Return accuracies before and after, in [0, 1], and the interval of their difference."""
-    gains = [float(b.correct) - float(a.correct) for a, b in zip(before, after, strict=True)]
-
+    scores = ([float(verdict.correct) for verdict in part] for part in (before, after))
+    gain = paired_difference(*scores)
     return {
         "ex_before": round(accuracy(before), 6),
-        "ex_before_ci95": ci95([float(verdict.correct) for verdict in before], config),
+        "ex_before_ci95": ci95(before),
         "ex_after": round(accuracy(after), 6),
-        "ex_after_ci95": ci95([float(verdict.correct) for verdict in after], config),
-        "gain": round(sum(gains) / len(gains), 6),
-        "gain_ci95": ci95(gains, config),
+        "ex_after_ci95": ci95(after),
+        "gain": round(gain.difference, 6),
+        "gain_ci95": [round(bound, 6) for bound in gain.ci95],
         "questions": len(after),
     }
 
@@ -161,7 +162,7 @@ def _table(result: dict[str, Any]) -> RichTable:
         percent(result["ex_before"], result["ex_before_ci95"]),
         percent(result["ex_after"], result["ex_after_ci95"]),
     )
-    table.add_row("gain (95 % paired bootstrap)", "", percent(result["gain"], result["gain_ci95"]))
+    table.add_row("gain (95 % interval)", "", percent(result["gain"], result["gain_ci95"]))
     table.add_section()
     table.add_row(
         "turns of a training episode (first and last 10 steps)",

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from launch.statistics import bootstrap_interval, pass_at_k
+from launch.statistics import mean_interval, pass_at_k
 from launch.texts import PART, write_text
 from launch.verdicts import rank
 from minirl.reading import keep_lines, read_json
@@ -138,7 +138,7 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
 
 
 def _summary(scores: Sequence[float], seed: int) -> dict[str, Any]:
-    low, high = bootstrap_interval(scores, seed=seed)
+    low, high = mean_interval(scores, seed=seed)
     return {
         "mean": round(sum(scores) / len(scores), 6),
         "ci95": [round(low, 6), round(high, 6)],

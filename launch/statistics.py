@@ -6,11 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 RESAMPLES = 10_000
 """As in EXPO-SQL (paper 001, section 6.7)."""
+
+_Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +22,8 @@ class Paired:
 
     Attributes:
         difference: Mean of the second run less that of the first.
-        ci95: Its 95 % percentile bootstrap interval.
-        p: Two-sided p-value of the bootstrap; never below 2 / (resamples + 1).
+        ci95: Its 95 % interval.
+        p: Two-sided p-value of the bootstrap.
     """
 
     difference: float
@@ -59,26 +62,95 @@ def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np
     return drawn @ np.array(list(counts), np.float64) / len(values)
 
 
-def bootstrap_interval(
+def mean_interval(
     values: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of a mean over questions.
+    """Return the 95 % interval of a mean over independent questions.
+
+    Of a rate (all values are 0 or 1) it is Wilson's score interval, which is right for few
+    questions and for rates of 0 and 1: 3 of 3 right are [0.44, 1]. Of other values it is the
+    percentile bootstrap's; where all of them are one value in [0, 1] there is nothing to draw from,
+    and it is Wilson's with that value for the rate, which is rather too long than too short.
+
+    Args:
+        values: One a question.
+        resamples: Number of resamples.
+        seed: Of the resamples.
 
     Raises:
         ValueError: There is no question.
     """
-    return _interval(bootstrap_means(values, resamples=resamples, seed=seed))
+    kinds = set(values)
+    if kinds and (kinds <= {0, 1} or (len(kinds) == 1 and 0 <= values[0] <= 1)):
+        return wilson(math.fsum(values) / len(values), len(values))
+    return _percentiles(bootstrap_means(values, resamples=resamples, seed=seed))
 
 
-def paired_bootstrap(
+def wilson(rate: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % score interval of a rate of so many questions (Wilson 1927)."""
+    middle = rate + _Z**2 / (2 * count)
+    half = _Z * math.sqrt(rate * (1 - rate) / count + _Z**2 / (4 * count**2))
+    scale = 1 + _Z**2 / count
+    # At rates of 0 and 1 one side is exact.
+    low = 0.0 if rate == 0 else (middle - half) / scale
+    return low, 1.0 if rate == 1 else (middle + half) / scale
+
+
+def tango(only_first: int, only_second: int, count: int) -> tuple[float, float]:
+    """Return the 95 % score interval of the difference of two rates on the same questions.
+
+    Wilson's for pairs (Tango, Statistics in Medicine 17, 1998): the differences that a score test
+    does not refuse; at 0 the test is McNemar's without correction. Runs that agree on all of n
+    questions have the interval ±z²/(n + z²), not a point.
+
+    Args:
+        only_first: Questions that the first run alone has right.
+        only_second: Questions that the second run alone has right.
+        count: All questions.
+    """
+
+    def solve(bound: float) -> float:
+        """Find the difference at which the statistic, which falls, is at the bound."""
+        low, high = -1.0, 1.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            above = _tango_score(only_first, only_second, count, middle) > bound
+            low, high = (middle, high) if above else (low, middle)
+        return (low + high) / 2
+
+    return solve(_Z), solve(-_Z)
+
+
+def _tango_score(only_first: int, only_second: int, count: int, difference: float) -> float:
+    """Return how many standard errors the counts lie above a difference (Tango 1998, eq. 9)."""
+    quadratic = 2 * count
+    linear = -only_first - only_second + (quadratic - only_second + only_first) * difference
+    constant = -only_first * difference * (1 - difference)
+    # The chance of "only the first is right" that fits best under this difference.
+    root = math.sqrt(max(linear**2 - 4 * quadratic * constant, 0.0))
+    chance = (root - linear) / (2 * quadratic)
+    variance = count * (2 * chance + difference * (1 - difference))
+    above = only_second - only_first - count * difference
+    if variance <= 0:
+        return math.copysign(math.inf, above) if above else 0.0
+    return above / math.sqrt(variance)
+
+
+def paired_difference(
     first: Sequence[float], second: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Paired:
-    """Test the difference of two runs by resampling questions, both scores of each together.
+    """Say what two runs on the same questions say of each other.
 
-    The test of EXPO-SQL (paper 001, section 6.7), which does not say how it counts: here the share
-    of resampled differences on the other side of zero or on it, of the side that has fewer, times
-    two. With `(count + 1) / (resamples + 1)` for a share no p-value is 0. The one-sided p-value of
-    Koehn (2004) is half of it.
+    The interval of rates (all scores are 0 or 1) is Tango's; of other scores it is the percentile
+    bootstrap's of their differences, and where these are all alike, the one that `mean_interval`
+    takes for a mean, carried over from [0, 1] to [-1, 1].
+
+    The p-value is the test of EXPO-SQL (paper 001, section 6.7), paired bootstrap, which does not
+    say how it counts: here the share of resampled differences on the other side of zero or on it,
+    of the side that has fewer, times two. With `(count + 1) / (resamples + 1)` for a share no
+    p-value is 0. The one-sided p-value of Koehn (2004) is half of it. A few questions that all
+    differ in one direction leave the bootstrap nothing on the other side; so p is never below
+    2^(1 - m), the smallest p-value of an exact test of m differing questions (signs, McNemar).
 
     Args:
         first: Scores by question.
@@ -92,8 +164,18 @@ def paired_bootstrap(
     differences = [b - a for a, b in zip(first, second, strict=True)]
     means = bootstrap_means(differences, resamples=resamples, seed=seed)
     fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (fewest + 1) / (resamples + 1))
-    return Paired(math.fsum(differences) / len(differences), _interval(means), p)
+    differing = sum(difference != 0 for difference in differences)
+    p = min(1.0, max(2 * (fewest + 1) / (resamples + 1), 2.0 ** (1 - differing)))
+    mean = math.fsum(differences) / len(differences)
+    if {*first, *second} <= {0, 1} or not differing:
+        gains = sum(difference > 0 for difference in differences)
+        interval = tango(differing - gains, gains, len(differences))
+    elif len({*differences}) == 1 and abs(mean) <= 1:
+        low, high = wilson((1 + mean) / 2, len(differences))
+        interval = 2 * low - 1, 2 * high - 1
+    else:
+        interval = _percentiles(means)
+    return Paired(mean, interval, p)
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
@@ -131,6 +213,6 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def _interval(means: np.ndarray) -> tuple[float, float]:
+def _percentiles(means: np.ndarray) -> tuple[float, float]:
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)

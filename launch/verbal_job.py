@@ -133,7 +133,7 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
     write_official(verdicts, out)
     known = [verdict for verdict in verdicts if verdict.gold]
     result = {
-        **(accuracies(known, config) if known else {"questions": len(verdicts)}),
+        **(accuracies(known) if known else {"questions": len(verdicts)}),
         **choices.totals(),
         "cost": cost,
         "seed": config.seed,

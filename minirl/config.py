@@ -285,7 +285,7 @@ class ReinforcePlusPlus(AlgorithmConfig):
 
 
 class Expo(AlgorithmConfig):
-    """EXPO-SQL (Eq. 4): REINFORCE++'s clause-level form, own credit less a KL summed over tokens."""
+    """EXPO-SQL (Eq. 4): REINFORCE++'s clause-level form, own credit less a KL, summed."""
 
     kind: Literal["expo"] = "expo"
     estimator: Estimator = "direct"

@@ -73,7 +73,7 @@ TINY: dict[str, Any] = {
         "kl_every": 1,
         "sample_every": 1,
     },
-    "evaluation": {"questions": 6, "validation_questions": 4, "resamples": 100},
+    "evaluation": {"questions": 6, "validation_questions": 4},
 }
 
 TABLES = """

@@ -95,8 +95,9 @@ def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
     assert [question["tags"] for question in sheet["questions"]] == [["none"]] * 3 + [
         ["unparsed"]
     ] * 2
-    sure = {"spider_ex": [1, 1], "spider_ts": [1, 1]}
-    never = {"spider_ex": [0, 0], "spider_ts": [0, 0]}
+    # Wilson's: 3 / (3 + z^2) and z^2 / (2 + z^2).
+    sure = {name: [0.438503, 1] for name in ("spider_ex", "spider_ts")}
+    never = {name: [0, 0.657620] for name in ("spider_ex", "spider_ts")}
     assert sheet["parts"]["tag"] == {
         "none": {"questions": 3, "spider_ex": 1, "spider_ts": 1, "ci95": sure},
         "unparsed": {"questions": 2, "spider_ex": 0, "spider_ts": 0, "ci95": never},

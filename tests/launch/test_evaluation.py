@@ -12,7 +12,6 @@ import pytest
 from launch.eval_job import show
 from launch.evaluation import Evaluator, vote
 from launch.official import write_official
-from launch.statistics import bootstrap_interval
 from launch.verdicts import Verdict, accuracy, breakdown, read_verdicts
 from minirl.errors import UserError
 from sqlenv.types import Attempt, Example, SqlError, Table, TimedOut
@@ -71,25 +70,6 @@ def test_without_a_result_the_first_attempt_answers_and_without_any_none():
 
 
 # Numbers.
-
-
-def test_interval_of_values_that_agree_is_a_point():
-    assert bootstrap_interval([1.0] * 5, resamples=50, seed=0) == (1, 1)
-    assert bootstrap_interval([-1.0], resamples=50, seed=0) == (-1, -1)
-
-
-def test_interval_of_eight_tosses():
-    """Means of resamples are Binomial(8, 1/2) / 8: P(0) = 0.4 %, P(at most 1) = 3.5 %."""
-    low, high = bootstrap_interval([1.0, 0.0] * 4, resamples=4000, seed=3)
-    assert (low, high) == (1 / 8, 7 / 8)
-    assert bootstrap_interval([1.0, 0.0] * 4, resamples=4000, seed=3) == (low, high)
-
-
-def test_interval_of_differences_is_paired():
-    """Two models that differ on no question have no doubtful gain, whatever their accuracy."""
-    before = after = [1.0, 0.0] * 50
-    gains = [b - a for a, b in zip(before, after, strict=True)]
-    assert bootstrap_interval(gains, resamples=50, seed=0) == (0, 0)
 
 
 def test_breakdown_counts_each_question_once_in_each_part():

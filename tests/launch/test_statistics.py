@@ -9,22 +9,88 @@ import pytest
 
 from launch.statistics import (
     McNemar,
-    bootstrap_interval,
     mcnemar,
-    paired_bootstrap,
+    mean_interval,
+    paired_difference,
     pass_at_k,
+    tango,
+    wilson,
 )
 
-
-def test_a_difference_on_every_question_is_sure():
-    found = paired_bootstrap([0.0] * 20, [1.0] * 20, resamples=999)
-    assert (found.difference, found.ci95) == (1, (1, 1))
-    assert found.p == 2 / 1000  # no resample is on the other side; never 0
+Z = 1.959964
+"""The 97.5 % point of the normal distribution."""
 
 
-def test_runs_that_do_not_differ_are_not_told_apart():
-    found = paired_bootstrap([1.0, 0.0] * 10, [1.0, 0.0] * 10, resamples=99)
-    assert (found.difference, found.ci95, found.p) == (0, (0, 0), 1)
+def test_few_questions_that_are_all_right_prove_little():
+    # Wilson's limits of n of n solve (1 - p)^2 = z^2 p (1 - p) / n, hence p = n / (n + z^2).
+    assert mean_interval([1.0] * 3) == (pytest.approx(3 / (3 + Z**2)), 1)
+    assert mean_interval([0.0] * 3) == (0, pytest.approx(Z**2 / (3 + Z**2)))
+    assert mean_interval([1.0]) == (pytest.approx(1 / (1 + Z**2)), 1)
+
+
+@pytest.mark.parametrize(("right", "count"), [(1, 3), (4, 8), (215, 500), (1, 1000)])
+def test_the_interval_of_a_rate_ends_where_its_test_refuses(right, count):
+    found = mean_interval([1.0] * right + [0.0] * (count - right))
+    assert found == wilson(right / count, count)
+    for limit in found:
+        errors = abs(right / count - limit) / (limit * (1 - limit) / count) ** 0.5
+        assert errors == pytest.approx(Z)
+
+
+def test_other_scores_have_the_bootstraps_interval():
+    """Means of resamples are Binomial(8, 1/2) / 16: P(0) = 0.4 %, P(at most 1) = 3.5 %."""
+    found = mean_interval([0.5, 0.0] * 4, resamples=4000, seed=3)
+    assert found == (1 / 16, 7 / 16)
+    assert found == mean_interval([0.5, 0.0] * 4, resamples=4000, seed=3)
+
+
+def test_scores_that_are_all_alike_are_no_point_either():
+    assert mean_interval([0.5] * 4) == wilson(0.5, 4)
+    # What may be above 1 (R-VES) is no share.
+    assert mean_interval([1.25] * 4) == (1.25, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "count"), [(1, 8, 10), (13, 118, 500), (0, 1, 4), (12, 2, 50)]
+)
+def test_the_interval_of_a_gain_ends_where_its_test_refuses(first, second, count):
+    """The chances of the counts are fitted by a search here, under each limit as the difference."""
+    for limit in tango(first, second, count):
+
+        def likelihood(chance, limit=limit):
+            both = 1 - limit - 2 * chance
+            return chance**first * (chance + limit) ** second * both ** (count - first - second)
+
+        lowest, most = max(0.0, -limit), (1 - limit) / 2
+        grid = [lowest + (most - lowest) * step / 200_000 for step in range(200_001)]
+        chance = max(grid, key=likelihood)
+        variance = count * (2 * chance + limit - limit**2)
+        errors = abs(second - first - count * limit) / variance**0.5
+        assert errors == pytest.approx(Z, abs=1e-3)
+
+
+def test_a_difference_on_every_question_is_as_sure_as_their_number():
+    found = paired_difference([0.0] * 20, [1.0] * 20, resamples=999)
+    assert (found.difference, found.p) == (1, 2 / 1000)  # no resample is on the other side; never 0
+    assert found.ci95 == pytest.approx(((20 - Z**2) / (20 + Z**2), 1))
+    few = paired_difference([0.0] * 3, [1.0] * 3)
+    assert few.ci95 == pytest.approx(((3 - Z**2) / (3 + Z**2), 1))
+    assert few.p == mcnemar([False] * 3, [True] * 3).p == 0.25
+
+
+def test_runs_that_do_not_differ_may_differ_on_other_questions():
+    found = paired_difference([1.0, 0.0] * 10, [1.0, 0.0] * 10, resamples=99)
+    assert (found.difference, found.p) == (0, 1)
+    most = Z**2 / (20 + Z**2)
+    assert found.ci95 == pytest.approx((-most, most))
+    assert paired_difference([0.5] * 20, [0.5] * 20).ci95 == found.ci95
+
+
+def test_gains_of_partial_scores_have_the_bootstraps_interval():
+    found = paired_difference([0.0] * 8, [0.5, 0.0] * 4, resamples=4000, seed=3)
+    assert found.ci95 == (1 / 16, 7 / 16)
+    alike = paired_difference([0.5] * 4, [0.75] * 4)
+    assert alike.ci95 == pytest.approx([2 * limit - 1 for limit in wilson(0.625, 4)])
 
 
 def test_p_of_few_questions_by_all_resamples():
@@ -33,25 +99,25 @@ def test_p_of_few_questions_by_all_resamples():
     means = [sum(drawn) for drawn in product(gains, repeat=4)]
     exact = 2 * sum(mean <= 0 for mean in means) / len(means)
     assert exact == 2 * 67 / 256
-    found = paired_bootstrap([0.0] * 4, gains, resamples=20_000, seed=5)
+    found = paired_difference([0.0] * 4, gains, resamples=20_000, seed=5)
     assert found.p == pytest.approx(exact, abs=0.02)
     assert found.difference == 0.5
 
 
 def test_order_of_runs_turns_the_sign_alone():
     first, second = [1.0, 0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0, 1.0]
-    one = paired_bootstrap(first, second, resamples=500, seed=1)
-    other = paired_bootstrap(second, first, resamples=500, seed=1)
+    one = paired_difference(first, second, resamples=500, seed=1)
+    other = paired_difference(second, first, resamples=500, seed=1)
     assert (one.difference, one.p) == (-other.difference, other.p)
     assert one.ci95 == pytest.approx((-other.ci95[1], -other.ci95[0]))
-    assert one == paired_bootstrap(first, second, resamples=500, seed=1)
+    assert one == paired_difference(first, second, resamples=500, seed=1)
 
 
 def test_intervals_of_no_question_are_refused():
     for call in (
-        lambda: bootstrap_interval([]),
-        lambda: paired_bootstrap([], []),
-        lambda: paired_bootstrap([1.0], [1.0, 0.0]),
+        lambda: mean_interval([]),
+        lambda: paired_difference([], []),
+        lambda: paired_difference([1.0], [1.0, 0.0]),
         lambda: mcnemar([True], []),
     ):
         with pytest.raises(ValueError, match=r"."):
