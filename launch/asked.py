@@ -73,13 +73,22 @@ class Source(Protocol):
 class Desk:
     """Turns the asks of a question into requests, and pays only for those not answered before."""
 
-    def __init__(self, source: Source, journal: Journal, asked: Asked, config: JobConfig) -> None:
+    def __init__(
+        self,
+        source: Source,
+        journal: Journal,
+        asked: Asked,
+        config: JobConfig,
+        *,
+        top_p: float = 1.0,
+    ) -> None:
         self._source, self._journal, self._seed = source, journal, config.seed
         verbal = config.verbal
         self._settings = (
             ("model", asked.identity),
             ("temperature", verbal.temperature),
             ("max_tokens", verbal.max_tokens),
+            *((("top_p", top_p),) if top_p < 1 else ()),
         )
 
     def texts(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[str | None]]:

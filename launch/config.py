@@ -90,7 +90,12 @@ class EvalConfig(Settings):
     episode: Literal["single_turn", "agentic"] = "single_turn"
     """What answers a question: one reply, or the tool-calling episode of `env`."""
     vote_temperature: float = Field(default=0.8, gt=0)
-    """Sampling temperature of vote@n."""
+    """Sampling temperature of vote@n and pass@n."""
+    validation_temperature: float = Field(default=0.0, ge=0)
+    """Sampling temperature of the validations of a training run; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Replies of vote@n, pass@n and sampled validations are drawn from the likeliest tokens that
+    together reach this probability."""
 
 
 class VerbalConfig(JudgeConfig):

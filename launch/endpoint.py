@@ -33,12 +33,13 @@ class Endpoint:
         url: Up to and including `/v1`.
         model: The name that the endpoint knows the model by.
         config: How to ask.
+        top_p: Draw only from the likeliest tokens that together reach it; 1 is not sent.
 
     Raises:
         UserError: The `openai` package is not there.
     """
 
-    def __init__(self, url: str, model: str, config: VerbalConfig) -> None:
+    def __init__(self, url: str, model: str, config: VerbalConfig, *, top_p: float = 1.0) -> None:
         try:
             openai: Any = import_module("openai")
         except ImportError:
@@ -46,6 +47,7 @@ class Endpoint:
                 "--endpoint needs the openai package: pip install 'minirl-sql[cpu,openai]'"
             ) from None
         self._openai, self._url, self._model, self._config = openai, url, model, config
+        self._top_p = top_p if top_p < 1 else None
         # Servers of one's own take no key, and the client insists on one.
         key = os.environ.get(KEY) or "none"
         self._client = openai.OpenAI(
@@ -112,6 +114,7 @@ class Endpoint:
         config = self._config
         optional = {
             "temperature": config.temperature,
+            "top_p": self._top_p,
             "seed": request.seed if config.send_seed else None,
         }
         return {

@@ -62,7 +62,10 @@ def _evaluate_model(options: Namespace) -> Path:
     from launch.inputs import check_data
 
     config = load_config(options.cfg, options.overrides)
-    decode = Decode.parse(options.decode, vote_temperature=config.evaluation.vote_temperature)
+    manner = config.evaluation
+    decode = Decode.parse(
+        options.decode, vote_temperature=manner.vote_temperature, top_p=manner.top_p
+    )
     config, split = _on_test_set(config, options)
     check_data(config, split)
     if options.endpoint is None:

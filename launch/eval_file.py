@@ -18,7 +18,7 @@ import apsw
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.judging import MEASURES, REFERENCED, SUITED, Task, judge, read_measures
+from launch.judging import MEASURES, PARTIAL, REFERENCED, SUITED, Task, judge, read_measures
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
@@ -99,7 +99,7 @@ def prepare(
         else:
             _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
             measures = tuple(measure for measure in measures if measure not in SUITED)
-    references = {} if REFERENCED.isdisjoint(measures) else find_references(root, source)
+    references = find_references(root, source) if examples[0].source == "spider2" else {}
     if references and (left := [one.id for one in examples if one.id not in references]):
         raise UserError(
             f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
@@ -117,9 +117,9 @@ def _check_golds(examples: Sequence[Example], measures: Sequence[str]) -> None:
     """
     is_spider2 = examples[0].source == "spider2"
     for measure in measures:
-        if is_spider2 != (measure in REFERENCED):
+        if is_spider2 != (measure in REFERENCED) and not (is_spider2 and measure in PARTIAL):
             kind = "gold results" if is_spider2 else "gold queries"
-            fitting = sorted(REFERENCED) if is_spider2 else sorted({*MEASURES} - REFERENCED)
+            fitting = sorted(REFERENCED | {*PARTIAL} if is_spider2 else {*MEASURES} - REFERENCED)
             raise UserError(
                 f"--comparators {measure}: these questions have {kind} alone; there are "
                 f"{', '.join(fitting)}"
@@ -308,13 +308,19 @@ def show_sheet(sheet: Sheet) -> None:
         low, high = map(_percent, one["ci95"])
         whole.add_row(name, _percent(one["mean"]), f"{low} to {high}")
     names = list(sheet.measures)[:_SHOWN_MEASURES]
-    parts = RichTable("%", "questions", *names)
-    parts.add_row("all", f"{len(sheet.questions):,}", *(_mean(sheet.measures[n]) for n in names))
+    parts = RichTable("%", "questions", "share", *names)
+    means = (_mean(sheet.measures[name]) for name in names)
+    parts.add_row("all", f"{len(sheet.questions):,}", _percent(1.0), *means)
     for heading, values in sheet.parts.items():
         parts.add_section()
         for name, part in values.items():
             shares = (_percent(part[measure]) for measure in names)
-            parts.add_row(f"{heading}: {name}", f"{part['questions']:,}", *shares)
+            cells = (
+                f"{part['questions']:,}",
+                _percent(part["questions"] / len(sheet.questions)),
+                *shares,
+            )
+            parts.add_row(f"{heading}: {name}", *cells)
     # Names of tags are long; cut they would look alike.
     parts.columns[0].overflow = "fold"
     for column in (*whole.columns[1:], *parts.columns[1:]):

@@ -220,6 +220,7 @@ def _sheet(
         decode,
         suite=judged.suite,
         references=judged.references,
+        turns=[verdict.turns for verdict in verdicts],
     )
     path, seed, limits = options.json or out / VERDICTS, config.seed, read_limits(options.timeout_s)
     facts = settings_of(
@@ -248,15 +249,18 @@ def show(out: Path) -> None:
 
 
 def accuracies(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Give accuracy with its interval, by difficulty and by database, for `result.json`."""
+    """Give accuracy with its interval, and by parts with their shares, for `result.json`."""
     parts = {
-        name: {key: {"questions": count, "ex": round(ex, 6)} for key, (count, ex) in found.items()}
+        name: {
+            key: {"questions": count, "share": round(count / len(verdicts), 6), "ex": round(ex, 6)}
+            for key, (count, ex) in found.items()
+        }
         for name, found in breakdown(verdicts).items()
+        if name != "overall"
     }
     return {
         "ex": round(accuracy(verdicts), 6),
         "ci95": ci95(verdicts),
         "questions": len(verdicts),
-        "difficulty": parts["difficulty"],
-        "database": parts["database"],
+        **parts,
     }

@@ -26,12 +26,13 @@ from minirl.types import Decoding
 from minirl.writing import writing
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.types import Attempt, Example
+from sqlenv.types import Attempt, Episode, Example
 
 # Episode numbers name random streams: those of evaluations lie above all of training.
 _FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 _CHUNK = 128
+GREEDY = Decode(samples=1, temperature=0.0)
 
 
 class Evaluator:
@@ -43,6 +44,7 @@ class Evaluator:
         environment: Judges replies.
         config: Slots and token limits.
         decode: How questions are answered.
+        validation: How those of `accuracy` are; None for greedy.
         seed: Seed of samples.
         max_turns: The most replies to a question.
         servers: Those that sample in place of the native sampler.
@@ -57,11 +59,13 @@ class Evaluator:
         decode: Decode,
         *,
         seed: int,
+        validation: Decode | None = None,
         max_turns: int = 1,
         servers: Servers | None = None,
     ) -> None:
         self._tokenizer, self._environment = tokenizer, environment
         self._config, self._decode = config, decode
+        self._validation = validation or GREEDY
         self._choose = right_one if decode.kind == "pass" else vote
         self._max_turns = max_turns
         self._sampler = make_sampler(
@@ -83,7 +87,7 @@ class Evaluator:
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers; 0 for no question."""
-        answered = self._answer(examples, first=0)
+        answered = self._sample(examples, self._validation, first=0)
         self._free_memory()
         return accuracy(answered)
 
@@ -119,39 +123,47 @@ class Evaluator:
         self._sampler.free_memory()
 
     def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
+        """Answer questions as the file of predictions has them."""
+        return self._sample(examples, self._decode, first=first)
+
+    def _sample(self, examples: Sequence[Example], decode: Decode, *, first: int) -> list[Verdict]:
         """Answer questions, each process its share of them."""
         if self._start is not None:
             self.set_weights(self._start, version=0)
         share = hosts.own_share(len(examples))
         own = [examples[place] for place in share]
-        parts = hosts.gather(lambda: self._answer_own(own, first=first + share.start))
+        parts = hosts.gather(lambda: self._sample_own(own, decode, first=first + share.start))
         return [verdict for part in parts for verdict in part]
 
-    def _answer_own(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
-        samples = self._decode.samples
+    def _sample_own(
+        self, examples: Sequence[Example], decode: Decode, *, first: int
+    ) -> list[Verdict]:
         groups = rollout(
             self._sampler,
             self._tokenizer,
             self._environment,
             examples,
             config=self._config,
-            group_size=samples,
-            first_episode=_FIRST_EPISODE + first * samples,
-            decoding=Decoding(self._decode.temperature),
+            group_size=decode.samples,
+            first_episode=_FIRST_EPISODE + first * decode.samples,
+            decoding=Decoding(decode.temperature, decode.top_p),
             max_turns=self._max_turns,
         )
         return [
-            self._verdict(example, [trajectory.episode.answer for trajectory in group])
+            self._verdict(example, [trajectory.episode for trajectory in group])
             for example, group in zip(examples, groups, strict=True)
         ]
 
-    def _verdict(self, example: Example, answers: Sequence[Attempt | None]) -> Verdict:
-        """Choose among the answers of a question; a reply may have none."""
+    def _verdict(self, example: Example, episodes: Sequence[Episode]) -> Verdict:
+        """Choose among the answers of a question; an episode may have none."""
+        answers = [episode.answer for episode in episodes]
         chosen = self._choose([answer for answer in answers if answer is not None])
         sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
         # A reply without an answer is a sample too, of which nothing runs.
         sampled = [answer.sql if answer else "" for answer in answers]
-        return Verdict.of(example, sql, correct=correct, samples=sampled)
+        is_agentic = isinstance(self._environment, Agentic)
+        turns = [len(episode.attempts) for episode in episodes] if is_agentic else ()
+        return Verdict.of(example, sql, correct=correct, samples=sampled, turns=turns)
 
 
 def vote(attempts: Sequence[Attempt]) -> Attempt | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from minirl.config import MARKS
 from sqlenv.config import AgenticConfig, Wrapping
 from sqlenv.parse import tables_of
+from sqlenv.prompts import astra
 from sqlenv.types import Example
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Form:
     def call(self, sql: str, example: Example) -> str:
         """Write the reply that calls the tool; the thought names the tables."""
         assert self.agent is not None
-        db_id = None if self.brief else example.db_id
+        db_id = None if self.brief else astra.DB_ID.format(db_id=example.db_id)
         return f"{_thought(sql)} {write_call(sql, self.agent, db_id=db_id)}"
 
     def last(self, sql: str) -> str:

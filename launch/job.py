@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig
-from launch.evaluation import Evaluator, ci95
+from launch.evaluation import GREEDY, Evaluator, ci95
 from launch.folders import (
     RESULT,
     check_alike,
@@ -64,7 +64,8 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             tokenizer,
             sql.evaluation_environment(),
             config.sampler,
-            Decode(samples=1, temperature=0.0),
+            GREEDY,
+            validation=Decode(1, limits.validation_temperature, top_p=limits.top_p),
             seed=config.seed,
             max_turns=sql.evaluation_turns,
             servers=servers,

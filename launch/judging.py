@@ -12,6 +12,7 @@ from launch.cli import progress_bar
 from launch.official import as_line
 from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
+from launch.verdicts import turns_of
 from launch.votes import VOTE_TIMEOUT_S, Decode, VoteBy, ballot, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.diagnosis import diagnose
@@ -24,8 +25,8 @@ from sqlenv.dialects import carry_over
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.hardness import grade
-from sqlenv.spider2 import Reference
-from sqlenv.types import Example, Result, SqlError
+from sqlenv.spider2 import Reference, as_read
+from sqlenv.types import Example, Result, SqlError, Table
 
 _FIRST, _MOST = 16, 256
 """Queries at a time: what an interruption may cost, and what is held in memory together."""
@@ -43,7 +44,8 @@ and EX_b, SQL-ASTRA's CSMR."""
 REFERENCED: frozenset[str] = frozenset(
     name for name, one in COMPARATORS.items() if one.needs == "reference"
 )
-"""Comparators that look at Spider 2's gold results; all others look at gold queries."""
+"""Comparators that look at Spider 2's gold results alone; all others look at gold queries, those of
+`PARTIAL` at either."""
 SUITED: frozenset[str] = frozenset(
     name for name, one in COMPARATORS.items() if one.needs == "suite"
 )
@@ -83,6 +85,7 @@ class Task:
         vote_by: What makes two results one vote.
         suite: Files of the test suite by database; none where it is not used.
         references: Gold results by question, for Spider 2.
+        turns: Replies of each sampled episode, by question; none where the model has no tool.
     """
 
     examples: Sequence[Example]
@@ -92,6 +95,7 @@ class Task:
     vote_by: VoteBy = "set"
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
+    turns: Sequence[Sequence[int]] = ()
 
     @property
     def first(self) -> str:
@@ -173,6 +177,7 @@ def _judge_answers(
 
     found = _go_on("verdicts", task, journal, judge_some)
     labels = _label(task.examples, answers)
+    turns = task.turns or [()] * len(answers)
     return [
         Judged(
             id=example.id,
@@ -182,11 +187,12 @@ def _judge_answers(
             sql=sql,
             samples=len(sampled),
             right=sum(score == 1 for score in sampled),
+            turns=turns_of(sql, samples, turns),
             **label,
             **verdict,
         )
-        for example, sql, sampled, label, verdict in zip(
-            task.examples, answers, right, labels, found, strict=True
+        for example, sql, samples, turns, sampled, label, verdict in zip(
+            task.examples, answers, task.samples, turns, right, labels, found, strict=True
         )
     ]
 
@@ -264,15 +270,33 @@ def _scores(
             }
     partial = [name for name in measures if name in PARTIAL]
     if partial:
-        questions = [task.examples[place] for place, _ in asked]
-        pairs = [(example, sql) for example, (_, sql) in zip(questions, asked, strict=True)]
-        results = _run(executor, pairs)
-        golds = executor.gold_many([(e.database, _carried(e, e.gold_sql)) for e in questions])
-        for scores, result, gold in zip(found, results, golds, strict=True):
-            scores |= {name: PARTIAL[name](result, gold) for name in partial}
+        questions = [(task.examples[place], sql) for place, sql in asked]
+        for scores, pairs in zip(found, _pairs(task, executor, questions), strict=True):
+            scores |= {
+                name: max((PARTIAL[name](*pair) for pair in pairs), default=0.0) for name in partial
+            }
     return [
         ({name: scores[name] for name in measures}, status)
         for scores, status in zip(found, statuses, strict=True)
+    ]
+
+
+def _pairs(
+    task: Task, executor: Executor, asked: Sequence[tuple[Example, str]]
+) -> list[list[tuple[Result, Result]]]:
+    """Run queries, and put the gold result beside each: of Spider 2 every one that counts.
+
+    There, golds are whole tables, also the columns that `spider2_local` leaves out: PaVeRL-SQL's
+    measures are of the golden table, and of several the best counts, as in its released program.
+    """
+    results = _run(executor, asked)
+    if not task.references:
+        golds = executor.gold_many([(e.database, _carried(e, e.gold_sql)) for e, _ in asked])
+        return [[pair] for pair in zip(results, golds, strict=True)]
+    read = (as_read(result) if isinstance(result, Table) else result for result in results)
+    return [
+        [(result, gold) for gold in task.references[example.id].tables]
+        for (example, _), result in zip(asked, read, strict=True)
     ]
 
 

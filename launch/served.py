@@ -82,8 +82,7 @@ class Served(Evaluator):
             judged = iter(threads.map(lambda job: self._environment.step(*job)[0], jobs))
             groups = [[next(judged) for _ in range(self._decode.samples)] for _ in examples]
         return [
-            self._verdict(example, [episode.answer for episode in group])
-            for example, group in zip(examples, groups, strict=True)
+            self._verdict(example, group) for example, group in zip(examples, groups, strict=True)
         ]
 
 
@@ -101,7 +100,7 @@ def served(
         asked: Names the endpoint and its model.
         config: The job; `verbal` says how calls are made.
         decode: How questions are answered; its temperature is sent, unless that of `verbal` is
-            null.
+            null, and its top-p where it has one.
         environment: Judges replies.
         answers: Where answers are kept.
 
@@ -114,10 +113,12 @@ def served(
     verbal = config.verbal.model_copy(
         update={"temperature": None if is_free else decode.temperature}
     )
-    endpoint = Endpoint(asked.url, asked.identity, verbal)
+    top_p = decode.top_p if decode.temperature else 1.0
+    endpoint = Endpoint(asked.url, asked.identity, verbal, top_p=top_p)
     try:
         with Journal(answers) as journal:
-            desk = Desk(endpoint, journal, asked, config.model_copy(update={"verbal": verbal}))
+            manner = config.model_copy(update={"verbal": verbal})
+            desk = Desk(endpoint, journal, asked, manner, top_p=top_p)
             yield Served(desk, journal, environment, decode, config.executor.workers)
     finally:
         # After a failure or an interruption calls under way end, and no more begin.

@@ -40,6 +40,7 @@ class Judged:
         is_late: Whether a limit of time decided a score.
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
+        turns: Replies of the answer's episode; 0 where the model has no tool.
         clauses: What the gold query has (`sqlenv.breakdown.clauses_of`); none without one.
         tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
             tree), `none` where in nothing, `unparsed` where it is no query; none without a gold
@@ -57,6 +58,7 @@ class Judged:
     is_late: bool = False
     samples: int = 0
     right: int = 0
+    turns: int = 0
     clauses: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
 
@@ -69,8 +71,9 @@ class Sheet(BaseModel):
             versions, limits. Two sheets with equal settings have equal verdicts.
         measures: Mean and 95 % interval by measure.
         pass_at: Chance that one of k samples is right by the first measure, by k.
-        parts: Means and 95 % intervals by difficulty, by database, by clause of the gold query and
-            by tag, of both of which a question may have several.
+        parts: Shares of the questions, means and 95 % intervals by difficulty, by database, by
+            clause of the gold query and by tag, of both of which a question may have several, and
+            by turns where the model may call a tool (paper 004, table 3 and figure 5).
         mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
             the mean of the four (Progress-SQL's table 8), and the share that is no query, which
             differs in all of them; empty without gold queries.
@@ -129,6 +132,11 @@ def fill(settings: Mapping[str, Any], judged: Sequence[Judged], *, seed: int) ->
             "database": _parts(judged, lambda one: (one.db_id,), seed),
             "clause": _parts(judged, lambda one: one.clauses, seed),
             "tag": _parts(judged, lambda one: one.tags, seed),
+            **(
+                {"turns": _parts(judged, lambda one: (str(one.turns),), seed)}
+                if any(one.turns for one in judged)
+                else {}
+            ),
         },
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
@@ -181,6 +189,7 @@ def _parts(
         }
         found[name] = {
             "questions": len(part),
+            "share": round(len(part) / len(judged), 6),
             **{measure: one["mean"] for measure, one in summaries.items()},
             "ci95": {measure: one["ci95"] for measure, one in summaries.items()},
         }

@@ -29,6 +29,7 @@ class Verdict:
 
     Attributes:
         samples: All queries that were sampled, where there are several.
+        turns: Replies of each sampled episode, where the model may call a tool.
     """
 
     id: str
@@ -39,10 +40,17 @@ class Verdict:
     sql: str
     correct: bool
     samples: tuple[str, ...] = ()
+    turns: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, example: Example, sql: str, *, correct: bool, samples: Sequence[str] = ()
+        cls,
+        example: Example,
+        sql: str,
+        *,
+        correct: bool,
+        samples: Sequence[str] = (),
+        turns: Sequence[int] = (),
     ) -> Verdict:
         """Make the verdict on a prediction for a question."""
         return cls(
@@ -54,7 +62,26 @@ class Verdict:
             sql,
             correct,
             tuple(samples) if len(samples) > 1 else (),
+            tuple(turns),
         )
+
+    @property
+    def answer_turns(self) -> int:
+        """Return the replies of the episode that answers; 0 where the model has no tool."""
+        return turns_of(self.sql, self.samples, self.turns)
+
+
+def turns_of(sql: str, samples: Sequence[str], turns: Sequence[int]) -> int:
+    """Return the replies of the first episode that answers with a query, else of the first one.
+
+    Args:
+        sql: The query.
+        samples: The query of each episode, where there are several.
+        turns: The replies of each episode; none where the model has no tool.
+    """
+    if not turns:
+        return 0
+    return turns[samples.index(sql)] if sql in samples else turns[0]
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
@@ -72,7 +99,11 @@ def accuracy(verdicts: Sequence[Verdict]) -> float:
 
 
 def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[int, float]]]:
-    """Return (questions, accuracy) overall, by difficulty and by database."""
+    """Return (questions, accuracy) overall, by difficulty, by database and by turns.
+
+    Turns are the replies of an answer's episode (paper 004, table 3 and figure 5); there is no such
+    part where the model has no tool.
+    """
 
     def by(key: Callable[[Verdict], str]) -> dict[str, tuple[int, float]]:
         parts: defaultdict[str, list[Verdict]] = defaultdict(list)
@@ -84,6 +115,11 @@ def breakdown(verdicts: Sequence[Verdict]) -> Mapping[str, Mapping[str, tuple[in
         "overall": by(lambda _: "all"),
         "difficulty": by(lambda verdict: verdict.difficulty or "unknown"),
         "database": by(lambda verdict: verdict.db_id),
+        **(
+            {"turns": by(lambda verdict: str(verdict.answer_turns))}
+            if any(verdict.turns for verdict in verdicts)
+            else {}
+        ),
     }
 
 
@@ -95,14 +131,15 @@ def rank(part: tuple[str, Any]) -> tuple[int, str]:
 
 def accuracy_table(verdicts: Sequence[Verdict], interval: Sequence[float]) -> RichTable:
     """Lay a breakdown out for the terminal, with the interval of the whole."""
-    table = RichTable("", "questions", "execution accuracy")
+    table = RichTable("", "questions", "share", "execution accuracy")
     for column in table.columns[1:]:
         column.justify = "right"
     for heading, parts in breakdown(verdicts).items():
         table.add_section()
-        for name, (count, share) in parts.items():
-            table.add_row(f"{heading}: {name}", f"{count:,}", f"{100 * share:.1f} %")
+        for name, (count, right) in parts.items():
+            part = f"{100 * count / len(verdicts):.1f} %"
+            table.add_row(f"{heading}: {name}", f"{count:,}", part, f"{100 * right:.1f} %")
         if heading == "overall":
             low, high = interval
-            table.add_row("95 % interval", "", f"{100 * low:.1f} to {100 * high:.1f} %")
+            table.add_row("95 % interval", "", "", f"{100 * low:.1f} to {100 * high:.1f} %")
     return table

@@ -38,11 +38,13 @@ class Decode:
         temperature: Of the sampler; 0 is greedy.
         kind: Which of the samples answers: that of the majority (`vote`), or the first one that is
             right, as an oracle would choose (`pass`).
+        top_p: Of the sampler: draw only from the likeliest tokens that together reach it.
     """
 
     samples: int
     temperature: float
     kind: Literal["vote", "pass"] = "vote"
+    top_p: float = 1.0
 
     @property
     def name(self) -> str:
@@ -50,7 +52,7 @@ class Decode:
         return f"{self.kind}@{self.samples}" if self.temperature else "greedy"
 
     @classmethod
-    def parse(cls, text: str, *, vote_temperature: float) -> Decode:
+    def parse(cls, text: str, *, vote_temperature: float, top_p: float = 1.0) -> Decode:
         """Read `greedy`, `vote@n` or `pass@n`.
 
         Raises:
@@ -60,7 +62,7 @@ class Decode:
             return cls(1, 0.0)
         kind, _, count = text.partition("@")
         if (kind == "vote" or kind == "pass") and re.fullmatch("[1-9][0-9]{0,5}", count):
-            return cls(int(count), vote_temperature, kind)
+            return cls(int(count), vote_temperature, kind, top_p)
         raise UserError(f"--decode {text}: write greedy or vote@n, or pass@n, for example vote@8")
 
 

@@ -27,6 +27,7 @@ from minirl.sharding import choose_mesh, make_mesh
 from minirl.task import Task
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
+from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, tree_of
@@ -244,7 +245,7 @@ class SqlSide:
         # A tag that no episode of a step has is a zero in its metrics, not a gap.
         numbers |= {f"tag/{tag}": 0.0 for tag in TAG_SENTENCES}
         numbers |= {name: value for name, value in found.items() if name != "turns"}
-        if isinstance(self.reward, ExpoReward):
+        if isinstance(self.reward, ExpoReward | AstraReward):
             numbers |= self.reward.diagnostics(episode)
         return numbers | self._column_numbers(episode)
 

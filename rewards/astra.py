@@ -5,7 +5,7 @@ from __future__ import annotations
 from rewards.columns import csmr
 from rewards.config import AstraConfig
 from rewards.execution import GoldResults, gold_result, is_correct
-from rewards.trajectory import aggregate
+from rewards.trajectory import SHAPES, aggregate, shape_of
 from rewards.types import CreditSpan, Score
 from sqlenv.parse import one_line
 from sqlenv.types import Attempt, AttemptKind, Episode
@@ -46,6 +46,16 @@ class AstraReward:
         scores = [self._score(episode, attempt) for attempt in attempts]
         is_unanswered = bool(episode.attempts) and episode.answer is None
         return [*scores, 0.0] if is_unanswered and self._config.final_step != "never" else scores
+
+    def diagnostics(self, episode: Episode) -> dict[str, float]:
+        """Name numbers for the metrics: which course the scores took (figure 2).
+
+        Returns:
+            1.0 or 0.0 for every shape; averaged over episodes they are shares.
+        """
+        scores = self.steps(episode)
+        found = shape_of(scores) if scores else None
+        return {f"shape/{shape}": float(shape == found) for shape in SHAPES}
 
     def _spans(self, episode: Episode) -> tuple[CreditSpan, ...]:
         """Credit each reply with its own score; a final query too that repeats the last call's."""

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby, pairwise
+from typing import Literal, get_args
 
 from rewards.config import AtrSettings
+
+Shape = Literal["single", "flat", "rising", "falling", "rise_fall", "fall_rise", "oscillating"]
+"""The course of an episode's scores (figure 2, right): one step, no change, one direction, one turn
+up or down, several turns. The paper names rising, rise-then-fall and stagnation as examples."""
+SHAPES: tuple[Shape, ...] = get_args(Shape)
 
 _LEVEL = 1e-9
 """Scores that differ by less are the same."""
@@ -29,6 +36,24 @@ def aggregate(scores: Sequence[float], config: AtrSettings) -> float:
     earned = sum(transition(*pair, config) for pair in zip(before, scores, strict=True))
     total = earned - config.turn_cost * (len(scores) - 1)
     return max(-config.bound, min(config.bound, total))
+
+
+def shape_of(scores: Sequence[float]) -> Shape:
+    """Name the course of the scores of an episode's steps, of which there is at least one."""
+    if len(scores) == 1:
+        return "single"
+    changes = (after - before for before, after in pairwise(scores))
+    rises = [rise for rise, _ in groupby(c > 0 for c in changes if abs(c) > _LEVEL)]
+    if len(rises) > 2:
+        return "oscillating"
+    courses: dict[tuple[bool, ...], Shape] = {
+        (): "flat",
+        (True,): "rising",
+        (False,): "falling",
+        (True, False): "rise_fall",
+        (False, True): "fall_rise",
+    }
+    return courses[tuple(rises)]
 
 
 def transition(before: float, after: float, config: AtrSettings) -> float:

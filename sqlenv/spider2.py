@@ -14,7 +14,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -54,10 +54,12 @@ class Reference:
     Attributes:
         golds: Of each result that counts, the columns to look for.
         ignore_order: Whether every column is sorted on its own.
+        tables: All results that count, with all of their columns.
     """
 
     golds: tuple[tuple[Column, ...], ...]
     ignore_order: bool = False
+    tables: tuple[Table, ...] = field(default=(), compare=False)
 
 
 def read_references(folder: Path) -> dict[str, Reference]:
@@ -93,17 +95,17 @@ def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any)
     """Read the golds of a question as far as the program does: it stops where columns lack."""
     alone = [path for path in files if path.stem == name]
     paths = alone or files
+    results = [columns_of_csv(_read(path)) for path in paths]
     golds: list[tuple[Column, ...]] = []
-    for path, columns in zip(
-        paths, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
+    for found, columns in zip(
+        results, _choices(chosen, len(paths), is_base=bool(alone)), strict=False
     ):
-        found = columns_of_csv(_read(path))
         try:
             picked = [found[column] for column in columns] if columns else found
         except (IndexError, TypeError):
             break
         golds.append(_alike(picked))
-    return Reference(tuple(golds), bool(ignore_order))
+    return Reference(tuple(golds), bool(ignore_order), tuple(map(_table, results)))
 
 
 def _choices(chosen: Any, count: int, *, is_base: bool) -> list[Any]:
@@ -166,6 +168,17 @@ def _equal(one: Cell, other: Cell) -> bool:
     if one != one and other != other:
         return True
     return math.isclose(float(one), float(other), abs_tol=_TOLERANCE)
+
+
+def as_read(result: Table) -> Table:
+    """Give a result the values that it has once written to a file and read, as the golds."""
+    return _table(columns_of_rows(result.rows, result.width))
+
+
+def _table(columns: Sequence[Column]) -> Table:
+    """Lay columns out as a result: NaN is no value. Nothing that reads it looks at names."""
+    values = ((None if value != value else value for value in column) for column in columns)
+    return Table(("",) * len(columns), tuple(zip(*values, strict=True)))
 
 
 def columns_of_rows(rows: Sequence[Row], width: int) -> tuple[Column, ...]:

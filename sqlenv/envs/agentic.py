@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.diagnosed import describe_failure
@@ -31,6 +32,7 @@ _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 # What opens a mark of the conversation: `<|im_end|>`, `<tool_call>`, `</tool_response>`.
 _MARK = re.compile(r"<(?=\||/?tool_)")
+_NO_JSON = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ class Agentic(Asking[AgenticConfig]):
 def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
     """Read the first call of a reply, thoughts apart.
 
-    The query may stand in a fence inside the JSON string. Other arguments are ignored, the name of
+    The query may stand in a fence inside the JSON string, and the arguments in a string of their
+    own. Other arguments are ignored, the name of
     a database too: the question decides it.
 
     Returns:
@@ -103,9 +106,8 @@ def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
         return None
     if not found[2]:
         return BadCall("the call does not end; write </tool_call> after it")
-    try:
-        call = json.loads(found[1], strict=False)
-    except (ValueError, RecursionError):
+    call = _read_json(found[1])
+    if call is _NO_JSON:
         return BadCall("the call is not a JSON object with name and arguments")
     name = call.get("name") if isinstance(call, dict) else None
     argument = {config.tool: "query", config.finish_tool: "answer"}.get(
@@ -114,12 +116,23 @@ def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
     if argument is None:
         return BadCall(f"the call names no known tool; its name has to be {config.tool}")
     arguments = call.get("arguments")
+    # OpenAI's interface writes the arguments as text, and models repeat what they have read.
+    if isinstance(arguments, str):
+        arguments = _read_json(arguments)
     sql = arguments.get(argument) if isinstance(arguments, dict) else None
     if not isinstance(sql, str) or not sql.strip():
         return BadCall(f"the call has no text in arguments.{argument}")
     # JSON can spell halves of characters, which are no text.
     sql = sql.encode("utf-8", "replace").decode()
     return Call(extract_sql(sql, "fence") or sql.strip(), is_final=name == config.finish_tool)
+
+
+def _read_json(text: str) -> Any:
+    """Read JSON; `_NO_JSON` where it is none."""
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return _NO_JSON
 
 
 def tool_response(result: Result, *, rows: int, chars: int) -> str:

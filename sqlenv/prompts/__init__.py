@@ -69,10 +69,11 @@ def agent_observation(
     *before, question = first_observation(example, schema_text, style=style)
     if style == "demo":
         return (Message("user", question.content + demo.CALL.format(tool=config.tool)),)
-    call = astra.CALL.format(tool=config.tool, db_id=example.db_id)
+    db_id = astra.DB_ID.format(db_id=example.db_id)
+    call = astra.CALL.format(tool=config.tool, db_id=db_id)
     if config.finish_tool is not None:
         call += astra.FINISH.format(finish_tool=config.finish_tool)
-    system = astra.SYSTEM.format(tool=config.tool, calls=config.calls)
+    system = astra.SYSTEM.format(calls=config.calls)
     return (Message("system", system), *before, Message("user", question.content + call))
 
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from launch import evaluation
 from launch.config import load_config
+from launch.eval_job import accuracies
 from launch.forms import Form, write_call, write_reply
+from launch.verdicts import read_verdicts
+from launch.votes import Decode
 from minirl.config import SamplerConfig, TinyConfig
 from minirl.rollout import flatten, rollout
 from minirl.tiny import make_tiny
 from minirl.tokenizer import ChatTokenizer
-from minirl.types import Reply
+from minirl.types import Decoding, Reply
 from rewards.config import AstraConfig, Fig2Atr
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
@@ -122,6 +127,72 @@ def test_tool_responses_are_never_trained_on(tokenizer, example):
     assert "tool_call" not in masked
 
 
+class Courses(Script):
+    """Lets even episodes call twice and answer, and odd ones answer at once; notes what is drawn
+    how.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        super().__init__(tokenizer, REPLIES)
+        self.drawn: list[Decoding] = []
+
+    def submit(self, request: Any) -> None:
+        self.drawn.append(request.decoding)
+        if request.episode % 2:
+            self._given[request.episode] = 2
+        super().submit(request)
+
+    def free_memory(self) -> None: ...
+
+
+@pytest.fixture
+def courses(tokenizer, monkeypatch):
+    sampler = Courses(tokenizer)
+    monkeypatch.setattr(evaluation, "make_sampler", lambda *_, **__: sampler)
+    return sampler
+
+
+def evaluator(tokenizer: ChatTokenizer, executor: Executor, decode: Decode, **more: Any):
+    env = Agentic(CONFIG, executor=executor, first_prompt=lambda e: (Message("user", e.question),))
+    limits = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
+    model: Any = None
+    return evaluation.Evaluator(model, tokenizer, env, limits, decode, seed=0, max_turns=3, **more)
+
+
+def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, courses, tmp_path):
+    """Paper 004, table 3 and figure 5: a turn is a reply, the one with the answer too."""
+    asked = [replace(example, id=str(number)) for number in range(4)]
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        path = tmp_path / "predictions.jsonl"
+        asks = evaluator(tokenizer, executor, evaluation.GREEDY)
+        found = asks.predict(asked, path, progress=lambda *_: None)
+        assert [one.turns for one in found] == [(3,), (1,), (3,), (1,)]
+        assert read_verdicts(path) == found
+        numbers = accuracies([found[0], found[1], replace(found[2], correct=False)])
+        assert numbers["turns"] == {
+            "1": {"questions": 1, "share": 0.333333, "ex": 1.0},
+            "3": {"questions": 2, "share": 0.666667, "ex": 0.5},
+        }
+        several = evaluator(tokenizer, executor, Decode(2, 0.8, top_p=0.95))
+        courses._given.clear()
+        (voted,) = several.predict([example], tmp_path / "voted.jsonl", progress=lambda *_: None)
+    assert voted.turns == (3, 1)
+    assert voted.answer_turns == 3  # both give one query: the first of them answers
+
+
+def test_validations_are_sampled_as_the_settings_say(tokenizer, example, courses):
+    """Paper 004, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        manner = Decode(1, 0.6, top_p=0.95)
+        asks = evaluator(tokenizer, executor, evaluation.GREEDY, validation=manner)
+        assert asks.accuracy([example]) == 1
+        assert set(courses.drawn) == {Decoding(0.6, 0.95)}
+        courses.drawn.clear()
+        courses._given.clear()
+        asks._answer([example], first=0)
+        assert set(courses.drawn) == {Decoding(0.0, 1.0)}
+
+
 def test_a_response_is_what_qwens_template_makes_of_a_message_of_a_tool(tokenizer):
     """The same text in a turn of the user, so that any template can show it."""
     response = Message("user", "<tool_response>\n[[1]]\n</tool_response>")
@@ -161,6 +232,8 @@ def test_the_papers_constants():
     assert (astra.sampler.top_p, astra.sampler.temperature) == (0.95, 1.0)
     assert astra.train.optimizer.learning_rate == 1e-6
     assert (astra.env.kind, astra.evaluation.episode) == ("agentic", "agentic")
+    drawn = astra.evaluation
+    assert (drawn.validation_temperature, drawn.vote_temperature, drawn.top_p) == (0.6, 0.6, 0.95)
     assert fig2.reward == AstraConfig(atr=Fig2Atr())
     same = {"run", "reward"}
     assert astra.model_dump(exclude=same) == fig2.model_dump(exclude=same)
@@ -224,6 +297,8 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
     promised = {"reward/atr", "columns/ex_f", "columns/ex_b", "columns/csmr", "rollout/calls"}
     for numbers in metrics_of(tmp_path / "run"):
         assert promised | {"rollout/bad_calls"} <= numbers.keys()
+        shapes = [share for name, share in numbers.items() if name.startswith("shape/")]
+        assert sum(shapes) == pytest.approx(1)
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert result["questions"] == 6
     for episode in ("agentic", "single_turn"):
@@ -231,6 +306,10 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
         line = ["--cfg", config, "run.dir=run", setting, "--checkpoint", "run", "--out", episode]
         done = command("launch.eval", *line, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+    parts = json.loads((tmp_path / "agentic/result.json").read_text())["turns"]
+    assert sum(part["questions"] for part in parts.values()) == 6
+    assert {int(turns) for turns in parts} <= {1, 2, 3}
+    assert "turns" not in json.loads((tmp_path / "single_turn/result.json").read_text())
     # Training measures the episode with the tool.
     ours = (tmp_path / "agentic/predictions.jsonl").read_bytes()
     assert ours == (tmp_path / "run/after/predictions.jsonl").read_bytes()

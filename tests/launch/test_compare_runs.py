@@ -264,6 +264,18 @@ def test_a_part_is_no_result(tmp_path):
     assert "not finished, it has no result.json" in mistake(base, short)
 
 
+def test_a_sheet_tells_turns_apart_where_there_are_any():
+    judged = Judged("1", "d", "", "?", "s", {"spider_ex": 1.0}, "ok", "ok", turns=2)
+    settings = {"data": "d", "decode": "greedy", "model": {"name": "m"}}
+    several = [judged, replace(judged, id="2", scores={"spider_ex": 0.0}), replace(judged, turns=3)]
+    parts = fill(settings, several, seed=0).parts["turns"]
+    assert {turns: (part["share"], part["spider_ex"]) for turns, part in parts.items()} == {
+        "2": (0.666667, 0.5),
+        "3": (0.333333, 1.0),
+    }
+    assert "turns" not in fill(settings, [replace(judged, turns=0)], seed=0).parts
+
+
 def test_pieces_are_whole():
     """A summary of partial scores keeps their mean; McNemar counts need rights and wrongs."""
     judged = Judged("1", "d", "", "?", "s", {"ex_f": 0.5}, "ok", "ok")
@@ -275,5 +287,5 @@ def test_pieces_are_whole():
     interval = {"ex_f": found.measures["ex_f"]["ci95"]}
     assert interval == {"ex_f": [0.5, 1.0]}
     assert found.parts["difficulty"] == {
-        "unknown": {"questions": 2, "ex_f": 0.75, "ci95": interval}
+        "unknown": {"questions": 2, "share": 1, "ex_f": 0.75, "ci95": interval}
     }

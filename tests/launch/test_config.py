@@ -265,6 +265,7 @@ def test_decoding_is_greedy_or_a_vote():
     assert Decode.parse("greedy", vote_temperature=0.8) == Decode(1, 0.0)
     assert Decode.parse("vote@8", vote_temperature=0.8) == Decode(8, 0.8)
     assert Decode.parse("vote@8", vote_temperature=0.8).name == "vote@8"
+    assert Decode.parse("pass@2", vote_temperature=0.6, top_p=0.95) == Decode(2, 0.6, "pass", 0.95)
     for text in ("vote", "vote@", "vote@0", "vote@-1", "vote@x", "Greedy", "beam@4", ""):
         with pytest.raises(UserError, match="write greedy or vote@n"):
             Decode.parse(text, vote_temperature=0.8)

@@ -114,7 +114,7 @@ def test_a_transcript_calls_sees_the_rows_and_answers(singers):
     assert response == (Message("user", "<tool_response>\n[['Bo']]\n</tool_response>"),)
     (reply,) = first.replies
     assert reply.startswith("<think> singer </think> <tool_call>")
-    assert '"db_id": "music"' in reply
+    assert '"db_id": "music/music.sqlite"' in reply
     assert read_call(reply, AGENT) == Call(RIGHT, is_final=False)
     assert first.target == f"```sql\n{RIGHT}\n```"
     assert (first.learnt, first.learn_responses) == (2, False)

@@ -78,6 +78,9 @@ def test_votes_and_pass_of_sampled_answers(place, tmp_path):
         assert chat.requests == 5 * len(GOLDS)
         passed = evaluate(place, tmp_path / "p", chat, "--decode", "pass@5", "seed=1")
         assert {body["temperature"] for body in chat.bodies} == {0.8}
+        assert not any("top_p" in body for body in chat.bodies)
+        evaluate(place, tmp_path / "n", chat, "--decode", "vote@5", "evaluation.top_p=0.9")
+        assert [body.get("top_p") for body in chat.bodies[10 * len(GOLDS) :]] == [0.9] * 25
         assert len({body["seed"] for body in chat.bodies}) == 10 * len(GOLDS)
     for question, gold in zip(voted["questions"], GOLDS, strict=True):
         assert question["samples"] == 5

@@ -14,7 +14,7 @@ from launch.predictions import read_samples
 from launch.testsets import find
 from sqlenv.errors import UserError
 
-from .small_sets import ASKED, GOLDS, make_bird, make_spider
+from .small_sets import ASKED, GOLDS, make_bird, make_database, make_spider
 
 # Right; right as a bag; wrong on the suite alone (two oldest); an error; empty as the gold is.
 MIXED = [
@@ -99,8 +99,8 @@ def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
     sure = {name: [0.438503, 1] for name in ("spider_ex", "spider_ts")}
     never = {name: [0, 0.657620] for name in ("spider_ex", "spider_ts")}
     assert sheet["parts"]["tag"] == {
-        "none": {"questions": 3, "spider_ex": 1, "spider_ts": 1, "ci95": sure},
-        "unparsed": {"questions": 2, "spider_ex": 0, "spider_ts": 0, "ci95": never},
+        "none": {"questions": 3, "share": 0.6, "spider_ex": 1, "spider_ts": 1, "ci95": sure},
+        "unparsed": {"questions": 2, "share": 0.4, "spider_ex": 0, "spider_ts": 0, "ci95": never},
     }
     assert set(sheet["mismatch"].values()) == {0.4}  # no query differs in every clause
 
@@ -115,6 +115,49 @@ def test_a_result_says_what_it_is_of(spider, tmp_path):
     for name in ("fingerprint", "databases", "predictions", "versions", "timeout_s", "prompt"):
         assert name in said
     assert said["versions"]["sqlite"]
+
+
+def test_spider_2_has_columns_matched_too(tmp_path):
+    """Paper 003, tables II and IV: EX_f and EX_b beside EX on Spider 2's SQLite questions."""
+    root = tmp_path / "spider2"
+    make_database(root / "databases/sky/sky.sqlite", "CREATE TABLE star (name TEXT)")
+    texts = ("Which stars?", "How bright?", "Where?")
+    asked = [
+        {"instance_id": f"local00{n}", "db_id": "sky", "question": text, "external_knowledge": None}
+        for n, text in enumerate(texts)
+    ]
+    (root / "test.json").write_text(json.dumps(asked))
+    gold = root / "evaluation_suite/gold"
+    (gold / "exec_result").mkdir(parents=True)
+    # The program looks at the first column of question 1 alone; question 2 has two golds.
+    chosen = {"condition_cols": [0], "ignore_order": True}, {"condition_cols": [0]}, {}
+    (gold / "spider2lite_eval.jsonl").write_text(
+        "".join(json.dumps({"instance_id": f"local00{n}", **one}) + "\n"
+                for n, one in enumerate(chosen))
+    )  # fmt: skip
+    results = {"local000": "a,b\n1,x\n2,\n", "local001": "a,b\n1,x\n", "local002_a": "a\n7\n"}
+    results["local002_b"] = "a,b\n0.33333,None\n"
+    for name, text in results.items():
+        (gold / "exec_result" / f"{name}.csv").write_text(text)
+    queries = [
+        "SELECT '2' AS n, NULL AS t UNION ALL SELECT 1, 'x'",  # order and types are the file's
+        "SELECT 1",
+        "SELECT 0.3333, NULL, 1, 2, 3, 4, 5",  # all columns, and five more
+    ]
+    names = "spider2_local,ex_f,ex_b,csmr"
+    sheet = evaluate(
+        write(tmp_path / "p.sql", queries), root, tmp_path / "o.json", "--comparators", names,
+        data="spider2-local",
+    )  # fmt: skip
+    assert verdicts(sheet, "spider2_local") == [1, 1, 1]
+    assert verdicts(sheet, "ex_f") == [1, 0.5, 1]
+    assert verdicts(sheet, "ex_b") == [1, 0, 0]
+    assert verdicts(sheet, "csmr") == pytest.approx([1, 0.8 / 2, 0.8 / 14])
+    with pytest.raises(UserError, match="have gold results alone; there are csmr, ex_b, ex_f, omn"):
+        evaluate(
+            tmp_path / "p.sql", root, tmp_path / "n.json", "--comparators", "set",
+            data="spider2-local",
+        )  # fmt: skip
 
 
 FORMS = {

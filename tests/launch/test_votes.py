@@ -87,6 +87,18 @@ def test_thirty_questions(database, tmp_path):
     assert answers == expected
 
 
+def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
+    samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
+    task = Task(
+        asked(database)[:2], samples, ("set",), Decode(3, 0.8), turns=[[1, 2, 3], [4, 3, 2]]
+    )
+    limits = ExecutorConfig(isolation="thread")
+    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
+        judged = judge(task, executor, found)
+    # The elected query; none runs in the second question, and its first episode stands for it.
+    assert [(one.sql, one.turns) for one in judged] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
+
+
 def test_without_any_result_others_than_spider_draw_one():
     """As random.Random(42) of OmniSQL's script draws, question after question."""
     samples = [list("abcdefgh")] * 3

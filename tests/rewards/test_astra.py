@@ -71,6 +71,21 @@ def test_the_rewards_of_an_episode():
     assert score(step(0.0), step(1.0, "answer")).correct
 
 
+def test_metrics_count_the_shapes_of_episodes():
+    reward = AstraReward(AstraConfig(), Golds())
+
+    def counted(*attempts: Attempt) -> dict[str, float]:
+        return reward.diagnostics(Episode(EXAMPLE, attempts))
+
+    found = counted(step(0.2), step(1.0), step(0.4, "answer"))
+    assert found["shape/rise_fall"] == sum(found.values()) == 1
+    assert counted(step(0.2), step(1.0, "answer"))["shape/rising"] == 1
+    # An episode that ends in a call has an empty answer, of score 0.
+    assert counted(step(0.2))["shape/falling"] == 1
+    assert found.keys() == counted().keys()  # gaps would raise the shares
+    assert not any(counted().values())
+
+
 def test_a_single_turn_earns_its_csmr():
     for value in RESULTS:
         assert score(step(value, "answer")).total == pytest.approx(value)

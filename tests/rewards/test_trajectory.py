@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import AstraConfig, Fig2Atr, PaperAtr
-from rewards.trajectory import aggregate
+from rewards.trajectory import aggregate, shape_of
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = json.loads((DATA / "atr.json").read_text())["cases"]
@@ -72,6 +72,24 @@ def test_states_by_threshold_ignore_changes_on_one_side_of_it():
     assert aggregate([0.1, 0.6, 0.3], config) == pytest.approx(-0.75)
     assert aggregate([0.7, 0.9], config) == pytest.approx(0.7 + 0.5)
     assert aggregate([0.7, 0.6], config) == pytest.approx(0.7 - 0.15)
+
+
+@pytest.mark.parametrize(
+    ("steps", "shape"),
+    [
+        ([1], "single"),
+        ([0, 0], "flat"),
+        ([0.2, 0.5, 1], "rising"),
+        ([0, 0, 1, 1], "rising"),
+        ([1, 1, 0.4], "falling"),
+        ([0, 1, 0], "rise_fall"),
+        ([0.8, 0.8, 0.2, 0.2, 1], "fall_rise"),
+        ([0, 1, 0, 1], "oscillating"),
+        ([0.3, 0.1 + 0.2], "flat"),  # rounding is no change
+    ],
+)
+def test_shapes_of_figure_2(steps, shape):
+    assert shape_of(steps) == shape
 
 
 def test_presets_differ_in_two_constants():

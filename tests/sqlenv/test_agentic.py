@@ -256,14 +256,17 @@ def test_the_paper_tells_of_the_tool_its_duty_and_its_limit(example):
     config = AgenticConfig()
     system, user = agent_observation(example, "CREATE TABLE {x};", config, style="omnisql")
     assert (system.role, user.role) == ("system", "user")
-    for words in ("run_sql_remote", "<tool_response>", "must evaluate", "maximum of 3 times"):
+    for words in ("<tool_response>", "must evaluate", "maximum of 3 times"):
         assert words in system.content
+    # Nothing of ours stands between the paper's words; the call's form tells the tool's name.
+    assert "query a SQL database. After each tool call" in system.content
+    assert "run_sql_remote" not in system.content
     (question,) = first_observation(example, "CREATE TABLE {x};", style="omnisql")
     assert user.content.startswith(question.content)
     shape = user.content.removeprefix(question.content)
     found = read_call(shape, config)
     assert found == Call("-- Your SQL query", is_final=False)
-    assert '"db_id": "music"' in shape
+    assert '\n    "db_id": "music/music.sqlite"\n' in shape
     assert "finish" not in shape
 
 

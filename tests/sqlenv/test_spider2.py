@@ -114,6 +114,7 @@ def test_references(tmp_path):
     file.write_text("".join(json.dumps(one) + "\n" for one in standards))
     found = read_references(tmp_path)
     assert found["local1"] == Reference(((("x",),), ((2,),)), ignore_order=True)
+    assert [each.rows for each in found["local1"].tables] == [((1, "x"),), ((2, "y"),)]
     assert found["local2"] == Reference((((1,),),))
     assert found["local3"] == Reference((((1,),),))
     assert found["local4"] == Reference((((1,),),))
