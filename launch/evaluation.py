@@ -86,7 +86,7 @@ class Evaluator:
         return {"servers": events} if events else {}
 
     def accuracy(self, examples: Sequence[Example]) -> float:
-        """Return the share of correct answers; 0 for no question."""
+        """Return the share of correct answers, sampled as validations are; 0 for no question."""
         answered = self._sample(examples, self._validation, first=0)
         self._free_memory()
         return accuracy(answered)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import evaluation
+from launch import evaluation, job
 from launch.config import load_config
 from launch.eval_job import accuracies
 from launch.forms import Form, write_call, write_reply
@@ -191,6 +191,26 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, example, courses
         courses._given.clear()
         asks._answer([example], first=0)
         assert set(courses.drawn) == {Decoding(0.0, 1.0)}
+
+
+class EvaluatorMadeError(Exception):
+    """Ends a run where its evaluator would be made."""
+
+
+def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
+    tiny, tmp_path, monkeypatch
+):
+    def refuse(*arguments: Any, **named: Any) -> None:
+        raise EvaluatorMadeError(arguments[4], named["validation"])
+
+    monkeypatch.setattr(job, "Evaluator", refuse)
+    monkeypatch.setattr(job, "start_model", lambda config, *_: config.folder / "model")
+    drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
+    for overrides, wanted in ((drawn, Decode(1, 0.6, top_p=0.95)), ([], evaluation.GREEDY)):
+        config = load_config(str(tiny), [f"run.dir={tmp_path / str(len(overrides))}", *overrides])
+        with pytest.raises(EvaluatorMadeError) as caught:
+            job.train(config, accelerator="cpu")
+        assert caught.value.args == (evaluation.GREEDY, wanted)
 
 
 def test_a_response_is_what_qwens_template_makes_of_a_message_of_a_tool(tokenizer):
