@@ -198,7 +198,8 @@ class AlgorithmConfig(Settings):
     or taken from each token's credit. Only in the loss does it have a gradient."""
     correction: Correction = "none"
     """Importance correction of the gap between sampler and learner: none (the clipped ratio spans
-    it), each token's ratio cut at `correction_high`, or 0 outside of the two bounds."""
+    it), each token's ratio cut at `correction_high`, or 0 outside of the two bounds. Both are at
+    the weights that sampled, so it is for episodes of the step's own weights alone."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
     """Lower bound, of `masked` alone."""
     correction_high: float = Field(default=2.0, ge=1)

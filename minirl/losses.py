@@ -209,7 +209,8 @@ def objective(
 
     With a correction, the ratio is that of the learner to itself at the weights that sampled. In
     the only update of a step these are the weights at hand: the ratio is 1 and never clipped. With
-    several mini-batches the learner's log-probabilities at those weights come in the batch.
+    several mini-batches the learner's log-probabilities at those weights come in the batch. Of
+    episodes that older weights sampled neither is known: `rules.of_rollouts` refuses them.
 
     Args:
         logp_BT: Natural-log probability of each target under the policy being trained.

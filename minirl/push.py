@@ -1,7 +1,7 @@
 """Weights for servers, by way of the disk: folders of safetensors under Hugging Face names.
 
-Every process writes the parts that its devices hold, at their places in one file; nothing is
-gathered. The folder has its name only when all is on the disk.
+The devices bring one tensor at a time together, and every process writes its share of them whole,
+at their places in one file. The folder has its name only when all is on the disk.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl import hosts
 from minirl.files import SINGLE
 from minirl.layout import Tensor, file_tensors
 from minirl.sharding import param_path
 from minirl.shards import header, total_bytes
-from minirl.weights import file_shapes
+from minirl.weights import file_shapes, paths_of
 from minirl.writing import writing
 
 _FOLDER = "version-"
@@ -47,9 +47,9 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
     Raises:
         OSError: It cannot be written.
     """
-    leaves = {param_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-    tensors = {path: file_tensors(path, leaf.shape) for path, leaf in leaves.items()}
-    shapes = file_shapes(tensors)
+    shapes = file_shapes(
+        {path: file_tensors(path, shape) for path, shape in paths_of(params).items()}
+    )
     head, starts = header(shapes, dtype)
     size = len(head) + total_bytes(shapes, dtype)
     folder = version_folder(place, name)
@@ -64,16 +64,17 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
             file.truncate(size)
 
     def write_own() -> None:
-        with writing(path), path.open("r+b") as file:
-            for where, leaf in leaves.items():
-                for index, data in _own_parts(leaf):
-                    group = tensors[where]
-                    parts = in_file(data, group, dtype=dtype)
-                    inner = index[1:] if len(index) > len(group[0].shape) else index
-                    for tensor, part in zip(group, parts, strict=True):
-                        block = np.asarray(part)
-                        _write(file.fileno(), starts[tensor.name], tensor, inner, block)
-            os.fsync(file.fileno())
+        wholes = whole_tensors(params, dtype)
+        try:
+            with writing(path), path.open("r+b") as file:
+                for number, (tensor, whole) in enumerate(wholes):
+                    if number % hosts.count() == jax.process_index():
+                        _write_all(file.fileno(), np.asarray(whole), starts[tensor])
+                os.fsync(file.fileno())
+        finally:
+            # All processes bring a tensor together: after an error here the others go on.
+            for _ in wholes:
+                pass
 
     def end() -> None:
         _sync_folder(new)
@@ -96,6 +97,19 @@ def remove_versions(place: Path, *, but: Path | None = None) -> None:
     for folder in place.glob(f"{_FOLDER}*") if hosts.is_first() else ():
         if folder != but:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Array]]:
+    """Yield each tensor as Hugging Face has it, whole on the first device of this process.
+
+    Of a parameter that holds all layers one layer at a time is brought together, by the devices.
+    All processes have to ask.
+    """
+    for path, leaf in jax.tree.leaves_with_path(params):
+        tensors = file_tensors(param_path(path), leaf.shape)
+        wholes = in_file(leaf, tensors, dtype=dtype, place=_everywhere(leaf))
+        for tensor, whole in zip(tensors, wholes, strict=True):
+            yield tensor.name, whole.addressable_data(0)
 
 
 def in_file(
@@ -127,40 +141,15 @@ def _program(tensor: Tensor, dtype: Any, place: Sharding | None) -> Callable[...
     return jax.jit(in_file, out_shardings=place)
 
 
-def _own_parts(leaf: jax.Array) -> Iterator[tuple[tuple[slice, ...], jax.Array]]:
-    """Yield the parts of a parameter that this process writes, and where they are in it."""
-    if _is_whole(leaf):
-        if hosts.is_first():
-            yield (slice(None),) * leaf.ndim, leaf
-        return
-    for shard in leaf.addressable_shards:
-        if shard.replica_id == 0:
-            yield shard.index, shard.data
+def _everywhere(leaf: jax.Array) -> Sharding | None:
+    place = leaf.sharding
+    return NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else None
 
 
-def _is_whole(leaf: jax.Array) -> bool:
-    return leaf.is_fully_addressable
-
-
-def _write(
-    file: int, start: int, tensor: Tensor, index: tuple[slice, ...], block: np.ndarray
-) -> None:
-    """Write a part of a tensor to its place: in one piece where whole rows are, else by rows."""
-    shape = tensor.file_shape
-    cuts = [cut.indices(size) for cut, size in zip(tensor.file_index(index), shape, strict=True)]
-    row = int(np.prod(shape[1:], dtype=np.int64)) * block.itemsize
-    start += cuts[0][0] * row
-    data = block.reshape(block.shape[0], -1).view(np.uint8)
-    if block.shape[1:] == shape[1:]:
-        _write_all(file, data.reshape(-1).data, start)
-        return
-    start += cuts[1][0] * block.itemsize
-    for number, piece in enumerate(data):
-        _write_all(file, piece.data, start + number * row)
-
-
-def _write_all(file: int, data: memoryview, start: int) -> None:
-    """Write bytes, as many at a time as the system takes."""
+def _write_all(file: int, array: np.ndarray, start: int) -> None:
+    """Write an array, as many bytes at a time as the system takes."""
+    # As bytes: bfloat16 is no type of Python's buffers.
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
     while len(data):
         written = os.pwrite(file, data, start)
         data, start = data[written:], start + written

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from minirl.config import (
     CONTROL_TOKENS,
     SGLANG_PYTHON,
+    AlgorithmConfig,
     OptimizerConfig,
     RolloutConfig,
     SamplerConfig,
@@ -83,7 +84,7 @@ def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[boo
     ]
 
 
-def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
+def of_rollouts(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[tuple[bool, str]]:
     """List the rules of who samples, in the form of `contradictions`."""
     sglang = rollout.sglang
     given, launched = len(sglang.urls), sglang.launch
@@ -104,6 +105,13 @@ def of_rollouts(rollout: RolloutConfig) -> list[tuple[bool, str]]:
             rollout.backend == "native" and rollout.is_ahead,
             "rollout.lag and rollout.slow_share: the native sampler takes turns with the learner; "
             "set rollout.backend=sglang",
+        ),
+        (
+            rollout.is_ahead and algorithm.correction != "none",
+            f"train.algorithm.correction: {algorithm.correction} needs the weights that sampled, "
+            "which are gone when episodes are sampled ahead: their age would count as the "
+            "sampler's error, and nothing be clipped; set it to none (the clipped ratio then spans "
+            "both), or rollout.lag=0 and rollout.slow_share=0",
         ),
         (
             rollout.oldest < rollout.lag,

@@ -23,10 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.layout import file_tensors
-from minirl.push import in_file, version_folder, write_version
+from minirl.push import in_file, version_folder, whole_tensors, write_version
 from minirl.server import BRIEF_S, RefusedError, Server, ServerError
 from minirl.sharding import param_path
 
@@ -290,19 +289,6 @@ def buckets(tensors: Iterable[tuple[str, Whole]], *, max_bytes: int) -> Iterator
     yield Bucket(tuple(held), is_last=True)
 
 
-def whole_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, jax.Array]]:
-    """Yield each tensor as Hugging Face has it, whole on the first device of this process.
-
-    Of a parameter that holds all layers one layer at a time is brought together, by the devices.
-    All processes have to ask.
-    """
-    for path, leaf in jax.tree.leaves_with_path(params):
-        tensors = file_tensors(param_path(path), leaf.shape)
-        wholes = in_file(leaf, tensors, dtype=dtype, place=_everywhere(leaf))
-        for tensor, whole in zip(tensors, wholes, strict=True):
-            yield tensor.name, whole.addressable_data(0)
-
-
 def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
     """Yield the same in this host's memory, if all parts of the weights are on its devices.
 
@@ -318,11 +304,6 @@ def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarra
             for index, layers in parts:
                 whole[tensor.file_index(index)] = next(layers)
             yield tensor.name, whole
-
-
-def _everywhere(leaf: jax.Array) -> Sharding | None:
-    place = leaf.sharding
-    return NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else None
 
 
 @asynccontextmanager

@@ -162,6 +162,20 @@ def test_contradictions_of_rollouts_are_refused(changes, words):
     assert words in message(DEMO, f"rollout={yaml.safe_dump(SERVED | changes, width=999)}")
 
 
+@pytest.mark.parametrize("ahead", [{"lag": 1}, {"slow_share": 0.1, "max_age": 1}])
+@pytest.mark.parametrize("correction", ["truncated", "masked"])
+def test_no_correction_of_episodes_that_older_weights_sampled(ahead, correction):
+    served = f"rollout={yaml.safe_dump(SERVED | ahead, width=999)}"
+    chosen = f"train.algorithm.correction={correction}"
+    found = message(DEMO, served, chosen)
+    assert f"train.algorithm.correction: {correction} needs the weights that sampled" in found
+    assert "set it to none" in found
+    assert "rollout.lag=0 and rollout.slow_share=0" in found
+    # Each alone is taken.
+    load_config(DEMO, [served])
+    load_config(DEMO, [f"rollout={yaml.safe_dump(SERVED, width=999)}", chosen])
+
+
 @pytest.mark.parametrize("key", ["urls", "router"])
 @pytest.mark.parametrize(
     "address",

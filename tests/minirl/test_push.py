@@ -1,5 +1,6 @@
 """Weights on their way to servers, and servers that are children of a run."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from minirl import leash, weights
+from minirl import leash, push, weights
 from minirl.children import Child, close, launch
 from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig
 from minirl.errors import UserError
@@ -64,15 +65,45 @@ def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path, mesh):
     equal(load_file(folder / "model.safetensors"), by_file(model, tmp_path / "export"))
 
 
-def test_parts_of_other_processes_are_left_to_them(toy, tmp_path, monkeypatch):
-    """Write shard by shard, as where no process holds a whole parameter."""
+@pytest.mark.parametrize("mesh", [{"fsdp": 8}, {"fsdp": 4, "tensor": 2}])
+def test_a_tensor_is_one_write_however_it_is_split(toy, tmp_path, monkeypatch, mesh):
     params = nnx.state(toy.model(), nnx.Param)
-    placed = jax.device_put(params, param_shardings(params, make_mesh({"fsdp": 4, "tensor": 2})))
-    monkeypatch.setattr("minirl.push._is_whole", lambda leaf: False)
-    folder, _ = write_version(tmp_path / "w", "y", placed, dtype="float32")
-    written = load_file(folder / "model.safetensors")
-    assert written
-    equal(written, by_file(toy.model(), tmp_path / "export"))
+    plain, _ = write_version(tmp_path / "w", "plain", params, dtype="bfloat16")
+    sizes = []
+
+    def counted(file, data, start, write=os.pwrite):
+        sizes.append(len(data))
+        return write(file, data, start)
+
+    monkeypatch.setattr(os, "pwrite", counted)
+    placed = jax.device_put(params, param_shardings(params, make_mesh(mesh)))
+    folder, _ = write_version(tmp_path / "w", "split", placed, dtype="bfloat16")
+    tensors = by_file(toy.model(), tmp_path / "export")
+    assert sorted(sizes) == sorted(array.size * 2 for array in tensors.values())
+    files = [path / "model.safetensors" for path in (folder, plain)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_process_writes_its_share_and_asks_for_all_tensors(toy, tmp_path, monkeypatch):
+    """A disk that is full here must not leave the others waiting in a collective."""
+    params = nnx.state(toy.model(), nnx.Param)
+    written, asked = [], []
+
+    def full(file, data, start):
+        written.append(start)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def noted(*arguments, whole=push.whole_tensors):
+        for one in whole(*arguments):
+            asked.append(one[0])
+            yield one
+
+    monkeypatch.setattr(os, "pwrite", full)
+    monkeypatch.setattr(push, "whole_tensors", noted)
+    with pytest.raises(OSError, match=r"No space.*model\.safetensors"):
+        write_version(tmp_path / "w", "x", params, dtype="float32")
+    assert len(written) == 1
+    assert len(asked) == len(by_file(toy.model(), tmp_path / "export"))
 
 
 def test_adapters_are_merged(toy, tmp_path):

@@ -14,8 +14,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
+from minirl.push import whole_tensors
 from minirl.sharding import make_mesh, param_shardings
-from minirl.ways import buckets, host_tensors, whole_tensors
+from minirl.ways import buckets, host_tensors
 
 from .test_hosts import ends, processes
 from .test_push import ROOT, by_file, equal
@@ -57,30 +58,36 @@ def test_buckets_are_bounded_and_in_order():
 
 # A model over the devices of two processes: neither has all of it.
 WHOLE = """
-import sys
+import os, sys
 import jax, numpy as np
 from flax import nnx
 from pathlib import Path
 from minirl import hosts
 hosts.join(hosts.Place(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
-from minirl.push import write_version
+from minirl.push import whole_tensors, write_version
 from minirl.sharding import make_mesh
-from minirl.ways import whole_tensors
 folder = Path(sys.argv[3])
 params = nnx.state(toy_run.spread(conftest.toy_model(), make_mesh({"fsdp": 2, "tensor": 2})))
 assert not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params))
 arrays = {name: np.asarray(array) for name, array in whole_tensors(params, "float32")}
 np.savez(folder / f"{hosts.jax.process_index()}.npz", **arrays)
+sizes, write = [], os.pwrite
+os.pwrite = lambda file, data, start: sizes.append(len(data)) or write(file, data, start)
 write_version(folder / "w", "x", params, dtype="float32")
+np.save(folder / f"sizes-{hosts.jax.process_index()}.npy", sizes)
 """
 
 
 @pytest.mark.timeout(480)
 def test_processes_that_share_a_model_have_every_tensor_whole(toy, tmp_path):
+    export = by_file(toy.model(), tmp_path / "export")
     for code, _, errors in ends(processes(tmp_path, code=WHOLE)):
         assert code == 0, errors
-    export = by_file(toy.model(), tmp_path / "export")
+    # Each tensor is one write, and each process has as many, to one.
+    sizes = [np.load(tmp_path / f"sizes-{process}.npy") for process in (0, 1)]
+    assert sorted(np.concatenate(sizes)) == sorted(array.nbytes for array in export.values())
+    assert abs(len(sizes[0]) - len(sizes[1])) <= 1
     for process in ("0", "1"):
         with np.load(tmp_path / f"{process}.npz") as found:
             equal(dict(found), export)
@@ -95,9 +102,9 @@ from flax import nnx
 from pathlib import Path
 from conftest import CONFIG
 from minirl.model import Decoder
-from minirl.push import write_version
+from minirl.push import whole_tensors, write_version
 from minirl.sharding import make_mesh, param_shardings
-from minirl.ways import buckets, host_tensors, whole_tensors
+from minirl.ways import buckets, host_tensors
 sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
 config = dataclasses.replace(CONFIG, **sizes, num_attention_heads=8)
 shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))), nnx.Param)
