@@ -7,8 +7,7 @@ import json
 import logging
 import platform
 from argparse import Namespace
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,13 +21,22 @@ from launch.judging import MEASURES, PARTIAL, REFERENCED, SUITED, Task, judge, r
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
-from launch.testsets import TEST_SETS, VERDICTS, find, find_references, find_suite, suite_files
+from launch.testsets import (
+    TEST_SETS,
+    VERDICTS,
+    check_databases,
+    check_golds,
+    find,
+    find_references,
+    find_suite,
+    suite_files,
+)
 from launch.texts import write_text
 from launch.verdicts import PREDICTIONS, Verdict
 from launch.votes import Decode
 from sqlenv.comparators import COMPARATORS
 from sqlenv.config import SourceConfig
-from sqlenv.database import check_contents, fingerprint
+from sqlenv.database import fingerprint
 from sqlenv.datasets import fingerprint as fingerprint_questions
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
@@ -85,7 +93,7 @@ def prepare(
         UserError: A database cannot be used, or the test suite is not there.
     """
     measures = read_measures(options.comparators, name)
-    _check_golds(examples, measures)
+    _check_measures(examples, measures)
     suite: Mapping[str, tuple[Path, ...]] = {}
     if not SUITED.isdisjoint(measures):
         folder = find_suite(options.test_suite, source, root)
@@ -109,7 +117,7 @@ def prepare(
     return Data(name, examples, measures, suite, references)
 
 
-def _check_golds(examples: Sequence[Example], measures: Sequence[str]) -> None:
+def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
     """Refuse measures of what the questions do not have.
 
     Raises:
@@ -124,23 +132,8 @@ def _check_golds(examples: Sequence[Example], measures: Sequence[str]) -> None:
                 f"--comparators {measure}: these questions have {kind} alone; there are "
                 f"{', '.join(fitting)}"
             )
-    if not is_spider2 and (blank := [one.id for one in examples if not one.gold_sql]):
-        raise UserError(
-            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
-            f"{blank[0]}; answers to them cannot be judged"
-        )
-
-
-def check_databases(*groups: Iterable[Path]) -> None:
-    """Look at all databases before anything runs.
-
-    Raises:
-        UserError: One is missing, locked, empty or corrupt.
-    """
-    files = list(dict.fromkeys(path for group in groups for path in group))
-    with cli.progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
-        for done, _ in enumerate(threads.map(check_contents, files), 1):
-            progress(done, len(files), "")
+    if not is_spider2:
+        check_golds(examples)
 
 
 def run_versions() -> dict[str, str]:

@@ -17,7 +17,8 @@ import apsw
 import yaml
 
 from launch.config import JobConfig, dump
-from launch.texts import PART, write_json, write_text
+from launch.texts import write_json, write_text
+from minirl.files import PART
 from minirl.reading import read_json
 from sqlenv.datasets import fingerprint
 from sqlenv.errors import UserError

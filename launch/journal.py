@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from minirl.files import naming
 from minirl.reading import Joined, keep_lines
 from sqlenv.types import Observation
 
@@ -124,8 +125,9 @@ class Journal:
             if answer.text is None:
                 self._answers[key] = answer
                 return
-            self._file.write(line + "\n")
-            self._file.flush()
+            with naming(Path(self._file.name)):
+                self._file.write(line + "\n")
+                self._file.flush()
             self._remember(key, request.kind, answer)
 
     @property

@@ -260,14 +260,13 @@ def _scores(
         cases = [_case(task, task.examples[place], written(sql)) for place, sql in asked]
         for at, judgement in enumerate(executor.judge(cases, names)):
             found[at] |= judgement.scores
-            has_gold = bool(task.examples[asked[at][0]].gold_sql)
+            has_gold = task.examples[asked[at][0]].gold_sql and measures[0] not in REFERENCED
             gold = judgement.gold if has_gold else NO_GOLD
-            was_late = statuses[at].get("is_late", False)
-            statuses[at] = {
-                "predicted": judgement.predicted,
-                "gold": gold,
-                "is_late": was_late or judgement.is_late,
-            }
+            is_late = judgement.is_late or statuses[at].get("is_late", False)
+            # How queries end is said of the comparator that counts.
+            if not statuses[at] or measures[0] in names:
+                statuses[at] = {"predicted": judgement.predicted, "gold": gold}
+            statuses[at]["is_late"] = is_late
     partial = [name for name in measures if name in PARTIAL]
     if partial:
         questions = [(task.examples[place], sql) for place, sql in asked]

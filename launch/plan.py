@@ -6,7 +6,6 @@ computed and no weights are needed.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.table import Table as RichTable
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.folders import check_place
+from launch.texts import write_json
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ def main(arguments: list[str]) -> None:
             progress=progress,
         )
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(plan, indent=2) + "\n")
+        write_json(file, plan)
     for table in _tables(plan):
         cli.output.print(table)
     for line in plan["assumptions"]:

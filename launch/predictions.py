@@ -47,8 +47,9 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
     has, else by order.
 
     Raises:
-        UserError: An id or a question is unknown, an id is there twice or only in some lines; or
-            lines without either are not as many as the questions, or not theirs.
+        UserError: An id or a question is unknown, an id is there twice or only in some lines; lines
+            without either are not as many as the questions; or one says that it is for another
+            question or database.
     """
     return [(example, one.sqls[0]) for example, one in _paired(path, examples)]
 
@@ -62,11 +63,15 @@ def read_samples(path: Path, examples: Sequence[Example]) -> list[tuple[str, ...
         examples: The questions, each of which the file has to answer.
 
     Raises:
-        UserError: As `pair_up`; or a question is left out, or has fewer samples than others.
+        UserError: As `pair_up`; or a question is left out, is there twice, or has fewer samples
+            than others.
     """
     pairs = _paired(path, examples)
-    _refuse_strangers(pairs)
-    found = {example.id: one for example, one in pairs}
+    found: dict[str, _Prediction] = {}
+    for example, one in pairs:
+        if example.id in found:
+            raise UserError(f"{one.place}: a second prediction for {example.id}; leave one out")
+        found[example.id] = one
     if left := [example.id for example in examples if example.id not in found]:
         raise UserError(
             f"{path}: no prediction for {len(left)} of {len(examples)} questions, the first is "
@@ -85,15 +90,11 @@ def read_samples(path: Path, examples: Sequence[Example]) -> list[tuple[str, ...
 
 
 def _refuse_strangers(pairs: Sequence[tuple[Example, _Prediction]]) -> None:
-    """Refuse a second prediction for a question, and one that says it is for another question."""
+    """Refuse a prediction that says it is for another question, or for another database."""
     # Where no text is known, it is written otherwise, which says nothing.
     asked = {example.question for example, _ in pairs}
     has_texts = any(one.question in asked for _, one in pairs)
-    seen: set[str] = set()
     for example, one in pairs:
-        if example.id in seen:
-            raise UserError(f"{one.place}: a second prediction for {example.id}; leave one out")
-        seen.add(example.id)
         other = "" if one.db_id in (None, example.db_id) else f"database {one.db_id}"
         if not other and has_texts and one.question not in (None, example.question):
             other = f"the question {one.question!r:.60}"
@@ -109,8 +110,11 @@ def _paired(path: Path, examples: Sequence[Example]) -> list[tuple[Example, _Pre
     if not predictions:
         raise UserError(f"{path}: no prediction in it; give one for each question")
     if any(one.id is not None for one in predictions):
-        return _by_id(path, predictions, examples)
-    return _by_question(predictions, examples) or _by_order(path, predictions, examples)
+        pairs = _by_id(path, predictions, examples)
+    else:
+        pairs = _by_question(predictions, examples) or _by_order(path, predictions, examples)
+    _refuse_strangers(pairs)
+    return pairs
 
 
 def _by_id(

@@ -32,7 +32,7 @@ from launch.prepare_job import prepare
 from launch.prepare_plan import Request
 from launch.prepare_report import JOB, job_settings, remarks, render, summarise
 from launch.samples import SAMPLES, check_sample
-from launch.texts import write_json
+from launch.texts import write_json, write_text
 from sqlenv.errors import UserError
 from sqlenv.layouts import MANIFEST, SETS, locate
 from sqlenv.prepared import DATABASES
@@ -69,7 +69,7 @@ def _prepare(request: Request, cfg: str) -> dict[str, Any]:
     stamps = _stamps(request)
     outcome = prepare(request)
     summary = summarise(request, outcome, stamps)
-    (request.folder / JOB).write_text(job_settings(request, outcome, cfg), encoding="utf-8")
+    write_text(request.folder / JOB, job_settings(request, outcome, cfg))
     write_json(manifest, summary)
     return summary
 

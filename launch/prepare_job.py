@@ -19,6 +19,7 @@ from launch.findings import Findings
 from launch.inspection import VALUES, DatabaseJob, DatabaseReader, Inspector
 from launch.leaks import Leak, Questions, database_leaks
 from launch.prepare_plan import BATCH, Part, Request, Survey, hold_out, make_pool, plan_sets
+from minirl.files import settle
 from minirl.writing import writing
 from sqlenv.datasets import Fingerprint
 from sqlenv.descriptions import stream_descriptions
@@ -96,7 +97,7 @@ def prepare(request: Request) -> Outcome:
         looked_at = findings.new
     _write_databases(request.folder, entries, sets)
     for name in (*(f"{name}.jsonl" for name in plan), FLAWS, DATABASES):
-        _scratch(request.folder, name).replace(request.folder / name)
+        settle(_scratch(request.folder, name), request.folder / name)
     leaks = [*_database_leaks(learned, entries, sets), *questions.leaks()]
     return Outcome(sets, leaks, held_out, broken, looked_at)
 

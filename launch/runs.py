@@ -13,8 +13,8 @@ from launch.folders import CONFIG, RESULT
 from launch.judging import SUITED
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
-from launch.texts import PART
 from launch.verdicts import PREDICTIONS, Verdict, read_verdicts
+from minirl.files import PART
 from minirl.reading import read_json
 from sqlenv.errors import UserError
 

@@ -21,7 +21,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -47,8 +47,11 @@ from launch.predictions import (
     read_trajectories,
     short_names,
 )
+from launch.testsets import check_databases, check_golds
+from minirl.files import naming, whole_file
 from rewards.progressive import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
+from sqlenv.database import check_contents
 from sqlenv.datasets import read_all
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
@@ -89,6 +92,7 @@ def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
 
 
 def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
+    check_contents(pair.example.database)
     with open_workbench(config.model_copy(update={"workers": 1})) as bench:
         score = bench.score(pair.example, pair.pred)
     if as_json:
@@ -106,6 +110,7 @@ def _score_file_of_pairs(options: argparse.Namespace, config: ExecutorConfig) ->
         raise UserError("--file gives JSON lines: add --json, or --out FILE")
     pairs = read_pairs(options.file, options.dialect)
     with _lines(options) as write:
+        check_databases(pair.example.database for pair in pairs)
         for record in write_scores(pairs, config):
             write(record)
 
@@ -122,7 +127,11 @@ def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> N
             played.append((name, read_trajectories(path, examples)))
         else:
             paired.append((name, pair_up(path, examples)))
+    asked = [example for _, pairs in paired for example, _ in pairs]
+    asked += [example for _, episodes in played for _, example, _ in episodes]
+    check_golds(list(dict.fromkeys(asked)))
     with _lines(options) as write:
+        check_databases(example.database for example in asked)
         pairs = _score_queries(paired, config, write)
         rewards = _score_episodes(played, config, write)
     # With --json and nowhere else to write, the lines take the place of the tables.
@@ -197,16 +206,19 @@ def _lines(options: argparse.Namespace) -> Generator[Write]:
     if options.out is None:
         yield _print if options.json else lambda _record: None
         return
-    try:
-        file = options.out.open("w", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--out {options.out}: cannot be written ({error.strerror})") from None
-    with file:
+    with ExitStack() as stack:
+        try:
+            options.out.absolute().parent.stat()  # a folder that is not there is rather a slip
+            file = stack.enter_context(whole_file(options.out))
+        except OSError as error:
+            reason = error.strerror
+            raise UserError(f"--out {options.out}: cannot be written ({reason})") from None
         yield lambda record: print(json.dumps(record), file=file)
 
 
 def _print(record: Mapping[str, Any]) -> None:
-    print(json.dumps(record), flush=True)  # noqa: T201
+    with naming(Path("standard output")):
+        print(json.dumps(record), flush=True)  # noqa: T201
 
 
 def _examples(options: argparse.Namespace) -> tuple[Example, ...]:

@@ -18,8 +18,9 @@ from typing import IO, Any
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from launch.statistics import mean_interval, pass_at_k
-from launch.texts import PART, write_text
+from launch.texts import write_text
 from launch.verdicts import rank
+from minirl.files import PART, naming
 from minirl.reading import keep_lines, read_json
 from rewards.mismatch import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
@@ -245,8 +246,9 @@ class Journal:
 
     def add(self, phase: str, values: Sequence[Any]) -> None:
         """Write down what was found for the next questions of a phase."""
-        self._file.writelines(json.dumps([phase, value]) + "\n" for value in values)
-        self._file.flush()
+        with naming(Path(self._file.name)):
+            self._file.writelines(json.dumps([phase, value]) + "\n" for value in values)
+            self._file.flush()
         self._found[phase] += values
 
 

@@ -6,12 +6,15 @@ Of a published set: how many questions, whose rules, where what they are judged 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from launch.cli import progress_bar
 from sqlenv.config import OFFICIAL, ExecutorConfig, SourceConfig
+from sqlenv.database import check_contents
 from sqlenv.datasets import read_all
 from sqlenv.errors import UserError
 from sqlenv.layouts import FORMS, SETS, foreign, locate, read_records
@@ -103,6 +106,31 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     examples = read_all(source)
     _tell_of_missing(name, location.files[0], len(examples))
     return source, examples
+
+
+def check_golds(examples: Sequence[Example]) -> None:
+    """Refuse questions that answers cannot be judged by.
+
+    Raises:
+        UserError: A gold query is blank.
+    """
+    if blank := [one.id for one in examples if not one.gold_sql]:
+        raise UserError(
+            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
+            f"{blank[0]}; answers to them cannot be judged"
+        )
+
+
+def check_databases(*groups: Iterable[Path]) -> None:
+    """Look at all databases before anything runs.
+
+    Raises:
+        UserError: One is missing, locked, empty or corrupt.
+    """
+    files = list(dict.fromkeys(path for group in groups for path in group))
+    with progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
+        for done, _ in enumerate(threads.map(check_contents, files), 1):
+            progress(done, len(files), "")
 
 
 def _own(name: str, root: Path) -> SourceConfig:

@@ -7,12 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from minirl.files import whole_file
 from sqlenv.errors import UserError
+from sqlenv.layouts import is_utf16
 
 _log = logging.getLogger(__name__)
-
-PART = ".part"
-"""Ends the name of a file that is not whole yet."""
 
 
 def read_text(path: Path) -> str:
@@ -26,17 +25,17 @@ def read_text(path: Path) -> str:
 
 def _read(path: Path) -> str:
     """Read a file once, which may be a pipe; line ends stay as they are."""
+    data = b""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return file.read()
+        data = path.read_bytes()
+        return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{path}: cannot be read as text, byte {error.start} is not UTF-8; save it as UTF-8"
-        ) from None
+        what = "it is UTF-16" if is_utf16(data) else f"byte {error.start} is not UTF-8"
+        raise UserError(f"{path}: cannot be read as text, {what}; save it as UTF-8") from None
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
@@ -87,10 +86,5 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: It cannot be written; names the file.
     """
-    scratch = path.with_name(f".{path.name}{PART}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    with whole_file(path) as file:
+        file.write(text)

@@ -27,9 +27,10 @@ from launch.official import write_official
 from launch.policy import load_policy
 from launch.serving import serving
 from launch.testsets import Split
-from launch.texts import write_json
+from launch.texts import write_json, write_text
 from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
+from minirl.files import naming
 from minirl.reading import Joined, keep_lines, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
 from sqlenv.dialects import carry_over
@@ -77,7 +78,7 @@ class Choices:
         verdict = Verdict.of(example, choice.sql, correct=correct)
         if not choice.refused:
             fields = {**asdict(choice), **asdict(verdict)}
-            with self._path.open("a", encoding="utf-8") as file:
+            with naming(self._path), self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(fields) + "\n")
         self._remember(verdict, choice)
 
@@ -129,7 +130,7 @@ def run(config: JobConfig, asked: Asked, *, split: Split, out: Path, settings: s
         cost = {kind: asdict(cost) for kind, cost in sorted(journal.cost.items())}
     verdicts = [choices.verdicts[example.id] for example in examples]
     lines = (json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
-    (out / PREDICTIONS).write_text("".join(lines), encoding="utf-8")
+    write_text(out / PREDICTIONS, "".join(lines))
     write_official(verdicts, out)
     known = [verdict for verdict in verdicts if verdict.gold]
     result = {

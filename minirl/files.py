@@ -1,4 +1,6 @@
-"""The files of a Hugging Face model folder; no JAX is needed to look for them."""
+"""Files and folders that appear whole or not at all, and those of a Hugging Face model folder; no
+JAX is needed for either.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,14 @@ import json
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import IO
 
 from minirl.errors import UserError
 
+PART = ".part"
+"""Ends the name of a file that is not whole yet."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NEEDED = ("config.json", "tokenizer.json")
 
@@ -54,6 +59,71 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Let errors of the system name a file, as Python's own do only where one is opened.
+
+    Raises:
+        OSError: As raised inside, with the file's name.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[IO[str]]:
+    """Write a file of text that appears, or is replaced, when the block ends well.
+
+    A power failure leaves the old file or the new one. Its folder is made where there is none. What
+    is no plain file, such as a pipe, cannot be replaced and is written to.
+
+    Raises:
+        OSError: It cannot be written; names the file.
+    """
+    if path.exists() and not path.is_file():
+        with naming(path), path.open("w", encoding="utf-8") as file:
+            yield file
+            file.flush()
+        return
+    place = path.resolve()
+    scratch = place.with_name(f".{place.name}{PART}")
+    try:
+        with naming(path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with scratch.open("w", encoding="utf-8") as file:
+                yield file
+            settle(scratch, place)
+    except OSError as error:
+        if error.filename != str(scratch):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        with suppress(OSError):
+            scratch.unlink()
+
+
+def settle(scratch: Path, path: Path) -> None:
+    """Put a finished file in the place of another one; a power failure leaves either of them."""
+    sync(scratch)
+    scratch.replace(path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the list of a folder's files, is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        # Not every file system keeps a folder's list as a file.
+        with suppress(OSError) if path.is_dir() else nullcontext():
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
 def appearing(folder: Path) -> Generator[Path]:
     """Make a folder that appears, or is replaced, when the block ends well.
 
@@ -71,9 +141,12 @@ def appearing(folder: Path) -> Generator[Path]:
     new.mkdir(parents=True)
     try:
         yield new
+        for path in (*new.rglob("*"), new):
+            sync(path)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
+        sync(folder.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         with suppress(OSError):  # not empty: all went well

@@ -24,6 +24,7 @@ from tensorboardX.summary import scalar
 
 from minirl import hosts
 from minirl.errors import UserError
+from minirl.files import settle
 from minirl.reading import read_lines
 from minirl.writing import writing
 
@@ -81,7 +82,7 @@ class JsonLines:
                 scratch = path.with_suffix(".part")
                 with writing(scratch):
                     scratch.write_bytes(b"".join(text for text, _ in kept))
-                scratch.replace(path)
+                settle(scratch, path)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
         """Append one record; of several processes the first does."""

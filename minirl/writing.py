@@ -1,4 +1,4 @@
-"""Files that are written: an error names the file, as Python's own do only where one is opened."""
+"""Files of tensors that are written: an error names the file."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from minirl.files import naming
+
 _NUMBER = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
 def writing(path: Path) -> Generator[None]:
-    """Let errors of the system name a file.
+    """Let errors of the system name a file, also those that safetensors tells in its own words.
 
     Raises:
-        OSError: As raised inside, with the file's name; safetensors' own error too.
+        OSError: As `naming`.
     """
     try:
-        yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        with naming(path):
+            yield
     except SafetensorError as error:
         number = _NUMBER.search(str(error))
         if number is None:

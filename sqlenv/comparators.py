@@ -68,8 +68,9 @@ class Judgement:
 
     Attributes:
         scores: By comparator.
-        predicted: How the predicted query ended on its own database.
-        gold: How the gold query ended there.
+        predicted: How the predicted query ended on its own database, as the first comparator runs
+            it; as it stands where there is none.
+        gold: How the gold query ended there, likewise.
         is_late: Whether a limit of time decided a score: a machine with less to do may differ.
     """
 
@@ -151,6 +152,7 @@ class Runs:
 
 
 Function = Callable[[Case, Runs], float]
+Results = Callable[[Case, Runs], tuple[Result, Result]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ class Comparator:
         source: Repository and files of the official program; empty for a rule of no program.
         version: Commit that it was checked against.
         function: Scores a case.
+        results: Gives the results of the predicted and the gold query on the question's own
+            database, as the program runs them: it may write them anew first.
         needs: The part of a case that it takes, beside the queries and the database.
     """
 
@@ -169,6 +173,7 @@ class Comparator:
     source: str
     version: str
     function: Function = field(repr=False)
+    results: Results = field(repr=False)
     needs: Literal["", "suite", "reference"] = ""
 
 
@@ -188,25 +193,32 @@ def check_case(case: Case, names: Sequence[str]) -> None:
 def judge(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
     """Ask comparators about a case."""
     runs.is_late = False
-    predicted = runs.predicted(case.database, case.predicted)
-    gold = runs.gold(case.database, case.gold)
+    results = COMPARATORS[names[0]].results if names else _as_they_stand
+    predicted, gold = results(case, runs)
     scores = {name: COMPARATORS[name].function(case, runs) for name in names}
     return Judgement(scores, status_of(predicted), status_of(gold), runs.is_late)
 
 
+def _as_they_stand(case: Case, runs: Runs) -> tuple[Result, Result]:
+    predicted = runs.predicted(case.database, case.predicted)
+    return predicted, runs.gold(case.database, case.gold)
+
+
 def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> float:
     """Compare the results of both queries as they stand."""
-    predicted = runs.predicted(case.database, case.predicted)
-    gold = runs.gold(case.database, case.gold)
-    return float(matches(predicted, gold, mode=mode, gold_sql=case.gold))
+    return float(matches(*_as_they_stand(case, runs), mode=mode, gold_sql=case.gold))
+
+
+def _as_bird_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
+    predicted = _ask(runs.predicted, case.database, case.predicted)
+    return predicted, _ask(runs.gold, case.database, case.gold)
 
 
 def _bird(
     case: Case, runs: Runs, *, score: Callable[[Table, Table], float], limit_s: float
 ) -> float:
     """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
-    predicted = _ask(runs.predicted, case.database, case.predicted)
-    gold = _ask(runs.gold, case.database, case.gold)
+    predicted, gold = _as_bird_runs(case, runs)
     if not (_is_clean(predicted) and _is_clean(gold)):
         return 0.0
     is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
@@ -228,21 +240,36 @@ def _bird_r_ves(case: Case, runs: Runs) -> float:
     return math.sqrt(ves_reward(ratios))
 
 
-def _spider(
-    case: Case, runs: Runs, *, suite: bool, keep_value: bool = False, keep_distinct: bool = False
-) -> float:
+def _as_spider_writes(
+    case: Case, *, keep_value: bool = False, keep_distinct: bool = False
+) -> tuple[str, str]:
+    """Write both queries as Spider's program runs them.
+
+    Args:
+        case: The queries.
+        keep_value: Leave the letters `value` of a prediction alone; the program makes them 1.
+        keep_distinct: Keep DISTINCT, as the program does when told to (`--keep_distinct`).
+    """
+    text = case.predicted if keep_value else case.predicted.replace("value", "1")
+    predicted = as_spider_runs(text, keep_distinct=keep_distinct)
+    return predicted, as_spider_runs(case.gold, keep_distinct=keep_distinct)
+
+
+def _as_spider_runs(case: Case, runs: Runs, **switch: bool) -> tuple[Result, Result]:
+    predicted, gold = _as_spider_writes(case, **switch)
+    return _as_bird_runs(replace(case, predicted=predicted, gold=gold), runs)
+
+
+def _spider(case: Case, runs: Runs, *, suite: bool, **switch: bool) -> float:
     """Compare results on one database, or on all of a suite, where all have to agree.
 
     Args:
         case: What to score.
         runs: Runs queries.
         suite: Run on all files of the suite.
-        keep_value: Leave the letters `value` of a prediction alone; the program makes them 1.
-        keep_distinct: Keep DISTINCT, as the program does when told to (`--keep_distinct`).
+        switch: Of `_as_spider_writes`.
     """
-    text = case.predicted if keep_value else case.predicted.replace("value", "1")
-    predicted = as_spider_runs(text, keep_distinct=keep_distinct)
-    gold = as_spider_runs(case.gold, keep_distinct=keep_distinct)
+    predicted, gold = _as_spider_writes(case, **switch)
     if same_query(predicted) == same_query(gold) and not _VARYING.search(gold):
         suite = False  # the same query gives the same rows on every file
     databases = _as_known(case.suite, case.database) if suite else (case.database,)
@@ -269,6 +296,14 @@ def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> float:
     return _spider(replace(case, predicted=as_omnisql_writes(case.predicted)), runs, suite=suite)
 
 
+def _as_omnisql_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
+    """Give the prediction's first failure: it runs as it stands, and then as Spider's does."""
+    first = _ask(runs.predicted, case.database, case.predicted)
+    written = replace(case, predicted=as_omnisql_writes(case.predicted))
+    predicted, gold = _as_spider_runs(written, runs)
+    return (predicted if _is_clean(first) else first), gold
+
+
 def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
     result = _ask(runs.predicted, case.database, case.predicted)
     return _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
@@ -277,6 +312,10 @@ def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
 def _spider2(case: Case, runs: Runs) -> float:
     """Look for the gold columns among the predicted ones."""
     return _finds_gold(replace(case, predicted=fenced_sql(case.predicted)), runs, nan_is_zero=True)
+
+
+def _as_spider2_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
+    return _as_they_stand(replace(case, predicted=fenced_sql(case.predicted)), runs)
 
 
 def _omnisql_spider2(case: Case, runs: Runs) -> float:
@@ -326,25 +365,33 @@ _OMNISQL_VERSION = "a66d732010c8"
 COMPARATORS: Mapping[str, Comparator] = {
     comparator.name: comparator
     for comparator in (
-        *[Comparator(mode, "", "", partial(_by_rule, mode=mode)) for mode in _RULES],
+        *[
+            Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
+            for mode in _RULES
+        ],
         Comparator(
             "bird_ex",
             f"{_BIRD}evaluation_ex.py",
             _BIRD_VERSION,
             partial(_bird, score=_same_rows, limit_s=30.0),
+            _as_bird_runs,
         ),
         Comparator(
             "bird_soft_f1",
             f"{_BIRD}evaluation_f1.py",
             _BIRD_VERSION,
             partial(_bird, score=soft_f1, limit_s=30.0),
+            _as_bird_runs,
         ),
-        Comparator("bird_r_ves", f"{_BIRD}evaluation_ves.py", _BIRD_VERSION, _bird_r_ves),
+        Comparator(
+            "bird_r_ves", f"{_BIRD}evaluation_ves.py", _BIRD_VERSION, _bird_r_ves, _as_bird_runs
+        ),
         *[
             Comparator(
                 f"spider_{name}{ending}",
                 *_SPIDER,
                 partial(_spider, suite=suite, **switch),
+                partial(_as_spider_runs, **switch),
                 needs="suite" if suite else "",
             )
             for name, suite in (("ex", False), ("ts", True))
@@ -354,12 +401,13 @@ COMPARATORS: Mapping[str, Comparator] = {
                 ("_keep_distinct", {"keep_distinct": True}),
             )
         ],
-        Comparator("spider2_local", *_SPIDER2, _spider2, needs="reference"),
+        Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, needs="reference"),
         Comparator(
             "omnisql_bird",
             f"{_OMNISQL}evaluate_bird.py",
             _OMNISQL_VERSION,
             partial(_bird, score=_same_rows, limit_s=_OMNISQL_S),
+            _as_bird_runs,
         ),
         *[
             Comparator(
@@ -367,6 +415,7 @@ COMPARATORS: Mapping[str, Comparator] = {
                 f"{_OMNISQL}evaluate_spider.py",
                 _OMNISQL_VERSION,
                 partial(_omnisql_spider, suite=suite),
+                _as_omnisql_runs,
                 needs="suite" if suite else "",
             )
             for name, suite in (("ex", False), ("ts", True))
@@ -376,6 +425,7 @@ COMPARATORS: Mapping[str, Comparator] = {
             f"{_OMNISQL}evaluate_spider2.py",
             _OMNISQL_VERSION,
             _omnisql_spider2,
+            _as_they_stand,
             needs="reference",
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
@@ -28,13 +29,16 @@ def check_database(path: Path) -> None:
     """Make sure that a file is a complete SQLite database which nobody is writing.
 
     Raises:
-        UserError: The file is missing, empty, not SQLite, or has unfinished writes beside it.
+        UserError: The file is missing, cannot be read, is empty, not SQLite, or has unfinished
+            writes beside it.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such database file; check the path")
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise UserError(f"{path}: no database file; check the path")
         with path.open("rb") as file:
             header = file.read(len(_MAGIC))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{path}: no such database file; check the path") from None
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); allow it, or copy it"
@@ -43,13 +47,31 @@ def check_database(path: Path) -> None:
         raise UserError(f"{path}: the database file is empty; download or build it again")
     if header != _MAGIC:
         raise UserError(f"{path}: not a SQLite database; download it again or fix the path")
-    for suffix in _LEFTOVERS:
-        leftover = path.with_name(path.name + suffix)
-        if leftover.exists():
-            raise UserError(
-                f"{leftover}: unfinished writes; close the program that writes the database, "
-                "or open and close it once with sqlite3"
-            )
+    # SQLite writes beside the file itself; whoever links files one by one has a link to that too.
+    for place in dict.fromkeys((path, path.resolve())):
+        for suffix in _LEFTOVERS:
+            _refuse_leftover(place.with_name(place.name + suffix))
+
+
+def _refuse_leftover(path: Path) -> None:
+    """Refuse what holds rows that are not in the database yet, or not any more.
+
+    Raises:
+        UserError: It does. An empty file does not, nor one whose header was zeroed when its writer
+            was done.
+    """
+    try:
+        with path.open("rb") as file:
+            is_done = file.read(1) in (b"", b"\0")
+    except FileNotFoundError:
+        return
+    except OSError:
+        is_done = False
+    if not is_done:
+        raise UserError(
+            f"{path}: unfinished writes; close the program that writes the database, "
+            "or open and close it once with sqlite3"
+        )
 
 
 def check_contents(path: Path) -> None:
@@ -64,7 +86,7 @@ def check_contents(path: Path) -> None:
     with path.open("rb") as file:
         file.seek(_VERSION_BYTE)
         has_log = file.read(1) == _WAL
-    name = quote(os.fspath(path.absolute()))
+    name = quote(bytes(path.absolute()))
     try:
         # Reading a database with a log would make files beside it.
         if not has_log:

@@ -331,7 +331,7 @@ def _forbidden(action: int, first: str | None, second: str | None) -> str:
 
 def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str, frozenset[str]]:
     """Open a file read-only, every setting made; name the codec of its text, its virtual tables."""
-    uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro&immutable=1"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
     connection = apsw.Connection(uri, flags=flags, statementcachesize=0)
     for switch, value in _SWITCHES.items():

@@ -21,7 +21,7 @@ from urllib.parse import quote
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.schema import Column, DatabaseSchema, quoted
+from sqlenv.schema import Column, DatabaseSchema, is_utf8, quoted
 from sqlenv.types import Example, Hint
 
 VALUE_CHARACTERS = 40
@@ -95,6 +95,8 @@ def _texts(database: Path, schema: DatabaseSchema) -> Iterator[Hint]:
     try:
         for table in schema.tables:
             for column in table.columns:
+                if not is_utf8(column.name):
+                    continue
                 name = quoted(column.name)
                 # As bytes, since they may not be valid text.
                 rows = connection.execute(
@@ -112,7 +114,7 @@ def _texts(database: Path, schema: DatabaseSchema) -> Iterator[Hint]:
 
 def _open(path: Path) -> apsw.Connection:
     return apsw.Connection(
-        f"file:{quote(str(path.resolve()))}?immutable=1",
+        f"file:{quote(bytes(path.resolve()))}?immutable=1",
         flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
     )
 

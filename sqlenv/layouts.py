@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os.path
 from collections.abc import Iterator, Mapping
@@ -17,8 +18,11 @@ from sqlenv.errors import UserError
 
 Record = dict[str, Any]
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SEARCHED = 1_000
+_LEVELS = 200
+"""Lists and objects within one another in a question file; parsed queries of Spider have some 30.
+What is deeper takes ijson memory with the square of its depth."""
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +231,7 @@ def read_records(path: Path) -> Iterator[Record]:
     """
     count = 0
     with path.open("rb") as file:
-        if file.read(3) != _BYTE_ORDER_MARK:
+        if file.read(3) != codecs.BOM_UTF8:
             file.seek(0)
         try:
             for record in _json_lines(file) if path.suffix == ".jsonl" else _json_list(file):
@@ -235,12 +239,19 @@ def read_records(path: Path) -> Iterator[Record]:
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield record
                 count += 1
-        except (ijson.JSONError, ValueError, RecursionError) as error:
+        except (_TooDeepError, RecursionError):
+            raise UserError(
+                f"{path}: more than {_LEVELS} levels of lists and objects after {count} whole "
+                "records; it is damaged, fetch it again"
+            ) from None
+        except (ijson.JSONError, ValueError) as error:
             where = f"after {count} whole records, before byte {file.tell()}"
             if isinstance(error, _BrokenLineError):
                 where += f", in line {error.args[0]}"
             if not path.stat().st_size:
                 where = "in it: the file is empty"
+            if encoding := _encoding_problem(path):
+                raise UserError(f"{path}: {encoding}") from error
             raise UserError(
                 f"{path}: broken JSON {where}; it is cut off or damaged, fetch it again"
             ) from error
@@ -292,12 +303,73 @@ def _nothing_found(source: SourceConfig) -> str:
 # Reading.
 
 
+def is_utf16(start: bytes) -> bool:
+    """Tell from the first bytes of a text that its characters have two bytes each."""
+    return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
+
+
+def _encoding_problem(path: Path) -> str:
+    """Say of a file that is no JSON that it is no UTF-8; empty where it is."""
+    decoder, read = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            if not read and is_utf16(chunk):
+                return "is UTF-16; save it as UTF-8"
+            waiting = len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                at = read - waiting + error.start
+                return f"byte {at} is not UTF-8; save it as UTF-8, or fetch it again"
+            read += len(chunk)
+    return ""
+
+
 class _BrokenLineError(ValueError):
     """The number of a line that is not JSON."""
 
 
+class _TooDeepError(ValueError):
+    """More than `_LEVELS` levels."""
+
+
+class _Shallow:
+    """A file of JSON whose levels are counted as it is read, chunk by chunk."""
+
+    _SIGNS = bytes.maketrans(b"{}", b"[]")
+    _OTHERS = bytes(set(range(256)) - set(b'"[]{}'))
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._levels, self._is_text, self._escape = 0, False, b""
+
+    def read(self, size: int = -1) -> bytes:
+        """Read on.
+
+        Raises:
+            _TooDeepError: There are too many levels.
+        """
+        data = self._file.read(size)
+        text = self._escape + data
+        bare = text.rstrip(b"\\")
+        self._escape = text[len(bare) :]  # of what the next chunk begins with
+        signs = bare.replace(b"\\\\", b"").replace(b'\\"', b"").translate(self._SIGNS, self._OTHERS)
+        # Without what nobody counts between them, most quotes stand side by side.
+        parts = (b'"' * self._is_text + signs).replace(b'""', b"").split(b'"')
+        self._is_text = len(parts) % 2 == 0
+        signs = b"".join(parts[::2])
+        for _ in range(_LEVELS):
+            before, signs = signs, signs.replace(b"[]", b"")
+            if signs == before:  # whatever is closed before what is opened
+                break
+        self._levels += signs.count(b"[") - signs.count(b"]")
+        if self._levels > _LEVELS or b"[]" in signs:
+            raise _TooDeepError
+        return data
+
+
 def _json_list(file: IO[bytes]) -> Iterator[Any]:
-    return ijson.items(file, "item", use_float=True)
+    return ijson.items(_Shallow(file), "item", use_float=True)
 
 
 def _json_lines(file: IO[bytes]) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -134,7 +134,7 @@ def _read(
 ) -> DatabaseSchema:
     """Read a file; `stamp` makes a changed file another key of the cache."""
     connection = apsw.Connection(
-        f"file:{quote(str(database))}?immutable=1",
+        f"file:{quote(bytes(database))}?immutable=1",
         flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
     )
     try:
@@ -152,19 +152,45 @@ def _read(
 
 
 def _table_names(connection: apsw.Connection) -> list[str]:
-    rows = connection.execute(
-        "SELECT m.name FROM sqlite_master AS m JOIN pragma_table_list AS l ON l.name = m.name "
+    """List the tables that a query can name."""
+    rows = _names(
+        connection,
+        ("m.name",),
+        " FROM sqlite_master AS m JOIN pragma_table_list AS l ON l.name = m.name "
         "WHERE l.schema = 'main' AND l.type = 'table' AND m.type = 'table' "
-        r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid"
+        r"AND m.name NOT LIKE 'sqlite\_%' ESCAPE '\' ORDER BY m.rowid",
     )
-    return [str(name) for (name,) in rows]
+    return [str(name) for (name,) in rows if is_utf8(str(name))]
 
 
 def _columns(connection: apsw.Connection, table: str) -> tuple[Column, ...]:
-    rows = connection.execute(
-        "SELECT name, type, pk > 0 FROM pragma_table_xinfo(?) WHERE hidden <> 1", (table,)
-    )
+    rest = ", pk > 0 FROM pragma_table_xinfo(?) WHERE hidden <> 1"
+    rows = _names(connection, ("name", "type"), rest, table)
     return tuple(Column(str(name), str(kind), bool(key)) for name, kind, key in rows)
+
+
+def _names(
+    connection: apsw.Connection, texts: Sequence[str], rest: str, *bindings: str
+) -> list[Row]:
+    """Select names and what follows them; bytes that are not UTF-8 become replacement characters.
+
+    Args:
+        connection: To the database.
+        texts: Expressions that give names.
+        rest: Of the query, further expressions included.
+        bindings: Its parameters.
+    """
+    try:
+        return list(connection.execute(f"SELECT {', '.join(texts)}{rest}", bindings))
+    except UnicodeDecodeError:
+        casts = ", ".join(f"CAST({text} AS BLOB)" for text in texts)
+        rows = connection.execute(f"SELECT {casts}{rest}", bindings)
+        return [tuple(_shown(row)) for row in rows]
+
+
+def is_utf8(name: str) -> bool:
+    """Tell whether a name was read as it stands in the database, so that a query can have it."""
+    return "\ufffd" not in name
 
 
 def _foreign_keys(
@@ -173,13 +199,10 @@ def _foreign_keys(
     """List the declared foreign keys; one that names nothing in this database is left out."""
     by_name = {table.name.lower(): table for table in tables}
     for table in by_name.values():
-        rows = connection.execute(
-            'SELECT id, "table", "from", "to" FROM pragma_foreign_key_list(?) '
-            "ORDER BY id DESC, seq",
-            (table.name,),
-        )
+        rest = ", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq"
+        rows = _names(connection, ('"table"', '"from"', '"to"'), rest, table.name)
         declared: dict[Value, tuple[TableSchema | None, list[tuple[str, str | None]]]] = {}
-        for identity, parent, child_column, parent_column in rows:
+        for parent, child_column, parent_column, identity in rows:
             target = by_name.get(str(parent).lower())
             pairs = declared.setdefault(identity, (target, []))[1]
             pairs.append((str(child_column), parent_column and str(parent_column)))
@@ -223,6 +246,8 @@ def _with_examples(
 
 def _profiled(connection: apsw.Connection, table: str, column: Column, count: int) -> Column:
     """Give a column its span when it holds numbers only, else its most frequent values."""
+    if not is_utf8(column.name):
+        return column
     name, source = quoted(column.name), f"{quoted(table)} NOT INDEXED"
     is_number = f"typeof({name}) IN ('integer', 'real')"
     numbers, values, low, high = next(
@@ -243,6 +268,8 @@ def _profiled(connection: apsw.Connection, table: str, column: Column, count: in
 
 def _cell(column: str) -> str:
     """Read text as bytes, since it may not be UTF-8, and blobs not at all."""
+    if not is_utf8(column):
+        return "NULL"
     name = quoted(column)
     return (
         f"CASE typeof({name}) WHEN 'blob' THEN NULL WHEN 'text' "

@@ -105,6 +105,23 @@ def test_tags_of_what_agrees_and_of_what_is_no_query(spider, tmp_path):
     assert set(sheet["mismatch"].values()) == {0.4}  # no query differs in every clause
 
 
+def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog):
+    """Spider's program joins `> =`; SQLite knows no such operator, and BIRD's asks SQLite."""
+    root = make_spider(tmp_path / "spider")
+    data = root / "dev.json"
+    odd = "SELECT name FROM pet WHERE age > = 9"
+    data.write_text(data.read_text().replace(GOLDS[2], odd))
+    path = write(tmp_path / "gold.sql", [*GOLDS[:2], odd, *GOLDS[3:]])
+    sheet = evaluate(path, root, tmp_path / "o.json", "--comparators", "spider_ex,bird_ex")
+    assert verdicts(sheet, "spider_ex") == [1] * 5
+    assert sheet["failing_golds"] == []
+    assert {one["predicted"] for one in sheet["questions"]} == {"ok"}
+    assert "gold queries do not run" not in caplog.text
+    sheet = evaluate(path, root, tmp_path / "b.json", "--comparators", "bird_ex")
+    assert verdicts(sheet, "bird_ex") == [1, 1, 0, 1, 1]
+    assert sheet["failing_golds"] == ["spider/dev/2"]
+
+
 def test_a_result_says_what_it_is_of(spider, tmp_path):
     path = write(tmp_path / "gold.sql", GOLDS)
     said = evaluate(path, spider, tmp_path / "o.json", "--seed", "7", "--model", "m")["settings"]

@@ -234,7 +234,8 @@ def test_predictions_in_every_form_give_the_same(tmp_path, root, capsys):
     plain, lines, bird = (tmp_path / name for name in ("a.sql", "b.jsonl", "c.json"))
     plain.write_text("\n".join(golds) + "\n")
     write_lines(lines, [{"pred": gold} for gold in golds])
-    bird.write_text(json.dumps({n: f"{gold}{BIRD_MARK}x" for n, gold in enumerate(golds)}))
+    marked = [f"{question['query']}{BIRD_MARK}{question['db_id']}" for question in questions(root)]
+    bird.write_text(json.dumps(dict(enumerate(marked))))
     out = tmp_path / "out.jsonl"
     files = [str(path) for path in (plain, lines, bird)]
     data = ["--data-root", str(root), "--data", "train_spider.json", "--out", str(out)]

@@ -56,6 +56,38 @@ def scores(executor, files, predicted, gold, *names):
 
 
 @pytest.mark.parametrize(
+    ("predicted", "gold", "names", "ended"),
+    [
+        (ALL, "SELECT a FROM t; SELECT 1", "spider_ex", ("ok", "ok")),
+        (ALL, "SELECT a FROM t; SELECT 1", "spider_ts", ("ok", "ok")),
+        (ALL, "SELECT a FROM t; SELECT 1", "bird_ex", ("ok", "error")),
+        (ALL, "SELECT a FROM t; SELECT 1", "set", ("ok", "denied")),
+        (ALL, "SELECT YEAR(CURDATE())", "omnisql_spider_ex", ("ok", "ok")),
+        (ALL, "SELECT YEAR(CURDATE())", "omnisql_bird", ("ok", "error")),
+        ("SELECT a FROM t WHERE a > = 2", ALL, "spider_ex", ("ok", "ok")),
+        ("SELECT a FROM t WHERE a > = 2", ALL, "omnisql_spider_ex", ("error", "ok")),
+        # Every `value` of a prediction becomes 1, and 1_usd is no name.
+        ("SELECT value_usd FROM t", ALL, "spider_ex", ("error", "ok")),
+        ("SELECT value_usd FROM t", ALL, "spider_ex_keep_value", ("ok", "ok")),
+        ("SELECT value_usd FROM t", ALL, "omnisql_spider_ex", ("error", "ok")),
+        ("-- nothing", "nonsense", "bird_ex", ("ok", "error")),
+        ("-- nothing", "nonsense", "set", ("error", "error")),
+        # The first comparator counts; without any, the text as it stands does.
+        ("SELECT a FROM t; SELECT 1", ALL, "bird_ex,spider_ex", ("error", "ok")),
+        ("SELECT a FROM t; SELECT 1", ALL, "spider_ex,bird_ex", ("ok", "ok")),
+        ("SELECT a FROM t; SELECT 1", ALL, "", ("denied", "ok")),
+    ],
+)
+def test_how_queries_end_is_said_of_what_the_comparator_runs(
+    executor, files, predicted, gold, names, ended
+):
+    database, suite = files
+    case = Case(predicted, gold, database, suite)
+    [judged] = executor.judge([case], [name for name in names.split(",") if name])
+    assert (judged.predicted, judged.gold) == ended
+
+
+@pytest.mark.parametrize(
     ("predicted", "gold", "bird", "spider", "suite"),
     [
         (ALL, ALL, 1, 1, 1),

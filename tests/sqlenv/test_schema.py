@@ -4,6 +4,7 @@ import apsw
 import pytest
 
 from sqlenv.errors import UserError
+from sqlenv.hints import build_index
 from sqlenv.schema import (
     Column,
     DatabaseSchema,
@@ -114,6 +115,28 @@ lines');
     assert [c.examples for c in profiled.tables[0].columns] == shown
     for style in ("omnisql", "profile", "compact", "bare"):
         assert "two\nlines" not in render_schema(profiled, style=style)
+
+
+def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alone(tmp_path):
+    path = tmp_path / "latin.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("""
+        CREATE TABLE t (id INTEGER PRIMARY KEY, nQQme TEXT, up INT REFERENCES t(nQQme));
+        INSERT INTO t VALUES (1, 'x', NULL);
+        CREATE TABLE tQQble (a INT);
+        CREATE TABLE u (b TEXT, t INT REFERENCES t(id));
+        INSERT INTO u VALUES ('y', 1);
+    """)
+    connection.close()
+    path.write_bytes(path.read_bytes().replace(b"QQ", b"\xe4\xff"))
+    for profile in (False, True):
+        schema = read_schema(path, profile=profile)
+        assert schema.column_names() == {"t": ("id", "n\ufffd\ufffdme", "up"), "u": ("b", "t")}
+        assert schema.tables[0].columns[1].examples == ()
+        assert schema.tables[1].columns[0].examples == ("y",)
+        assert ForeignKey("u", ("t",), "t", ("id",)) in schema.foreign_keys
+    index = tmp_path / "index.sqlite"
+    assert build_index(path, schema, index) == 1  # y alone
 
 
 def test_long_values_are_cut_at_40_characters(make_database):

@@ -1,0 +1,100 @@
+"""Whatever is damaged ends a command with one line that names it, status 2, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launch import cli
+from launch import eval as evaluating
+from launch import score as scoring
+
+from .damage import (
+    DAMAGES,
+    DATABASE,
+    EVAL,
+    PAIRS,
+    SCORE,
+    SHOP,
+    arguments,
+    beside,
+    link,
+    make_inputs,
+    rewrite,
+)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return make_inputs(tmp_path / "spider_data")
+
+
+def status_of(command: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
+    """Run a command as `python -m` does, in this process; give its exit status."""
+    monkeypatch.setattr(cli, "_hush", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["x", *words])
+    main = evaluating.main if command == EVAL else scoring.main
+    with pytest.raises(SystemExit) as caught:
+        cli.run(main)
+    return caught.value.code
+
+
+CASES = [(name, command) for name, damage in DAMAGES.items() for command in damage.commands]
+
+
+@pytest.mark.parametrize(("name", "command"), CASES)
+def test_a_line_names_what_is_damaged(root, name, command, capsys, monkeypatch):
+    DAMAGES[name].do(root)
+    assert status_of(command, arguments(command, root), monkeypatch) == 2
+    told = capsys.readouterr()
+    line = told.err.splitlines()[-1]
+    assert line.startswith("error: ")
+    for words in DAMAGES[name].words:
+        assert words.format(root=root) in line
+    assert "Traceback" not in told.err
+    assert told.out == ""
+    assert not (root.parent / "out").exists()
+
+
+def test_an_older_file_stays_until_the_new_one_is_whole(root, capsys, monkeypatch):
+    """Also where a database is lost on the way."""
+    old = root / "old.jsonl"
+    old.write_text("old\n")
+    os.truncate(root / SHOP, 4096)
+    for command in (SCORE, PAIRS):
+        words = [*arguments(command, root)[:-1], "--out", str(old)]
+        assert status_of(command, words, monkeypatch) == 2
+        assert "shop.sqlite" in capsys.readouterr().err
+        assert old.read_text() == "old\n"
+    assert [path.name for path in root.glob("*old*")] + [*root.glob(".*")] == ["old.jsonl"]
+
+
+HARMLESS: dict[str, Callable[[Path], object]] = {
+    "an empty log": lambda r: beside(r / DATABASE, "-wal", b""),
+    "an empty journal": lambda r: beside(r / DATABASE, "-journal", b""),
+    "a journal whose writer is done": lambda r: beside(r / DATABASE, "-journal", bytes(512)),
+    "a link": lambda r: link(r / DATABASE),
+    "a log beside another file": lambda r: beside(r / "p.sql", "-wal"),
+    "a column whose name is not UTF-8": lambda r: rewrite(
+        r / DATABASE, b"more (text", b"more (\xe4\xffxt"
+    ),
+    "a table whose name is not UTF-8": lambda r: rewrite(r / DATABASE, b"more", b"mo\xe4\xff"),
+}
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_official_programs_read_is_judged(root, name, capsys, monkeypatch):
+    HARMLESS[name](root)
+    out = root.parent / "out" / "o.json"
+    assert status_of(EVAL, [*arguments(EVAL, root), "--comparators", "bird_ex"], monkeypatch) == 0
+    assert json.loads(out.read_text())["measures"]["bird_ex"]["mean"] == 1
+    capsys.readouterr()
+    for command in (SCORE, PAIRS):
+        assert status_of(command, arguments(command, root), monkeypatch) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [json.loads(line)["ex"]["set"] for line in lines] == [True] * 5
