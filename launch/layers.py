@@ -131,10 +131,9 @@ def _merge(
 ) -> Mapping[str, Any]:
     if path in kinds and "kind" in over and over["kind"] != base.get("kind", kinds[path]):
         return over
-    merged = dict(base)
+    gone = {_RIVALS.get((*path, key)) for key, value in over.items() if value is not None}
+    merged = {key: value for key, value in base.items() if key not in gone}
     for key, value in over.items():
-        if value is not None:
-            merged.pop(_RIVALS.get((*path, key), ""), None)
         below = base.get(key)
         both = isinstance(value, dict) and isinstance(below, dict)
         merged[key] = _merge(below, value, kinds, (*path, key)) if both else value

@@ -16,7 +16,7 @@ from launch.config import JobConfig
 from launch.leaks import Leak, Questions, database_leaks, refuse, shape_of
 from launch.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.database import fingerprint
+from sqlenv.database import Identity, fingerprint, identify
 from sqlenv.demo import STAMP
 from sqlenv.errors import UserError
 from sqlenv.layouts import MANIFEST, SETS, is_file, locate, question_files
@@ -173,10 +173,14 @@ def _databases(examples: Sequence[Example]) -> list[_OnDisk]:
     return [_OnDisk(*pair) for pair in pairs]
 
 
-@lru_cache(maxsize=1024)
 def _shape(path: Path) -> str:
     """Digest the tables and columns of a database; one that is not there has those of no other."""
     try:
-        return shape_of(read_schema(path, examples=0))
+        return _shape_of_version(identify(path))
     except UserError:
         return str(path)
+
+
+@lru_cache(maxsize=1024)
+def _shape_of_version(identity: Identity) -> str:
+    return shape_of(read_schema(Path(identity[0]), examples=0))

@@ -23,7 +23,7 @@ from sqlenv.schema import Descriptions
 from sqlenv.sources import Accept, GoldRunner, Pool, SourceReport, by_running
 from sqlenv.types import Example
 
-_SPARE_SHARE = 0.25
+_SPARE_SHARE = 1.0
 """Candidates of a sampled source beyond the wanted number, since golds may fail."""
 _SPARE_LEAST = 64
 

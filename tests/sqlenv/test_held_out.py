@@ -16,10 +16,9 @@ from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.held_out import hold_out, validation_of
 
-from ..launch.small_sets import make_database
+from .data_folders import make_database
 
-TABLE = "CREATE TABLE t (n INT); INSERT INTO t VALUES (1), (2)"
-RIGHT, WRONG = "SELECT n FROM t", "SELECT x FROM t"
+RIGHT, WRONG = "SELECT name FROM band", "SELECT age FROM band"
 
 
 def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, An
         for number, sql in enumerate(queries)
     ]
     for name in golds:
-        make_database(folder / databases / name / f"{name}.sqlite", TABLE)
+        make_database(folder / databases, name)
     (folder / file).write_text(json.dumps(asked))
     return {"layout": layout, "path": folder, "split": "train"}
 
@@ -59,7 +58,7 @@ def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path):
     golds = {f"d{number}": [RIGHT] * 9 + [WRONG] for number in range(30)}
     source = make(tmp_path, "bird", golds)
     for seed in range(3):
-        config = DataConfig(sources=(source,), total=200, seed=seed)  # type: ignore[arg-type]
+        config = DataConfig(sources=(source,), total=200, seed=seed)
         held, rest, own = split(config, 23)
         assert (len(rest.examples), len(own.examples)) == (200, 23)
         # 300 * 23 / 223 = 30.9 questions: the fourth database is the one that exceeds it least.
@@ -73,7 +72,7 @@ def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path):
     golds = {f"d{number}": [RIGHT if number % 4 == 0 else WRONG] * 6 for number in range(20)}
     source = make(tmp_path, "bird", golds)
     for seed in range(4):
-        config = DataConfig(sources=(source,), seed=seed)  # type: ignore[arg-type]
+        config = DataConfig(sources=(source,), seed=seed)
         held, rest, own = split(config, 5)
         assert len(own.examples) == 5
         assert len(rest.examples) == 30 - 6 * len({name for name in held if name in databases(own)})
@@ -104,7 +103,7 @@ def test_levels_of_one_file_share_their_databases(tmp_path):
         record["sql_complexity"] = levels[number % 4]
     (tmp_path / "data.json").write_text(json.dumps(records))
     sources = tuple(source | {"levels": (level,)} for level in levels)
-    held, rest, own = split(DataConfig(sources=sources, total=60), 8)  # type: ignore[arg-type]
+    held, rest, own = split(DataConfig(sources=sources, total=60), 8)
     assert Counter(e.difficulty for e in own.examples) == dict.fromkeys(levels, 2)
     assert not databases(rest) & databases(own)
     assert len(held) == 5  # 40 * 2 / 17
@@ -118,7 +117,7 @@ def test_the_choice_is_stable(tmp_path):
         place.mkdir()
         source = make(place, "bird", {f"d{number}": [RIGHT] * 4 for number in range(count)})
         return hold_out(
-            DataConfig(sources=(source,), total=20, seed=seed),  # type: ignore[arg-type]
+            DataConfig(sources=(source,), total=20, seed=seed),
             20, make_pools,
         )  # fmt: skip
 
@@ -128,17 +127,17 @@ def test_the_choice_is_stable(tmp_path):
 
 
 def test_more_than_there_is_is_refused(tmp_path):
-    config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))  # type: ignore[arg-type]
+    config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
         make_some = partial(make_pools, executor=executor)
-        with pytest.raises(UserError, match="^4 are too many: there are 6 questions of 2 databas"):
+        with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
             hold_out(config, 4, make_some)
         assert hold_out(config, 3, make_some) == {"a"}
 
 
 def test_excluded_databases_are_left_out_and_counted(tmp_path):
     source = make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
-    config = DataConfig(sources=(source,), exclude_databases=("a",))  # type: ignore[arg-type]
+    config = DataConfig(sources=(source,), exclude_databases=("a",))
     data = load(config)
     assert databases(data) == {"b", "c"}
     assert data.report.lines() == ["bird/train: 3 of 6 questions, 3 excluded database"]
