@@ -12,7 +12,8 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from pydantic.fields import FieldInfo
 
 from launch import rules
-from launch.layers import Layer, lay_over, origin, read_layers
+from launch.layers import Layer, drop_rivals, lay_over, origin, read_layers
+from launch.testsets import Split
 from minirl.config import (
     MeshConfig,
     ModelSource,
@@ -31,6 +32,7 @@ from sqlenv.config import (
     Settings,
 )
 from sqlenv.errors import UserError
+from sqlenv.held_out import validation_of
 from sqlenv.prompts import PromptStyle
 from sqlenv.schema_text import Style
 
@@ -52,8 +54,23 @@ class DataSection(Settings):
     demo: DemoConfig | None = None
     """Generate this demo data into the run folder in place of reading a root."""
     train: DataConfig
-    validation: DataConfig
+    validation: DataConfig | None = None
+    """Questions to choose checkpoints by; None for `held_out`."""
+    held_out: PositiveInt | None = None
+    """Questions to choose checkpoints by, of databases of `train` that are set aside for them: none
+    of these databases is learned from. They are drawn by `train.seed`, by the sources' weights."""
     test: DataConfig
+    overlap: Literal["refuse", "tell"] = "refuse"
+    """What becomes of a run whose questions or databases to learn from, or to choose checkpoints
+    by, are those of a published test set below `root` or of `test` (`launch.overlap`)."""
+
+    def of(self, split: Split) -> DataConfig:
+        """Return the settings of a split; what is held out is drawn from `train`."""
+        if split == "validation" and self.validation is None:
+            return validation_of(self.train, self.held_out or 1)
+        found = {"train": self.train, "validation": self.validation, "test": self.test}[split]
+        assert found is not None
+        return found
 
 
 class PromptConfig(Settings):
@@ -85,8 +102,8 @@ class EvalConfig(Settings):
 
     questions: PositiveInt | None = None
     """Test questions, sampled by seed; None for all."""
-    validation_questions: PositiveInt = 200
-    """Validation questions, sampled by seed."""
+    validation_questions: PositiveInt | None = 200
+    """Validation questions, sampled by seed; None for all."""
     episode: Literal["single_turn", "agentic"] = "single_turn"
     """What answers a question: one reply, or the tool-calling episode of `env`."""
     vote_temperature: float = Field(default=0.8, gt=0)
@@ -117,6 +134,14 @@ class VerbalConfig(JudgeConfig):
     pauses, before the command stops."""
 
 
+class CourseConfig(TrainConfig):
+    """The course of reinforcement learning, also in passes over the data."""
+
+    epochs: PositiveInt | None = None
+    """Passes over the `data.train.total` questions, in place of `steps`, which are counted from
+    it when a config is read; None where `steps` is given."""
+
+
 class JobConfig(Settings):
     """Everything that decides a run."""
 
@@ -135,7 +160,7 @@ class JobConfig(Settings):
     executor: ExecutorConfig = ExecutorConfig()
     sampler: SamplerConfig = SamplerConfig()
     rollout: RolloutConfig = RolloutConfig()
-    train: TrainConfig = TrainConfig()
+    train: CourseConfig = CourseConfig()
     evaluation: EvalConfig = EvalConfig()
     verbal: VerbalConfig = VerbalConfig()
 
@@ -165,7 +190,7 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
         raise UserError(_explain(error, layers)) from None
     _refuse_booleans(raw, config.model_dump(), layers)
     check(config)
-    return config
+    return _count_steps(config)
 
 
 def check(config: JobConfig) -> None:
@@ -173,6 +198,18 @@ def check(config: JobConfig) -> None:
     for is_wrong, message in rules.contradictions(config):
         if is_wrong:
             raise UserError(message)
+
+
+def _count_steps(config: JobConfig) -> JobConfig:
+    """Turn epochs into steps, to the nearest; a last batch is filled from the next epoch."""
+    train, data = config.train, config.data.train
+    if train.epochs is None or data.total is None:
+        return config
+    limits = [data.total if source.limit is None else source.limit for source in data.sources]
+    size = min(data.total, sum(limits))
+    steps = max(1, round(train.epochs * size / train.prompts_per_step))
+    course = train.model_copy(update={"steps": steps, "epochs": None})
+    return config.model_copy(update={"train": course})
 
 
 def dump(config: JobConfig) -> str:
@@ -200,6 +237,8 @@ def _override(raw: dict[str, Any], override: str) -> None:
     except yaml.YAMLError:
         raise UserError(f"{override!r}: the value is not YAML; quote it for the shell") from None
     *parents, last = dotted.split(".")
+    if value is not None:
+        drop_rivals(raw, (*parents, last))
     node: Any = raw
     for key in parents:
         node = _child(node, key, override)

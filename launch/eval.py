@@ -149,7 +149,7 @@ def _arguments(arguments: list[str]) -> Namespace:
         "--file",
         default="",
         metavar="NAME",
-        help="question file in the data set's folder, in place of its own",
+        help="question file in place of the data set's own: in its folder, or a path",
     )
     judged.add_argument(
         "--comparators",

@@ -191,7 +191,7 @@ def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
     return UserError(f"{folder}: cannot be written ({reason}); set {key} to another folder")
 
 
-def fingerprints(splits: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
+def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     """Return number and fingerprint of the questions of each split."""
     return {
         name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
@@ -218,7 +218,7 @@ def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
                 )
 
 
-def claim_data(folder: Path, splits: Mapping[str, Sequence[Example]]) -> dict[str, Any]:
+def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     """Note which questions a folder's results are of; refuse others when it is resumed.
 
     Returns:

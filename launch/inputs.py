@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from launch.config import JobConfig
 from launch.folders import check_place
+from launch.overlap import check_overlap, check_published
 from launch.testsets import SPLITS, Split
 from minirl.errors import UserError as ModelError
 from minirl.files import check_folder
 from minirl.rules import check_installed
 from sqlenv.config import DataConfig
 from sqlenv.database import check_database
-from sqlenv.datasets import GoldRunner, LoadedData, load
+from sqlenv.datasets import LoadedData, load, make_pools
 from sqlenv.errors import UserError
+from sqlenv.held_out import hold_out
 from sqlenv.layouts import locate
+from sqlenv.sources import GoldRunner
+from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -30,6 +35,7 @@ def check_inputs(config: JobConfig) -> None:
             check_place(config.rollout.sglang.weights, key="rollout.sglang.weights")
     for split in SPLITS:
         check_data(config, split)
+    check_published(config)
     check_model(config)
 
 
@@ -47,11 +53,12 @@ def check_data(config: JobConfig, split: Split) -> None:
             f"data.root: there is no folder {root.absolute()}; download the data there "
             "(README, 'Data') or set data.root=FOLDER"
         )
-    for number, source in enumerate(rooted(getattr(config.data, split), root).sources):
+    section = section_of(config, split)
+    for number, source in enumerate(rooted(config.data.of(split), root).sources):
         try:
             locate(source)
         except UserError as error:
-            raise UserError(f"data.{split}.sources.{number}: {error}") from None
+            raise UserError(f"{section}.sources.{number}: {error}") from None
 
 
 def rooted(split: DataConfig, root: Path) -> DataConfig:
@@ -60,19 +67,60 @@ def rooted(split: DataConfig, root: Path) -> DataConfig:
     return split.model_copy(update={"sources": tuple(sources)})
 
 
+def section_of(config: JobConfig, split: Split) -> str:
+    """Name the settings that a split is read by; what is held out is read as `data.train`."""
+    is_held_out = split == "validation" and config.data.validation is None
+    return "data.train" if is_held_out else f"data.{split}"
+
+
+def held_out(
+    config: JobConfig, root: Path, executor: GoldRunner | None = None
+) -> frozenset[str] | None:
+    """Choose the databases that are held out of training; None where `data.validation` is given.
+
+    Raises:
+        UserError: A file is damaged, a database is not there, or `data.held_out` is too many.
+    """
+    if config.data.held_out is None:
+        return None
+    make = partial(make_pools, executor=executor, section="data.train")
+    try:
+        return hold_out(rooted(config.data.train, root), config.data.held_out, make)
+    except UserError as error:
+        raise UserError(f"data.held_out: {error}") from None
+
+
 def load_split(
-    config: JobConfig, split: Split, root: Path, executor: GoldRunner | None = None
+    config: JobConfig,
+    split: Split,
+    root: Path,
+    executor: GoldRunner | None = None,
+    *,
+    held: frozenset[str] | None,
 ) -> LoadedData:
     """Read the questions of a split from a data folder.
+
+    Args:
+        config: The job.
+        split: Which.
+        root: The data folder.
+        executor: Runs gold queries; None trusts them all.
+        held: What `held_out` found.
 
     Raises:
         UserError: A file is damaged, a database is not there, or no question is left.
     """
-    section = f"data.{split}"
+    section = section_of(config, split)
+    names = held or frozenset()
+
+    def accept(example: Example) -> bool:
+        return split == "test" or (example.db_id in names) == (split == "validation")
+
+    own = {"accept": accept} if held is not None else {}
     try:
-        return load(rooted(getattr(config.data, split), root), executor=executor, section=section)
+        return load(rooted(config.data.of(split), root), executor=executor, section=section, **own)
     except UserError as error:
-        raise UserError(f"{section}: {error}") from None
+        raise UserError(f"data.{split}: {error}") from None
 
 
 def check_questions(config: JobConfig) -> None:
@@ -85,13 +133,15 @@ def check_questions(config: JobConfig) -> None:
     root = config.data.root
     if root is None:
         return
-    for split in SPLITS:
-        loaded = load_split(config, split, root)
+    held = held_out(config, root)
+    loaded = {split: load_split(config, split, root, held=held).examples for split in SPLITS}
+    for split, examples in loaded.items():
         try:
-            for database in dict.fromkeys(example.database for example in loaded.examples):
+            for database in dict.fromkeys(example.database for example in examples):
                 check_database(database)
         except UserError as error:
             raise UserError(f"data.{split}: {error}") from None
+    check_overlap(config, loaded)
 
 
 def check_model(config: JobConfig) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import apsw
 
 from launch.config import JobConfig
+from launch.leaks import shape_of
 from launch.lint import Flaw, Look, look, open_both
 from launch.prompts import Prompts
 from sqlenv.config import ExecutorConfig
@@ -36,7 +37,7 @@ from sqlenv.prepared import (
     read_stored_schema,
     write_schema,
 )
-from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
+from sqlenv.schema import Descriptions, read_schema
 from sqlenv.schema_text import render_schema
 from sqlenv.sources import gold
 from sqlenv.types import Example, Table
@@ -140,18 +141,9 @@ def _read(preparation: Preparation, job: DatabaseJob) -> DatabaseEntry:
         database=str(database),
         bytes=database.stat().st_size,
         fingerprint=fingerprint(database),
-        shape=_shape(schema),
+        shape=shape_of(schema),
         schema_file=str(schema_file.relative_to(preparation.folder)),
     )
-
-
-def _shape(schema: DatabaseSchema) -> str:
-    """Hash the names of tables and columns: two databases of one shape are the same one, edited."""
-    names = sorted(
-        (table.name.lower(), sorted(column.name.lower() for column in table.columns))
-        for table in schema.tables
-    )
-    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,11 @@ from launch.folders import (
     fingerprints,
 )
 from launch.official import write_official
+from launch.overlap import check_overlap
 from launch.plan import check_memory
 from launch.serving import serving
 from launch.statistics import paired_difference
+from launch.testsets import Split
 from launch.texts import write_json
 from launch.verdicts import Verdict, accuracy
 from launch.votes import Decode
@@ -46,7 +48,12 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         limits = config.evaluation
         validation = sql.examples("validation", limit=limits.validation_questions)
         test = sql.examples("test", limit=limits.questions)
-        splits = {"train": examples, "validation": validation, "test": test}
+        splits: dict[Split, Sequence[Example]] = {
+            "train": examples,
+            "validation": validation,
+            "test": test,
+        }
+        hosts.from_first(lambda: check_overlap(config, splits))
         check_alike(hosts.gather(lambda: fingerprints(splits)))
         hosts.from_first(lambda: claim_data(folder, splits))
         source = hosts.from_first(lambda: model_folder(config, folder, sql, examples))

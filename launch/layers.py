@@ -18,6 +18,13 @@ BASE = "base"
 """Key of a config that names the one it is laid over."""
 Kinds = Mapping[tuple[str, ...], str]
 """Paths of the sections whose keys depend on their `kind`, each with its default kind."""
+_RIVALS: Mapping[tuple[str, ...], str] = {
+    ("data", "validation"): "held_out",
+    ("data", "held_out"): "validation",
+    ("train", "steps"): "epochs",
+    ("train", "epochs"): "steps",
+}
+"""Settings of which one is given, and what goes when a later layer gives the other."""
 _PACKAGED = resources.files("launch") / "configs"
 
 
@@ -84,6 +91,20 @@ def lay_over(layers: Sequence[Layer], kinds: Kinds) -> dict[str, Any]:
     return deepcopy(dict(merged))
 
 
+def drop_rivals(raw: dict[str, Any], keys: Sequence[str]) -> None:
+    """Take out of a config, in place, what goes when a key is set over it."""
+    for depth in range(1, len(keys) + 1):
+        *parents, _ = keys[:depth]
+        rival = _RIVALS.get(tuple(keys[:depth]))
+        if rival is None:
+            continue
+        node: Any = raw
+        for key in parents:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.pop(rival, None)
+
+
 def origin(layers: Sequence[Layer], keys: Sequence[str | int]) -> str:
     """Name the file that says something of a key; the topmost one if none does."""
 
@@ -110,7 +131,8 @@ def _merge(
 ) -> Mapping[str, Any]:
     if path in kinds and "kind" in over and over["kind"] != base.get("kind", kinds[path]):
         return over
-    merged = dict(base)
+    gone = {_RIVALS.get((*path, key)) for key, value in over.items() if value is not None}
+    merged = {key: value for key, value in base.items() if key not in gone}
     for key, value in over.items():
         below = base.get(key)
         both = isinstance(value, dict) and isinstance(below, dict)

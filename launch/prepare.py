@@ -28,6 +28,7 @@ from launch import cli
 from launch.config import JobConfig, load_config
 from launch.folders import check, claimed
 from launch.inspection import Preparation
+from launch.leaks import Leak, refuse
 from launch.prepare_job import prepare
 from launch.prepare_plan import Request
 from launch.prepare_report import JOB, job_settings, remarks, render, summarise
@@ -54,6 +55,9 @@ def main(arguments: list[str]) -> None:
         with claimed(request.folder, settings, key="--out"):
             summary = _prepare(request, cfg)
     else:
+        if request.job.data.overlap == "refuse":
+            leaks = [Leak(**leak) for leak in summary["leaks"]]
+            refuse(leaks, excluded=request.job.data.train.exclude_databases)
         cli.console.print(f"This is complete: {request.folder}", soft_wrap=True)
     if options.json:
         write_json(options.json, summary)
@@ -68,6 +72,8 @@ def _prepare(request: Request, cfg: str) -> dict[str, Any]:
     manifest.unlink(missing_ok=True)
     stamps = _stamps(request)
     outcome = prepare(request)
+    if request.job.data.overlap == "refuse":
+        refuse(outcome.leaks, excluded=request.job.data.train.exclude_databases)
     summary = summarise(request, outcome, stamps)
     write_text(request.folder / JOB, job_settings(request, outcome, cfg))
     write_json(manifest, summary)
@@ -172,6 +178,7 @@ def _settings(options: argparse.Namespace, request: Request, cfg: str) -> str:
         "hints": request.preparation.hints,
         "slow_s": request.preparation.slow_s,
         "drop_missing": request.drop_missing,
+        "exclude_databases": list(job.data.train.exclude_databases),
         "tokenizer": str(tokenizer.resolve()) if tokenizer else None,
         "max_prompt_tokens": job.sampler.max_prompt_tokens,
         "prompt": job.prompt.model_dump(mode="json"),

@@ -18,7 +18,17 @@ from launch.crew import crew
 from launch.findings import Findings
 from launch.inspection import VALUES, DatabaseJob, DatabaseReader, Inspector
 from launch.leaks import Leak, Questions, database_leaks
-from launch.prepare_plan import BATCH, Part, Request, Survey, hold_out, make_pool, plan_sets
+from launch.prepare_plan import (
+    BATCH,
+    VALIDATION,
+    Part,
+    Request,
+    Survey,
+    check_validation,
+    held_out_databases,
+    make_pool,
+    plan_sets,
+)
 from minirl.files import settle
 from minirl.writing import writing
 from sqlenv.datasets import Fingerprint
@@ -83,13 +93,14 @@ def prepare(request: Request) -> Outcome:
         UserError: A data set is not whole, or a file of it is damaged.
     """
     surveys = {name: _survey(name, request) for name in (*request.measured, *request.learned)}
-    held_out = hold_out(request, surveys)
+    check_validation(request, surveys)
     entries, broken = _databases(request, surveys)
-    questions = Questions()
+    questions = Questions(lambda path: entries[path].shape)
     sets: dict[str, SetSummary] = {}
     total = sum(sum(survey.values()) for survey in surveys.values())
-    with _inspecting(request, total) as (check, findings):
-        plan = plan_sets(request, surveys, held_out, check, broken)
+    with _inspecting(request, total) as (look, check, findings):
+        held_out = held_out_databases(request, look, broken)
+        plan = plan_sets(request, held_out, check, broken)
         learned = set(request.learned_sets)
         for name, part in plan.items():
             see = partial(_compare, questions, name, is_learned=name in learned)
@@ -114,7 +125,7 @@ def _database_leaks(
 ) -> list[Leak]:
     used = {name: [entries[path] for path in one.databases] for name, one in sets.items()}
     return database_leaks(
-        {name: found for name, found in used.items() if name in learned},
+        {name: found for name, found in used.items() if name in (*learned, VALIDATION)},
         {name: found for name, found in used.items() if name not in learned},
     )
 
@@ -212,8 +223,12 @@ def _write_databases(
 
 
 @contextmanager
-def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Findings]]:
-    """Open what looks at questions on all cores, and the file of what was found before."""
+def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Check, Findings]]:
+    """Open what looks at questions on all cores, and the file of what was found before.
+
+    Yields:
+        What looks at questions, what also writes flaws down, and the file.
+    """
     preparation = request.preparation
     limits = request.job.executor.model_dump(mode="json", exclude={"workers", "cache_dir"})
     settings = {
@@ -248,17 +263,20 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Findings
         progress_bar("questions") as update,
     ):
 
-        def check(examples: Sequence[Example]) -> Iterator[Checked]:
+        def look(examples: Sequence[Example]) -> list[Checked]:
             nonlocal done
             before = done
             found = findings.look(examples, ask)
             done = before + len(found)
-            for checked in found:
+            return found
+
+        def check(examples: Sequence[Example]) -> Iterator[Checked]:
+            for checked in look(examples):
                 if checked.flaws:
                     tell(_flaw(checked))
                 yield checked
 
-        yield check, findings
+        yield look, check, findings
         update(done, done, "")
 
 
@@ -284,10 +302,10 @@ def _stamp(tokenizer: Path | None) -> list[object] | None:
 
 
 def _compare(questions: Questions, name: str, example: Example, *, is_learned: bool) -> None:
-    if is_learned:
-        questions.learn(name, example.question)
-    else:
-        questions.measure(name, example.id, example.question)
+    if is_learned or name == VALIDATION:
+        questions.learn(name, example)
+    if not is_learned:
+        questions.measure(name, example)
 
 
 def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSummary:

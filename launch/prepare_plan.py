@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
-from random import Random
 
 from launch.config import JobConfig
 from launch.inspection import Preparation
@@ -16,12 +14,16 @@ from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.datasets import choose
 from sqlenv.errors import UserError
 from sqlenv.flaws import Checked
+from sqlenv.held_out import hold_out, validation_of
 from sqlenv.layouts import SETS, locate
-from sqlenv.sources import Check, Pool
+from sqlenv.sources import Accept, Check, Pool
 from sqlenv.types import Example
 
 BATCH = 2_048
 """Questions that are looked at together: what memory holds of a set that is not sampled."""
+
+VALIDATION = "validation"
+"""The set of questions that are held out."""
 
 Survey = Counter[tuple[str, Path]]
 """Questions of each database, by `db_id` and file."""
@@ -73,40 +75,12 @@ class Request:
         return [name for name in self.sources if SETS[name].split != "train"]
 
 
-def hold_out(request: Request, surveys: Mapping[str, Survey]) -> frozenset[str]:
-    """Choose databases by seed whose questions are not learned from.
-
-    They are as large a share of all questions as the questions to validate by are of those that are
-    wanted in all.
-    """
-    if not request.validation:
-        return frozenset()
-    counts: Counter[str] = Counter()
-    for name in request.learned:
-        for (db_id, _), count in surveys[name].items():
-            counts[db_id] += count
-    everything = sum(counts.values())
-    total = SAMPLES[request.sample].total if request.sample else None
-    wanted = min(total or everything, everything - request.validation)
-    if wanted < 1 or len(counts) < 2:
-        raise UserError(
-            f"--validation {request.validation}: there are {everything:,} questions of "
-            f"{len(counts)} databases to learn from; set fewer aside"
-        )
-    share = everything * request.validation / (request.validation + wanted)
-    names = sorted(counts)
-    Random(f"{request.seed} validation").shuffle(names)
-    before = accumulate((counts[name] for name in names), initial=0)
-    return frozenset(name for name, held in zip(names[:-1], before, strict=False) if held < share)
-
-
 Part = tuple[list[Pool], Iterable[Checked]]
 """The pools of a set, and its questions as they come."""
 
 
 def plan_sets(
     request: Request,
-    surveys: Mapping[str, Survey],
     held_out: frozenset[str],
     check: Check,
     broken: Mapping[Path, str],
@@ -127,20 +101,60 @@ def plan_sets(
         name: _whole(make_pool(sources[name], request, check, accept=usable))
         for name in request.measured
     }
-    drops = {"seed": request.seed, "drop_missing_database": request.drop_missing}
     if held_out:
-        config = _learned_config(request, total=request.validation, **drops)
-        plan["validation"] = _sampled(config, request, check, to_validate)
+        config = validation_of(_learned_config(request), request.validation)
+        plan[VALIDATION] = _sampled(config, request, check, to_validate)
     if request.sample:
-        config = SAMPLES[request.sample].data(sources, **drops)
-        plan["train"] = _sampled(config, request, check, to_learn)
+        plan["train"] = _sampled(_learned_config(request), request, check, to_learn)
     else:
         for name in request.learned:
             plan[name] = _whole(make_pool(sources[name], request, check, accept=to_learn))
     return plan
 
 
-def _learned_config(request: Request, **more: object) -> DataConfig:
+def check_validation(request: Request, surveys: Mapping[str, Survey]) -> None:
+    """Refuse to set aside all that there is, before anything is run.
+
+    Raises:
+        UserError: Nothing would be left to learn from.
+    """
+    everything = sum(surveys[name].total() for name in request.learned)
+    if request.validation and request.validation >= everything:
+        raise UserError(
+            f"--validation {request.validation}: there are {everything:,} questions to learn from; "
+            "set fewer aside"
+        )
+
+
+def held_out_databases(
+    request: Request, check: Check, broken: Mapping[Path, str]
+) -> frozenset[str]:
+    """Choose the databases whose questions validate, and are not learned from.
+
+    Raises:
+        UserError: So many questions leave nothing to learn from.
+    """
+    if not request.validation:
+        return frozenset()
+
+    def make_pools(config: DataConfig, accept: Accept) -> list[Pool]:
+        def usable(example: Example) -> bool:
+            return example.database not in broken and accept(example)
+
+        return _pools(config, request, check, usable)
+
+    try:
+        return hold_out(_learned_config(request), request.validation, make_pools)
+    except UserError as error:
+        raise UserError(f"--validation {error}") from None
+
+
+def _learned_config(request: Request) -> DataConfig:
+    more = {
+        "seed": request.seed,
+        "drop_missing_database": request.drop_missing,
+        "exclude_databases": request.job.data.train.exclude_databases,
+    }
     if request.sample:
         return SAMPLES[request.sample].data(request.sources, **more)
     sources = tuple(request.sources[name] for name in request.learned)
@@ -151,17 +165,19 @@ def _whole(pool: Pool) -> Part:
     return [pool], pool.stream()
 
 
-def _sampled(
-    config: DataConfig, request: Request, check: Check, accept: Callable[[Example], bool]
-) -> Part:
-    pools = [
-        make_pool(source, request, check, config=config, accept=accept) for source in config.sources
-    ]
+def _sampled(config: DataConfig, request: Request, check: Check, accept: Accept) -> Part:
+    pools = _pools(config, request, check, accept)
 
     def drawn() -> Iterator[Checked]:
         yield from choose(pools, config)
 
     return pools, drawn()
+
+
+def _pools(config: DataConfig, request: Request, check: Check, accept: Accept) -> list[Pool]:
+    return [
+        make_pool(source, request, check, config=config, accept=accept) for source in config.sources
+    ]
 
 
 def make_pool(
@@ -170,14 +186,18 @@ def make_pool(
     check: Check | None,
     *,
     config: DataConfig | None = None,
-    accept: Callable[[Example], bool] = lambda _example: True,
+    accept: Accept = lambda _example: True,
 ) -> Pool:
-    """Make the pool of a source; without a config every question with a database stays."""
+    """Make the pool of a source; without a config every question with a database stays, but those
+    to learn from whose databases the job leaves out.
+    """
+    is_learned = source.split == "train"
     everything = DataConfig(
         sources=(source,),
         drop_failing_gold=False,
         drop_empty_gold=False,
         drop_missing_database=request.drop_missing,
+        exclude_databases=request.job.data.train.exclude_databases if is_learned else (),
     )
     advice = "add --drop-missing to leave such questions out"
     return Pool(source, locate(source), config or everything, check, advice, accept, BATCH)

@@ -12,6 +12,7 @@ import apsw
 import yaml
 from rich.table import Table as RichTable
 
+from launch.leaks import Leak
 from launch.prepare_job import FLAWS, Outcome, SetSummary
 from launch.prepare_plan import Request
 from launch.samples import SAMPLES
@@ -22,7 +23,7 @@ JOB = "job.yaml"
 _SHARES = {"median": 0.5, "p95": 0.95, "longest": 1.0}
 _LENGTHS = "prompt tokens: median / 95 % / longest"
 _TEST_FIRST = ("bird-dev", "spider-dev")
-_VALIDATE_FIRST = ("validation", "spider-test", "spider-dev", "bird-dev")
+_HELD_OUT = 200
 
 
 def summarise(request: Request, outcome: Outcome, stamps: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def summarise(request: Request, outcome: Outcome, stamps: Mapping[str, Any]) -> 
         "seed": request.seed,
         "held_out": sorted(outcome.held_out),
         "broken_databases": {str(path): why for path, why in outcome.broken.items()},
-        "leaks": [{**asdict(leak), "line": leak.line()} for leak in outcome.leaks],
+        "leaks": [asdict(leak) for leak in outcome.leaks],
         "sqlite": apsw.sqlite_lib_version(),
         "files": dict(stamps),
     }
@@ -131,7 +132,7 @@ def remarks(summary: Mapping[str, Any], folder: Path) -> list[str]:
         names = summary["held_out"]
         said.append(f"held out: {len(names):,} databases (such as {', '.join(names[:5])})")
     said += [f"left out: {why}" for why in summary["broken_databases"].values()]
-    said += [f"leak: {leak['line']}" for leak in summary["leaks"]] or ["leaks: none found"]
+    said += [f"leak: {Leak(**leak).line()}" for leak in summary["leaks"]] or ["leaks: none found"]
     said.append(f"flawed golds, one a line: {folder / FLAWS}")
     learns = any(not _measures(name) for name in summary["sets"])
     module = "launch.train" if learns else "launch.eval"
@@ -142,21 +143,25 @@ def remarks(summary: Mapping[str, Any], folder: Path) -> list[str]:
 def job_settings(request: Request, outcome: Outcome, cfg: str) -> str:
     """Write the config that trains and evaluates on what was prepared."""
     sets, base = outcome.sets, request.job.data
-    evaluations = [name for name in (*_VALIDATE_FIRST, *sets) if name in sets and _measures(name)]
+    evaluations = [name for name in sets if _measures(name) and name != "validation"]
     data: dict[str, Any] = {"root": str(request.folder.resolve()), "demo": None}
     if request.sample:
         # A sample was drawn here; whole sets are sampled as the base says.
-        drawn = {"total": None, "drop_empty_gold": False}
+        drawn = {"total": sets["train"].questions, "drop_empty_gold": False}
         data["train"] = {"sources": [_source("train")], **drawn}
     elif request.learned:
         own = [name for name in _names(base.train) if name in sets] or request.learned
         data["train"] = {"sources": list(map(_source, own))}
-    if evaluations:
-        own = [name for name in _names(base.validation) if name in sets] or evaluations
+    own = [name for name in _names(base.validation) if name in sets] if base.validation else []
+    if "validation" in sets or own:
         validation = "validation" if "validation" in sets else own[0]
-        others = [name for name in (*_names(base.test), *_TEST_FIRST, *evaluations) if name in sets]
-        test = next((name for name in others if name != validation), validation)
         data["validation"] = {"sources": [_source(validation)]}
+    else:
+        # A published test set chooses no checkpoint.
+        data["held_out"] = base.held_out or _HELD_OUT
+    if evaluations:
+        others = [name for name in (*_names(base.test), *_TEST_FIRST, *evaluations) if name in sets]
+        test = next((name for name in others if name not in own), others[0])
         data["test"] = {"sources": [_source(test)]}
     settings = {"base": _base(cfg), "data": data}
     head = "# Written by launch.prepare. Any other set: data.test.sources.0.file=NAME.jsonl\n"

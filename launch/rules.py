@@ -24,6 +24,20 @@ def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
             "set the other to null",
         ),
         (
+            (config.data.validation is None) == (config.data.held_out is None),
+            "data: give one of data.validation (questions of their own) and data.held_out (a "
+            "number of questions of training databases); set the other to null",
+        ),
+        (
+            config.train.epochs is not None and config.data.train.total is None,
+            "train.epochs: counts passes over data.train.total questions; set that, or "
+            "train.steps=N",
+        ),
+        (
+            config.train.epochs is not None and "steps" in config.train.model_fields_set,
+            "train: give one of train.steps and train.epochs",
+        ),
+        (
             (source.path is None) == (source.tiny is None),
             "model: give one of model.path (a folder) and model.tiny (made on the spot); "
             "set the other to null",

@@ -34,7 +34,7 @@ class Sample:
         about: Where the paper says so, and what is our choice.
         cfg: The packaged config of its run.
         total: Questions to learn from; None for all.
-        validation: Questions of other databases, to choose a checkpoint by; 0 for none.
+        validation: Questions of other databases, to choose a checkpoint by.
         drop_empty_gold: Whether golds without rows are left out.
     """
 
@@ -64,6 +64,8 @@ def _all(*names: str) -> tuple[Part, ...]:
     return tuple(Part(name, {}) for name in names)
 
 
+_VALIDATION = 200
+"""Questions to choose checkpoints by, where a paper names none: those of the configs."""
 _LEVELS = ("Simple", "Moderate", "Complex", "Highly Complex")
 
 SAMPLES: Mapping[str, Sample] = {
@@ -72,12 +74,14 @@ SAMPLES: Mapping[str, Sample] = {
         "progress.yaml",
         _all("bird-train", "spider-train", "synsql"),
         total=20_000,
+        validation=_VALIDATION,
     ),
     "expo": Sample(
         "EXPO-SQL, section 4.1: 5,000 Complex questions of SynSQL, a new draw",
         "expo.yaml",
         (Part("synsql", {"levels": ("Complex",)}),),
         total=5_000,
+        validation=_VALIDATION,
     ),
     "paverl-bird": Sample(
         "PaVeRL-SQL, table I: 8,600 of BIRD, 429 of other databases",
@@ -85,6 +89,7 @@ SAMPLES: Mapping[str, Sample] = {
         _all("bird-train"),
         total=8_600,
         validation=429,
+        drop_empty_gold=False,
     ),
     "paverl-spider": Sample(
         "PaVeRL-SQL, table I: 8,000 of Spider, 648 of other databases",
@@ -92,6 +97,7 @@ SAMPLES: Mapping[str, Sample] = {
         _all("spider-train"),
         total=8_000,
         validation=648,
+        drop_empty_gold=False,
     ),
     "paverl-synsql": Sample(
         "PaVeRL-SQL, table I: 10,000 of SynSQL, its levels alike, no dialogues; 175 to validate",
@@ -107,12 +113,14 @@ SAMPLES: Mapping[str, Sample] = {
         "SQL-ASTRA, section 3.1: all of BIRD whose golds run",
         "astra.yaml",
         _all("bird-train"),
+        validation=_VALIDATION,
         drop_empty_gold=False,
     ),
     "astra-both": Sample(
         "SQL-ASTRA, table 2: all of BIRD and Spider whose golds run",
         "astra.yaml",
         _all("bird-train", "spider-train"),
+        validation=_VALIDATION,
         drop_empty_gold=False,
     ),
 }

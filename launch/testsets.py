@@ -6,18 +6,20 @@ Of a published set: how many questions, whose rules, where what they are judged 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from launch.cli import progress_bar
-from sqlenv.config import OFFICIAL, ExecutorConfig, SourceConfig
+from sqlenv.config import OFFICIAL, ExecutorConfig, Layout, SourceConfig
 from sqlenv.database import check_contents
 from sqlenv.datasets import read_all
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS, SETS, foreign, locate, read_records
+from sqlenv.layouts import FORMS, SETS, NamedSet, foreign, locate, read_records
 from sqlenv.recognise import choose_sets
 from sqlenv.spider2 import Reference, read_references
 from sqlenv.types import Example
@@ -63,6 +65,8 @@ _SUITES = (
     *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
 )
 # Where Spider 2's gold results lie, likewise.
+_SEARCHED = 1_000
+"""Folders that are looked at."""
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
 
 
@@ -88,7 +92,7 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     Args:
         name: Of `TEST_SETS`.
         root: The data set's own folder, OmniSQL's `data/`, or a folder of several downloads.
-        file: Question file to read in place of the set's own, relative to its folder.
+        file: Question file to read in place of the set's own: relative to its folder, or absolute.
 
     Returns:
         Where it was found, and all its questions.
@@ -138,18 +142,63 @@ def _own(name: str, root: Path) -> SourceConfig:
     try:
         return choose_sets(root, [name])[name]
     except UserError as error:
-        names = sorted(path.name for path in root.glob("*dev*.json*"))
-        others = ", ".join(one for one in names if one not in str(error))
-        advice = f"; --file takes another question file, there are {others}" if others else ""
+        others = [shlex.quote(one) for one in _other_files(name, root) if one not in str(error)]
+        more = f" (or {', '.join(others[1:])})" if others[1:] else ""
+        advice = f"; try --data {name} --file {others[0]}{more}" if others else ""
         raise UserError(f"--data {error}{advice}") from None
 
 
+def _folders(layout: Layout, root: Path) -> list[Path]:
+    """List where a data set may lie: OmniSQL's folder, the root, then up to two deeper."""
+    deeper = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
+    return [root / FORMS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
+
+
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:
-    """Find the folder that has a question file: OmniSQL's, the root, or one up to two deeper."""
+    """Find a question file, and the folder that has databases for it: its own goes first."""
     named = SETS[name]
-    folders = (root / FORMS[named.layout].omnisql, root, *root.glob("*/"), *root.glob("*/*/"))
-    folder = next((folder for folder in folders if (folder / file).is_file()), root)
+    folders = _folders(named.layout, root)
+    found = [folder for folder in folders if (folder / file).is_file()]
+    own = [_source(named, folder, file) for folder in found]
+    elsewhere = (_source(named, folder, str((found[0] / file).absolute())) for folder in folders
+                 if found)  # fmt: skip
+    first = own[0] if own else _source(named, root, file)
+    return next(filter(_has_databases, (*own, *elsewhere)), first)
+
+
+def _source(named: NamedSet, folder: Path, file: str) -> SourceConfig:
     return SourceConfig(layout=named.layout, path=folder, split=named.split, file=file)
+
+
+def _has_databases(source: SourceConfig) -> bool:
+    try:
+        return bool(locate(source).databases)
+    except UserError:
+        return False
+
+
+def _other_files(name: str, root: Path) -> Iterator[str]:
+    """Name question files with the fields of a data set, those with its split's name first."""
+    named = SETS[name]
+    marks = FORMS[named.layout].marks
+    own = {one for split in FORMS[named.layout].files.values() for one in split}
+    paths = (path for folder in _folders(named.layout, root) for path in folder.glob("*.json*"))
+    for path in sorted(set(paths), key=lambda path: (named.split not in path.name, path)):
+        is_other = any(
+            word in path.name for word in ("train", "dev", "test") if word != named.split
+        )
+        if path.name in own or is_other or not path.is_file():
+            continue
+        try:
+            fields = next(read_records(path)).keys()
+        except (UserError, OSError):
+            continue
+        if (
+            marks <= fields
+            and "db_id" in fields
+            and _has_databases(_with_file(name, root, path.name))
+        ):
+            yield path.name
 
 
 def _tell_of_missing(name: str, path: Path, found: int) -> None:

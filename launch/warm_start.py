@@ -14,6 +14,7 @@ from launch.config import JobConfig, WarmStartConfig
 from launch.demonstrations import demonstrations
 from launch.folders import claimed_run
 from launch.forms import Form
+from launch.overlap import check_overlap
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl import hosts, weights
 from minirl.lora import merged
@@ -72,4 +73,6 @@ def _sample(train: Sequence[Example], warm: WarmStartConfig, seed: int) -> Seque
 def only_warm_start(config: JobConfig) -> Path:
     """Run the warm start of a job, or what is left of it; return the model's folder."""
     with hosts.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
-        return start_model(config, folder, sql, sql.examples("train"))
+        train = sql.examples("train")
+        hosts.from_first(lambda: check_overlap(config, {"train": train}))
+        return start_model(config, folder, sql, train)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 
 from launch.config import JobConfig
 from launch.forms import Form
-from launch.inputs import load_split
+from launch.inputs import held_out, load_split
 from launch.prompts import Prompts
 from launch.testsets import Split
 from minirl import hosts, weights
@@ -91,9 +91,15 @@ class SqlSide:
     def __exit__(self, *_exception: object) -> None:
         self.executor.close()
 
+    @cached_property
+    def _held_out(self) -> frozenset[str] | None:
+        """Return the databases that are not learned from, found once for all splits."""
+        return held_out(self._config, self._root, self.executor)
+
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
-        loaded = load_split(self._config, split, self._root, self.executor)
+        held = self._held_out if split != "test" else None
+        loaded = load_split(self._config, split, self._root, self.executor, held=held)
         for line in loaded.report.lines():
             _log.info(line)
         self._prompts.add(loaded)

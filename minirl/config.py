@@ -418,8 +418,8 @@ class SftConfig(Settings):
 class SecondStage(Settings):
     """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
 
-    steps: PositiveInt = 312
-    """Steps of the second stage."""
+    steps: PositiveInt | None = None
+    """Steps of the second stage; None for as many as the first has."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of its first learning rate that the cosine ends at."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
@@ -464,4 +464,11 @@ class TrainConfig(Settings):
     @property
     def all_steps(self) -> int:
         """Return the steps of all stages."""
-        return self.steps + (self.second_stage.steps if self.second_stage else 0)
+        return self.steps + self.second_steps
+
+    @property
+    def second_steps(self) -> int:
+        """Return the steps of the second stage."""
+        if self.second_stage is None:
+            return 0
+        return self.second_stage.steps or self.steps

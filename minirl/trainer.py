@@ -248,7 +248,7 @@ class Trainer:
             alpha=stage.alpha,
         )
         optimizer = second_optimizer(config.optimizer, stage, start)
-        self._learner.use(self._optimizer(optimizer, steps=stage.steps))
+        self._learner.use(self._optimizer(optimizer, steps=config.second_steps))
         self.restart = start
         return start
 

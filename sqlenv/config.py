@@ -73,7 +73,10 @@ class DataConfig(Settings):
     """Questions to sample from all sources together, by their weights; None for all."""
 
     seed: int = 0
-    """Seed of the sample."""
+    """Seed of the sample, and of the databases that are held out of it."""
+
+    exclude_databases: tuple[str, ...] = ()
+    """Names of databases whose questions are left out, such as those of a test set."""
 
     drop_missing_database: bool = False
     """Leave out questions whose database is not there, instead of refusing to start."""

@@ -20,10 +20,10 @@ from sqlenv.flaws import OTHER_ENGINE, OTHER_KIND, Checked
 from sqlenv.layouts import locate
 from sqlenv.prepared import read_databases
 from sqlenv.schema import Descriptions
-from sqlenv.sources import GoldRunner, Pool, SourceReport, by_running
+from sqlenv.sources import Accept, GoldRunner, Pool, SourceReport, by_running
 from sqlenv.types import Example
 
-_SPARE_SHARE = 0.25
+_SPARE_SHARE = 1.0
 """Candidates of a sampled source beyond the wanted number, since golds may fail."""
 _SPARE_LEAST = 64
 
@@ -71,7 +71,11 @@ class LoadedData:
 
 
 def load(
-    config: DataConfig, *, executor: GoldRunner | None = None, section: str = ""
+    config: DataConfig,
+    *,
+    executor: GoldRunner | None = None,
+    section: str = "",
+    accept: Accept = lambda _example: True,
 ) -> LoadedData:
     """Read, check and sample the questions of a run; the same settings give the same questions.
 
@@ -82,14 +86,12 @@ def load(
         config: Sources, mixture and what to leave out.
         executor: Runs the gold queries that come into the choice; None trusts them all.
         section: What a job's config calls these settings, such as `data.train`, for messages.
+        accept: Which questions are candidates at all.
 
     Raises:
         UserError: A source is not as its layout says, or no question is left.
     """
-    key = f"{section}.drop_missing_database".lstrip(".")
-    advice = f"set {key}=true to leave such questions out"
-    look = by_running(executor) if executor else None
-    pools = [Pool(source, locate(source), config, look, advice) for source in config.sources]
+    pools = make_pools(config, accept, executor=executor, section=section)
     chosen = [checked.example for checked in choose(pools, config)]
     reports = tuple(pool.report() for pool in pools)
     if not chosen:
@@ -109,6 +111,20 @@ def load(
             descriptions |= read_descriptions(pool.location, pool.source, by_name)
     report = DataReport(reports, config.total, fingerprint(chosen))
     return LoadedData(tuple(chosen), report, descriptions, schemas)
+
+
+def make_pools(
+    config: DataConfig,
+    accept: Accept,
+    *,
+    executor: GoldRunner | None = None,
+    section: str = "",
+) -> list[Pool]:
+    """Open the sources of a mixture; the arguments are those of `load`."""
+    key = f"{section}.drop_missing_database".lstrip(".")
+    advice = f"set {key}=true to leave such questions out"
+    look = by_running(executor) if executor else None
+    return [Pool(source, locate(source), config, look, advice, accept) for source in config.sources]
 
 
 def choose(pools: Sequence[Pool], config: DataConfig) -> list[Checked]:
@@ -141,11 +157,22 @@ def _open(pool: Pool) -> None:
         pool.waiting.extend(enumerate(pool.questions()))
         return
     spare = 0 if pool.check is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
+    open_sample(pool, int(wanted) + spare)
+
+
+def open_sample(pool: Pool, most: int | None) -> None:
+    """Read a source in the order of the draw.
+
+    Args:
+        pool: Has nothing waiting yet.
+        most: Candidates to hold in memory; None for all.
+    """
     # One random number a question, the smallest win: one pass, and a larger sample contains a
     # smaller one.
     rng = Random(f"{pool.config.seed} {pool.name}")
     numbered = ((rng.random(), *pair) for pair in enumerate(pool.questions()))
-    drawn = heapq.nsmallest(int(wanted) + spare, numbered, key=itemgetter(0, 1))
+    key = itemgetter(0, 1)
+    drawn = sorted(numbered, key=key) if most is None else heapq.nsmallest(most, numbered, key=key)
     pool.waiting.extend((position, checked) for _, position, checked in drawn)
 
 
@@ -159,12 +186,12 @@ def _fill(pools: Sequence[Pool], total: int | None) -> None:
         open_pools = [pool for pool in pools if not pool.spent]
         if not open_pools:
             return
-        shares = _shares(missing, [pool.source.weight for pool in open_pools])
+        shares = split_by_weight(missing, [pool.source.weight for pool in open_pools])
         for pool, share in zip(open_pools, shares, strict=True):
             pool.draw(share)
 
 
-def _shares(total: int, weights: Sequence[float]) -> list[int]:
+def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
     """Split a whole number by weight, by largest remainder."""
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]

@@ -16,6 +16,7 @@ UNSTABLE_GOLD = "non-deterministic gold"
 OTHER_ENGINE = "not for SQLite"
 OTHER_KIND = "of other levels or styles"
 NOT_CARRIED = "not carried over to SQLite"
+EXCLUDED_DATABASE = "excluded database"
 
 
 @dataclass(frozen=True, slots=True)

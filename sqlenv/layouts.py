@@ -192,7 +192,7 @@ def locate(source: SourceConfig) -> Location:
         return _prepared(source)
     form = FORMS[source.layout]
     # OmniSQL's folder first: beside it lies a train_spider.json of finished prompts.
-    for root in (source.path / form.omnisql, source.path):
+    for root in filter(Path.is_dir, (source.path / form.omnisql, source.path)):
         if files := question_files(root, source):
             databases = _database_folders(root, files[0].parent, form)
             return Location(root, files, databases, source.layout)

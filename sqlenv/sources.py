@@ -17,6 +17,7 @@ from sqlenv.errors import UserError
 from sqlenv.flaws import (
     BLANK_GOLD,
     EMPTY_GOLD,
+    EXCLUDED_DATABASE,
     FAILING_GOLD,
     MISSING_DATABASE,
     NOT_CARRIED,
@@ -35,6 +36,7 @@ _NAMED_FAILURES = 3
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]
 """Looks at the gold queries of some questions; answers in order."""
+Accept = Callable[[Example], bool]
 Candidate = tuple[int, Checked]
 """Position among the source's questions, and the question; its flaws are known of prepared ones."""
 
@@ -91,7 +93,7 @@ class Pool:
     config: DataConfig
     check: Check | None
     advice: str = ""
-    accept: Callable[[Example], bool] = lambda _example: True
+    accept: Accept = lambda _example: True
     batch: int = _BATCH
     drops: set[str] = field(init=False)  # flaws that leave a question out
     found: Counter[str] = field(default_factory=Counter)
@@ -103,7 +105,7 @@ class Pool:
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED, OTHER_KIND}
+        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED, OTHER_KIND, EXCLUDED_DATABASE}
         self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
         self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
 
@@ -136,6 +138,8 @@ class Pool:
                     if not flaws and isinstance(refused := gold(checked.example), SqlError):
                         flaws = [NOT_CARRIED]
                         self._note(checked.example, refused.message)
+                if checked.example.db_id in self.config.exclude_databases:
+                    flaws = [EXCLUDED_DATABASE]
                 self.found.update(flaws)
                 if MISSING_DATABASE in flaws and not self.config.drop_missing_database:
                     problem = _no_database(self.location, checked.example)

@@ -12,6 +12,7 @@ from launch import prepare
 from launch.samples import SAMPLES
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.datasets import load
+from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 
@@ -20,6 +21,7 @@ from .downloads import GOLDS, make_downloads
 EVALUATIONS = {"bird-dev", "spider-dev", "spider-test", "spider-syn", "spider-dk"}
 EVALUATIONS |= {"spider-realistic", "spider2-local"}
 TRAINING = {"bird-train", "spider-train", "spider-syn-train", "synsql"}
+NONE = ("--validation", "0")
 QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
 
 
@@ -160,7 +162,7 @@ def test_processes_find_what_one_process_finds(downloads: Path, prepared: Path, 
 
 def test_a_papers_sample_is_drawn_by_seed(downloads: Path, tmp_path: Path):
     drawn = []
-    for number, seed in enumerate(("1", "1", "2")):
+    for number, seed in enumerate(("1", "1", "3")):
         arguments = ("--data", "bird-dev", "--sample", "paverl-synsql", "--validation", "2")
         out = tmp_path / str(number)
         summary = run(downloads, out, *arguments, "--seed", seed)
@@ -177,11 +179,11 @@ def test_a_papers_sample_is_drawn_by_seed(downloads: Path, tmp_path: Path):
 
 
 def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path):
-    summary = run(downloads, tmp_path / "expo", "--data", "bird-dev", "--sample", "expo")
+    summary = run(downloads, tmp_path / "expo", "--data", "bird-dev", "--sample", "expo", *NONE)
     levels = {one["difficulty"] for one in lines(tmp_path / "expo" / "train.jsonl")}
     assert levels == {"Complex"}
     assert summary["wanted"] == 5_000
-    run(downloads, tmp_path / "astra", "--data", "bird-dev", "--sample", "astra-both")
+    run(downloads, tmp_path / "astra", "--data", "bird-dev", "--sample", "astra-both", *NONE)
     kept = [one["query"] for one in lines(tmp_path / "astra" / "train.jsonl")]
     # What fails is left out, what returns nothing is not.
     assert sorted(set(kept)) == sorted(set(GOLDS) - {GOLDS[1]})
@@ -206,17 +208,20 @@ def test_whole_sets_lose_the_databases_that_validate(downloads: Path, tmp_path: 
     arguments = ("--data", "spider-train", "bird-train", "--validation", "6")
     summary = run(downloads, tmp_path / "p", *arguments)
     held_out = set(summary["held_out"])
-    assert len(held_out) == 1
-    assert {one["db_id"] for one in lines(tmp_path / "p" / "validation.jsonl")} == held_out
+    # Three questions of each data set: four of a database's six golds run and return rows.
+    assert len(held_out) == 2
+    validation = lines(tmp_path / "p" / "validation.jsonl")
+    assert [one["source"] for one in validation] == ["spider"] * 3 + ["bird"] * 3
+    assert {one["db_id"] for one in validation} == held_out
     rest = [one for name in arguments[1:3] for one in lines(tmp_path / "p" / f"{name}.jsonl")]
-    assert len(rest) == 36 - 6
+    assert len(rest) == 36 - 12
     assert not held_out & {one["db_id"] for one in rest}
 
 
 # Leaks.
 
 
-def test_leaks_between_learning_and_measuring_are_told(tmp_path: Path, capsys):
+def test_leaks_between_learning_and_measuring_are_refused_or_told(tmp_path: Path, capsys):
     root = make_downloads(tmp_path / "data")
     # BIRD's dev database is a training database by another name, and asks one of its questions.
     place = root / "bird" / "dev_20240627"
@@ -226,7 +231,21 @@ def test_leaks_between_learning_and_measuring_are_told(tmp_path: Path, capsys):
     asked = json.loads((place / "dev.json").read_text())
     asked[4]["question"] = " who of DATABASE mill lives in new york, number 4? "
     (place / "dev.json").write_text(json.dumps(asked))
-    summary = run(root, tmp_path / "p", "--data", "bird-dev", "bird-train")
+    both = ("--data", "bird-dev", "bird-train")
+    with pytest.raises(UserError) as caught:
+        run(root, tmp_path / "p", *both)
+    line = str(caught.value)
+    assert "bird-train and bird-dev share 1 x database file (such as pub)" in line
+    assert "bird-train and bird-dev share 1 x question (such as bird/dev/4)" in line
+    assert "data.train.exclude_databases='[formula_1, mill]'" in line
+    assert "\n" not in line
+    assert not (tmp_path / "p" / "prepared.json").exists()
+    # As the line says.
+    clean = run(root, tmp_path / "r", *both, "data.train.exclude_databases=[mill]")
+    assert clean["leaks"] == []
+    assert clean["sets"]["bird-train"]["questions"] == 12
+    assert clean["sets"]["bird-train"]["found"]["excluded database"] == 6
+    summary = run(root, tmp_path / "p", *both, "data.overlap=tell")
     kinds = {leak["kind"]: leak for leak in summary["leaks"]}
     assert set(kinds) == {"database file", "tables and columns", "question"}
     assert kinds["question"]["examples"] == ["bird/dev/4"]

@@ -12,7 +12,7 @@ import yaml
 
 from launch import prepare
 from launch.config import PromptConfig, load_config
-from launch.inputs import check_inputs, load_split
+from launch.inputs import check_inputs, held_out, load_split
 from launch.prompts import Prompts
 from launch.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
@@ -55,6 +55,7 @@ def test_a_run_learns_and_is_measured_on_it(tmp_path: Path, command: Command):
     assert config.data.demo is not None
     generate(tmp_path / "download", config.data.demo)
     settings = {**TINY, "data": {**TINY["data"], "demo": None, "root": "download"}}
+    settings["data"]["overlap"] = "tell"  # Spider's names, and none of its questions
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
 
     done = command(
@@ -84,11 +85,19 @@ def test_a_run_learns_and_is_measured_on_it(tmp_path: Path, command: Command):
 
 
 def test_job_yaml_names_what_was_prepared(prepared: Path):
-    config = load_config(str(prepared / "job.yaml"), ["model.path=nowhere"])
-    expected = {"train": {"train_spider", "train_others"}, "validation": {"test"}, "test": {"dev"}}
-    for split in SPLITS:
-        loaded = load_split(config, split, prepared)
-        assert {e.id.split("/")[1] for e in loaded.examples} == expected[split]
+    config = load_config(str(prepared / "job.yaml"), ["model.path=nowhere", "data.held_out=3"])
+    training = {"train_spider", "train_others"}
+    held = held_out(config, prepared)
+    assert held
+    found = {split: load_split(config, split, prepared, held=held).examples for split in SPLITS}
+    for split, examples in found.items():
+        files = {"dev"} if split == "test" else training
+        assert {e.id.split("/")[1] for e in examples} <= files
+    assert {e.db_id for e in found["validation"]} == held
+    assert {e.db_id for e in found["train"]} == {"farm", "shop", "bank"} - held
+    # Spider's test set was prepared too, and chooses no checkpoint.
+    default = load_config(str(prepared / "job.yaml"), [])
+    assert (default.data.validation, default.data.held_out) == (None, 200)
     with pytest.raises(UserError, match=r"^model.path: no config.json in .*nowhere"):
         check_inputs(config)  # the data is all there
 

@@ -1,0 +1,80 @@
+"""`--file`: another question file, by name or path, and the databases that belong to it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launch.testsets import find
+from sqlenv.errors import UserError
+
+from .small_sets import make_bird, make_spider
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder of downloads; Spider's questions have a name of their own."""
+    spider = make_spider(tmp_path / "downloads" / "spider_data")
+    (spider / "dev.json").rename(spider / "dev_visible.json")
+    make_bird(tmp_path / "downloads" / "bird_data")
+    return tmp_path / "downloads"
+
+
+def check(root: Path, file: str, data: str = "spider-dev") -> None:
+    """Five questions are found, and databases that are there."""
+    _, examples = find(data, root, file)
+    assert len(examples) == 5
+    assert all(example.database.is_file() for example in examples)
+
+
+def test_an_absolute_path_is_taken(root, tmp_path):
+    inside = root / "spider_data" / "dev_visible.json"
+    check(root / "spider_data", str(inside))
+    check(root, str(inside))
+    # Outside of the root too: the databases are those below the root.
+    outside = tmp_path / "mine.json"
+    outside.write_text(inside.read_text())
+    check(root / "spider_data", str(outside))
+    check(root, str(outside))
+
+
+def test_the_folder_with_databases_goes_before_one_without(root):
+    here = root / "spider_data" / "dev_visible.json"
+    (root / "a_copy").mkdir()
+    (root / "a_copy" / "dev_visible.json").write_text(here.read_text())
+    source, _ = find("spider-dev", root, "dev_visible.json")
+    assert source.path == root / "spider_data"
+    check(root, "dev_visible.json")
+
+
+def test_databases_may_lie_in_another_folder_than_the_questions(root):
+    here = root / "spider_data" / "dev_visible.json"
+    (root / "questions").mkdir()
+    here.rename(root / "questions" / "mine.json")
+    check(root, "mine.json")
+    check(root, "questions/mine.json")
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_set_of_another_name_is_told_with_the_command_that_works(root, below):
+    place = root / "spider_data" if below else root
+    if below:  # neither another split's file nor a list of schemas would do
+        (place / "train_spider.json").write_text((place / "dev_visible.json").read_text())
+        (place / "tables_dev.json").write_text('[{"db_id": "pets", "column_names": []}]')
+    with pytest.raises(UserError) as caught:
+        find("spider-dev", place)
+    line = str(caught.value)
+    assert "\n" not in line
+    told = re.search(r"; try --data spider-dev --file (.*)$", line)
+    assert told, line
+    (file,) = shlex.split(told[1])
+    check(place, file)
+
+
+def test_a_file_of_another_split_is_not_told(root):
+    with pytest.raises(UserError) as caught:
+        find("spider-test", root / "spider_data")
+    assert "try" not in str(caught.value)

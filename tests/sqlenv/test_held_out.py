@@ -1,0 +1,144 @@
+"""Databases that are held out of training, to choose checkpoints by."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlenv.config import DataConfig, ExecutorConfig
+from sqlenv.datasets import LoadedData, load, make_pools
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.held_out import hold_out, validation_of
+
+from .data_folders import make_database
+
+RIGHT, WRONG = "SELECT name FROM band", "SELECT age FROM band"
+
+
+def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, Any]:
+    """Write a data set with some golds on each database; return its source."""
+    names = {"bird": ("train.json", "SQL", "train_databases"), "spider": ("train_spider.json",
+             "query", "database"), "synsql": ("data.json", "sql", "databases")}  # fmt: skip
+    file, gold, databases = names[layout]
+    more = {"sql_complexity": "Simple"} if layout == "synsql" else {}
+    asked = [
+        {"db_id": name, "question": f"{name} {number}?", gold: sql, **more}
+        for name, queries in golds.items()
+        for number, sql in enumerate(queries)
+    ]
+    for name in golds:
+        make_database(folder / databases, name)
+    (folder / file).write_text(json.dumps(asked))
+    return {"layout": layout, "path": folder, "split": "train"}
+
+
+def split(config: DataConfig, count: int) -> tuple[frozenset[str], LoadedData, LoadedData]:
+    """Hold out, and load what is left and what is held out."""
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        held = hold_out(config, count, partial(make_pools, executor=executor))
+        rest = load(config, executor=executor, accept=lambda e: e.db_id not in held)
+        own = load(
+            validation_of(config, count), executor=executor, accept=lambda e: e.db_id in held
+        )
+    return held, rest, own
+
+
+def databases(data: LoadedData) -> set[str]:
+    return {example.db_id for example in data.examples}
+
+
+def test_counts_are_met_exactly_and_no_database_is_on_both_sides(tmp_path):
+    """30 databases of 10 questions, of which one fails: 270 may stay, 200 and 23 are asked for."""
+    golds = {f"d{number}": [RIGHT] * 9 + [WRONG] for number in range(30)}
+    source = make(tmp_path, "bird", golds)
+    for seed in range(3):
+        config = DataConfig(sources=(source,), total=200, seed=seed)
+        held, rest, own = split(config, 23)
+        assert (len(rest.examples), len(own.examples)) == (200, 23)
+        # 300 * 23 / 223 = 30.9 questions: the fourth database is the one that exceeds it least.
+        assert len(held) == 4
+        assert databases(own) <= held
+        assert not databases(rest) & held
+
+
+def test_a_database_without_a_sound_gold_validates_nothing_alone(tmp_path):
+    """Three databases of four cannot be judged by: enough are held out until one is that can."""
+    golds = {f"d{number}": [RIGHT if number % 4 == 0 else WRONG] * 6 for number in range(20)}
+    source = make(tmp_path, "bird", golds)
+    for seed in range(4):
+        config = DataConfig(sources=(source,), seed=seed)
+        held, rest, own = split(config, 5)
+        assert len(own.examples) == 5
+        assert len(rest.examples) == 30 - 6 * len({name for name in held if name in databases(own)})
+
+
+def test_of_a_mixture_every_source_gives_its_share(tmp_path):
+    sizes = {"bird": 8, "spider": 6, "synsql": 60}
+    sources = []
+    for layout, count in sizes.items():
+        folder = tmp_path / layout
+        folder.mkdir()
+        golds = {f"{layout}{number}": [RIGHT] * 5 for number in range(count)}
+        sources.append(make(folder, layout, golds) | {"weight": 2 if layout == "synsql" else 1})
+    config = DataConfig(sources=tuple(sources), total=40)
+    held, rest, own = split(config, 12)
+    assert Counter(e.source for e in own.examples) == {"bird": 3, "spider": 3, "synsql": 6}
+    assert Counter(e.source for e in rest.examples) == {"bird": 10, "spider": 10, "synsql": 20}
+    # A share of 6 in 26 of SynSQL's 300 questions are 70: questions come from many databases.
+    assert Counter(name[:4] for name in held)["syns"] == 14
+    assert not databases(rest) & held
+
+
+def test_levels_of_one_file_share_their_databases(tmp_path):
+    source = make(tmp_path, "synsql", {f"d{number}": [RIGHT] * 4 for number in range(40)})
+    records = json.loads((tmp_path / "data.json").read_text())
+    levels = ("Simple", "Moderate", "Complex", "Highly Complex")
+    for number, record in enumerate(records):
+        record["sql_complexity"] = levels[number % 4]
+    (tmp_path / "data.json").write_text(json.dumps(records))
+    sources = tuple(source | {"levels": (level,)} for level in levels)
+    held, rest, own = split(DataConfig(sources=sources, total=60), 8)
+    assert Counter(e.difficulty for e in own.examples) == dict.fromkeys(levels, 2)
+    assert not databases(rest) & databases(own)
+    assert len(held) == 5  # 40 * 2 / 17
+
+
+def test_the_choice_is_stable(tmp_path):
+    """It depends on the seed and the names: a database more moves no other one."""
+
+    def held(folder: str, count: int, seed: int = 0) -> frozenset[str]:
+        place = tmp_path / folder
+        place.mkdir()
+        source = make(place, "bird", {f"d{number}": [RIGHT] * 4 for number in range(count)})
+        return hold_out(
+            DataConfig(sources=(source,), total=20, seed=seed),
+            20, make_pools,
+        )  # fmt: skip
+
+    assert held("a", 40) == held("b", 40)
+    assert held("c", 40, seed=1) != held("d", 40)
+    assert len(held("e", 44) & held("f", 40)) >= 18  # of 20 and 22
+
+
+def test_more_than_there_is_is_refused(tmp_path):
+    config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        make_some = partial(make_pools, executor=executor)
+        with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
+            hold_out(config, 4, make_some)
+        assert hold_out(config, 3, make_some) == {"a"}
+
+
+def test_excluded_databases_are_left_out_and_counted(tmp_path):
+    source = make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [RIGHT] * 2, "c": [WRONG]})
+    config = DataConfig(sources=(source,), exclude_databases=("a",))
+    data = load(config)
+    assert databases(data) == {"b", "c"}
+    assert data.report.lines() == ["bird/train: 3 of 6 questions, 3 excluded database"]
+    assert hold_out(config, 2, make_pools) <= {"b", "c"}
