@@ -8,6 +8,7 @@ The models differ in three settings: biases on q, k, v (Qwen2, Qwen2.5), RMS nor
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from pydantic import BaseModel, Field, model_validator
 
+from minirl import vocabulary
 from minirl.config import LoraConfig, Remat
 from minirl.reading import check, read_json
 from minirl.sharding import INPUT_AXES, constrain
@@ -165,6 +167,30 @@ def rotate(x_BTHE: Array, angles_BTE: Float[Array, "B T e"]) -> Array:
     left, right = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
     turned = (left * cos_BTE - right * sin_BTE, right * cos_BTE + left * sin_BTE)
     return jnp.concatenate(turned, axis=-1).astype(x_BTHE.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def look_up(
+    table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], dtype: Any
+) -> Float[Array, "B T D"]:
+    """Return the rows of a table in a type; its gradient, a sum over tokens, is made in fp32."""
+    return table_VD.astype(dtype)[tokens_BT]
+
+
+def _look_up_forward(table_VD: Array, tokens_BT: Array, dtype: Any) -> tuple[Array, Any]:
+    # An empty array tells what the table is.
+    return look_up(table_VD, tokens_BT, dtype), (tokens_BT, table_VD[:, :0])
+
+
+def _look_up_backward(dtype: Any, known: Any, gradient_BTD: Array) -> tuple[Array, None]:
+    del dtype
+    tokens_BT, empty_V0 = known
+    shape = (len(empty_V0), gradient_BTD.shape[-1])
+    total_VD = jnp.zeros(shape).at[tokens_BT].add(gradient_BTD.astype(jnp.float32))
+    return total_VD.astype(empty_V0.dtype), None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 def _product(x: Array, weight: Array, *, axes: int = 1) -> Array:
@@ -320,7 +346,7 @@ class Decoder(nnx.Module):
         )
         frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
         angles_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
-        x_BTD = constrain(self.embed[...].astype(self.dtype)[tokens_BT], _ROWS, self.mesh)
+        x_BTD = constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
         run = self._scan if scan else self._loop
         x_BTD, new_caches = run(x_BTD, angles_BTE, attend, caches)
         return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps), new_caches
@@ -356,8 +382,7 @@ class Decoder(nnx.Module):
 
     def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
         """Project hidden states onto the vocabulary, in fp32."""
-        logits = jnp.einsum("...d,vd->...v", hidden, self.output_table.astype(self.dtype))
-        return logits.astype(jnp.float32)
+        return vocabulary.logits(hidden, self.output_table)
 
 
 def unstacked(model: Decoder) -> Decoder:

@@ -54,23 +54,42 @@ def project(
     parts = axis_parts("batch", B, mesh)
     by_part = (parts, B * C // parts)
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
-    table_VD = table_VD.astype(hidden_BCD.dtype)
     if by_part[1] * token_bytes <= LOGITS_BYTES:
-        logits_BCV = _logits(hidden_BCD, table_VD, temperature)
+        logits_BCV = logits(hidden_BCD, table_VD) / temperature
         found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
     else:
-        cut = _Cut(max(1, LOGITS_BYTES // token_bytes), temperature, mesh)
-        # All chunks use one copy of the table with all its columns.
-        table_VD = constrain(table_VD, ("vocab", "model"), mesh)
+        cut = _Cut(max(1, LOGITS_BYTES // token_bytes), temperature, mesh, table_VD.dtype)
         tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
         found = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
     logp, entropy = (one.reshape(B, C) for one in found)
     return logp, jax.lax.stop_gradient(entropy)
 
 
-def _logits(hidden_TD: Array, table_VD: Array, temperature: float) -> Array:
-    logits_TV = jnp.einsum("...d,vd->...v", hidden_TD, table_VD)
-    return logits_TV.astype(jnp.float32) / temperature
+@jax.custom_vjp
+def logits(hidden: Float[Array, "... D"], table_VD: Float[Array, "V D"]) -> Float[Array, "... V"]:
+    """Multiply hidden states by the table in their own type, and sum in fp32.
+
+    The table's gradient is a sum in fp32 too, and is not rounded if the weights are not.
+    """
+    table_VD = table_VD.astype(hidden.dtype)
+    return jnp.einsum("...d,vd->...v", hidden, table_VD, preferred_element_type=jnp.float32)
+
+
+def _logits_forward(hidden: Array, table_VD: Array) -> tuple[Array, tuple[Array, Array]]:
+    return logits(hidden, table_VD), (hidden, table_VD)
+
+
+def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array, Array]:
+    hidden, table_VD = known
+    (V, D), dtype = table_VD.shape, hidden.dtype
+    dlogits = dlogits.astype(dtype)
+    dhidden = jnp.einsum("...v,vd->...d", dlogits, table_VD.astype(dtype))
+    pair = (dlogits.reshape(-1, V), hidden.reshape(-1, D))
+    dtable_VD = jnp.einsum("tv,td->vd", *pair, preferred_element_type=jnp.float32)
+    return dhidden, dtable_VD.astype(table_VD.dtype)
+
+
+logits.defvjp(_logits_forward, _logits_backward)
 
 
 def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
@@ -83,11 +102,19 @@ def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
 
 
 class _Cut(NamedTuple):
-    """How tokens are cut: into chunks of so many of every part of the rows (X parts, T tokens)."""
+    """How tokens are cut: into chunks of so many of every part of the rows (X parts, T tokens).
+
+    Attributes:
+        length: So many.
+        temperature: Divides the logits.
+        mesh: What rows and vocabulary are split over.
+        table_dtype: Type of the table, and so of its gradient.
+    """
 
     length: int
     temperature: float
     mesh: Mesh | None
+    table_dtype: Any
 
 
 class _Chunk(NamedTuple):
@@ -104,6 +131,14 @@ class _Chunk(NamedTuple):
 def _in_chunks(
     cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
 ) -> tuple[Array, Array]:
+    return _in_chunks_forward(cut, hidden_XTD, table_VD, target_XT, is_trained_XT)[0]
+
+
+def _in_chunks_forward(
+    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
+) -> tuple[tuple[Array, Array], Any]:
+    # All chunks use one copy of the table with all its columns, in the type of the computation.
+    table_VD = constrain(table_VD.astype(hidden_XTD.dtype), ("vocab", "model"), cut.mesh)
     order_XT, count_X = _trained_first(is_trained_XT)
 
     def add(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -115,11 +150,8 @@ def _in_chunks(
     X, T = target_XT.shape
     empty = _empty(cut, (X, T))
     logp, entropy = jax.lax.fori_loop(0, _chunks(cut, count_X), add, (empty, empty))
-    return _back(logp, order_XT), _back(entropy, order_XT)
-
-
-def _in_chunks_forward(cut: _Cut, *arrays: Array) -> tuple[tuple[Array, Array], Any]:
-    return _in_chunks(cut, *arrays), arrays
+    found = _back(logp, order_XT), _back(entropy, order_XT)
+    return found, (hidden_XTD, table_VD, target_XT, is_trained_XT)
 
 
 def _in_chunks_backward(cut: _Cut, arrays: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
@@ -147,7 +179,7 @@ def _in_chunks_backward(cut: _Cut, arrays: Any, gradients: tuple[Array, Array]) 
     start = (_empty(cut, (X, T), D, dtype=dtype), dtable_XVD)
     dhidden, dtable_XVD = jax.lax.fori_loop(0, _chunks(cut, count_X), add, start)
     dtable_VD = constrain(dtable_XVD.sum(axis=0), ("vocab", "width"), cut.mesh)
-    return _back(dhidden, order_XT), dtable_VD.astype(table_VD.dtype), None, None
+    return _back(dhidden, order_XT), dtable_VD.astype(cut.table_dtype), None, None
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
@@ -177,7 +209,7 @@ def _chunk(
     place_XQ = order_XT[:, jnp.minimum(slot_Q, order_XT.shape[1] - 1)]
     hidden_XQD = jnp.take_along_axis(hidden_XTD, place_XQ[..., None], axis=1)
     hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
-    logits_XQV = _logits(hidden_XQD, table_VD, cut.temperature)
+    logits_XQV = logits(hidden_XQD, table_VD) / cut.temperature
     return _Chunk(
         place_XQ,
         slot_Q[None] < count_X[:, None],
