@@ -28,6 +28,7 @@ from .damage import (
     make_inputs,
     rewrite,
 )
+from .small_sets import GOLDS
 
 
 @pytest.fixture
@@ -170,3 +171,34 @@ def test_verdicts_go_into_a_plain_file(root, path, tmp_path, command):
     done = command("launch.eval", *words, cwd=tmp_path)
     assert done.returncode == 2
     assert f"--json {path}: is no plain file" in done.stderr.splitlines()[-1]
+
+
+LONG: dict[str, str] = {
+    "conditions": "SELECT name FROM pet WHERE age = 1" + " OR age = 1" * 200_000,
+    "brackets": "(" * 2_000_000,
+    "comments": "/*" * 1_000_000,
+    "orders": "select a from t order by " * 80_000,
+    "names": "[" * 2_000_000,
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, name, capsys, monkeypatch):
+    """Reading it took 3 to 19 s a pair, of which the limits of a query say nothing."""
+    pair = {"id": 1, "db": str(root / DATABASE), "gold": GOLDS[0], "pred": LONG[name]}
+    (root / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    words = [*arguments(PAIRS, root), "--timeout-s", "1"]
+    assert status_of(PAIRS, words, monkeypatch) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["status"] == "too_large"
+    assert record["seconds"] < 1
+    (root / "p.jsonl").write_text(
+        "".join(json.dumps({"pred": sql}) + "\n" for sql in [LONG[name], *GOLDS[1:]])
+    )
+    words = arguments(EVAL, root)
+    words[1] = str(root / "p.jsonl")
+    assert status_of(EVAL, [*words, "--timeout-s", "1"], monkeypatch) == 0
+    sheet = json.loads((root.parent / "out" / "o.json").read_text())
+    assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
+    assert sheet["questions"][0]["predicted"] == "too_large"
+    assert sheet["late"] == []
