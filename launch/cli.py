@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import io
 import logging
 import os
 import signal
@@ -28,12 +29,24 @@ from rich.progress import (
 
 import minirl.errors
 import sqlenv.errors
+from minirl.files import naming
 from minirl.preemption import Preempted
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
 console = Console(stderr=True, highlight=False)
-output = Console(highlight=False)
+
+
+class Output(Console):
+    """Standard output, which an error of the system names."""
+
+    def print(self, *things: Any, **how: Any) -> None:
+        """Print; see `Console.print`."""
+        with naming(Path("standard output")):
+            super().print(*things, **how)
+
+
+output = Output(highlight=False)
 
 # What to do about errors of the file system that are no fault of ours.
 _MAKE_ROOM = "make room, and the same command goes on from what it has saved"
@@ -47,6 +60,7 @@ _ADVICE = {
 }
 _LONGEST_NAME = 200
 _LONGEST_LINE = 2000
+_NEAR = 40  # characters shown around the place of an error
 # What the extras for an accelerator install, by the names that are imported.
 _LEARNER = frozenset(
     {"jax", "jaxlib", "jaxtyping", "flax", "optax", "orbax", "numpy", "safetensors"}
@@ -189,6 +203,7 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
     for noisy in ("absl", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
     _hush()
+    _take_any_name()
     try:
         main(sys.argv[1:])
     except BrokenPipeError:  # whoever reads our output has enough of it
@@ -209,6 +224,12 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
             raise
         fail(line)
     sys.exit(0)
+
+
+def _take_any_name() -> None:
+    """Let standard output take names of files that are no text, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _has_others() -> bool:
@@ -257,15 +278,26 @@ def _line_for(error: Exception) -> str | None:
         line = f"{missing} is not installed, and this command needs it: {install}"
         return line if missing in _LEARNER else None
     if isinstance(error, OSError) and error.errno in _ADVICE:
-        name = str(error.filename or "a file")
+        name = str(_closed(error) or error.filename or "a file")
         name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
         return f"{name}: {error.strerror}; {_ADVICE[error.errno]}"
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        near = error.object[max(error.start - _NEAR, 0) : error.end + _NEAR]
+        return f"{near!r}: a name that is not UTF-8, and has to be written down; rename it"
     if "RESOURCE_EXHAUSTED" in words:  # JAX's
         return (
             "the device has too little memory: lower sampler.cache_gb, sampler.slots or "
             f"train.batching.groups_per_batch, or set model.remat=full ({words[:120]})"
         )
     return None
+
+
+def _closed(error: OSError) -> Path | None:
+    """Name the folder that may not be entered, if that is why a file in it cannot be reached."""
+    if error.errno != errno.EACCES or not isinstance(error.filename, str):
+        return None
+    folders = reversed(Path(error.filename).absolute().parents)
+    return next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
 
 
 def give_up() -> NoReturn:

@@ -286,6 +286,11 @@ def _check(options: Namespace) -> None:
             not is_file and is_split and options.json and not options.comparators,
             "--json: say --comparators NAME too, or a test set such as --data spider-dev",
         ),
+        (
+            options.json and options.json.exists() and not options.json.is_file(),
+            f"--json {options.json}: is no plain file, and verdicts are written down on the way; "
+            "name a file",
+        ),
     ]
     for is_wrong, message in rules:
         if is_wrong:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import platform
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
@@ -81,7 +82,7 @@ class Data:
 def _digest(files: Collection[Path]) -> str:
     """Digest files by name and contents: the same on every machine, whatever the paths."""
     lines = sorted(f"{path.name} {fingerprint(path)}" for path in files)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+    return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:16]
 
 
 def prepare(

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import apsw
 
-from sqlenv.database import identify
+from sqlenv.database import identify, open_new
 from sqlenv.errors import UserError
 from sqlenv.flaws import Checked
 from sqlenv.types import Example
@@ -34,7 +34,7 @@ class Findings:
     def __init__(self, path: Path, settings: Any) -> None:
         self._path = path
         self._settings = json.dumps(settings, sort_keys=True)
-        self._connection = apsw.Connection(str(path))
+        self._connection = open_new(path)
         self.new = 0
         with self._readable():
             # A kill of this process leaves the file whole; only a power failure might not.

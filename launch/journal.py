@@ -109,7 +109,8 @@ class Journal:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._file.close()
+        with naming(Path(self._file.name)):
+            self._file.close()
 
     def get(self, request: Request) -> Answer | None:
         """Return the answer to a request, if it is there."""

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from launch import cli, lint
 from launch.crew import (
@@ -55,7 +54,7 @@ from sqlenv.database import check_contents
 from sqlenv.datasets import read_all
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS
+from sqlenv.layouts import FORMS, check_open
 from sqlenv.types import Example
 
 Write = Callable[[Mapping[str, Any]], None]
@@ -96,11 +95,11 @@ def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
     with open_workbench(config.model_copy(update={"workers": 1})) as bench:
         score = bench.score(pair.example, pair.pred)
     if as_json:
-        sys.stdout.write(json.dumps(score.record()) + "\n")
+        _print(score.record())
         warn_of_failing([] if score.gold_ran else [pair.example.db_id])
     else:
         columns = columns_of()(pair.example)
-        console = Console(highlight=False)
+        console = cli.Output(highlight=False)
         gold_sql = pair.example.gold_sql
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
@@ -136,7 +135,7 @@ def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> N
         rewards = _score_episodes(played, config, write)
     # With --json and nowhere else to write, the lines take the place of the tables.
     if options.out or not options.json:
-        console = Console()
+        console = cli.Output()
         width = console.width
         tables = (*render_pairs(pairs, width=width), *render_episodes(rewards, width=width))
         console.print(*tables, sep="\n\n")
@@ -180,7 +179,7 @@ def _lint(options: argparse.Namespace, config: ExecutorConfig) -> None:
     if options.json:
         sys.stdout.writelines(json.dumps(finding.record()) + "\n" for finding in findings)
     else:
-        Console(highlight=False).print(lint.render(findings, len(examples)))
+        cli.Output(highlight=False).print(lint.render(findings, len(examples)))
 
 
 def _keep_inputs(options: argparse.Namespace) -> None:
@@ -232,6 +231,7 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
         what = "is a file" if root.exists() else "there is no such folder"
         option = "--data-root" if options.data_root else f"--data {options.data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
+    check_open(root)
     if not any((root / base / file).is_file() for base in (FORMS[layout].omnisql, "")):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")

@@ -246,9 +246,8 @@ class Journal:
 
     def add(self, phase: str, values: Sequence[Any]) -> None:
         """Write down what was found for the next questions of a phase."""
-        with naming(Path(self._file.name)):
-            self._file.writelines(json.dumps([phase, value]) + "\n" for value in values)
-            self._file.flush()
+        self._file.writelines(json.dumps([phase, value]) + "\n" for value in values)
+        self._file.flush()
         self._found[phase] += values
 
 
@@ -267,16 +266,13 @@ def journal(sheet: Path, settings: Mapping[str, Any]) -> Generator[Journal]:
         lock = path.open("a", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{sheet}: cannot be written ({error.strerror}); name another") from None
-    with lock:
+    with naming(path), lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{path}: another process writes here; wait for it") from None
         lines = keep_lines(path, list, advice=advice)
-        if not lines:
-            lock.write(json.dumps(["settings", dict(settings)]) + "\n")
-            lock.flush()
-        elif other := _difference(_settings(lines[0], path), settings):
+        if lines and (other := _difference(_settings(lines[0], path), settings)):
             raise UserError(f"{path}: was begun with other settings ({other}); {advice}")
         found: defaultdict[str, list[Any]] = defaultdict(list)
         for number, line in enumerate(lines[1:], 2):
@@ -284,6 +280,9 @@ def journal(sheet: Path, settings: Mapping[str, Any]) -> Generator[Journal]:
                 raise UserError(f"{path}:{number}: not a line of a journal; {advice}")
             found[line[0]].append(line[1])
         try:
+            if not lines:
+                lock.write(json.dumps(["settings", dict(settings)]) + "\n")
+                lock.flush()
             yield Journal(lock, found)
         except BaseException:
             if not found and path.read_bytes().count(b"\n") < 2:

@@ -38,6 +38,8 @@ _OPENERS: dict[str, ClauseKind] = {
 _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
 _SET_OPERATORS = ("union", "intersect", "except")
 _KEYWORDS = frozenset({*_OPENERS, "with", "join"})
+LONGEST = 100_000
+"""Characters of the longest text that is divided: what the executor takes (`max_sql_chars`)."""
 _OUTER: tuple[ClauseKind, ...] = ("ORDER BY", "LIMIT")
 
 
@@ -68,11 +70,13 @@ def scan_clauses(sql: str) -> tuple[Clause, ...]:
     """Divide a query into clauses that cover its text exactly once, in the text's order.
 
     Returns:
-        One SELECT clause where no keyword is found; nothing for empty text. What stands before the
-        first keyword belongs to the first clause.
+        One SELECT clause where no keyword is found, or the text is longer than `LONGEST`; nothing
+        for empty text. What stands before the first keyword belongs to the first clause.
     """
     if not sql:
         return ()
+    if len(sql) > LONGEST:
+        return (Clause("SELECT", 0, len(sql), len(sql)),)
     flat = [token for token in tokenize(sql) if token.depth == 0]
     places: dict[int, tuple[ClauseKind, int]] = {}
     operand, in_with = 0, False

@@ -103,6 +103,12 @@ def check_contents(path: Path) -> None:
         raise UserError(f"{path}: the database is corrupt ({words:.80}); fetch it again")
 
 
+def open_new(path: Path) -> apsw.Connection:
+    """Open a file of ours to write, whatever bytes its name has; it is made where there is none."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+    return apsw.Connection(f"file:{quote(bytes(path.absolute()))}", flags=flags)
+
+
 def _ask(uri: str, query: str) -> apsw.SQLiteValue:
     connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:

@@ -32,6 +32,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 from sqlenv.dialect_guards import guard
 from sqlenv.dialect_rules import COMPARED, TYPE, RefusedError, bare_value, check, kind_of
 from sqlenv.parse import (
+    MAX_CHARS,
     MAX_TREE_DEPTH,
     Query,
     cached,
@@ -59,6 +60,8 @@ def carried(sql: str, dialect: str) -> str | SqlError:
 
 
 def _carried(sql: str, dialect: str) -> str:
+    if len(sql) > MAX_CHARS:
+        raise RefusedError("too long")
     tree = _read(sql, dialect)
     check(tree, dialect)
     guard(tree, dialect)

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Semaphore
 from typing import Self
@@ -22,7 +23,7 @@ from sqlenv.engine import Engine
 from sqlenv.gold import GoldCache, Query
 from sqlenv.guard import refuse_text
 from sqlenv.pool import WorkerPool
-from sqlenv.types import Result, TimedOut, status_of
+from sqlenv.types import Result, TimedOut, TooLarge, status_of
 from sqlenv.wire import encode_case
 from sqlenv.worker import Question
 
@@ -32,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 # What a query may take before it counts as slow: some 20 to 50 ms.
 _QUICK_STEPS = 5_000_000
+_JUDGED_CHARS = 1_000_000
+"""Longer predictions are wrong unread: ten times what is run of a text that nobody cuts."""
 
 
 class Executor:
@@ -120,7 +123,17 @@ class Executor:
             check_case(case, names)
         for database in {file for case in cases for file in (case.database, *case.suite)}:
             self._look_at(database)
-        return self._backend.judge(cases, names)
+        # What official programs do to a text takes seconds where it has megabytes.
+        short = [len(case.predicted) <= _JUDGED_CHARS for case in cases]
+        asked = [
+            case if is_short else replace(case, predicted="")
+            for case, is_short in zip(cases, short, strict=True)
+        ]
+        refused = {"scores": dict.fromkeys(names, 0.0), "predicted": status_of(TooLarge("sql"))}
+        return [
+            judged if is_short else replace(judged, **refused)
+            for judged, is_short in zip(self._backend.judge(asked, names), short, strict=True)
+        ]
 
     def keep_gold(self, database: Path, sql: str, result: Result) -> None:
         """Keep what `execute` gave as the result of a gold query."""

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 import apsw
 
+from sqlenv.database import open_new
 from sqlenv.errors import UserError
 from sqlenv.schema import Column, DatabaseSchema, is_utf8, quoted
 from sqlenv.types import Example, Hint
@@ -73,7 +74,7 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
     """
     scratch = index.with_name(f".{index.name}.{os.getpid()}.part")
     scratch.unlink(missing_ok=True)
-    connection = apsw.Connection(str(scratch))
+    connection = open_new(scratch)
     try:
         # A file that a kill leaves half written is never used: nothing has to reach the disk.
         connection.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-import os.path
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -179,6 +179,21 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
+def check_open(folder: Path) -> None:
+    """Refuse a folder in which nothing can be found: what is there would look missing.
+
+    Raises:
+        UserError: It may not be read.
+    """
+    if not is_open(folder):
+        raise UserError(f"{folder}: this folder may not be read; allow it, or copy it")
+
+
+def is_open(folder: Path) -> bool:
+    """Tell whether a folder may be listed, and what is in it be opened."""
+    return os.access(folder, os.R_OK | os.X_OK)
+
+
 def locate(source: SourceConfig) -> Location:
     """Find a source's files.
 
@@ -188,6 +203,7 @@ def locate(source: SourceConfig) -> Location:
     if not source.path.is_dir():
         what = "is a file, not the data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")
+    check_open(source.path)
     if source.layout == "prepared" or (source.path / MANIFEST).is_file():
         return _prepared(source)
     form = FORMS[source.layout]

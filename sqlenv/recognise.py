@@ -10,7 +10,17 @@ from pathlib import Path
 
 from sqlenv.config import SourceConfig
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS, MANIFEST, SETS, foreign, locate, question_files, read_records
+from sqlenv.layouts import (
+    FORMS,
+    MANIFEST,
+    SETS,
+    check_open,
+    foreign,
+    is_open,
+    locate,
+    question_files,
+    read_records,
+)
 
 _SEARCHED = 1_000
 """Folders that are looked at."""
@@ -44,6 +54,7 @@ def recognise(root: Path) -> Recognised:
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root} {what}; give the folder of the downloads")
+    check_open(root)
     if (root / MANIFEST).is_file():
         raise UserError(f"{root}: was itself prepared; give the folder of the downloads")
     sources: dict[str, SourceConfig] = {}
@@ -105,6 +116,8 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
             continue
         if name in found.left:
             raise UserError(f"{name}: {found.left[name]}")
+        for folder in root.glob("*/"):
+            check_open(folder)
         raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {_found(found)}")
     if not names and not found.sources:
         if found.left:
@@ -135,7 +148,7 @@ def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
 
 def _below(root: Path) -> Iterator[Path]:
     paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return islice((path for path in paths if path.is_dir()), _SEARCHED)
+    return islice((path for path in paths if path.is_dir() and is_open(path)), _SEARCHED)
 
 
 def _try(source: SourceConfig) -> tuple[SourceConfig, str]:

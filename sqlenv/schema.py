@@ -205,7 +205,7 @@ def _foreign_keys(
         for parent, child_column, parent_column, identity in rows:
             target = by_name.get(str(parent).lower())
             pairs = declared.setdefault(identity, (target, []))[1]
-            pairs.append((str(child_column), parent_column and str(parent_column)))
+            pairs.append((str(child_column), str(parent_column) if parent_column else None))
         for target, pairs in declared.values():
             if target and (key := _resolved(table, target, pairs)):
                 yield key

@@ -26,7 +26,16 @@ from sqlenv.flaws import (
     UNPARSED_GOLD,
     Checked,
 )
-from sqlenv.layouts import FORMS, Form, Location, Record, foreign, is_file, read_records
+from sqlenv.layouts import (
+    FORMS,
+    Form,
+    Location,
+    Record,
+    check_open,
+    foreign,
+    is_file,
+    read_records,
+)
 from sqlenv.records import Question, check, question_kind
 from sqlenv.types import Example, Result, SqlError, Table
 
@@ -288,5 +297,9 @@ def _evidence(form: Form, folder: Path, asked: Question) -> str:
 
 
 def _no_database(location: Location, example: Example) -> str:
+    for folder in location.databases:
+        check_open(folder)
+        if (folder / example.db_id).is_dir():
+            check_open(folder / example.db_id)
     expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
     return f"{expected} is not there, but question {example.id} needs it; unpack it"
