@@ -38,7 +38,7 @@ class SourceConfig(Settings):
     """Which of the layout's question files to read."""
 
     file: str = ""
-    """Question file to read instead (.json or .jsonl), relative to `path`."""
+    """Question file to read instead (.json or .jsonl), relative to `path` or absolute."""
 
     comments: Literal["names", "full"] = "names"
     """Column comments: the natural names of tables.json (as OmniSQL), or BIRD's whole
