@@ -96,6 +96,12 @@ def scan_clauses(sql: str) -> tuple[Clause, ...]:
     )
 
 
+def item_name(text: str) -> str:
+    """Return the name of a WITH item from its own text, in lower case and without quotes."""
+    words = tokenize(text)
+    return next((word.text for word in words if not word.is_word("with", "recursive")), "")
+
+
 def clause_at(clauses: Sequence[Clause], place: int) -> int:
     """Number the clause that holds a character; the last one for places beyond the text."""
     return min(bisect_right(clauses, place, key=lambda clause: clause.end), len(clauses) - 1)

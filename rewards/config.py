@@ -180,9 +180,17 @@ class ExpoConfig(Settings):
     """Factor on the gap between blamed and other clauses, about its middle (table 11); 0 rewards
     all clauses of a query alike."""
 
+    incorrect_uniform: float | None = None
+    """Reward of every clause where the result is wrong and clauses are not told apart; null: the
+    middle of the two rewards above. The paper prints no value."""
+
+    error_uniform: float | None = None
+    """Reward of every clause where the query fails and clauses are not told apart; null: the middle
+    of the two rewards above. The paper prints no value."""
+
     clause_level: Literal["both", "incorrect", "error"] = "both"
     """Which failures are rewarded by the clause (table 4): wrong results, failing queries, or both.
-    The other gets the middle of its two rewards everywhere."""
+    The other gets its uniform reward."""
 
     format_fail: float = -1.5
     """Reward of a whole reply that breaks the format."""
@@ -196,15 +204,26 @@ class ExpoConfig(Settings):
     clauses, or the reward that a blamed clause has (of a match, any clause)."""
 
     incremental: bool = True
-    """Find blamed clauses by clause-wise execution; without it by the types alone (table 5)."""
+    """Find blamed clauses by clause-wise execution; without it by the types alone, where a single
+    clause of the query can cause them, and else reward all clauses alike (table 5)."""
 
     type_map: Literal["fallback", "intersect", "none"] = "fallback"
-    """Use of the clauses that can cause a type of difference (table 12): where clause-wise
-    execution blames none, also to narrow down what it blames, or not at all."""
+    """Use of the types of difference: a step is blamed for one that the result has (algorithm 1),
+    and where none is, the clauses that can cause one (table 12); those clauses also narrow down
+    what is blamed; or no types, and a step is blamed that leads away from the gold result."""
 
     empty_cerr: Literal["map", "all", "none"] = "map"
-    """Who is to blame for a wrong result when nothing is found: the clauses of `type_map`, then
-    all; all at once; or nobody, which rewards a wrong query everywhere."""
+    """Who is to blame for a wrong result when clause-wise execution finds none: the clauses of
+    `type_map`, then all; all at once; or nobody, which rewards a wrong query everywhere."""
+
+    row_partial: Literal["computed", "shared_column"] = "computed"
+    """When as many rows of as many columns are the same structure with wrong values: a column
+    agrees or the query computes every output, or only where a column agrees."""
+
+    row_disjoint: Literal["same_columns", "any"] = "same_columns"
+    """What a result without a row of the gold result is sought in. Where its columns are right:
+    steps that change rows, filters that take some away among them. `any` is algorithm 1 to the
+    letter: SELECT too, since rows of another width are disjoint, and no HAVING."""
 
     from_check: FromCheck = "fewer"
     """When FROM and JOINs are blamed: they give fewer columns than the gold result, the only

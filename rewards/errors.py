@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rewards.clauses import KINDS, WHOLE, Clause, ClauseKind, clause_at
+from rewards.clauses import KINDS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.lexer import (
     Reference,
     is_query_start,
     references,
+    row_values,
     select_aliases,
     sources,
     tokenize,
@@ -219,6 +220,11 @@ def _subqueries(failure: _Failure, _match: re.Match[str]) -> Numbers:
     return failure.place_or(failure.holding(starts))
 
 
+def _row_value(failure: _Failure, _match: re.Match[str]) -> Numbers:
+    """Number the clauses where several values in brackets stand for one."""
+    return failure.place_or(failure.holding(row_values(failure.sql)))
+
+
 def _mismatch(failure: _Failure, match: re.Match[str]) -> Numbers:
     """Blame a LIMIT that is no number, else WHERE and JOINs.
 
@@ -246,13 +252,8 @@ def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
 
 def _items_named(failure: _Failure, tables: set[str]) -> Numbers:
     """Number the WITH items that define some of the tables."""
-
-    def name(number: int) -> str:
-        clause = failure.clauses[number]
-        words = tokenize(clause.text(failure.sql))
-        return next((t.text for t in words if not t.is_word("with", "recursive")), "")
-
-    return {number for number in failure.of_kinds("WITH") if name(number) in tables}
+    items = {n: failure.clauses[n].text(failure.sql) for n in failure.of_kinds("WITH")}
+    return {number for number, text in items.items() if item_name(text) in tables}
 
 
 def _parts(element: str) -> list[str]:
@@ -283,6 +284,7 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (rf"aggregate functions are not allowed in the {_CLAUSE} clause", _named_kind),
         (r"SELECTs to the left and right of (?P<element>.+) do not have the same.*", _operands),
         (r"sub-select returns \d+ columns.*", _subqueries),
+        (r"row value misused", _row_value),
         (r"datatype mismatch", _mismatch),
         (r".* constraint failed.*", _constraint),
     )

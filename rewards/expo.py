@@ -9,12 +9,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, Protocol
 
-from rewards.clauses import KINDS, Clause, scan_clauses
+from rewards.attributes import is_computed, with_attributes
+from rewards.clauses import KINDS, Clause, item_name, scan_clauses
 from rewards.config import ExpoConfig
-from rewards.differences import CANDIDATES, Differences, differences
+from rewards.differences import CANDIDATES, Differences, differences, with_missing
 from rewards.errors import trace_error
 from rewards.execution import GoldResults, follows_format, gold_result, is_correct
 from rewards.incremental import find_blamed
+from rewards.lexer import sources
 from rewards.progressive import ColumnsOf
 from rewards.types import CreditSpan, Score
 from sqlenv.config import Wrapping
@@ -44,12 +46,14 @@ class Verdict:
         clauses: Its clauses; none where there is no SQL.
         blamed: Numbers of the erroneous clauses (C_err).
         differences: What sets the result apart from the gold result (D*); empty for other cases.
+        is_uniform: Whether clauses are not told apart.
     """
 
     case: Case
     clauses: tuple[Clause, ...]
     blamed: frozenset[int] = frozenset()
     differences: Differences = frozenset()
+    is_uniform: bool = False
 
 
 class ExpoReward:
@@ -111,7 +115,7 @@ class ExpoReward:
 
     def clause_rewards(self, verdict: Verdict) -> list[float]:
         """Return the reward of each clause, in the order of the text."""
-        blamed, other = self._values(verdict.case)
+        blamed, other = self._values(verdict)
         return [
             blamed if number in verdict.blamed else other for number in range(len(verdict.clauses))
         ]
@@ -170,18 +174,31 @@ class ExpoReward:
         gold = gold_result(self._executor, example)
         if not isinstance(gold, Table):
             return Verdict("incorrect", clauses, everyone)
-        sought = differences(gold, predicted)
-        mapped = _candidates(clauses, sought)
-        blamed: frozenset[int] = frozenset()
-        if config.incremental:
-            blamed = self._blame_steps(example, sql, clauses, gold, predicted, sought)
+        gold = with_attributes(example.gold_sql, gold)
+        sought = self._differences(gold, sql, predicted)
+        if not config.incremental:
+            mapped = _candidates(clauses, sought)
+            is_clear = len(mapped) == 1
+            blamed = _with_items(sql, clauses, mapped) if is_clear else frozenset[int]()
+            return Verdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
+        blamed = self._blame_steps(example, sql, clauses, gold, predicted, sought)
         if config.type_map == "intersect":
-            blamed &= mapped
+            is_apart = config.row_disjoint == "same_columns"
+            possible = _candidates(clauses, with_missing(sought) if is_apart else sought)
+            blamed &= _with_items(sql, clauses, possible)
         if not blamed and config.empty_cerr == "map" and config.type_map != "none":
-            blamed = mapped
+            blamed = _with_items(sql, clauses, _candidates(clauses, sought))
         if not blamed and config.empty_cerr != "none":
             blamed = everyone
         return Verdict("incorrect", clauses, blamed, sought)
+
+    def _differences(self, gold: Table, sql: str, predicted: Table) -> Differences:
+        """Name what sets a result apart from the gold result (D*)."""
+        if gold.width != predicted.width:
+            return differences(gold, predicted)
+        is_same_structure = self._config.row_partial == "computed" and is_computed(sql)
+        named = with_attributes(sql, predicted)
+        return differences(gold, named, is_computed=is_same_structure)
 
     def _blame_steps(
         self,
@@ -207,21 +224,31 @@ class ExpoReward:
             from_check=config.from_check,
             whole_result=config.setop_dstar == "whole",
             max_rows=config.max_step_rows,
+            is_matched=config.type_map != "none",
+            computed_rule=config.row_partial == "computed",
+            widths_apart=config.row_disjoint == "same_columns",
         )
 
-    def _values(self, case: Case) -> tuple[float, float]:
+    def _values(self, verdict: Verdict) -> tuple[float, float]:
         """Return the rewards of a blamed clause and of another one, the gap scaled (table 11)."""
-        config = self._config
+        config, case = self._config, verdict.case
         if case == "correct":
             return config.correct, config.correct
         if case == "format":
             return config.format_fail, config.format_fail
-        blamed, other = {
-            "incorrect": (config.incorrect_blamed, config.incorrect_other),
-            "error": (config.error_blamed, config.error_other),
+        blamed, other, uniform = {
+            "incorrect": (
+                config.incorrect_blamed,
+                config.incorrect_other,
+                config.incorrect_uniform,
+            ),
+            "error": (config.error_blamed, config.error_other, config.error_uniform),
         }[case]
-        scale = config.gap_scale if config.clause_level in ("both", case) else 0.0
         middle = (blamed + other) / 2
+        scale = config.gap_scale if config.clause_level in ("both", case) else 0.0
+        if verdict.is_uniform or not scale:
+            uniform = middle if uniform is None else uniform
+            return uniform, uniform
         return middle + scale * (blamed - middle), middle + scale * (other - middle)
 
     def _spans(self, turn: int, attempt: Attempt, verdict: Verdict) -> list[CreditSpan]:
@@ -253,10 +280,18 @@ class ExpoReward:
             return None
         if self._config.outside_tokens == "mean":
             return self.mean_reward(verdict)
-        return self._values(verdict.case)[0]
+        return self._values(verdict)[0]
 
 
 def _candidates(clauses: Sequence[Clause], sought: Differences) -> frozenset[int]:
     """Number the clauses that can cause one of the differences (table 12)."""
     kinds = {kind for difference in sought for kind in CANDIDATES[difference]}
     return frozenset(number for number, clause in enumerate(clauses) if clause.kind in kinds)
+
+
+def _with_items(sql: str, clauses: Sequence[Clause], blamed: frozenset[int]) -> frozenset[int]:
+    """Add the WITH items where a blamed FROM or JOIN reads one (table 15)."""
+    items = {n: item_name(c.text(sql)) for n, c in enumerate(clauses) if c.kind == "WITH"}
+    reading = [clauses[n] for n in blamed if clauses[n].kind in ("FROM", "JOIN")] if items else []
+    read = {s.table for c in reading for s in sources(sql) if c.start <= s.start < c.stop}
+    return blamed | frozenset(items) if read & {*items.values()} else blamed

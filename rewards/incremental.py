@@ -1,29 +1,41 @@
 """Which clauses make a result wrong: clause-wise execution (EXPO-SQL, algorithm 1, appendix A.2).
 
 A query is run clause by clause in logical order, each step a slice of its own text. A step whose
-effect is among the differences between the gold result and the predicted one is blamed.
+effect is among the differences between the gold result and the predicted one is blamed; or, without
+types of difference, one that leads away from the gold result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from rewards.attributes import is_computed, with_attributes
 from rewards.clauses import WHOLE, Clause, ClauseKind
 from rewards.config import FromCheck
-from rewards.differences import CANDIDATES, Difference, Differences, differences
+from rewards.differences import (
+    CANDIDATES,
+    OF_COLUMNS,
+    Difference,
+    Differences,
+    differences,
+    leads_away,
+    with_missing,
+)
 from rewards.lexer import replace_names, select_aliases, sources
 from sqlenv.types import Result, SqlError, Table
 
-Effect = Literal["source", "filter", "project", "collapse", "order", "compound"]
+Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
 Run = Callable[[str], Result]
 
 _EVERY: Differences = frozenset(CANDIDATES)
+_REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
 # What a step can do to the result before it; what it cannot do is not looked for.
 _POSSIBLE: dict[Effect, Differences] = {
     "source": _EVERY,
-    "filter": frozenset({"row_subset", "row_emptied", "row_dedup"}),
+    "filter": _REMOVAL,
+    "limit": _REMOVAL,
     "project": _EVERY,
     "collapse": _EVERY,  # a SELECT with a HAVING of its own
     "order": frozenset({"row_order"}),
@@ -31,7 +43,7 @@ _POSSIBLE: dict[Effect, Differences] = {
 }
 _NOTHING: Differences = frozenset()
 _SEEN_IN_ONE_ROW: Differences = frozenset({"col_count", "col_name", "row_emptied", "row_created"})
-_EFFECTS: dict[ClauseKind, Effect] = {"ORDER BY": "order", "LIMIT": "filter"}
+_EFFECTS: dict[ClauseKind, Effect] = {"ORDER BY": "order", "LIMIT": "limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +99,16 @@ def find_blamed(
     from_check: FromCheck,
     whole_result: bool,
     max_rows: int,
+    is_matched: bool = True,
+    computed_rule: bool = True,
+    widths_apart: bool = True,
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
     Args:
         sql: A query that ran.
         clauses: Its clauses.
-        gold: The right result.
+        gold: The right result, its columns named by their attributes.
         predicted: The query's result.
         sought: What sets the two results apart (D*).
         run: Runs the query of a step.
@@ -102,12 +117,17 @@ def find_blamed(
             instead of those of the operand's own result.
         max_rows: Rows of a step that are compared one by one. Of larger steps the first rows are;
             of what a filter leaves of them only the count.
+        is_matched: Blame steps for differences that are sought; else, whatever is sought, for
+            leading away from the gold result.
+        computed_rule: Whether `row_partial` may come of computing every output.
+        widths_apart: Tell apart rows that differ in width from rows that differ: seek the former
+            only where the columns are wrong too, and else in what filters take away.
 
     Returns:
         Possibly none: several differences cannot arise in any single step.
     """
     chains = plan_steps(sql, clauses)
-    steps = _Steps(run, max_rows)
+    steps = _Steps(run, max_rows, computed_rule=computed_rule, widths_apart=widths_apart)
     if len(chains) == 1 or (chains and _is_outer(chains[-1])):
         steps.know(chains[-1], predicted)
     blamed: set[int] = set()
@@ -115,27 +135,25 @@ def find_blamed(
         wanted = sought
         if not whole_result and len(chains) > 1 and not _is_outer(chain):
             own = steps.rows(chain[-1])
-            wanted = differences(gold, own) if own else _NOTHING
-        blamed |= _blame_chain(chain, steps, wanted, gold=gold, from_check=from_check)
+            wanted = steps.differences(gold, chain[-1], own, _EVERY) if own else _NOTHING
+        first = chain[0]
+        source = _check_source(first, steps, gold, from_check)
+        if source & wanted if is_matched else source:
+            blamed.update(first.clauses)
+        if is_matched:
+            blamed |= _blame_chain(chain, steps, wanted)
+        else:
+            blamed |= _blame_away(chain, steps, gold)
     return frozenset(blamed)
 
 
-def _blame_chain(
-    chain: Sequence[Step],
-    steps: _Steps,
-    wanted: Differences,
-    *,
-    gold: Table,
-    from_check: FromCheck,
-) -> set[int]:
+def _blame_chain(chain: Sequence[Step], steps: _Steps, wanted: Differences) -> set[int]:
+    """Blame the steps that make a difference which is sought (algorithm 1)."""
     blamed: set[int] = set()
-    first = chain[0]
-    if first.effect == "source" and _check_source(first, steps, gold, from_check) & wanted:
-        blamed.update(first.clauses)
     for at in range(1, len(chain)):
-        sought = wanted & _POSSIBLE[chain[at].effect]
+        sought = steps.seek(chain[at], wanted)
         # Filters keep the columns, so that one row tells only whether any is left.
-        several = chain[at].effect == "filter" and sought != {"row_emptied"}
+        several = _POSSIBLE[chain[at].effect] == _REMOVAL and sought != {"row_emptied"}
         look = steps.rows if several else steps.probe
         if not sought or look(chain[at]) is None:
             continue
@@ -146,11 +164,29 @@ def _blame_chain(
     return blamed
 
 
+def _blame_away(chain: Sequence[Step], steps: _Steps, gold: Table) -> set[int]:
+    """Blame the steps that lead away from the gold result, without types (table 5)."""
+    blamed: set[int] = set()
+    before: Table | None = None
+    waiting: list[int] = []
+    for step in chain:
+        waiting += step.clauses
+        after = steps.rows(step)
+        if after is None:
+            continue
+        if before is not None and steps.leads_away(gold, before, after, step):
+            blamed.update(waiting)
+        before, waiting = after, []
+    return blamed
+
+
 def _check_source(step: Step, steps: _Steps, gold: Table, from_check: FromCheck) -> Differences:
     """Compare FROM and its JOINs with the gold result (ambiguity E1)."""
+    if step.effect != "source":
+        return _NOTHING
     if from_check == "full":
         rows = steps.rows(step)
-        return differences(gold, rows) if rows else _NOTHING
+        return steps.differences(gold, step, rows, _EVERY) if rows else _NOTHING
     probe = steps.probe(step)
     if probe is None:
         return _NOTHING
@@ -162,9 +198,11 @@ def _check_source(step: Step, steps: _Steps, gold: Table, from_check: FromCheck)
 class _Steps:
     """Runs steps when their results are asked for, each once."""
 
-    def __init__(self, run: Run, max_rows: int) -> None:
+    def __init__(self, run: Run, max_rows: int, *, computed_rule: bool, widths_apart: bool) -> None:
         self._run = run
         self._max_rows = max_rows
+        self._computed_rule = computed_rule
+        self._widths_apart = widths_apart
         self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {}
@@ -188,21 +226,63 @@ class _Steps:
         """Return the first rows of a step, one more than are compared."""
         return self._fetch(step, self._max_rows + 1)
 
+    def seek(self, step: Step, wanted: Differences) -> Differences:
+        """Name what a step is to be blamed for, of what sets the result apart.
+
+        Rows all different, under the right columns, are rows missing that WHERE or HAVING took
+        away (A.1; which of them LIMIT keeps is not its choice).
+        """
+        if self._widths_apart and step.effect == "filter":
+            wanted = with_missing(wanted)
+        return wanted & _POSSIBLE[step.effect]
+
     def change(self, before: Step, after: Step, sought: Differences) -> Differences:
         """Name what a step changes, as far as it is sought."""
         first, second = self.probe(before), self.probe(after)
         assert first is not None
         assert second is not None
+        if "col_name" in sought:
+            first = with_attributes(before.sql, first)
         if first.width != second.width or not (first.rows and second.rows):
-            return differences(first, second)  # one row of each tells it all
+            return self._at_a_glance(first, second, sought)
         if sought <= _SEEN_IN_ONE_ROW:
-            return differences(first, second) & _SEEN_IN_ONE_ROW
+            return self.differences(first, after, second, sought) & _SEEN_IN_ONE_ROW
         left, right = self.rows(before), self.rows(after)
         if left is None or right is None:
             return _NOTHING
-        if after.effect == "filter" and len(left.rows) > self._max_rows:
+        if after.effect == "order":
+            # The same rows in any case, of which the first ones may be all others.
+            same = _cut(left, self._max_rows).rows == _cut(right, self._max_rows).rows
+            return _NOTHING if same else _POSSIBLE["order"]
+        if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > self._max_rows:
             return self._fewer(before, after)
-        return differences(_cut(left, self._max_rows), _cut(right, self._max_rows))
+        left = _cut(replace(left, columns=first.columns), self._max_rows)
+        return self.differences(left, after, _cut(right, self._max_rows), sought)
+
+    def differences(
+        self, reference: Table, step: Step, table: Table, sought: Differences
+    ) -> Differences:
+        """Name what sets the result of a step apart from another one, named by attributes.
+
+        What is not sought may be wrong.
+        """
+        if "col_name" in sought:
+            table = with_attributes(step.sql, table)
+        computed = self._computed_rule and step.effect in ("project", "collapse")
+        return differences(reference, table, is_computed=computed and is_computed(step.sql))
+
+    def leads_away(self, gold: Table, before: Table, after: Table, step: Step) -> bool:
+        """Tell whether a step leads away from the gold result; of large results few ways show."""
+        if after.rows and len(before.rows) > self._max_rows and step.effect != "order":
+            return False
+        return leads_away(gold, before, after)
+
+    def _at_a_glance(self, first: Table, second: Table, sought: Differences) -> Differences:
+        """Compare tables of which one row each tells it all."""
+        found = differences(first, second)
+        if self._widths_apart and "col_count" in found and not sought & OF_COLUMNS:
+            return found - {"row_disjoint"}
+        return found
 
     def _fewer(self, before: Step, after: Step) -> Differences:
         """Compare counts: a filter only takes rows away."""
@@ -254,9 +334,10 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
     )
     if tables:
         source = f"{head}SELECT *\n"
+        aliases = _aliases(sql, clauses, selects)
 
         def plain(numbers: Sequence[int]) -> str:
-            written = _written_out(sql, clauses, selects, numbers)
+            written = _written_out(sql, clauses, aliases, numbers)
             return written and source + written
 
         yield Step(source + text(tables), "source", (*items, *tables), plain(tables))
@@ -281,8 +362,19 @@ def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> 
         yield Step(sql[: clause.stop], _EFFECTS[clause.kind], (number,))
 
 
+def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Mapping[str, str]:
+    """Map the select aliases of an operand, those that name a table too left out, to their text."""
+    aliases: Mapping[str, str] = {}
+    for number in selects[:1]:
+        aliases = select_aliases(sql, clauses[number].start, clauses[number].stop)
+    if not aliases:
+        return aliases
+    tables = {name for source in sources(sql) for name in (source.table, source.alias)}
+    return {name: text for name, text in aliases.items() if name not in tables}
+
+
 def _written_out(
-    sql: str, clauses: Sequence[Clause], selects: Sequence[int], numbers: Sequence[int]
+    sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
 ) -> str:
     """Write FROM to WHERE without select aliases, which `SELECT *` does not define.
 
@@ -291,13 +383,8 @@ def _written_out(
     Returns:
         "" where there are none.
     """
-    aliases: Mapping[str, str] = {}
-    for number in selects[:1]:
-        aliases = select_aliases(sql, clauses[number].start, clauses[number].stop)
     if not aliases:
         return ""
-    tables = {name for source in sources(sql) for name in (source.table, source.alias)}
-    aliases = {name: text for name, text in aliases.items() if name not in tables}
     start, stop = clauses[numbers[0]].start, clauses[numbers[-1]].stop
     plain = replace_names(sql, start, stop, aliases)
     return plain if plain != sql[start:stop] else ""

@@ -7,7 +7,9 @@ many brackets are open around it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 from sqlenv.parse import cached
@@ -36,7 +38,22 @@ _NO_ALIAS = _ENDS | {
     *("on", "using", "join", "left", "right", "inner", "outer", "full", "cross", "natural"),
     *("indexed", "not", "set"),
 }
+# Words that take a value, or several in brackets.
+_TAKES_VALUES = frozenset(
+    {"select", "distinct", "all", "on", "where", "having", "by", "limit", "offset", "and", "or"}
+    | {"not", "is", "like", "glob", "match", "regexp", "between", "escape", "case", "when"}
+    | {"then", "else"}
+)
 _QUERY_WORDS = frozenset({"select", "with", "values"})
+# Words after which an expression goes on, and words that end one: neither makes an alias.
+_GOES_ON = frozenset(
+    {"and", "or", "not", "is", "in", "like", "glob", "match", "regexp", "between", "collate"}
+    | {"escape", "over", "distinct", "all", "case", "when", "then", "else", "exists", "from"}
+)
+_NO_COLUMN = frozenset(
+    {"null", "true", "false", "current_date", "current_time", "current_timestamp"}
+)
+_LAST = _NO_COLUMN | {"end", "isnull", "notnull"}
 
 
 class Token(NamedTuple):
@@ -70,11 +87,29 @@ class Reference(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias."""
+    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias.
+
+    [start, end) in characters, a subquery's brackets included, the alias not.
+    """
 
     table: str
     alias: str
     start: int
+    end: int
+
+
+class SelectItem(NamedTuple):
+    """One expression of a select list: [start, end) in characters, and what it is called.
+
+    `column` is that of the expression `qualifier.column`, `*` for all, empty for anything computed;
+    `alias` is empty where none is given.
+    """
+
+    qualifier: str
+    column: str
+    alias: str
+    start: int
+    end: int
 
 
 @cached(maxsize=2048)
@@ -135,20 +170,27 @@ def sources(sql: str) -> tuple[Source, ...]:
     return tuple(source for source in read if source)
 
 
-def select_aliases(sql: str, start: int, end: int) -> Mapping[str, str]:
-    """Map the aliases that a SELECT clause gives with AS to the text of their expressions."""
-    words = [token for token in tokenize(sql) if start <= token.start < end]
-    depth = words[0].depth if words else 0
-    aliases = {}
-    item = 1  # the first token after SELECT [DISTINCT | ALL]
+@cached(maxsize=2048)
+def select_items(sql: str, start: int, end: int) -> tuple[SelectItem, ...]:
+    """Divide a SELECT clause, [start, end) of a query, into its expressions."""
+    tokens = tokenize(sql)
+    place = attrgetter("start")
+    words = tokens[bisect_left(tokens, start, key=place) : bisect_left(tokens, end, key=place)]
+    if not words:
+        return ()
+    first, depth = 1, words[0].depth  # the first token after SELECT [DISTINCT | ALL]
     if len(words) > 1 and words[1].is_word("distinct", "all"):
-        item = 2
-    for at, token in enumerate(words):
-        if token.depth == depth and token.is_sign(","):
-            item = at + 1
-        elif token.depth == depth and token.is_word("as") and item < at < len(words) - 1:
-            aliases[words[at + 1].text] = sql[words[item].start : words[at - 1].end]
-    return aliases
+        first = 2
+    commas = [n for n, word in enumerate(words) if word.depth == depth and word.is_sign(",")]
+    starts = [first, *(comma + 1 for comma in commas)]
+    parts = [words[a:b] for a, b in zip(starts, [*commas, len(words)], strict=True)]
+    return tuple(_read_item(part) for part in parts if part)
+
+
+def select_aliases(sql: str, start: int, end: int) -> Mapping[str, str]:
+    """Map the aliases that a SELECT clause gives to the text of their expressions."""
+    items = select_items(sql, start, end)
+    return {item.alias: sql[item.start : item.end] for item in items if item.alias}
 
 
 def replace_names(sql: str, start: int, end: int, texts: Mapping[str, str]) -> str:
@@ -163,9 +205,58 @@ def replace_names(sql: str, start: int, end: int, texts: Mapping[str, str]) -> s
     return "".join([*parts, sql[at:end]])
 
 
+def row_values(sql: str) -> list[int]:
+    """List where row values start, such as `(a, b)`: bracketed lists that no call or IN has."""
+    words = tokenize(sql)
+    closings = _closings(words)
+    return [
+        words[opening].start
+        for opening, closing in sorted(closings.items())
+        if opening
+        and _takes_values(words[opening - 1])
+        and not is_query_start(words[opening + 1])
+        and any(
+            word.is_sign(",") and word.depth == words[opening].depth + 1
+            for word in words[opening:closing]
+        )
+    ]
+
+
 def is_query_start(token: Token) -> bool:
     """Tell the first word of a nested query."""
     return token.is_word(*_QUERY_WORDS)
+
+
+def _read_item(words: Sequence[Token]) -> SelectItem:
+    alias, body = "", words
+    if _has_alias(words):
+        alias, body = words[-1].text.strip("'").lower(), words[:-1]
+        if body[-1].is_word("as"):
+            body = body[:-1]
+    start, end = words[0].start, body[-1].end
+    while len(body) > 2 and body[0].is_sign("(") and body[-1].is_sign(")"):
+        body = body[1:-1]
+    names, dots = body[::2], body[1::2]
+    is_column = len(names) == len(dots) + 1 and all(dot.is_sign(".") for dot in dots)
+    is_column &= all(name.kind in _NAMES and not name.is_word(*_NO_COLUMN) for name in names[:-1])
+    last = names[-1]
+    is_column &= last.is_sign("*") or (last.kind in _NAMES and not last.is_word(*_NO_COLUMN))
+    if not is_column:
+        return SelectItem("", "", alias, start, end)
+    return SelectItem(names[-2].text if dots else "", last.text, alias, start, end)
+
+
+def _has_alias(words: Sequence[Token]) -> bool:
+    """Tell whether the last token of an expression is a name for it, with AS or without."""
+    if len(words) < 2 or words[-1].depth != words[0].depth:
+        return False
+    before, last = words[-2:]
+    if last.kind not in (*_NAMES, "text"):
+        return False
+    if before.is_word("as"):
+        return len(words) > 2
+    ends = before.is_sign(")") if before.kind == "sign" else not before.is_word(*_GOES_ON)
+    return ends and not last.is_word(*_LAST)
 
 
 def _source_places(words: Sequence[Token]) -> Iterator[int]:
@@ -193,6 +284,12 @@ def is_distinct_from(words: Sequence[Token], at: int) -> bool:
     )
 
 
+def _takes_values(before: Token) -> bool:
+    if before.kind == "sign":
+        return before.text not in ").]"
+    return before.is_word(*_TAKES_VALUES)
+
+
 def _closings(words: Sequence[Token]) -> Mapping[int, int]:
     """Map the index of every opening bracket to that of the bracket which closes it."""
     opened: list[int] = []
@@ -212,14 +309,14 @@ def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -
         return None
     first, table = words[at], ""
     if first.is_sign("("):
-        at = closings.get(at, len(words))
+        at = closings.get(at, len(words) - 1)
     elif first.kind in _NAMES:
         if at + 2 < len(words) and words[at + 1].is_sign("."):
             at += 2
         table = words[at].text
     else:
         return None
-    return Source(table, _read_alias(words, at + 1) or table, first.start)
+    return Source(table, _read_alias(words, at + 1) or table, first.start, words[at].end)
 
 
 def _read_alias(words: Sequence[Token], at: int) -> str:

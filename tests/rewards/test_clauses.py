@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.attributes import is_computed, with_attributes
 from rewards.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.differences import CANDIDATES, differences
 from rewards.errors import trace_error
@@ -205,7 +206,11 @@ def find(case: dict, database: Path, executor: Executor, **changes) -> tuple[set
 def test_change_at_each_step(case, incorrect, executor):
     (chain,) = plan_steps(case["pred"], scan_clauses(case["pred"]))
     tables = [executor.execute(incorrect, step.sql) for step in chain]
-    changes = [differences(*pair) for pair in pairwise(tables)]
+    named = [with_attributes(step.sql, table) for step, table in zip(chain, tables, strict=True)]
+    changes = [
+        differences(*pair, is_computed=is_computed(step.sql))
+        for pair, step in zip(pairwise(named), chain[1:], strict=True)
+    ]
     assert [set(), *changes] == [set(types) for types in case["steps"]]
     assert tables[-1] == executor.execute(incorrect, case["pred"])
 
