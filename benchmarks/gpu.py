@@ -208,7 +208,7 @@ def update(model: str) -> dict[str, Any]:
     best = min(seconds[1:])
     tokens = Tokens(1, lengths.prompt, G, lengths.answer)
     peak = peak_flops()
-    memory = jax.devices()[0].memory_stats() or {}
+    memory = jax.local_devices()[0].memory_stats() or {}
     return {
         "seconds": best,
         "tokens": G * length,

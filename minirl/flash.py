@@ -9,11 +9,13 @@ anew, as exp(score - lse), and the gradient of a score as p (dout . v - dout . o
 and `out` over all sets it returns that set's share of the gradient, as in ring attention
 (arXiv:2310.01889). This backward kernel is no public function of either library: the names below
 that begin with `_SPLASH` and `_CUDNN` are the only private ones used, and the tests call them all.
+One set of keys alone needs none of this: there cuDNN is called by the public function of `jax.nn`.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,12 +31,14 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array
 
+from minirl.errors import UserError
 from minirl.sharding import axes_spec, axis_parts
 
 _SPLASH_BACKWARD = splash_attention_kernel._splash_attention_bwd
 # The public function of `jax.nn` has the kernel's log-sum-exp, but rounds it to bf16.
 _CUDNN_FORWARD = cudnn_kernels.dot_product_attention
-_CUDNN_BACKWARD = cudnn_kernels._dot_product_attention_bwd_rule
+_CUDNN_BACKWARD = cudnn_kernels._dot_product_attention_bwd_p_wrapper
+_CUDNN_BACKWARD_ARGUMENTS = cudnn_kernels._dot_product_attention_bwd_impl
 # Less than any score; exp of it is 0.
 NOTHING = -1e30
 # Rows of a splash kernel's blocks are lanes of the hardware's registers, or multiples.
@@ -70,11 +74,14 @@ class Kernel:
         backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values, causal=) -> gradients
             of (q, k, v).
         serves: Whether it takes (q_BTHE, packed=several numbers in a row).
+        alone: (q_XTHE, keys, causal=) -> values XTHE, with their own gradient, where there is only
+            one set of keys; None takes the two above.
     """
 
     forward: Callable[..., tuple[Array, Array]]
     backward: Callable[..., tuple[Array, Array, Array]]
     serves: Callable[..., bool]
+    alone: Callable[..., Array] | None = None
 
 
 def attend(
@@ -100,6 +107,10 @@ def attend(
         Attended values, BTHE; finite where a query sees nothing.
     """
     function = functools.partial(_attend, kernel, tuple(causal))
+    if kernel.alone is not None and len(sets) == 1:
+        function = functools.partial(
+            _attend_alone, functools.partial(kernel.alone, causal=causal[0])
+        )
     if mesh is None:
         return function(q_BTHE, tuple(sets))
     heads = q_BTHE.shape[2]
@@ -125,6 +136,11 @@ def _repeat_heads(keys: Keys, parts: int) -> Keys:
     times = math.lcm(K, parts) // K
     k, v = (jnp.repeat(array, times, axis=2) for array in (keys.k_XLKE, keys.v_XLKE))
     return keys._replace(k_XLKE=k, v_XLKE=v) if times > 1 else keys
+
+
+def _attend_alone(alone: Callable[..., Array], q_BTHE: Array, sets: tuple[Keys, ...]) -> Array:
+    (keys,) = sets
+    return alone(_beside(q_BTHE, keys), _flat(keys)).reshape(q_BTHE.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -286,9 +302,11 @@ def _block(length: int) -> int:
 def cudnn() -> Kernel:
     """Return cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs of the last generations.
 
-    It knows lengths but no numbers: a row's keys are one piece, padded on the right.
+    It is told lengths and no numbers: a row's keys are one piece, padded on the right. Several
+    pieces in a row would need cuDNN's offsets, which JAX before 0.11.1 gets wrong, without a word,
+    where query heads share key/value heads.
     """
-    return Kernel(_cudnn_forward, _cudnn_backward, _cudnn_serves)
+    return Kernel(_cudnn_forward, _cudnn_backward, _cudnn_serves, _cudnn_alone)
 
 
 def _cudnn_serves(q_BTHE: Array, *, packed: bool) -> bool:
@@ -296,28 +314,47 @@ def _cudnn_serves(q_BTHE: Array, *, packed: bool) -> bool:
     return not packed and q_BTHE.dtype in _CUDNN_DTYPES and E <= _CUDNN_LARGEST_HEAD and E % 8 == 0
 
 
-def _cudnn_mask(q_XTHE: Array, keys: Keys, *, causal: bool) -> tuple[Any, Any, Array]:
-    """Return the kind of mask, lengths of queries and of keys, and which rows have keys.
+def _cudnn_lengths(keys: Keys, *, causal: bool) -> tuple[Array | None, Array]:
+    """Return how many keys the rows have, where that need be told, and which rows have any.
 
     Causal queries never see what is padded on the right: no lengths. A length of zero is not
     defined: such a row looks at one key, whose share is taken out.
     """
-    X, T = q_XTHE.shape[:2]
     if causal:
-        return cudnn_kernels.MaskType.CAUSAL, None, jnp.ones(X, bool)
+        return None, jnp.ones(keys.k_XLKE.shape[0], bool)
     length_X = jnp.sum(keys.number_XL != 0, axis=1, dtype=jnp.int32)
-    lengths = (jnp.full(X, T, jnp.int32), jnp.maximum(length_X, 1))
-    return cudnn_kernels.MaskType.PADDING, lengths, length_X > 0
+    return jnp.maximum(length_X, 1), length_X > 0
+
+
+def _cudnn_alone(q_XTHE: Array, keys: Keys, *, causal: bool) -> Array:
+    length_X, has_keys_X = _cudnn_lengths(keys, causal=causal)
+    # JAX takes its empty bias for one, whose gradient asks for even lengths.
+    q, k, v = (
+        jnp.pad(array, ((0, 0), (0, array.shape[1] % 2), (0, 0), (0, 0)))
+        for array in (q_XTHE, keys.k_XLKE, keys.v_XLKE)
+    )
+    out = jax.nn.dot_product_attention(
+        q, k, v, is_causal=causal, key_value_seq_lengths=length_X, implementation="cudnn"
+    )
+    return jnp.where(has_keys_X[:, None, None, None], out[:, : q_XTHE.shape[1]], 0)
+
+
+def _cudnn_mask(q_XTHE: Array, length_X: Array | None) -> tuple[Any, Array | None]:
+    """Return the kind of mask, and lengths of queries: all of them are looked at."""
+    if length_X is None:
+        return cudnn_kernels.MaskType.CAUSAL, None
+    return cudnn_kernels.MaskType.PADDING, jnp.full(*q_XTHE.shape[:2], jnp.int32)
 
 
 def _cudnn_forward(q_XTHE: Array, keys: Keys, *, causal: bool) -> tuple[Array, Array]:
-    kind, lengths, has_keys_X = _cudnn_mask(q_XTHE, keys, causal=causal)
+    length_X, has_keys_X = _cudnn_lengths(keys, causal=causal)
+    kind, queries_X = _cudnn_mask(q_XTHE, length_X)
     out_XTHE, lse_XHT = _CUDNN_FORWARD(
         q_XTHE,
         keys.k_XLKE,
         keys.v_XLKE,
-        q_seqlen=lengths and lengths[0],
-        kv_seqlen=lengths and lengths[1],
+        q_seqlen=queries_X,
+        kv_seqlen=length_X,
         scale=q_XTHE.shape[-1] ** -0.5,
         mask_type=kind,
         return_residual=True,
@@ -328,11 +365,24 @@ def _cudnn_forward(q_XTHE: Array, keys: Keys, *, causal: bool) -> tuple[Array, A
 def _cudnn_backward(
     q_XTHE: Array, keys: Keys, out_XTHE: Array, lse_XTH: Array, dout_XTHE: Array, *, causal: bool
 ) -> tuple[Array, Array, Array]:
-    kind, lengths, has_keys_X = _cudnn_mask(q_XTHE, keys, causal=causal)
+    length_X, has_keys_X = _cudnn_lengths(keys, causal=causal)
+    kind, queries_X = _cudnn_mask(q_XTHE, length_X)
     none = jnp.zeros(0, q_XTHE.dtype)
-    dout_XTHE = jnp.where(has_keys_X[:, None, None, None], dout_XTHE, 0).astype(q_XTHE.dtype)
-    lse_XHT = jnp.where(has_keys_X[:, None, None], lse_XTH, -NOTHING).swapaxes(1, 2)
-    kept = (q_XTHE, keys.k_XLKE, keys.v_XLKE, none, *(lengths or (none, none)), *(none,) * 4)
+    arrays = {
+        "query": q_XTHE,
+        "key": keys.k_XLKE,
+        "value": keys.v_XLKE,
+        "bias": none,
+        "q_seqlen": none if queries_X is None else queries_X,
+        "kv_seqlen": none if length_X is None else length_X,
+        "q_offsets": none,
+        "kv_offsets": none,
+        "page_table_k": none,
+        "page_table_v": none,
+        "activation": jnp.where(has_keys_X[:, None, None], lse_XTH, -NOTHING).swapaxes(1, 2),
+        "fwd_output": out_XTHE,
+        "grad_output": jnp.where(has_keys_X[:, None, None, None], dout_XTHE, 0).astype(none.dtype),
+    }
     settings = {
         "scale": q_XTHE.shape[-1] ** -0.5,
         "seed": 42,
@@ -341,9 +391,25 @@ def _cudnn_backward(
         "mask_type": kind,
         "layout": cudnn_kernels.AttentionLayout.BTNH.value,
         "sliding_window_length": None,
-        "is_training": True,
-        "return_residual": False,
     }
-    saved = (*kept, lse_XHT, out_XTHE)
-    dq, dk, dv, *_ = _CUDNN_BACKWARD(*settings.values(), saved, dout_XTHE)
+    settings |= _cudnn_newer_settings((*arrays, *settings))
+    dq, dk, dv, *_ = _CUDNN_BACKWARD.bind(*arrays.values(), **settings)
     return dq, dk, dv
+
+
+def _cudnn_newer_settings(known: tuple[str, ...]) -> dict[str, Any]:
+    """Return what this version of JAX asks for besides; what nobody has tried is refused.
+
+    A primitive takes its arrays by place: an array more, or in another place, would be taken for
+    something else without a word.
+    """
+    found = tuple(inspect.signature(_CUDNN_BACKWARD_ARGUMENTS).parameters)
+    if found == known:
+        return {}
+    # Changes of scores, from 0.12; arguments of the change are arrays after all others.
+    if found == (*known[:13], "score_mod_args", *known[13:], "score_mod"):
+        return {"score_mod": None}
+    raise UserError(
+        f"jax {jax.__version__}: the gradient of cuDNN's attention takes other arguments than in "
+        "the versions that were tried; install jax>=0.10,<0.13"
+    )

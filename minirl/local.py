@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
+from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.costs import device_bytes
 from minirl.lora import split
@@ -88,7 +89,8 @@ def local_model(model: Decoder) -> Decoder:
         nnx.merge_state(trained, frozen),
         [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
         dtype=model.dtype,
-        memory_bytes=device_memory(model.mesh),
+        # All have to arrange their devices alike, and the memories of two hosts may differ.
+        memory_bytes=min(hosts.gather(lambda: device_memory(model.mesh))),
     )
     if model not in _frozen_copies:
         _frozen_copies[model] = local_params(frozen, own, model.dtype)

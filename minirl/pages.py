@@ -150,8 +150,9 @@ def _token_bytes(model: ModelConfig, *, itemsize: int, mesh: Mesh | None) -> int
 
 
 def device_memory(mesh: Mesh | None) -> float:
-    """Return the memory of one device; the devices of a CPU share it."""
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+    """Return the memory of one of this process's devices; the devices of a CPU share it."""
+    # Devices of other processes do not tell.
+    device = (jax.local_devices() if mesh is None else mesh.local_devices)[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is not None:
         return stats["bytes_limit"]

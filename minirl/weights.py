@@ -112,7 +112,8 @@ def load(
             return _read(files, tensors, leaf.shape, index, dtype=param_dtype)
 
         if sharding is None:
-            return jnp.asarray(part(None))
+            # Not jnp.asarray, which copies twice.
+            return jax.device_put(part(None))
         return jax.make_array_from_callback(leaf.shape, sharding, part)
 
     rest = () if mesh is None else (param_shardings(shapes, mesh),)

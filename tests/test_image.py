@@ -21,6 +21,8 @@ ROOT = Path(__file__).parents[1]
 TARGETS = ("tpu", "gpu", "cpu")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 _PIN = re.compile(r"([\w.-]+)==([\w.+]+)")
+# A pin may be of some versions of Python only.
+_PYTHON = re.compile(r'python_version (<|>=) "3\.(\d+)"')
 
 Instruction = tuple[str, str]
 
@@ -52,11 +54,21 @@ def installs() -> list[list[str]]:
     return [words for words in commands if words[0].endswith("pip") and words[1] == "install"]
 
 
-def pins(name: str) -> dict[str, str]:
+def pins(name: str, *, python: int = 12) -> dict[str, str]:
+    """Read the versions that a file pins for Python 3.`python`; the image has 3.12."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    found = [_PIN.fullmatch(line) for line in lines if line and not line.startswith("#")]
-    assert all(found), name
-    return {re.sub("[-_.]+", "-", pin[1]).lower(): pin[2] for pin in found if pin}
+    found: dict[str, str] = {}
+    for line in lines:
+        if not line or line.startswith("#"):
+            continue
+        pin, _, marker = line.partition("; ")
+        named, where = _PIN.fullmatch(pin), _PYTHON.fullmatch(marker)
+        assert named, line
+        assert where or not marker, line
+        if where and (python < int(where[2])) != (where[1] == "<"):
+            continue
+        assert found.setdefault(re.sub("[-_.]+", "-", named[1]).lower(), named[2]) == named[2], line
+    return found
 
 
 def is_sent(path: str) -> bool:
@@ -163,6 +175,23 @@ def test_extras_exist_and_what_they_name_is_pinned():
         assert name in {*found, "minirl-sql"}, line
     for name in ("jax-cuda13-plugin", "nvidia-cudnn-cu13", "libtpu"):
         assert name in found
+
+
+@pytest.mark.parametrize("python", [11, 12, 13])
+def test_pins_of_jax_are_of_one_version_and_within_the_bounds(python):
+    found, extras = pins("constraints.txt", python=python), PROJECT["project"]
+    assert len({found[name] for name in ("jax", "jaxlib", "jax-cuda13-plugin")}) == 1
+    lines = [line for one in extras["optional-dependencies"].values() for line in one]
+    bounds = {line.partition(">")[2] for line in lines if re.match(r"jax\b(\[\w+\])?>", line)}
+    (bound,) = bounds
+    low, high = (tuple(map(int, end.split("."))) for end in bound.removeprefix("=").split(",<"))
+    assert low <= tuple(map(int, found["jax"].split("."))) < high
+
+
+def test_the_image_has_the_newest_versions_that_are_pinned():
+    image = re.findall(r"^FROM python:3\.(\d+)-", (ROOT / "Dockerfile").read_text("utf-8"), re.M)
+    newest = pins("constraints.txt", python=99)
+    assert [pins("constraints.txt", python=int(minor)) for minor in image] == [newest]
 
 
 def test_sglang_is_the_version_that_was_tried():

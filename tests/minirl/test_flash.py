@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +18,7 @@ from jax.interpreters import mlir
 from minirl import attention, flash
 from minirl.batching import TokenRow, micro_batches
 from minirl.config import BatchingConfig
+from minirl.errors import UserError
 from minirl.sharding import make_mesh
 from minirl.update import token_logprobs
 
@@ -24,7 +27,10 @@ from .attention_cases import (
     LAYOUTS,
     PACKED,
     UNPACKED,
+    C,
     E,
+    G,
+    N,
     arrays_of,
     assert_close,
     assert_same_on_a_mesh,
@@ -39,14 +45,14 @@ from .attention_cases import (
 pytestmark = pytest.mark.usefixtures("plain_attention")
 
 
-def backward_written_out(q, k, v, mask, out, lse, dout):
+def backward_written_out(q, k, v, mask, scale, out, lse, dout):
     """Write out the backward pass of flash attention, from the log-sum-exp that it is handed."""
     repeats = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(array, repeats, axis=2) for array in (k, v))
-    scores = jnp.einsum("bthe,bshe->bhts", q, k) / math.sqrt(q.shape[-1])
+    scores = jnp.einsum("bthe,bshe->bhts", q, k) * scale
     p = jnp.where(mask, jnp.exp(scores - lse[..., None]), 0)
     delta = jnp.einsum("bthe,bthe->bht", out, dout)[..., None]
-    ds = p * (jnp.einsum("bthe,bshe->bhts", dout, v) - delta) / math.sqrt(q.shape[-1])
+    ds = p * (jnp.einsum("bthe,bshe->bhts", dout, v) - delta) * scale
     dk, dv = jnp.einsum("bhts,bthe->bshe", ds, q), jnp.einsum("bhts,bthe->bshe", p, dout)
 
     def together(array):
@@ -55,27 +61,72 @@ def backward_written_out(q, k, v, mask, out, lse, dout):
     return jnp.einsum("bhts,bshe->bthe", ds, k), together(dk), together(dv)
 
 
-def emulated_forward(q, k, v, _bias, _q_seqlen, kv_seqlen, *_rest, mask_type, is_training, **_):
-    """Compute what cuDNN's custom call does: `jax.nn` in plain XLA, with an fp32 log-sum-exp."""
-    wide = [array.astype(jnp.float32) for array in (q, k, v)]
-    is_causal = mask_type == cudnn_kernels.MaskType.CAUSAL
-    lengths = {} if is_causal else {"key_value_seq_lengths": kv_seqlen}
-    out, lse = jax.nn.dot_product_attention(
-        *wide, is_causal=is_causal, implementation="xla", return_residual=True, **lengths
-    )
-    # cuDNN has heads before positions in the log-sum-exp, and it alone.
-    return [out.astype(q.dtype), lse.swapaxes(1, 2)][: 1 + is_training]
+def pieces(array_BTHE, offset_BM, length_BM):
+    """Number the pieces of rows, from 0, as cuDNN finds them: those of all rows come one after
+    the other, and offsets count elements of the whole array. What is of no piece is -1.
+    """
+    B, T, H, E = array_BTHE.shape
+    place_BT = jnp.arange(B * T).reshape(B, T, 1) * (H * E)
+    length = length_BM.reshape(1, 1, -1)
+    start = offset_BM.reshape(1, 1, -1)[..., : length.size]
+    end = start + length * (H * E)
+    is_within = (start >= 0) & (start <= place_BT) & (place_BT < end)
+    return jnp.where(is_within.any(2), is_within.argmax(2), -1)
 
 
-def emulated_backward(q, k, v, _bias, _q, kv_seqlen, *rest, mask_type, **_):
-    *_, lse, out, dout = rest
+def cudnn_sees(q, k, q_seqlen, kv_seqlen, q_offsets, kv_offsets, mask_type):
+    """Say which keys cuDNN lets a query look at, BHTS, from all that it is told."""
     T, S = q.shape[1], k.shape[1]
-    if mask_type == cudnn_kernels.MaskType.CAUSAL:
-        mask = jnp.tril(jnp.ones((T, S), bool))[None, None]
-    else:
-        mask = (jnp.arange(S)[None] < kv_seqlen[:, None])[:, None, None]
+    mask = jnp.ones((q.shape[0], T, S), bool)
+    if "CAUSAL" in mask_type.name:
+        mask = jnp.tril(mask)
+    if "PADDING" in mask_type.name and not q_offsets.size:
+        is_query_BT = jnp.arange(T)[None] < q_seqlen[:, None]
+        is_key_BS = jnp.arange(S)[None] < kv_seqlen[:, None]
+        mask &= is_query_BT[:, :, None] & is_key_BS[:, None]
+    if q_offsets.size:
+        query, key = pieces(q, q_offsets, q_seqlen), pieces(k, kv_offsets, kv_seqlen)
+        mask &= (query[:, :, None] == key[:, None]) & (query[:, :, None] >= 0)
+    return mask[:, None]
+
+
+def assert_told(bias, page_table_k, page_table_v, settings):
+    """Refuse what the emulation does not compute."""
+    assert not any(array.size for array in (bias, page_table_k, page_table_v))
+    assert settings.pop("layout") == cudnn_kernels.AttentionLayout.BTNH.value
+    assert settings.pop("dropout_rate") == 0
+    assert settings.pop("variadic_args") == (False, False)
+    settings.pop("seed")
+    # A window, changes of scores.
+    assert not any(settings.values())
+
+
+def emulated_forward(q, k, v, bias, *told, scale, mask_type, is_training, **settings):
+    """Compute what cuDNN's custom call does, in plain XLA with an fp32 log-sum-exp."""
+    *lengths, page_table_k, page_table_v = told
+    assert_told(bias, page_table_k, page_table_v, settings)
+    mask = cudnn_sees(q, k, *lengths, mask_type)
+    wide = [array.astype(jnp.float32) for array in (q, k, v)]
+    repeats = q.shape[2] // k.shape[2]
+    k_wide, v_wide = (jnp.repeat(array, repeats, axis=2) for array in wide[1:])
+    scores = jnp.einsum("bthe,bshe->bhts", wide[0], k_wide) * scale
+    scores = jnp.where(mask, scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    # A query that sees nothing has values of 0.
+    p = jnp.where(mask, jnp.exp(scores - jnp.where(jnp.isfinite(lse), lse, 0)[..., None]), 0)
+    out = jnp.einsum("bhts,bshe->bthe", p, v_wide).astype(q.dtype)
+    # cuDNN has heads before positions in the log-sum-exp, and it alone; a row for each piece.
+    pieces_a_row = lengths[2].shape[1] - 1 if lengths[2].size else 1
+    return [out, jnp.repeat(lse, pieces_a_row, axis=0)][: 1 + is_training]
+
+
+def emulated_backward(q, k, v, bias, *told, scale, mask_type, **settings):
+    *lengths, page_table_k, page_table_v, lse, out, dout = told
+    assert_told(bias, page_table_k, page_table_v, settings)
+    mask = cudnn_sees(q, k, *lengths, mask_type)
+    lse = lse[:: lse.shape[0] // q.shape[0]]
     wide = [array.astype(jnp.float32) for array in (q, k, v, out, dout)]
-    gradients = backward_written_out(*wide[:3], mask, wide[3], lse, wide[4])
+    gradients = backward_written_out(*wide[:3], mask, scale, wide[3], lse, wide[4])
     return [gradient.astype(q.dtype) for gradient in gradients]
 
 
@@ -155,6 +206,102 @@ def test_cudnn_attention_to_the_own_row_alone(cudnn):
     ours = value_and_gradients(causal, UNPACKED, (q, k, v))
     wide = [array.astype(jnp.float32) for array in (q, k, v)]
     assert_close(ours, value_and_gradients(causal, UNPACKED, wide), tolerance=2e-2)
+
+
+def test_cudnn_alone_leaves_padding_out_and_a_row_without_keys(cudnn):
+    """The public function: odd lengths, padded keys, and a row that has none at all."""
+    q, k, v, *_ = arrays_of("grouped", dtype=jnp.float16)
+    ones = np.ones((N * G, C), int)
+    number = np.array([numbers(length, size=C) for length in (13, 5, 1, 12, 2, 0)])
+    keys = flash.Keys(k, v, jnp.asarray(number), jnp.asarray(ones))
+    slope = jnp.asarray(np.random.default_rng(1).normal(0, 1, q.shape), jnp.float32)
+
+    def with_gradients(attend, *arrays):
+        total = lambda *xs: jnp.sum(attend(*xs).astype(jnp.float32) * slope)  # noqa: E731
+        return attend(*arrays), *jax.grad(total, argnums=(0, 1, 2))(*arrays)
+
+    def ours(q, k, v):
+        return flash.attend(cudnn, q, [keys._replace(k_XLKE=k, v_XLKE=v)], causal=[False])
+
+    def plain(q, k, v):
+        k, v = (jnp.repeat(array, 2, axis=2) for array in (k, v))
+        is_key = jnp.asarray(number != 0)[:, None, None]
+        scores = jnp.einsum("bthe,bshe->bhts", q, k) / math.sqrt(E)
+        p = jax.nn.softmax(scores, where=is_key) * is_key.any(3, keepdims=True)
+        return jnp.einsum("bhts,bshe->bthe", jnp.where(is_key, p, 0), v)
+
+    wide = [array.astype(jnp.float32) for array in (q, k, v)]
+    found = with_gradients(ours, q, k, v)
+    assert_close(found, with_gradients(plain, *wide), tolerance=2e-2)
+    assert not any(np.asarray(array[-1]).any() for array in found)
+
+
+# Two pieces in a row of 13, and one in another: lengths, and where they begin.
+LENGTHS = jnp.array([[6, 4], [13, -1]], jnp.int32)
+OFFSETS = jnp.array([[0, 6, -1], [0, -1, -1]], jnp.int32)
+
+
+@pytest.mark.parametrize("heads", ["all", "grouped"])
+def test_offsets_of_jax_before_0_11_1_are_wrong_under_grouped_heads(cudnn, monkeypatch, heads):
+    """Why rows with several pieces are none of cuDNN's: gradients differ from the plain ones."""
+    monkeypatch.setattr(cudnn_kernels, "check_compute_capability", lambda _: True)
+    H, K = HEADS[heads]
+    rng = np.random.default_rng(7)
+    shapes = [(2, C, H, E), *[(2, C, K, E)] * 2]
+    arrays = [jnp.asarray(rng.normal(0, 1.5, shape), jnp.float16) for shape in shapes]
+    number = np.array([numbers(6, 4, size=C), numbers(13, size=C)])
+    slope = jnp.where(jnp.asarray(number != 0)[..., None, None], 1.0, 0.0)
+    slope *= rng.normal(0, 1, shapes[0])
+
+    def by_offsets(q, k, v):
+        return cudnn_kernels.dot_product_attention(
+            q,
+            k,
+            v,
+            q_seqlen=LENGTHS,
+            kv_seqlen=LENGTHS,
+            q_offsets=OFFSETS,
+            kv_offsets=OFFSETS,
+            scale=E**-0.5,
+            mask_type=cudnn_kernels.MaskType.PADDING_CAUSAL,
+        )
+
+    def gradients(attend, arrays):
+        total = lambda *xs: jnp.sum(attend(*xs).astype(jnp.float32) * slope)  # noqa: E731
+        return jax.grad(total, argnums=(0, 1, 2))(*arrays)
+
+    def ours(q, k, v):
+        return attention.causal(jnp.asarray(number))(q, k, v, None)[0]
+
+    def even(array):
+        return jnp.pad(array, ((0, 0), (0, C % 2), (0, 0), (0, 0)))
+
+    wide = [array.astype(jnp.float32) for array in arrays]
+    plain = gradients(ours, wide)
+    # cuDNN is there, and not asked: half precision is all that these differ in.
+    assert_close(gradients(ours, arrays), plain, tolerance=5e-2)
+    found = gradients(lambda *xs: by_offsets(*map(even, xs))[:, :C], arrays)
+    differs = max(
+        float(jnp.abs(one - other).max()) for one, other in zip(found, plain, strict=True)
+    )
+    is_wrong = heads == "grouped" and jax.__version_info__ < (0, 11, 1)
+    assert (differs > 0.5) == is_wrong, differs
+
+
+@pytest.mark.parametrize("change", ["an array more", "an array less", "another order"])
+def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, change):
+    names = [*inspect.signature(flash._CUDNN_BACKWARD_ARGUMENTS).parameters]
+    if change == "an array more":
+        names.insert(4, "sink")
+    elif change == "an array less":
+        names.remove("page_table_k")
+    else:
+        names[4:6] = names[5], names[4]
+    namespace: dict[str, Any] = {}
+    exec(f"def rule({', '.join(names)}): ...", namespace)  # noqa: S102
+    monkeypatch.setattr(flash, "_CUDNN_BACKWARD_ARGUMENTS", namespace["rule"])
+    with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
+        lowered("cuda", packed=False)
 
 
 def test_cudnn_serves_sixteen_bits_and_nothing_packed(cudnn):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import Mesh
 
 from minirl.config import SamplerConfig
 from minirl.decode import abstract_calls, empty_pool, pool_shapes
 from minirl.lora import split
-from minirl.pages import plan_pools
-from minirl.sharding import make_mesh, param_shardings
+from minirl.pages import device_memory, plan_pools
+from minirl.sharding import MESH_AXES, make_mesh, param_shardings
 from minirl.types import Decoding, Request
 
 MESHES = ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})
@@ -81,6 +84,30 @@ def test_the_cache_is_cut_to_its_bytes(toy):
     taken = sum(p.pages * p.page_tokens * token_bytes for p in (pools.prompts, pools.own))
     assert 150_000 < taken <= 200_000
     assert pools.own.pages < 16 * 3
+
+
+class Gpu:
+    """A device of one of two processes, as the second sees it: the first's do not tell."""
+
+    platform, device_kind = "gpu", "pretended"
+
+    def __init__(self, number):
+        self.id, self.process_index = number, number // 2
+        self.client = SimpleNamespace(process_index=lambda: 1)
+
+    def memory_stats(self):
+        if self.process_index != 1:
+            raise RuntimeError("memory_stats is only supported for addressable devices.")
+        return {"bytes_limit": 80e9}
+
+
+def test_memory_is_that_of_the_process_s_own_devices(monkeypatch):
+    devices = [Gpu(number) for number in range(4)]
+    mesh = Mesh(np.array(devices).reshape(1, 4, 1), MESH_AXES)
+    assert device_memory(mesh) == 80e9
+    monkeypatch.setattr(jax, "devices", lambda: devices)
+    monkeypatch.setattr(jax, "local_devices", lambda: devices[2:])
+    assert device_memory(None) == 80e9
 
 
 @pytest.mark.parametrize("shape", [None, {"fsdp": 4, "tensor": 2}], ids=str)
