@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import quote
 
 import apsw
 
+from sqlenv.connection import reading
 from sqlenv.errors import UserError
 
 _MAGIC = b"SQLite format 3\0"
@@ -64,12 +64,15 @@ def check_contents(path: Path) -> None:
     with path.open("rb") as file:
         file.seek(_VERSION_BYTE)
         has_log = file.read(1) == _WAL
-    name = quote(os.fspath(path.absolute()))
     try:
         # Reading a database with a log would make files beside it.
         if not has_log:
-            _ask(f"file:{name}?mode=ro", "SELECT count(*) FROM sqlite_schema")
-        answer = str(_ask(f"file:{name}?mode=ro&immutable=1", "PRAGMA quick_check(1)"))
+            with reading(path, immutable=False) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_schema")
+        with reading(path) as connection:
+            # A constraint is any expression; whether the rows keep it is not asked.
+            connection.pragma("ignore_check_constraints", True)  # noqa: FBT003
+            answer = str(connection.pragma("quick_check", 1))
     except (apsw.BusyError, apsw.LockedError):
         raise UserError(
             f"{path}: the database is locked by another program; close that, or copy the file"
@@ -79,14 +82,6 @@ def check_contents(path: Path) -> None:
     if answer.startswith(_BROKEN):
         words = " ".join(answer.removeprefix("*** ").split())
         raise UserError(f"{path}: the database is corrupt ({words:.80}); fetch it again")
-
-
-def _ask(uri: str, query: str) -> apsw.SQLiteValue:
-    connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    try:
-        return connection.execute(query).get
-    finally:
-        connection.close()
 
 
 def identify(path: Path) -> Identity:
