@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import chain
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from launch.cli import progress_bar
@@ -69,7 +70,8 @@ def crew(
             yield lambda jobs: map(work, jobs)
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(size, context, _start, (make, alone)) as pool:
+    leash, held = context.Pipe(duplex=False)
+    with held, leash, ProcessPoolExecutor(size, context, _start, (make, alone, leash)) as pool:
 
         def do(jobs: Sequence[Job]) -> Iterator[Answer]:
             chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
@@ -79,8 +81,7 @@ def crew(
             yield do
         except BaseException:
             # What is under way may take minutes, and nobody waits for it any more.
-            for child in multiprocessing.active_children():
-                child.terminate()
+            held.close()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -124,17 +125,15 @@ _open = ExitStack()
 """Stays open as long as the process lives."""
 
 
-def _start(make: Make[Any, Any], config: ExecutorConfig) -> None:
+def _start(make: Make[Any, Any], config: ExecutorConfig, leash: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_when_let_go, args=(leash,), daemon=True).start()
     _work.append(_open.enter_context(make(config)))
 
 
-def _end_with_parent() -> None:
-    """End this process when the parent was killed: nobody else would tell it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
+def _end_when_let_go(leash: Connection) -> None:
+    """End this process when its parent closes the other end, or was killed and so closed it."""
+    leash.poll(None)
     os._exit(1)
 
 

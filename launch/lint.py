@@ -9,7 +9,6 @@ right prediction can look wrong.
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -37,18 +36,10 @@ FLAWS: dict[Flaw, str] = {
     "fails": "does not run",
     "empty": "returns no row",
     "slow": "takes longer than --slow-s",
-    "varies": "gives another result the second time, or reads the clock",
+    "varies": "gives another result the second time, or depends on the clock or on chance",
     "row_order": "depends on the order in which tables are read",
     "ties": "depends on the order of rows that its ORDER BY leaves open",
 }
-
-# The time of day as SQLite reads it: a second later it is another one.
-_CLOCK = re.compile(
-    r"\bcurrent_(date|time|timestamp)\b"
-    r"|\b(date|time|datetime|julianday|unixepoch)\s*\(\s*(\)|'now')"
-    r"|\bstrftime\s*\(\s*'[^']*'\s*(\)|,\s*'now')",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +179,7 @@ def _changes(
     for (example, first), second, backward, two in zip(ran, again, reverse, variants, strict=True):
         sql = example.gold_sql
         changes: list[tuple[Flaw, str]] = [
-            ("varies", "reads the clock" if _CLOCK.search(sql) else ""),
+            ("varies", "depends on the clock or on chance" if first.nondeterministic else ""),
             ("varies", _difference(first, second)),
             ("row_order", _difference(first, backward, in_order=is_ordered(sql))),
         ]

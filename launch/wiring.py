@@ -137,7 +137,9 @@ class SqlSide:
         if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
             return Agentic(env, executor=self.executor, first_prompt=self.evaluation_prompt)
         return SingleTurn(
-            SingleTurnConfig(match=env.match, wrapping=env.wrapping),
+            SingleTurnConfig(
+                match=env.match, wrapping=env.wrapping, nondeterministic=env.nondeterministic
+            ),
             executor=self.executor,
             first_prompt=self.evaluation_prompt,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rewards.columns import csmr
 from rewards.config import AstraConfig
-from rewards.execution import GoldResults, gold_result, is_correct
+from rewards.execution import GoldResults, gold_result, is_correct, is_luck
 from rewards.trajectory import SHAPES, aggregate, shape_of
 from rewards.types import CreditSpan, Score
 from sqlenv.parse import one_line
@@ -86,6 +86,8 @@ class AstraReward:
         config, example = self._config, episode.example
         if config.step_score == "binary":
             return float(attempt.correct)
+        if is_luck(attempt.result):
+            return 0.0
         return csmr(
             attempt.result,
             gold_result(self._executor, example),

@@ -38,6 +38,11 @@ def is_executable(attempt: Attempt) -> bool:
     return isinstance(attempt.result, Table)
 
 
+def is_luck(result: Result) -> bool:
+    """Tell whether a result depends on the clock or on chance, so that no part of it is earned."""
+    return isinstance(result, Table) and result.nondeterministic
+
+
 def is_correct(episode: Episode) -> bool:
     """Tell whether the answer, the last attempt, matches the gold result."""
     return episode.answer is not None and episode.answer.correct

@@ -14,7 +14,7 @@ from rewards.clauses import KINDS, Clause, item_name, scan_clauses
 from rewards.config import ExpoConfig
 from rewards.differences import CANDIDATES, Differences, differences, with_missing
 from rewards.errors import trace_error
-from rewards.execution import GoldResults, follows_format, gold_result, is_correct
+from rewards.execution import GoldResults, follows_format, gold_result, is_correct, is_luck
 from rewards.incremental import find_blamed
 from rewards.lexer import sources
 from rewards.progressive import ColumnsOf
@@ -168,11 +168,12 @@ class ExpoReward:
         """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.
 
         Without the fallback a query would be rewarded everywhere when no single step makes its
-        kind of error, as is the case for `row_partial`.
+        kind of error, as is the case for `row_partial`. So it is where the result depends on the
+        clock or on chance.
         """
         config, everyone = self._config, frozenset(range(len(clauses)))
         gold = gold_result(self._executor, example)
-        if not isinstance(gold, Table):
+        if not isinstance(gold, Table) or is_luck(predicted):
             return Verdict("incorrect", clauses, everyone)
         gold = with_attributes(example.gold_sql, gold)
         sought = self._differences(gold, sql, predicted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rewards.columns import binary_accuracy, fractional_accuracy, released_accuracy
 from rewards.config import PaverlConfig
-from rewards.execution import GoldResults, gold_result, is_correct, is_executable
+from rewards.execution import GoldResults, gold_result, is_correct, is_executable, is_luck
 from rewards.types import Score
 from sqlenv.types import Attempt, Episode
 
@@ -37,6 +37,8 @@ class PaverlReward:
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
         config, example = self._config, episode.example
+        if is_luck(answer.result):
+            return 0.0
         gold = gold_result(self._executor, example)
         if config.payoff == "binary":
             return binary_accuracy(answer.result, gold, extra_columns=config.extra_columns)

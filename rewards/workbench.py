@@ -21,7 +21,7 @@ from rewards.config import (
     ProgressiveConfig,
 )
 from rewards.diagnosis import Diagnosis
-from rewards.execution import gold_result, is_correct
+from rewards.execution import gold_result, is_correct, is_luck
 from rewards.expo import ExpoReward, Runner, Verdict
 from rewards.paverl import PaverlReward, payment
 from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
@@ -59,6 +59,8 @@ class PairScore:
         expo: Their mean, EXPO-SQL's total.
         paverl: PaVeRL-SQL's reward.
         gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
+        nondeterministic: Whether the result depends on the clock or on chance: right by `ex` it may
+            be, but no family pays for it.
         seconds: Wall time to run and score it; the gold result is there already.
         predicted, gold: The results, for people; not part of the record.
     """
@@ -75,6 +77,7 @@ class PairScore:
     paverl: float
     csmr: float
     gold_ran: bool
+    nondeterministic: bool = False
     seconds: float = 0.0
     predicted: Result = field(default=SqlError(""), compare=False)
     gold: Result = field(default=SqlError(""), compare=False)
@@ -84,6 +87,7 @@ class PairScore:
         verdict, diagnosis = self.verdict, self.diagnosis
         return {
             "status": self.status,
+            **({"nondeterministic": True} if self.nondeterministic else {}),
             "ex": dict(self.ex),
             "progress": {
                 "struct": diagnosis.struct,
@@ -142,8 +146,10 @@ class Workbench:
         sql = sql if sql.strip() else ""
         predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         ex = find_matches(example, sql, predicted, self._executor, MODES)
-        verdict = self._expo.judge(example, Attempt(sql, sql, predicted, ex[EXPO_MATCH]))
-        share = _share(predicted, gold, is_match=ex["bag"])
+        luck = is_luck(predicted)
+        right = ex[EXPO_MATCH] and not luck
+        verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
+        share = 0.0 if luck else _share(predicted, gold, is_match=ex["bag"])
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -156,8 +162,9 @@ class Workbench:
             ex_f=share,
             ex_b=binary_of(share, predicted, gold),
             paverl=sum(payment(share, PaverlConfig(), ran=isinstance(predicted, Table)).values()),
-            csmr=csmr(predicted, gold),
+            csmr=0.0 if luck else csmr(predicted, gold),
             gold_ran=isinstance(gold, Table),
+            nondeterministic=luck,
             seconds=time.perf_counter() - start,
             predicted=predicted,
             gold=gold,
@@ -197,7 +204,8 @@ class Workbench:
         if not attempts:
             return ExpoConfig().format_fail
         last, gold = attempts[-1], gold_result(self._executor, example)
-        correct = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
+        is_match = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
+        correct = is_match and not is_luck(last.result)
         return self._expo.mean_reward(self._expo.judge(example, replace(last, correct=correct)))
 
 

@@ -172,6 +172,8 @@ there are as many as time allows, of size what no gold query comes near."""
 
 
 Wrapping = Literal["sql_tag", "fence"]
+Luck = Literal["wrong", "judged"]
+"""What becomes of a query whose result depends on the clock or on chance."""
 
 
 class SingleTurnConfig(Settings):
@@ -182,6 +184,10 @@ class SingleTurnConfig(Settings):
 
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.comparators`)."""
+
+    nondeterministic: Luck = "wrong"
+    """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
+    so that no reward pays for luck; or `judged` as any other."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -198,6 +204,10 @@ class DiagnosedConfig(Settings):
 
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.comparators`)."""
+
+    nondeterministic: Luck = "wrong"
+    """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
+    so that no reward pays for luck; or `judged` as any other."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -225,6 +235,10 @@ class AgenticConfig(Settings):
 
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.comparators`)."""
+
+    nondeterministic: Luck = "wrong"
+    """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
+    so that no reward pays for luck; or `judged` as any other."""
 
     wrapping: Wrapping = "fence"
     """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""

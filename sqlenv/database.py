@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import apsw
 
+from sqlenv.connection import reading
 from sqlenv.errors import UserError
 
 _MAGIC = b"SQLite format 3\0"
@@ -86,12 +87,15 @@ def check_contents(path: Path) -> None:
     with path.open("rb") as file:
         file.seek(_VERSION_BYTE)
         has_log = file.read(1) == _WAL
-    name = quote(bytes(path.absolute()))
     try:
         # Reading a database with a log would make files beside it.
         if not has_log:
-            _ask(f"file:{name}?mode=ro", "SELECT count(*) FROM sqlite_schema")
-        answer = str(_ask(f"file:{name}?mode=ro&immutable=1", "PRAGMA quick_check(1)"))
+            with reading(path, immutable=False) as connection:
+                connection.execute("SELECT count(*) FROM sqlite_schema")
+        with reading(path) as connection:
+            # A constraint is any expression; whether the rows keep it is not asked.
+            connection.pragma("ignore_check_constraints", True)  # noqa: FBT003
+            answer = str(connection.pragma("quick_check", 1))
     except (apsw.BusyError, apsw.LockedError):
         raise UserError(
             f"{path}: the database is locked by another program; close that, or copy the file"
@@ -107,14 +111,6 @@ def open_new(path: Path) -> apsw.Connection:
     """Open a file of ours to write, whatever bytes its name has; it is made where there is none."""
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
     return apsw.Connection(f"file:{quote(bytes(path.absolute()))}", flags=flags)
-
-
-def _ask(uri: str, query: str) -> apsw.SQLiteValue:
-    connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-    try:
-        return connection.execute(query).get
-    finally:
-        connection.close()
 
 
 def identify(path: Path) -> Identity:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
+from sqlenv.connection import claim_heap, release_heap
 from sqlenv.database import Identity, identify
 from sqlenv.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
@@ -24,10 +25,6 @@ _NAG_S = 0.05
 _OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
-# Of the engines that are open. SQLite knows one limit for the process: the largest is in force.
-_heap_limits: list[int] = []
-# What the process's other connections held when the first of these engines was opened.
-_heap_before = [0]
 
 
 class Engine:
@@ -48,10 +45,7 @@ class Engine:
         self._is_alone = False
         stop = threading.Event()
         self._stop = weakref.finalize(self, _stop, stop, config.heap_bytes)
-        if not _heap_limits:
-            _heap_before[0] = apsw.memory_used()
-        _heap_limits.append(config.heap_bytes)
-        _limit_heap()
+        claim_heap(config.heap_bytes)
         threading.Thread(
             target=_watch,
             args=(self._lock, self._running, stop, config.timeout_s),
@@ -158,14 +152,7 @@ class Engine:
 
 def _stop(stop: threading.Event, heap_bytes: int) -> None:
     stop.set()
-    _heap_limits.remove(heap_bytes)
-    _limit_heap()
-
-
-def _limit_heap() -> None:
-    """Let queries use the largest open engine's share on top of what others held before."""
-    limit = _heap_before[0] + max(_heap_limits) if _heap_limits else 0  # 0: no limit
-    apsw.hard_heap_limit(limit)
+    release_heap(heap_bytes)
 
 
 def _watch(

@@ -23,7 +23,13 @@ def add_functions(connection: apsw.Connection) -> None:
     floats = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
     for name, function in _OVERRIDES.items():
         replacement = _of_texts(function, floats)
-        connection.create_scalar_function(name, replacement, 2, deterministic=True)
+        connection.create_scalar_function(
+            name,
+            replacement,
+            2,
+            deterministic=True,
+            flags=apsw.SQLITE_INNOCUOUS,  # as SQLite's own: views and generated columns may call it
+        )
 
 
 def ltrim(text: str, characters: str) -> str:

@@ -2,91 +2,43 @@
 
 | what a query tries | what stops it |
 |---|---|
-| writes, attached files, pragmas, unsafe functions and tables | `_forbidden`, while it compiles |
+| writes, attached files, pragmas, unsafe functions and tables | `allowed.py`, while it compiles |
 | several statements, EXPLAIN, parameters | `_inspect`, before its first row |
 | running for ever | the step budget here, the deadline in `engine.py` |
 | huge values | `_limit_values` |
-| one slow call that nothing can interrupt | `_LIMITS`, `_DENIED_FUNCTIONS`, `functions.py` |
+| one slow call that nothing can interrupt | `connection.py`, `allowed.py`, `functions.py` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
+
+Also marks results that depend on chance (`allowed.CHANCE`) or on the clock (`clock.py`).
 """
 
 from __future__ import annotations
 
 import marshal
 import re
-from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 import apsw
 
+from sqlenv.allowed import CHANCE, forbidden, read_kinds
+from sqlenv.clock import FUNCTIONS as CLOCK_FUNCTIONS
+from sqlenv.clock import clock
+from sqlenv.connection import connect
 from sqlenv.database import check_database
 from sqlenv.errors import UserError
-from sqlenv.functions import add_functions
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
     from sqlenv.config import ExecutorConfig
 
-_SWITCHES = {
-    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
-    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_CREATE: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE: 0,
-    apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA: 0,
-    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 1,
-    # Gold queries say `country = "FR"`; stock SQLite reads that as a string.
-    apsw.SQLITE_DBCONFIG_DQS_DML: 1,
-}
-_PRAGMAS = {
-    "query_only": 1,
-    "temp_store": 2,  # memory: no temporary file; the heap limit bounds it
-    "mmap_size": 0,
-    "cell_size_check": 1,
-    "cache_size": -2000,
-}
-_LIMITS = {
-    # Also bounds each CREATE text while a schema loads, so the query's own length is checked apart.
-    apsw.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
-    apsw.SQLITE_LIMIT_COLUMN: 2000,
-    apsw.SQLITE_LIMIT_EXPR_DEPTH: 1000,
-    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 500,
-    apsw.SQLITE_LIMIT_VDBE_OP: 250_000,
-    apsw.SQLITE_LIMIT_FUNCTION_ARG: 1000,
-    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
-    apsw.SQLITE_LIMIT_ATTACHED: 0,
-    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
-    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
-}
 # Semicolons and comments in front of a query, which are statements of nothing.
 _BEFORE = re.compile(r"(?:[;\s]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
 _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
-_ALLOWED_PRAGMAS = frozenset(
-    {
-        *("table_info", "table_xinfo", "table_list"),
-        *("foreign_key_list", "index_list", "index_info", "index_xinfo"),
-    }
-)
-_DENIED_TABLES = frozenset(
-    {"dbstat", "carray", "fts3tokenize", "sqlite_stmt", "sqlite_dbpage", "bytecode", "tables_used"}
-)
-_DENIED_FUNCTIONS = frozenset(
-    {
-        *("load_extension", "fts3_tokenizer", "sqlite_log"),
-        # One call can take seconds and cannot be interrupted.
-        *("json_patch", "jsonb_patch", "json_pretty"),
-        # Absent from stock SQLite, so the official evaluators fail on them.
-        *("median", "percentile", "percentile_cont", "percentile_disc"),
-    }
-)
 _UNREADABLE = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
     *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError),
@@ -105,6 +57,10 @@ _SHORT_VALUE_BYTES = 1000
 _MOST_STRIDE = 2**31 - 1
 # Full-text search takes a time with the square of its pattern, in one call.
 _VIRTUAL_VALUE_BYTES = 30_000
+
+
+class _AsksClockError(Exception):
+    """A query that may read the clock, before its first row: it has to run where that is seen."""
 
 
 class _RefusedError(Exception):
@@ -140,21 +96,20 @@ class Guard:
         self._path = str(path)
         self._config = config
         try:
-            self.connection, self._codec, self._virtual_tables = _open(path, config)
+            self.connection = self._plain = self._open()
+            self._codec = _CODECS[self.connection.pragma("encoding")]
+            self._kinds = read_kinds(self.connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
-        self.connection.exec_trace = self._inspect
-        self.connection.authorizer = self._authorize
+        self._timed: apsw.Connection | None = None
+        self._watch(self.connection)
         self._forget()
 
     def run(self, sql: str, max_steps: int) -> Result:
         """Run one query whose text passed `refuse_text`."""
-        stride = min(max_steps, _MOST_STRIDE)
-        self._steps_left, self._stride = max_steps, stride
-        self.connection.set_progress_handler(self._out_of_steps, stride)
-        self._forget()
+        asked = clock().asked
         try:
-            rows = self._read(sql)
+            rows = self._read_anywhere(sql, max_steps)
         except _RefusedError as refusal:
             return refusal.result
         except apsw.Error as error:
@@ -165,17 +120,58 @@ class Guard:
             return SqlError("the database holds text that is not valid")
         if not self._statement:
             return SqlError("the query is empty")
-        return Table(self._columns, tuple(rows), self._is_mended)
+        varies = self._uses_chance or clock().asked != asked
+        return Table(self._columns, tuple(rows), self._is_mended, varies)
 
     def close(self) -> None:
         """Close the connection."""
-        self.connection.close(True)  # noqa: FBT003 - positional in APSW
+        for connection in filter(None, (self._plain, self._timed)):
+            connection.close(True)  # noqa: FBT003 - positional in APSW
+
+    def _open(self, vfs: str = "") -> apsw.Connection:
+        config = self._config
+        connection = connect(Path(self._path), max_value_bytes=config.max_value_bytes, vfs=vfs)
+        # In memory: no temporary file; the heap limit bounds it.
+        connection.pragma("temp_store", 2)
+        connection.pragma("reverse_unordered_selects", config.reverse_unordered)
+        return connection
+
+    def _watch(self, connection: apsw.Connection) -> None:
+        # Reads the schema, so that a broken one shows now and not as an error of some query.
+        connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
+        connection.exec_trace = self._inspect
+        connection.authorizer = self._authorize
+
+    def _read_anywhere(self, sql: str, max_steps: int) -> list[Row]:
+        """Run a query, where it is seen whether it reads the clock if it may do so."""
+        try:
+            return self._start(sql, max_steps)
+        except _AsksClockError:
+            pass
+        if self._timed is None:
+            timed = self._open(clock().name)
+            self._watch(timed)
+            self._timed = timed
+        self.connection = self._timed
+        try:
+            return self._start(sql, max_steps)
+        finally:
+            self.connection = self._plain
+
+    def _start(self, sql: str, max_steps: int) -> list[Row]:
+        stride = min(max_steps, _MOST_STRIDE)
+        self._steps_left, self._stride = max_steps, stride
+        self.connection.set_progress_handler(self._out_of_steps, stride)
+        self._forget()
+        return self._read(sql)
 
     def _forget(self, *, short: bool = True) -> None:
         self._columns: tuple[str, ...] = ()
         self._statement = ""
         self._denied = ""
         self._is_mended = False
+        self._uses_chance = False
+        self._asks_clock = False
         self._spent = False
         self._reads_virtual = False
         self._wants_short, self._is_shortened = short, False
@@ -225,7 +221,7 @@ class Guard:
                 if is_bytes:
                     chunk = [self._decode(row) for row in chunk]
                 rows += chunk
-                size_bytes += _weigh(chunk)
+                size_bytes += weigh(chunk)
                 if len(rows) > config.max_rows:
                     raise _RefusedError(TooLarge("rows"))
                 if size_bytes > config.max_bytes:
@@ -254,6 +250,8 @@ class Guard:
         columns = cursor.get_description()
         if not cursor.is_readonly or not columns:
             raise _RefusedError(Denied("not a query"))
+        if self._asks_clock and self.connection is self._plain:
+            raise _AsksClockError
         self._statement = sql
         self._columns = tuple([column[0] for column in columns])
         self._limit_values(len(columns))
@@ -281,12 +279,17 @@ class Guard:
         # Full-text search asks for this of its own accord, while a query that passed is running.
         if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
             return apsw.SQLITE_OK
-        if action == apsw.SQLITE_READ and str(first).lower() in self._virtual_tables:
-            self._reads_virtual = True
-        forbidden = _forbidden(action, first, second)
-        if forbidden:
-            self._denied = forbidden
-        return apsw.SQLITE_DENY if forbidden else apsw.SQLITE_OK
+        denied = forbidden(action, first, second)
+        if action == apsw.SQLITE_FUNCTION and not denied:
+            function = str(second).lower()
+            self._uses_chance |= function in CHANCE
+            self._asks_clock |= function in CLOCK_FUNCTIONS
+        elif action == apsw.SQLITE_READ and (kind := self._kinds.get(str(first).lower())):
+            self._reads_virtual |= kind == "virtual"
+            denied = f"table {first}" if kind == "foreign" else ""
+        if denied:
+            self._denied = denied
+        return apsw.SQLITE_DENY if denied else apsw.SQLITE_OK
 
     def _out_of_steps(self) -> bool:
         self._steps_left -= self._stride
@@ -308,49 +311,6 @@ class Guard:
         return SqlError(str(error).replace(self._path, "the database"), offset)
 
 
-@lru_cache(maxsize=4096)
-def _forbidden(action: int, first: str | None, second: str | None) -> str:
-    """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
-    if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
-        return ""
-    if action == apsw.SQLITE_READ:
-        table = str(first).lower()
-        is_pragma = table.startswith("pragma_")
-        allowed = table[7:] in _ALLOWED_PRAGMAS if is_pragma else table not in _DENIED_TABLES
-        return "" if allowed else f"table {table}"
-    if action == apsw.SQLITE_FUNCTION:
-        function = str(second).lower()
-        allowed = function not in _DENIED_FUNCTIONS and not function.startswith("geopoly")
-        return "" if allowed else f"function {function}"
-    if action == apsw.SQLITE_PRAGMA and str(first).lower() in _ALLOWED_PRAGMAS:
-        return ""
-    if first in ("sqlite_master", "sqlite_temp_master"):
-        return "schema change"
-    return str(apsw.mapping_authorizer_function.get(action, action)).removeprefix("SQLITE_")
-
-
-def _open(path: Path, config: ExecutorConfig) -> tuple[apsw.Connection, str, frozenset[str]]:
-    """Open a file read-only, every setting made; name the codec of its text, its virtual tables."""
-    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro&immutable=1"
-    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(uri, flags=flags, statementcachesize=0)
-    for switch, value in _SWITCHES.items():
-        connection.config(switch, value)
-    for name, value in _PRAGMAS.items():
-        connection.pragma(name, value)
-    connection.pragma("reverse_unordered_selects", config.reverse_unordered)
-    connection.limit(apsw.SQLITE_LIMIT_LENGTH, config.max_value_bytes)
-    for limit, value in _LIMITS.items():
-        connection.limit(limit, value)
-    add_functions(connection)
-    # Reads the schema, so that a broken one shows now and not as an error of some query.
-    virtual = connection.execute(
-        "SELECT lower(name) FROM sqlite_schema WHERE type = 'table' AND rootpage = 0"
-    )
-    names = frozenset([name for (name,) in virtual])
-    return connection, _CODECS[connection.pragma("encoding")], names
-
-
 def _as_bytes(statement: str, width: int) -> str:
     """Wrap a query so that text arrives as bytes, beside flags that say which cells are text."""
     names = [f"c{i}" for i in range(width)]
@@ -363,7 +323,7 @@ def _as_bytes(statement: str, width: int) -> str:
     return f"WITH _q({', '.join(names)}) AS ({body}) SELECT {', '.join(values + flags)} FROM _q"
 
 
-def _weigh(rows: list[Row]) -> int:
+def weigh(rows: list[Row] | tuple[Row, ...]) -> int:
     """Estimate the memory of rows in bytes: exact where texts are long, else some numbers off."""
     cells = len(rows[0]) * len(rows)
     text_bytes = len(marshal.dumps(rows))

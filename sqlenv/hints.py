@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
-from urllib.parse import quote
 
 import apsw
 
+from sqlenv.connection import connect, reading
 from sqlenv.database import open_new
 from sqlenv.errors import UserError
 from sqlenv.schema import Column, DatabaseSchema, is_utf8, quoted
@@ -92,8 +92,7 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
 
 def _texts(database: Path, schema: DatabaseSchema) -> Iterator[Hint]:
     """Yield each column's distinct texts."""
-    connection = _open(database)
-    try:
+    with reading(database) as connection:
         for table in schema.tables:
             for column in table.columns:
                 if not is_utf8(column.name):
@@ -109,15 +108,6 @@ def _texts(database: Path, schema: DatabaseSchema) -> Iterator[Hint]:
                     text = bytes(value).decode(errors="ignore")  # type: ignore[arg-type]
                     if text and not _is_number(text):
                         yield table.name, column.name, text
-    finally:
-        connection.close()
-
-
-def _open(path: Path) -> apsw.Connection:
-    return apsw.Connection(
-        f"file:{quote(bytes(path.resolve()))}?immutable=1",
-        flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
-    )
 
 
 def _is_number(text: str) -> bool:
@@ -132,7 +122,7 @@ class ValueIndex:
     """An index that `build_index` has written. Close it after use."""
 
     def __init__(self, index: Path) -> None:
-        self._connection = _open(index)
+        self._connection = connect(index)
 
     def __enter__(self) -> Self:
         return self

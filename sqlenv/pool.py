@@ -35,6 +35,10 @@ CRASHED = SqlError("the query crashed SQLite")
 _START_S = 60.0
 # On top of twice the time-out: answers wait that long in a worker, and a message takes a moment.
 _GRACE_S = 0.1
+# Of a message that are not rows.
+_OTHER_BYTES = 10_000_000
+# What is under way moves a hundred times as fast.
+_BYTES_A_SECOND = 20e6
 # Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
 _MESSAGE_QUESTIONS = 16
 # Messages to choose the next one from.
@@ -48,7 +52,9 @@ class Worker:
         self._silence_s = 2 * config.timeout_s + _GRACE_S
         settings = config.model_dump_json()
         ours, theirs = socket.socketpair()
-        self.line = Line(ours)
+        ours.settimeout(0)  # it never waits
+        # The memory of rows is more than their text.
+        self.line = Line(ours, most_bytes=_MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "sqlenv.worker", str(theirs.fileno()), settings],
@@ -58,7 +64,7 @@ class Worker:
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C is the parent's business
             )
-        self._is_ready = False
+        self._is_ready = self._is_talking = self.is_stuck = False
         self.asked: deque[int] = deque()
         self.database: object = None
         """Of the question that came last: its connection is open."""
@@ -69,18 +75,38 @@ class Worker:
         self.asked.extend(numbers)
         self.database = questions[numbers[-1]][0]
         self._await()
-        with contextlib.suppress(OSError):  # it died: `receive` will notice
-            self.line.send([questions[i] for i in numbers])
+        # It died, or hangs: `receive` or the deadline will tell.
+        with contextlib.suppress(OSError):
+            self.line.send([questions[i] for i in numbers], timeout_s=self._silence_s)
 
     def receive(self) -> list[tuple[int, Answer | UserError]] | None:
-        """Take a message that has arrived, as numbered answers; None when the worker is dead."""
+        """Take what has come, without waiting.
+
+        Returns:
+            Numbered answers, none of them as long as a message is not whole; None when the worker
+            is dead, sends no answers, or stops in the middle of a message.
+        """
         try:
-            answers = self.line.receive()
-        except (EOFError, OSError):
+            wires = self.line.receive()
+            if wires is None:
+                self.is_stuck = self._is_late()
+                return None if self.is_stuck else []
+            answers = [_read(wire) for wire in wires]
+        except (EOFError, OSError, ValueError, TypeError, LookupError):
             return None
-        self._is_ready = True
+        if len(answers) > len(self.asked):
+            return None
+        self._is_ready, self._is_talking = True, False
         self._await()
-        return [(self.asked.popleft(), _read(answer)) for answer in answers]
+        return [(self.asked.popleft(), answer) for answer in answers]
+
+    def _is_late(self) -> bool:
+        """Say whether a message is late; from its start on it has a time by its length."""
+        if self.line.expected_bytes and not self._is_talking:
+            self._is_talking = True
+            took_s = _GRACE_S + self.line.expected_bytes / _BYTES_A_SECOND
+            self.deadline = max(self.deadline, time.monotonic() + took_s)
+        return time.monotonic() >= self.deadline
 
     def epitaph(self, *, overdue: bool) -> Result:
         """End a worker that failed at its only question, and say what that makes of the question.
@@ -152,7 +178,8 @@ class WorkerPool:
                     elif len(worker.asked) > 1:
                         waiting.extend([number] for number in worker.asked)
                     else:
-                        answers[worker.asked[0]] = worker.epitaph(overdue=not spoke)
+                        overdue = not spoke or worker.is_stuck
+                        answers[worker.asked[0]] = worker.epitaph(overdue=overdue)
                     if message is None or not worker.asked:
                         busy.remove(worker)
                         self._dismiss(worker, reuse=message is not None)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import quote
 
 import apsw
 
+from sqlenv.connection import reading
 from sqlenv.errors import UserError
 from sqlenv.types import Row, Value
 
@@ -133,11 +133,7 @@ def _read(
     database: Path, stamp: tuple[int, int], *, examples: int, profile: bool
 ) -> DatabaseSchema:
     """Read a file; `stamp` makes a changed file another key of the cache."""
-    connection = apsw.Connection(
-        f"file:{quote(bytes(database))}?immutable=1",
-        flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI,
-    )
-    try:
+    with reading(database) as connection:
         tables = []
         for name in _table_names(connection):
             columns = _columns(connection, name)
@@ -147,8 +143,6 @@ def _read(
                 columns = _with_examples(connection, name, columns, examples)
             tables.append(TableSchema(name, columns))
         return DatabaseSchema(tuple(tables), tuple(_foreign_keys(connection, tables)))
-    finally:
-        connection.close()
 
 
 def _table_names(connection: apsw.Connection) -> list[str]:

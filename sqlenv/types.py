@@ -45,11 +45,14 @@ class Table:
         columns: Column names, also when there are no rows.
         rows: One tuple a row, as wide as `columns`.
         is_mended: Whether a text held bytes that are not valid text (see `ExecutorConfig.text`).
+        nondeterministic: Whether the rows depend on the clock or on chance, so that another run may
+            give others.
     """
 
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     is_mended: bool = field(default=False, compare=False)
+    nondeterministic: bool = field(default=False, compare=False)
 
     @property
     def width(self) -> int:

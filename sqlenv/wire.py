@@ -1,4 +1,4 @@
-"""Results, cases and judgements as plain tuples, which `marshal` and `json` can write."""
+"""Results, cases and judgements as plain tuples, which `line.py` and `json` can write."""
 
 from __future__ import annotations
 

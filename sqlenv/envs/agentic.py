@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.envs.single_turn import Asking, judge, judge_query
+from sqlenv.envs.single_turn import Asking, judge_query
 from sqlenv.parse import extract_sql
 from sqlenv.types import (
     Attempt,
@@ -73,8 +73,7 @@ class Agentic(Asking[AgenticConfig]):
         if isinstance(call, BadCall):
             attempt = Attempt(reply, "", SqlError(call.why), correct=False, kind="bad_call")
         else:
-            ran = judge_query(example, reply, call.sql, self._executor, match=config.match)
-            attempt = replace(ran, kind="call")
+            attempt = replace(self._judge_query(example, reply, call.sql), kind="call")
         response = tool_response(
             attempt.result, rows=config.response_rows, chars=config.response_chars
         )
@@ -84,10 +83,20 @@ class Agentic(Asking[AgenticConfig]):
     def _answer(self, example: Example, reply: str, call: Call | None) -> Attempt:
         config = self._config
         if call is not None:
-            return judge_query(example, reply, call.sql, self._executor, match=config.match)
+            return self._judge_query(example, reply, call.sql)
         said = _CALL.sub("", reply)  # the query of a call too many is no answer
-        attempt = judge(example, said, self._executor, wrapping=config.wrapping, match=config.match)
-        return replace(attempt, text=reply)
+        return self._judge_query(example, reply, extract_sql(said, config.wrapping))
+
+    def _judge_query(self, example: Example, reply: str, sql: str) -> Attempt:
+        config = self._config
+        return judge_query(
+            example,
+            reply,
+            sql,
+            self._executor,
+            match=config.match,
+            nondeterministic=config.nondeterministic,
+        )
 
 
 def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:

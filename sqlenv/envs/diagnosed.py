@@ -37,7 +37,12 @@ class Diagnosed(Asking[DiagnosedConfig]):
         """
         config, example = self._config, episode.example
         attempt = judge(
-            example, reply, self._executor, wrapping=config.wrapping, match=config.match
+            example,
+            reply,
+            self._executor,
+            wrapping=config.wrapping,
+            match=config.match,
+            nondeterministic=config.nondeterministic,
         )
         if attempt.correct or len(episode.attempts) + 1 >= config.turns:
             return replace(episode, attempts=(*episode.attempts, attempt)), None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from sqlenv.comparators import COMPARATORS, Case, Runs
 from sqlenv.compare import ExecutionMatch
-from sqlenv.config import SingleTurnConfig, Wrapping
+from sqlenv.config import Luck, SingleTurnConfig, Wrapping
 from sqlenv.dialects import carry_over, run
 from sqlenv.parse import extract_sql
 from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
@@ -56,13 +57,24 @@ class SingleTurn(Asking[SingleTurnConfig]):
         """Judge the reply; the episode is over."""
         config = self._config
         attempt = judge(
-            episode.example, reply, self._executor, wrapping=config.wrapping, match=config.match
+            episode.example,
+            reply,
+            self._executor,
+            wrapping=config.wrapping,
+            match=config.match,
+            nondeterministic=config.nondeterministic,
         )
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 
 def judge(
-    example: Example, reply: str, executor: Runner, *, wrapping: Wrapping, match: ExecutionMatch
+    example: Example,
+    reply: str,
+    executor: Runner,
+    *,
+    wrapping: Wrapping,
+    match: ExecutionMatch,
+    nondeterministic: Luck = "wrong",
 ) -> Attempt:
     """Run the SQL of a reply and compare its result with the gold result.
 
@@ -70,16 +82,33 @@ def judge(
     query, which is an error and never runs. So is a query of another dialect that cannot be carried
     over to SQLite. A failing gold query matches nothing.
     """
-    return judge_query(example, reply, extract_sql(reply, wrapping), executor, match=match)
+    sql = extract_sql(reply, wrapping)
+    return judge_query(
+        example, reply, sql, executor, match=match, nondeterministic=nondeterministic
+    )
 
 
 def judge_query(
-    example: Example, reply: str, sql: str, executor: Runner, *, match: ExecutionMatch
+    example: Example,
+    reply: str,
+    sql: str,
+    executor: Runner,
+    *,
+    match: ExecutionMatch,
+    nondeterministic: Luck = "wrong",
 ) -> Attempt:
-    """Run a query that was found in a reply and compare its result with the gold result."""
+    """Run a query that was found in a reply and compare its result with the gold result.
+
+    What depends on the clock or on chance is not right, and its result stays marked, so that no
+    reward pays for a part of it either; where it is to be judged, the mark is taken away.
+    """
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)
+    if isinstance(result, Table) and result.nondeterministic:
+        if nondeterministic == "wrong":
+            return Attempt(reply, sql, result, correct=False)
+        result = replace(result, nondeterministic=False)
     correct = find_matches(example, sql, result, executor, (match,))[match]
     return Attempt(reply, sql, result, correct=correct)
 
@@ -91,7 +120,7 @@ def find_matches(
     executor: Runner,
     names: Sequence[Name],
 ) -> dict[Name, bool]:
-    """Ask comparators whether a query is right.
+    """Ask comparators whether a query is right, also where it is so by luck.
 
     Args:
         example: Its question.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -60,6 +61,25 @@ def assert_gone(pids: list[int]) -> None:
                     break
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+
+
+def fail(pids: list[int]) -> None:
+    with crew(make_square, TWO, most=200, chunk=4) as do:
+        pids += {pid for _, pid in do(range(100))}
+        raise KeyboardInterrupt
+
+
+def test_a_crew_that_fails_ends_its_own_processes_alone():
+    other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            fail(pids := [])
+        assert_gone(pids)
+        assert other.is_alive()
+    finally:
+        other.kill()
+        other.join()
 
 
 SLEEPERS = """

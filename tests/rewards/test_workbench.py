@@ -202,3 +202,28 @@ def test_an_episode_without_turns_is_not_rewarded(bench, database):
     rewards = bench.trajectory(example(database, "SELECT name FROM emp"), [])
     assert rewards["correct"] == rewards["paverl"] == rewards["astra"] == rewards["one_shot"] == 0
     assert rewards["expo"] == -1.5
+
+
+def test_no_family_pays_for_luck(bench, database):
+    """Each query gives the gold result, whatever the clock and chance say."""
+    gold = example(database, "SELECT count(*) FROM emp")
+    for sql in (
+        "SELECT count(*) + 0 * random() FROM emp",
+        "SELECT count(*) FROM emp WHERE date('now') > '2000-01-01'",
+        'SELECT count(*) FROM emp, (SELECT julianday("now") AS day) WHERE day > 0',
+    ):
+        score = bench.score(gold, sql)
+        assert score.record()["nondeterministic"] is True
+        # What comparators say of it stays theirs.
+        assert set(score.ex.values()) == {True}
+        assert (score.ex_f, score.ex_b, score.csmr) == (0, 0, 0)
+        assert score.paverl == 0.5  # it ran
+        assert score.verdict.case == "incorrect"
+        assert set(score.rewards) == {-0.5}
+        paid = bench.trajectory(gold, [Turn(f"```sql\n{sql}\n```", sql)])
+        lost = bench.trajectory(gold, [Turn("```sql\nSELECT 0\n```", "SELECT 0")])
+        assert paid["correct"] == 0
+        families = ("one_shot", "paverl", "astra")
+        assert [paid[name] for name in families] == [lost[name] for name in families]
+        assert paid["expo"] == -0.5
+    assert "nondeterministic" not in bench.score(gold, gold.gold_sql).record()

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, SingleTurnConfig
+from sqlenv.comparators import Case
+from sqlenv.config import (
+    AgenticConfig,
+    DiagnosedConfig,
+    EnvConfig,
+    ExecutorConfig,
+    SingleTurnConfig,
+)
+from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES, sentences
@@ -183,3 +191,30 @@ def test_settings_choose_the_environment():
     for wrong in ({"kind": "diagnosed", "turns": 0}, {"kind": "other"}, {"turns": 2}):
         with pytest.raises(ValidationError):
             adapter.validate_python(wrong)
+
+
+# Always right by its result, and nothing that the model could know.
+LUCK = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20 + 0 * random()</sql>"
+
+
+@pytest.mark.parametrize("config", [SingleTurnConfig, DiagnosedConfig, AgenticConfig])
+@pytest.mark.parametrize(("setting", "correct"), [("wrong", False), ("judged", True)])
+def test_luck_is_wrong_unless_a_setting_says_otherwise(executor, example, config, setting, correct):
+    settings = config(wrapping="sql_tag", nondeterministic=setting)
+    env = build_environment(
+        settings, executor=executor, first_prompt=first_prompt, feedback=Recorder()
+    )
+    assert config().nondeterministic == "wrong"
+    episode, _ = env.step(env.reset(example)[0], LUCK)
+    [attempt] = episode.attempts
+    assert attempt.correct == correct
+    assert isinstance(attempt.result, Table)
+    assert attempt.result.rows == (("Bo",),)
+    assert attempt.result.nondeterministic == (not correct)
+
+
+def test_official_verdicts_know_no_luck(executor, example):
+    sql = LUCK.partition("<sql>")[2].removesuffix("</sql>")
+    names = ("set", "bird_ex", "spider_ex", "omnisql_bird")
+    [judged] = executor.judge([Case(sql, example.gold_sql, example.database)], names)
+    assert judged.scores == dict.fromkeys(names, 1.0)

@@ -17,6 +17,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor, check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.conftest import make_database
 from tests.sqlenv.hostile import Measured, read_hostile, read_legal
 
 ROOT = Path(__file__).parents[2]
@@ -414,3 +415,121 @@ def test_long_values_come_as_they_are_among_short_ones(executor, database):
     assert isinstance(result, Table)
     assert [row[0] for row in result.rows[498:502]] == [499, "0" * 90_000, 501, 502]
     assert len(result.rows) == 1000
+
+
+VARYING = [
+    "SELECT random() FROM city",
+    "SELECT abs(random()) % 2",
+    "SELECT name FROM city ORDER BY randomblob(3)",
+    "SELECT CURRENT_TIMESTAMP",
+    "SELECT name FROM city WHERE current_date > '2020-01-01'",
+    "SELECT 1 WHERE Current_Time IS NOT NULL",
+    "SELECT date()",
+    "SELECT datetime ( 'NOW' )",
+    'SELECT julianday("now")',
+    "SELECT strftime('%Y')",
+    """SELECT strftime("%Y", 'now')""",
+    "SELECT time('now', '+1 day')",
+    "SELECT unixepoch('subsec')",
+    "SELECT timediff('now', '2020-01-01')",
+    "SELECT timediff('2020-01-01', 'now')",
+    "SELECT date('n' || 'ow')",
+    "SELECT date(CAST(x'6e6f77' AS TEXT))",
+    "SELECT max(date(word)) FROM (SELECT 'now' AS word UNION SELECT '2020-01-01')",
+    "WITH t(x) AS (VALUES ('now')) SELECT * FROM t WHERE datetime(x) > 0",
+    "SELECT day FROM today",
+    "SELECT 1 FROM dice WHERE value > 0",
+]
+LASTING = [
+    "SELECT name FROM city WHERE name <> 'now'",
+    "SELECT date('2020-01-01'), strftime('%Y', name), date(NULL) FROM city",
+    "SELECT julianday('2020-02-01') - julianday('2020-01-01')",
+    "SELECT 'date(''now'')', \"random()\" FROM (SELECT 1 AS \"random()\")",
+    "SELECT datetime('now') FROM city WHERE 0",
+    "SELECT datetime('2020-01-01', 'utc')",
+    "SELECT name FROM city LIMIT 1",
+]
+
+
+@pytest.fixture(scope="module")
+def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_database(tmp_path_factory.mktemp("today") / "town.sqlite")
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE VIEW today AS SELECT date('now') AS day")
+    connection.execute("CREATE VIEW dice AS SELECT random() AS value")
+    connection.close()
+    return path
+
+
+@pytest.mark.parametrize(("queries", "varies"), [(VARYING, True), (LASTING, False)])
+def test_what_reads_the_clock_or_a_chance_is_marked(
+    executor: Executor, today: Path, queries: list[str], varies: bool
+) -> None:
+    for sql in queries * 2:
+        result = executor.execute(today, sql)
+        assert isinstance(result, Table), sql
+        assert result.nondeterministic == varies, sql
+
+
+def test_a_query_that_may_read_the_clock_has_the_same_limits(
+    executor: Executor, database: Path
+) -> None:
+    for sql, result in (
+        (f"SELECT date('now') FROM ({ENDLESS})", TimedOut("steps")),
+        ("SELECT date('now'); SELECT 1", Denied("several statements")),
+        ("SELECT date('now'), a.n FROM number a, number b", TooLarge("rows")),
+        ("SELECT date('now'), nope FROM city", SqlError("no such column: nope", offset=20)),
+    ):
+        assert executor.execute(database, sql) == result
+    mended = executor.execute(database, "SELECT label, date('now') > '2' FROM broken LIMIT 1")
+    assert isinstance(mended, Table)
+    assert (mended.rows, mended.nondeterministic, mended.is_mended) == ((("AB", 1),), True, True)
+
+
+def test_functions_that_are_not_listed_are_denied(executor: Executor, database: Path) -> None:
+    """Whatever SQLite has beside: of each function with any number of arguments that it takes."""
+    connection = apsw.Connection(":memory:")
+    arities: dict[str, int] = {
+        str(name): max(int(str(count)), 1 if int(str(count)) < 0 else 0)
+        for name, count in connection.execute("SELECT name, narg FROM pragma_function_list")
+    }
+    allowed = set()
+    for name, count in arities.items():
+        sql = f'SELECT "{name}"({", ".join(["1"] * count)})'
+        if executor.execute(database, sql) != Denied(f"function {name}"):
+            allowed.add(name)
+    assert "abs" in allowed
+    assert set(arities) - allowed == {
+        *("fts3_tokenizer", "fts5", "fts5_get_locale", "fts5_insttoken", "fts5_locale"),
+        *("fts5_source_id", "geopoly_area", "geopoly_bbox", "geopoly_blob", "geopoly_ccw"),
+        *("geopoly_contains_point", "geopoly_debug", "geopoly_group_bbox", "geopoly_json"),
+        *("geopoly_overlap", "geopoly_regular", "geopoly_svg", "geopoly_within", "geopoly_xform"),
+        *("json_patch", "json_pretty", "jsonb_patch", "load_extension", "median", "optimize"),
+        *("percentile", "percentile_cont", "percentile_disc", "rtreecheck", "rtreedepth"),
+        *("rtreenode", "sqlite_compileoption_get", "sqlite_compileoption_used", "sqlite_log"),
+        "sqlite_source_id",
+    }
+
+
+def test_tables_that_are_not_the_databases_are_denied(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "own.sqlite"
+    connection = apsw.Connection(str(path))
+    # A table of its own may have any name; one of SQLite's insides keeps what it shows.
+    connection.execute("CREATE TABLE carray (a); CREATE TABLE pragma_mine (a)")
+    connection.execute("CREATE VIRTUAL TABLE inside USING dbstat(main)")
+    connection.execute("CREATE VIRTUAL TABLE [my words] USING fts5(a)")
+    connection.execute("CREATE INDEX cte ON carray(a)")
+    connection.close()
+    answers = {
+        "SELECT a FROM carray": Table(("a",), ()),
+        "SELECT count(*) FROM pragma_mine": Table(("count(*)",), ((0,),)),
+        "SELECT a FROM [my words]": Table(("a",), ()),
+        "WITH cte AS (SELECT 1) SELECT count(*) FROM cte": Table(("count(*)",), ((1,),)),
+        "SELECT count(*) FROM json_each('[1, 2]')": Table(("count(*)",), ((2,),)),
+        "SELECT * FROM inside": Denied("table inside"),
+        "SELECT count(*) FROM inside": Denied("table inside"),
+        "SELECT 1 FROM dbstat": Denied("table dbstat"),
+        "SELECT name FROM pragma_function_list": Denied("table pragma_function_list"),
+        "SELECT 1 FROM pragma_function_list": Denied("table pragma_function_list"),
+    }
+    assert {sql: executor.execute(path, sql) for sql in answers} == answers

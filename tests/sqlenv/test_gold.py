@@ -1,3 +1,6 @@
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +113,8 @@ def test_a_copy_of_the_database_has_the_same_results(database: Path, tmp_path: P
         ("SELECT strftime('%Y')", {}),
         ("SELECT unixepoch('subsec')", {}),
         ('SELECT date("now", "-1 day")', {}),
-        ("SELECT datetime('2020-01-01', 'localtime')", {}),
+        ("SELECT timediff('now', '2020-01-01')", {}),
+        ("SELECT date('n' || 'ow')", {}),
     ],
 )
 def test_results_of_the_moment_are_not_kept(
@@ -126,7 +130,13 @@ def test_results_of_the_moment_are_not_kept(
 
 @pytest.mark.parametrize(
     "sql",
-    ["SELECT date('2020-01-01')", "SELECT strftime('%Y', name) FROM city", "SELECT 'update ()'"],
+    [
+        "SELECT datetime('2020-01-01', 'localtime')",
+        "SELECT 'now', datetime('now') FROM city WHERE 0",
+        "SELECT date('2020-01-01')",
+        "SELECT strftime('%Y', name) FROM city",
+        "SELECT 'update ()'",
+    ],
 )
 def test_dates_that_are_given_are_kept(database: Path, tmp_path: Path, sql: str) -> None:
     with make_executor(tmp_path / "cache") as executor:
@@ -138,7 +148,17 @@ def test_dates_that_are_given_are_kept(database: Path, tmp_path: Path, sql: str)
 
 def test_a_damaged_file_is_written_again(database: Path, tmp_path: Path) -> None:
     cache, sql = tmp_path / "cache", "SELECT x'00'"
-    for damage in ("", "{", "[]", '["Table"]', '["Unknown", 1]', '["Table", [], [[{"a": 1}]]]'):
+    deep = "[" * 100_000
+    for damage in (
+        deep,
+        '["Table", ["a"], [[1, 2]], false, false]',
+        "",
+        "{",
+        "[]",
+        '["Table"]',
+        '["Unknown", 1]',
+        '["Table", [], [[{"a": 1}]]]',
+    ):
         with make_executor(cache) as executor:
             assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
         [file] = [path for path in cache.rglob("*") if path.is_file()]
@@ -171,3 +191,81 @@ def test_many_gold_queries_in_order(database: Path, tmp_path: Path) -> None:
             ((2,),),
         ]
         assert sorted(ran) == ["SELECT 2", "SELECT 3"]
+
+
+def test_golds_in_memory_are_bounded_in_bytes(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of 1,000 numbers counts as some 100 kB, and ten of these have room."""
+    monkeypatch.setattr("sqlenv.gold._MEMORY_BYTES", 1_200_000)
+    queries = [(database, f"SELECT n, {number} FROM number") for number in range(12)]
+    with make_executor() as executor:
+        ran = count_runs(executor)
+        for query in queries:
+            executor.gold(*query)
+        executor.gold(*queries[11])
+        assert len(ran) == 12
+        executor.gold(*queries[0])  # used longest ago
+        assert len(ran) == 13
+        assert executor._gold._memory_bytes <= 1_200_000
+        assert 5 < len(executor._gold._memory) < 12
+        executor.gold(database, "SELECT hex(zeroblob(100000)) FROM number LIMIT 10")
+        assert len(ran) == 14
+        executor.gold(*queries[0])  # larger than all: it is not kept, and drives out nothing
+        assert len(ran) == 14
+
+
+def test_one_result_is_asked_for_once_at_a_time(database: Path) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    with make_executor() as executor, ThreadPoolExecutor(8) as threads:
+        ran, execute_many = [], executor.execute_many
+
+        def slowly(queries: Any) -> list[Result]:
+            ran.extend(sql for _, sql in queries)
+            started.set()
+            assert go_on.wait(60)
+            return execute_many(queries)
+
+        executor.execute_many = slowly
+        first = threads.submit(executor.gold, database, "SELECT 1")
+        assert started.wait(60)
+        others = [threads.submit(executor.gold, database, "SELECT 1") for _ in range(6)]
+        go_on.set()
+        assert {one.result() for one in (first, *others)} == {Table(("1",), ((1,),))}
+        assert ran == ["SELECT 1"]
+
+
+def test_an_exception_is_its_callers_alone(database: Path) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    with make_executor() as executor, ThreadPoolExecutor(2) as threads:
+        execute_many = executor.execute_many
+
+        def fail_once(queries: Any) -> list[Result]:
+            if started.is_set():
+                return execute_many(queries)
+            started.set()
+            assert go_on.wait(60)
+            raise KeyboardInterrupt
+
+        executor.execute_many = fail_once
+        first = threads.submit(executor.gold, database, "SELECT 1")
+        assert started.wait(60)
+        second = threads.submit(executor.gold_many, [(database, "SELECT 1"), (database, "SELECT")])
+        go_on.set()
+        assert isinstance(first.exception(), KeyboardInterrupt)
+        assert second.result()[0] == Table(("1",), ((1,),))
+
+
+def test_a_full_disk_leaves_no_part_behind(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_arguments: Any, **_keywords: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("sqlenv.gold.json.dump", fill)
+    with (
+        make_executor(tmp_path / "cache") as executor,
+        pytest.raises(UserError, match="No space left on device"),
+    ):
+        executor.gold(database, "SELECT 1")
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]

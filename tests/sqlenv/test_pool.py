@@ -1,8 +1,10 @@
 """Worker processes that die, hang, or outlive their parent."""
 
+import marshal
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,13 +14,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from sqlenv import pool
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
+from sqlenv.line import Line
 from sqlenv.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 
@@ -131,6 +134,82 @@ def test_a_worker_that_hangs_is_killed_at_twice_the_time_out(database: Path) -> 
         assert executor.execute(database, "SELECT 1") == ONE
 
 
+def stop_in_the_middle(monkeypatch: pytest.MonkeyPatch, *, before: str) -> None:
+    """Stop workers where a message is half sent (`receive`), or where none is read (`ask`)."""
+    method = getattr(Worker, before)
+
+    def stopping(self: Worker, *arguments: Any) -> Any:
+        os.kill(self._process.pid, signal.SIGSTOP)
+        return method(self, *arguments)
+
+    monkeypatch.setattr(Worker, before, stopping)
+
+
+@pytest.mark.parametrize(
+    ("before", "sql"),
+    [
+        ("receive", "SELECT hex(zeroblob(90000)) FROM number LIMIT 60"),
+        ("ask", f"SELECT '{'x' * 900_000}'"),
+    ],
+)
+def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
+    database: Path, monkeypatch: pytest.MonkeyPatch, before: str, sql: str
+) -> None:
+    """Neither what it sends nor what it is sent fits into a socket's buffer."""
+    config = ExecutorConfig(workers=1, timeout_s=1, max_sql_chars=1_000_000)
+    with Executor(config) as executor:
+        assert executor.execute(database, "SELECT 1") == ONE
+        [worker] = find_workers(os.getpid())
+        with monkeypatch.context() as patched:
+            stop_in_the_middle(patched, before=before)
+            start_s = time.monotonic()
+            assert executor.execute(database, sql) == TimedOut("wall")
+            assert 1.9 < time.monotonic() - start_s < 8
+        assert executor.execute(database, "SELECT 1") == ONE
+        assert find_workers(os.getpid()) != [worker]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        marshal.dumps([("Table", ("1",), ((1,),), False, False)]),
+        b"\xc1",
+        b"\x91\x92\xa5Table\x01",
+        b"\x91\x91\xa7Unknown",
+        b"\x93\xc0\xc0\xc0",
+    ],
+)
+def test_a_worker_that_sends_no_answers_is_replaced(
+    executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    def receive(self: Line) -> Any:
+        return self._unpack(data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Line, "receive", receive)
+        assert executor.execute(database, "SELECT 1") == CRASHED
+    assert executor.execute(database, "SELECT 1") == ONE
+
+
+def test_the_size_of_a_message_is_bounded() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send((10_001).to_bytes(8, "big"))
+        with pytest.raises(ValueError, match="10,001 bytes"):
+            Line(ours, most_bytes=10_000).receive()
+
+
+def test_values_travel_as_they_are() -> None:
+    ours, theirs = socket.socketpair()
+    value = (
+        *(None, True, 0, -(2**63), 2**63 - 1, -0.0, float("inf"), float("nan"), 0.1),
+        *("é中😀\0", "half \ud800", b"\x00\xff", (), ((1,), {"a": 1.5})),
+    )
+    with ours, theirs:
+        Line(ours).send(value)
+        assert repr(Line(theirs).receive()) == repr(value)
+
+
 def test_running_out_of_address_space_is_a_value(database: Path) -> None:
     config = ExecutorConfig(workers=1, max_bytes=2_000_000_000, max_value_bytes=1_000_000)
     with Executor(config) as executor:
@@ -153,7 +232,7 @@ PARENT = """
 import sys, threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 assert __name__ == "__main__", "imported again by a worker"
@@ -223,7 +302,7 @@ def test_an_executor_does_not_survive_a_fork(executor: Executor, database: Path)
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 executor = Executor(ExecutorConfig(isolation="thread"))

@@ -1,0 +1,151 @@
+"""How files that somebody else made are opened: by whatever reads them, not only by queries."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import apsw
+import pytest
+
+from sqlenv.connection import connect, heap_limit, reading
+from sqlenv.database import check_contents
+from sqlenv.errors import UserError
+from sqlenv.hints import build_index
+from sqlenv.schema import Column, DatabaseSchema, TableSchema, read_schema
+
+ROOT = Path(__file__).parents[2]
+# Megabytes in a cell, of a file of 8 KB.
+LARGE = "CREATE TABLE t (a, b GENERATED ALWAYS AS (hex(zeroblob(50000000))))"
+# Some milliseconds a row, in a call of SQLite each.
+TERM = "length(replace(hex(zeroblob(45000)), '00000000001', a))"
+SLOW = f"CREATE TABLE t (a, b GENERATED ALWAYS AS ({' + '.join([TERM] * 20)}))"
+INDEXED = DatabaseSchema((TableSchema("t", (Column("b"),)),))
+
+
+def make(path: Path, table: str, rows: int) -> Path:
+    connection = apsw.Connection(str(path))
+    connection.execute(table)
+    connection.execute(
+        "WITH r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r LIMIT ?) "
+        "INSERT INTO t(a) SELECT 'x' FROM r",
+        (rows,),
+    )
+    connection.close()
+    return path
+
+
+def read(path: Path) -> None:
+    read_schema(path)
+
+
+def profile(path: Path) -> None:
+    read_schema(path, profile=True)
+
+
+def index(path: Path) -> None:
+    build_index(path, INDEXED, path.with_name("index.sqlite"))
+
+
+@pytest.mark.parametrize("reader", [read, profile, index])
+def test_a_small_file_does_not_hold_its_reader(tmp_path: Path, reader) -> None:
+    path = make(tmp_path / "large.sqlite", LARGE, 3)
+    apsw.memory_high_water(True)
+    with pytest.raises(UserError, match="too much time or memory"):
+        reader(path)
+    assert apsw.memory_high_water() < 20_000_000
+
+
+@pytest.mark.parametrize("reader", [profile, index])
+def test_a_slow_file_does_not_hold_its_reader(tmp_path: Path, reader) -> None:
+    """Two seconds of the processor, and one for each megabyte of the file."""
+    path = make(tmp_path / "slow.sqlite", SLOW, 5000)
+    start_s = time.thread_time()
+    with pytest.raises(UserError, match=re.escape(str(path))) as raised:
+        reader(path)
+    assert 1.9 < time.thread_time() - start_s < 4
+    assert "\n" not in str(raised.value)
+
+
+def test_constraints_are_not_evaluated_to_check_the_pages(tmp_path: Path) -> None:
+    table = SLOW.replace("b GENERATED ALWAYS AS", "CHECK")
+    path = make(tmp_path / "checked.sqlite", table, 5)
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "PRAGMA ignore_check_constraints = 1; INSERT INTO t SELECT a.a FROM t a, t b, t c, t d, t e"
+    )
+    connection.close()
+    start_s = time.thread_time()
+    check_contents(path)
+    assert time.thread_time() - start_s < 1
+
+
+def test_an_honest_cell_is_as_long_as_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "long.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE t (a TEXT, b AS (substr(a, 2, 3)))")
+    connection.execute("INSERT INTO t VALUES (?)", ("xyz" * 1_000_000,))
+    connection.close()
+    [table] = read_schema(path).tables
+    assert [column.examples for column in table.columns] == [(("xyz" * 14)[:40],), ("yzx",)]
+
+
+def test_nothing_of_a_schema_is_trusted(database: Path) -> None:
+    with reading(database) as connection:
+        assert connection.config(apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA, -1) == 0
+        assert connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, -1) == 1
+        with pytest.raises(apsw.ReadOnlyError):
+            connection.execute("DELETE FROM city")
+
+
+def test_views_may_call_functions_that_are_replaced(database: Path) -> None:
+    connection = apsw.Connection(str(database))
+    connection.execute("CREATE VIEW trimmed AS SELECT trim(name, 'P') AS n FROM city")
+    connection.close()
+    opened = connect(database)
+    assert opened.execute("SELECT n FROM trimmed LIMIT 1").get == "aris"
+    opened.close()
+
+
+def test_the_largest_heap_limit_is_in_force() -> None:
+    before, used = apsw.hard_heap_limit(-1), apsw.memory_used()
+    with heap_limit(50_000_000):
+        assert apsw.hard_heap_limit(-1) == used + 50_000_000
+        with heap_limit(60_000_000):
+            assert apsw.hard_heap_limit(-1) == used + 60_000_000
+        assert apsw.hard_heap_limit(-1) == used + 50_000_000
+    assert apsw.hard_heap_limit(-1) == before
+
+
+def test_every_database_is_opened_here() -> None:
+    """What is written by ourselves is opened elsewhere too: demo data, indexes, findings."""
+    found = subprocess.run(
+        ["grep", "-rlE", "apsw.Connection\\(|sqlite3.connect", "sqlenv", "rewards", "launch"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {line for line in found.stdout.split() if line.endswith(".py")} == {
+        "launch/findings.py",
+        "sqlenv/allowed.py",
+        "sqlenv/connection.py",
+        "sqlenv/demo/databases.py",
+        "sqlenv/hints.py",
+    }
+
+
+def test_a_process_ends_with_connections_open(database: Path) -> None:
+    """The clock's layer below SQLite has to outlive them."""
+    code = f"""
+from pathlib import Path
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+executor = Executor(ExecutorConfig(isolation="thread", workers=1))
+print(executor.execute(Path({str(database)!r}), "SELECT date('now') > '2020' FROM city").rows[0])
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "(1,)\n", "")
