@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launch.config import JobConfig
+from launch.folders import PLACES
 from launch.journal import Answer, Journal, Request
+from launch.measured import weights
 from launch.policy import PolicySource, find_policy
 from rewards.judge import Ask
 
@@ -20,7 +22,8 @@ class Asked:
 
     Attributes:
         name: Short, for the names of folders.
-        identity: What decides the answers; not the address, since a server may move.
+        identity: What decides the answers: the endpoint's model, not its address, since a server
+            may move; of a policy the digest of its weights, not their path.
         url: Of the endpoint; empty for a policy in this process.
         policy: That policy.
     """
@@ -44,6 +47,21 @@ class Asked:
         is_told = bool(self.differs_by(config))
         return {"rollout": {"backend": config.rollout.backend}} if is_told else {}
 
+    def weights(self) -> dict[str, str]:
+        """Return the digest of a policy's weights, for a result; empty for an endpoint."""
+        return {} if self.policy is None else {"weights": self.identity}
+
+    @property
+    def place(self) -> str:
+        """Say where weights are read from, or the endpoint's name of the model."""
+        if self.policy is None:
+            return self.identity
+        return str((self.policy.checkpoint or self.policy.model).resolve())
+
+    def places(self, config: JobConfig) -> dict[str, Any]:
+        """Say where everything lies, as settings that decide nothing."""
+        return {PLACES: {"model": self.place, "data": str(config.data.root)}}
+
     @classmethod
     def find(
         cls, config: JobConfig, url: str | None, model: str | None, checkpoint: Path | None
@@ -56,8 +74,7 @@ class Asked:
         if url and model:
             return cls(model.replace("/", "-"), model, url=url)
         source = find_policy(config, checkpoint)
-        where = source.checkpoint or source.model
-        return cls(source.name, str(where.resolve()), policy=source)
+        return cls(source.name, weights(source), policy=source)
 
 
 class Source(Protocol):

@@ -76,9 +76,9 @@ def _evaluate_model(options: Namespace) -> Path:
 
     asked = Asked.find(config, options.endpoint, options.model, options.checkpoint)
     out = options.out or default_folder(config, options.data, asked, options.decode)
-    settings = _settings(config, options, asked)
+    settings = _settings(config, options, asked, split)
     check(out, settings, key="--out")
-    if (out / RESULT).exists() and _is_judged(options, out):
+    if (out / RESULT).exists() and _is_judged(options, asked, out):
         cli.output.print(f"This evaluation is complete: {out / RESULT}", soft_wrap=True)
         show(out)
     else:
@@ -86,7 +86,7 @@ def _evaluate_model(options: Namespace) -> Path:
     return options.json or out
 
 
-def _is_judged(options: Namespace, out: Path) -> bool:
+def _is_judged(options: Namespace, asked: Asked, out: Path) -> bool:
     """Tell whether the verdicts that are asked for are there; other predictions need none."""
     from launch.judging import read_measures
     from launch.sheet import read_sheet
@@ -98,6 +98,8 @@ def _is_judged(options: Namespace, out: Path) -> bool:
     if not path.exists():
         return False
     sheet = read_sheet(path)
+    if sheet.settings["model"].get("weights", asked.identity) != asked.identity:
+        return False
     is_own = options.comparators is None and options.test_suite is None
     # Of a test set's own measures one may be left out, where there is no test suite.
     is_whole = {*sheet.measures} <= wanted if is_own else {*sheet.measures} == wanted
@@ -329,21 +331,18 @@ def default_folder(config: JobConfig, data: str, asked: Asked, decode: str) -> P
     return Path("evals") / "-".join(parts)
 
 
-def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
+def _settings(config: JobConfig, options: Namespace, asked: Asked, split: Split) -> str:
     """Write down what decides the predictions: of the job, only what evaluation looks at."""
-    used = {"seed", "data", "prompt", "env", "executor", "evaluation"}
+    from launch import measured
+
+    used = {"seed", "prompt", "env", "executor", "evaluation"}
     if asked.policy is None:
         manner = config.verbal.model_dump(mode="json", include={"max_tokens", "send_seed"})
         who, where = {"endpoint": asked.identity}, {"verbal": manner}
     else:
         used |= {"sampler"}
-        checkpoint = asked.policy.checkpoint
-        who = {
-            "model": str(asked.policy.model.resolve()),
-            "checkpoint": str(checkpoint.resolve()) if checkpoint else None,
-            "dtype": config.model.dtype,
-            **asked.settings(config),
-        }
+        dtype = config.model.dtype
+        who = {"weights": asked.identity, "dtype": dtype, **asked.settings(config)}
         where = {"accelerator": options.accel}
     import yaml
 
@@ -353,6 +352,8 @@ def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
         "split": options.data,
         **where,
         **config.model_dump(mode="json", include=used),
+        "data": measured.data(config, split),
+        **asked.places(config),
     }
     return yaml.safe_dump(settings, sort_keys=False, width=100)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import platform
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.judging import MEASURES, PARTIAL, REFERENCED, SUITED, Task, judge, read_measures
+from launch.measured import digest
 from launch.official import write_official
 from launch.predictions import read_samples
 from launch.sheet import Sheet, fill, is_done, journal, read_sheet, write_sheet
@@ -37,8 +37,7 @@ from launch.verdicts import PREDICTIONS, Verdict
 from launch.votes import Decode
 from sqlenv.comparators import COMPARATORS
 from sqlenv.config import SourceConfig
-from sqlenv.database import fingerprint
-from sqlenv.datasets import fingerprint as fingerprint_questions
+from sqlenv.datasets import fingerprint
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.spider2 import Reference
@@ -73,16 +72,10 @@ class Data:
         return {
             "data": self.name,
             "questions": len(self.examples),
-            "fingerprint": fingerprint_questions(self.examples),
-            "databases": _digest({example.database for example in self.examples}),
-            **({"suite": _digest(suite)} if suite else {}),
+            "fingerprint": fingerprint(self.examples),
+            "databases": digest({example.database for example in self.examples}),
+            **({"suite": digest(suite)} if suite else {}),
         }
-
-
-def _digest(files: Collection[Path]) -> str:
-    """Digest files by name and contents: the same on every machine, whatever the paths."""
-    lines = sorted(f"{path.name} {fingerprint(path)}" for path in files)
-    return hashlib.sha256(os.fsencode("\n".join(lines))).hexdigest()[:16]
 
 
 def prepare(

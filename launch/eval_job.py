@@ -182,6 +182,7 @@ def describe(asked: Asked, config: JobConfig) -> dict[str, Any]:
         "name": asked.name,
         "model": str(policy.model),
         "checkpoint": str(policy.checkpoint) if policy.checkpoint else None,
+        **asked.weights(),
         "base": base.name if base else "tiny",
         "reward": run.reward.kind if run else None,
         **asked.differs_by(config),

@@ -30,6 +30,8 @@ CONFIG = "config.yaml"
 VERSIONS = "versions.json"
 DATA = "data.json"
 RESULT = "result.json"
+PLACES = "places"
+"""Settings that say where weights and data lay, for people: what they are is said by contents."""
 _LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
 # A folder with no more than these holds no work yet, and other settings may have it.
 _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
@@ -78,7 +80,7 @@ def check(folder: Path, settings: str, *, key: str) -> None:
 
 
 def _deciding(settings: str) -> str:
-    """Return settings without those of devices and servers: a run may go on on other ones."""
+    """Return settings without those of devices, servers and places: a run may go on on others."""
     try:
         values = yaml.safe_load(settings)
     except yaml.YAMLError:
@@ -86,6 +88,7 @@ def _deciding(settings: str) -> str:
     if not isinstance(values, dict):
         return settings
     values.pop("mesh", None)
+    values.pop(PLACES, None)
     if isinstance(values.get("rollout"), dict):
         values["rollout"].pop("sglang", None)
     return yaml.safe_dump(values)

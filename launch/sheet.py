@@ -300,8 +300,16 @@ def _settings(line: list[Any], path: Path) -> Mapping[str, Any]:
 
 def _difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Name the first setting that differs, with both values."""
-    here = json.loads(json.dumps(dict(here)))
+    here, there = (_by_contents(json.loads(json.dumps(dict(one)))) for one in (here, there))
     for key in [*here, *there]:
         if there.get(key) != here.get(key):
             return f"{key} is {there.get(key)!r:.120} there and {here.get(key)!r:.120} here"
     return ""
+
+
+def _by_contents(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where weights lie that are known by their digest."""
+    model = settings.get("model")
+    if isinstance(model, dict) and "weights" in model:
+        settings["model"] = {k: v for k, v in model.items() if k not in ("model", "checkpoint")}
+    return settings

@@ -64,7 +64,9 @@ _MANNERS = {"parallel", "timeout_s", "retries"}
 
 def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
     """Write down what decides the predictions."""
-    used = {"seed", "data", "prompt", "env", "executor", "evaluation"}
+    from launch import measured
+
+    used = {"seed", "prompt", "env", "executor", "evaluation"}
     native = {"sampler"} if options.endpoint is None else set()
     numerics = {"dtype": config.model.dtype, "accelerator": options.accel} if native else {}
     settings = {
@@ -73,7 +75,9 @@ def _settings(config: JobConfig, options: Namespace, asked: Asked) -> str:
         **numerics,
         "split": options.data,
         **config.model_dump(mode="json", include=used | native),
+        "data": measured.data(config, options.data),
         "verbal": config.verbal.model_dump(mode="json", exclude=_MANNERS),
+        **asked.places(config),
     }
     return yaml.safe_dump(settings, sort_keys=False, width=100)
 

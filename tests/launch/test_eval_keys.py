@@ -1,0 +1,109 @@
+"""An evaluation is known by what it measured: other weights or data are another one, another place
+is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import cli, eval_job
+from launch import eval as command
+from launch.asked import Asked
+from launch.config import load_config
+from launch.folders import RESULT, claim
+from launch.policy import policy_in
+from minirl.errors import UserError as ModelError
+from sqlenv.errors import UserError
+
+from .conftest import TINY
+from .small_sets import make_pets, make_spider
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder of data, and one that looks like a model."""
+    make_spider(tmp_path / "data")
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+    config = {**TINY, "data": {**TINY["data"], "demo": None, "root": str(tmp_path / "data")}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(config))
+    return tmp_path
+
+
+@pytest.fixture
+def measure(place, monkeypatch, capsys):
+    """Return `measure(folder)`: what an evaluation of it does, sampling left out."""
+    monkeypatch.setattr(cli, "use_accelerator", lambda _name: None)
+
+    def evaluate(*_arguments: object, out: Path, settings: str, **_more: object) -> None:
+        claim(out, settings, key="--out")
+        (out / RESULT).write_text(json.dumps({"questions": 5}))
+
+    monkeypatch.setattr(eval_job, "evaluate", evaluate)
+
+    def run(folder: Path, *, data: str = "data") -> str:
+        line = ["--cfg", str(place / "job.yaml"), "--checkpoint", str(folder)]
+        where = ["--data", "validation", f"data.root={place / data}", "--out", str(place / "out")]
+        command.main([*line, *where])
+        told = capsys.readouterr().out
+        return "complete" if "This evaluation is complete" in told else "measured"
+
+    return run
+
+
+def test_other_weights_at_the_same_place_are_another_evaluation(place, measure):
+    model = place / "model"
+    assert measure(model) == "measured"
+    assert measure(model) == "complete"
+    (model / "model.safetensors").write_bytes(b"WEIGHTS")
+    with pytest.raises((UserError, ModelError), match=r"weights is '.*' there and '.*' here"):
+        measure(model)
+    (model / "model.safetensors").write_bytes(b"weights")
+    assert measure(model) == "complete"
+
+
+def test_the_same_weights_and_data_elsewhere_are_the_same_evaluation(place, measure):
+    assert measure(place / "model") == "measured"
+    (place / "model").rename(place / "moved")
+    os.utime(place / "moved" / "model.safetensors", (1, 1))
+    shutil.copytree(place / "data", place / "elsewhere")
+    assert measure(place / "moved", data="elsewhere") == "complete"
+
+
+@pytest.mark.parametrize("what", ["questions", "database"])
+def test_other_data_at_the_same_place_is_another_evaluation(place, measure, what):
+    assert measure(place / "model") == "measured"
+    if what == "questions":
+        path = place / "data" / "dev.json"
+        path.write_text(path.read_text().replace("Who is there?", "Who is here?"))
+    else:
+        (place / "data" / "database" / "pets" / "pets.sqlite").unlink()
+        make_pets(place / "data" / "database" / "pets" / "pets.sqlite", [("ann", 4)])
+    with pytest.raises((UserError, ModelError), match="holds results of other settings"):
+        measure(place / "model")
+
+
+def test_a_checkpoint_is_told_by_its_files(place):
+    run = place / "run"
+    shutil.copytree(place / "model", run / "model")
+    shutil.copy(place / "job.yaml", run / "config.yaml")
+    config = load_config(str(place / "job.yaml"), ())
+    found = []
+    for content in (b"one", b"two", b"one"):
+        for number in "12":
+            (run / "checkpoints" / number / "tree").mkdir(parents=True, exist_ok=True)
+            (run / "checkpoints" / number / "tree" / "manifest").write_bytes(content)
+        found += [
+            Asked.find(config, None, None, run / "checkpoints" / number).identity for number in "12"
+        ]
+    assert found[0] == found[1] == found[4] != found[2]
+    assert policy_in(run / "checkpoints" / "1").model == run / "model"
