@@ -15,6 +15,7 @@ from typing import Any
 
 import apsw
 
+from sqlenv.ballots import Ballot
 from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, fingerprint, identify
@@ -111,7 +112,7 @@ def _read(path: Path) -> Result:
         columns, rows, is_mended = fields[1:]
         return Table(tuple(columns), tuple(map(tuple, rows)), is_mended)
     result = decode(fields)
-    if isinstance(result, Judgement):
+    if isinstance(result, Judgement | Ballot):
         raise ValueError("not a result")
     return result
 
