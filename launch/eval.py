@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, get_args
 
 from launch import cli
 from launch.testsets import SPLITS, TEST_SETS, VERDICTS, Split, find, read_limits
-from launch.votes import Decode, VoteBy
+from launch.votes import Decode
 from minirl.errors import UserError
+from sqlenv.ballots import VoteBy
 from sqlenv.config import DataConfig
 from sqlenv.executor import Executor
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from launch.statistics import mean_interval
 from launch.verdicts import Verdict, accuracy, read_verdicts
-from launch.votes import Decode, ballot, majority
+from launch.votes import Decode, majority
 from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
@@ -24,9 +24,10 @@ from minirl.servers import Servers
 from minirl.tokenizer import ChatTokenizer
 from minirl.types import Decoding
 from minirl.writing import writing
+from sqlenv.ballots import ballot, without_rows
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
-from sqlenv.types import Attempt, Episode, Example
+from sqlenv.types import Attempt, Episode, Example, Observation
 
 # Episode numbers name random streams: those of evaluations lie above all of training.
 _FIRST_EPISODE = 2**30
@@ -63,7 +64,8 @@ class Evaluator:
         max_turns: int = 1,
         servers: Servers | None = None,
     ) -> None:
-        self._tokenizer, self._environment = tokenizer, environment
+        self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
+        self._is_agentic = isinstance(environment, Agentic)
         self._config, self._decode = config, decode
         self._validation = validation or GREEDY
         self._choose = right_one if decode.kind == "pass" else vote
@@ -161,9 +163,29 @@ class Evaluator:
         sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
         # A reply without an answer is a sample too, of which nothing runs.
         sampled = [answer.sql if answer else "" for answer in answers]
-        is_agentic = isinstance(self._environment, Agentic)
-        turns = [len(episode.attempts) for episode in episodes] if is_agentic else ()
+        turns = [len(episode.attempts) for episode in episodes] if self._is_agentic else ()
         return Verdict.of(example, sql, correct=correct, samples=sampled, turns=turns)
+
+
+class WithoutRows:
+    """An environment whose episodes, when they are over, hold votes in place of rows: those of all
+    samples of many questions are in memory together.
+    """
+
+    def __init__(self, environment: SingleTurn | Agentic) -> None:
+        self._environment = environment
+
+    def reset(self, example: Example) -> tuple[Episode, Observation]:
+        """Start an episode."""
+        return self._environment.reset(example)
+
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
+        """Judge a reply."""
+        after, observation = self._environment.step(episode, reply)
+        if observation is None:
+            kept = (replace(one, result=without_rows(one.result)) for one in after.attempts)
+            after = replace(after, attempts=tuple(kept))
+        return after, observation
 
 
 def vote(attempts: Sequence[Attempt]) -> Attempt | None:

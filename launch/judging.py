@@ -13,11 +13,12 @@ from launch.official import as_line
 from launch.sheet import NO_GOLD, Journal, Judged
 from launch.testsets import TEST_SETS
 from launch.verdicts import turns_of
-from launch.votes import VOTE_TIMEOUT_S, Decode, VoteBy, ballot, choose
+from launch.votes import VOTE_TIMEOUT_S, Decode, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.diagnosis import diagnose
 from rewards.mismatch import labels_of
 from rewards.progressive import ColumnsOf, columns_of
+from sqlenv.ballots import VoteBy
 from sqlenv.breakdown import clauses_of
 from sqlenv.comparators import COMPARATORS, Case
 from sqlenv.config import ExecutorConfig
@@ -118,7 +119,7 @@ def judge(task: Task, executor: Executor, journal: Journal) -> list[Judged]:
     answers = [samples[0] for samples in task.samples]
     right: list[list[float]] = [[] for _ in answers]
     if several and task.decode.kind == "vote":
-        answers = _elect(task, executor.config, journal)
+        answers = elect(task, executor.config, journal)
     if several:
         right = _judge_samples(task, executor, journal)
     if several and task.decode.kind == "pass":
@@ -131,7 +132,7 @@ def _oracle(samples: Sequence[str], right: Sequence[float]) -> str:
     return samples[right.index(1.0) if 1.0 in right else 0]
 
 
-def _elect(task: Task, config: ExecutorConfig, journal: Journal) -> list[str]:
+def elect(task: Task, config: ExecutorConfig, journal: Journal) -> list[str]:
     """Let the samples of each question vote."""
     # OmniSQL's vote fails where the text of a cell is no UTF-8, and so has its own executor.
     limits = {"timeout_s": min(config.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
@@ -139,11 +140,9 @@ def _elect(task: Task, config: ExecutorConfig, journal: Journal) -> list[str]:
 
         def vote(places: Sequence[int]) -> list[Any]:
             asked = [(task.examples[place], sql) for place in places for sql in task.samples[place]]
-            results = iter(_run(executor, asked))
-            return [
-                [ballot(next(results), task.vote_by) for _ in task.samples[place]]
-                for place in places
-            ]
+            pairs = [(example.database, _carried(example, sql)) for example, sql in asked]
+            found = iter(executor.votes(pairs, task.vote_by))
+            return [[next(found) for _ in task.samples[place]] for place in places]
 
         ballots = _go_on("votes", task, journal, vote)
     return choose(task.samples, ballots, spider=_is_spider(task.examples[0]))

@@ -12,7 +12,7 @@ from typing import Any
 from launch.asked import Asked, Desk
 from launch.config import JobConfig
 from launch.endpoint import Endpoint
-from launch.evaluation import Evaluator, right_one, vote
+from launch.evaluation import Evaluator, WithoutRows, right_one, vote
 from launch.journal import Journal
 from launch.verdicts import Verdict
 from launch.votes import Decode
@@ -42,7 +42,7 @@ class Served(Evaluator):
         self, desk: Desk, journal: Journal, environment: SingleTurn, decode: Decode, workers: int
     ) -> None:
         self._desk, self._journal = desk, journal
-        self._environment, self._decode, self._workers = environment, decode, workers
+        self._environment, self._decode, self._workers = WithoutRows(environment), decode, workers
         self._choose = right_one if decode.kind == "pass" else vote
         self._refused = 0
 

@@ -5,7 +5,6 @@ The majority is that of OmniSQL's rule, or of PaVeRL-SQL's.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +13,6 @@ from random import Random
 from typing import Literal
 
 from sqlenv.errors import UserError
-from sqlenv.types import Result, Row, Table, Value
-
-VoteBy = Literal["set", "table"]
-"""What makes two results one vote. `set`: equal sets of rows (OmniSQL, evaluate_bird.py).
-`table`: equal printed tables, so that names and order of columns, order and repetition of rows
-matter (PaVeRL-SQL, evaluate_paverl.py)."""
 
 VOTE_TIMEOUT_S = 10.0
 """OmniSQL gives a sample 10 seconds to return its vote."""
@@ -66,25 +59,6 @@ class Decode:
         raise UserError(f"--decode {text}: write greedy or vote@n, or pass@n, for example vote@8")
 
 
-def ballot(result: Result, by: VoteBy = "set") -> str | None:
-    """Give a result's vote: equal results, and only these, have equal votes.
-
-    Returns:
-        A digest, so that large results need not be kept; None where the query did not run. An
-        empty result is a vote.
-    """
-    if not isinstance(result, Table):
-        return None
-    if by == "table":
-        lines = [repr(result.columns), *map(repr, result.rows)]
-    else:
-        lines = sorted({repr(_plain(row)) for row in result.rows})
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line.encode("utf-8", "surrogatepass") + b"\n")
-    return digest.hexdigest()[:32]
-
-
 def majority(ballots: Sequence[str | None]) -> int | None:
     """Return the first of the samples with the commonest vote; ties go to the vote seen first.
 
@@ -120,12 +94,3 @@ def choose(
         else:
             chosen.append(ERROR_SQL if spider else draw.choice(queries))
     return chosen
-
-
-def _plain(row: Row) -> Row:
-    """Write equal values alike: 1.0 is 1, as in Python's sets."""
-    return tuple([_integral(value) for value in row])
-
-
-def _integral(value: Value) -> Value:
-    return int(value) if isinstance(value, float) and value.is_integer() else value

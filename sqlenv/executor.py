@@ -16,6 +16,7 @@ from pathlib import Path
 from threading import Semaphore
 from typing import Self
 
+from sqlenv.ballots import Ballot, VoteBy, ballot
 from sqlenv.comparators import Case, Judgement, Runs, check_case, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, check_database, identify
@@ -94,6 +95,23 @@ class Executor:
             self._look_at(database)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
         return [result for query in queries if (result := results[query]) is not None]
+
+    def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
+        """Run queries as `execute_many` does, and give their votes in the queries' order.
+
+        Rows stay in the workers, however many queries there are; none of one that does not run.
+
+        Raises:
+            UserError: One of the databases cannot be used.
+        """
+        limit = self.config.max_sql_chars
+        distinct = dict.fromkeys(queries)
+        accepted = [one for one in distinct if refuse_text(one[1], max_sql_chars=limit) is None]
+        self._check_process()
+        for database in {database for database, _ in accepted}:
+            self._look_at(database)
+        found = dict(zip(accepted, self._backend.votes(accepted, by), strict=True))
+        return [found.get(query) for query in queries]
 
     def gold(self, database: Path, sql: str) -> Result:
         """Give a gold query's result, computed once for this database, query and set of limits.
@@ -177,6 +195,9 @@ class _Threads:
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         return list(self._threads.map(lambda query: self.execute(*query), queries))
 
+    def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
+        return list(self._threads.map(lambda query: ballot(self.execute(*query), by), queries))
+
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
         return list(self._threads.map(lambda case: judge(case, names, self._runs()), cases))
 
@@ -216,16 +237,21 @@ class _Processes:
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         return self._run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
 
+    def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
+        answers = self._pool.run([(os.path.abspath(path), sql, None, by) for path, sql in queries])  # noqa: PTH100
+        return [answer.vote if isinstance(answer, Ballot) else None for answer in answers]
+
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
         answers = self._pool.run([encode_case(case, names) for case in cases])
         return [
             answer if isinstance(answer, Judgement) else _failed(answer, names)
             for answer in answers
+            if not isinstance(answer, Ballot)
         ]
 
     def _run(self, questions: Sequence[Question]) -> list[Result]:
         answers = self._pool.run(questions)
-        return [answer for answer in answers if not isinstance(answer, Judgement)]
+        return [answer for answer in answers if not isinstance(answer, Judgement | Ballot)]
 
     def close(self) -> None:
         self._pool.close()

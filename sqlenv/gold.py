@@ -17,6 +17,7 @@ from typing import Any
 
 import apsw
 
+from sqlenv.ballots import Ballot
 from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.database import Identity, fingerprint, identify
@@ -171,7 +172,7 @@ def _read(path: Path) -> Result:
             raise ValueError("not a table")
         return table
     result = decode(fields)
-    if isinstance(result, Judgement):
+    if isinstance(result, Judgement | Ballot):
         raise ValueError("not a result")
     return result
 

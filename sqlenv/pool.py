@@ -20,15 +20,12 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from sqlenv.comparators import Judgement
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.line import Line
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
-from sqlenv.wire import Wire, decode
+from sqlenv.wire import Answer, Wire, decode
 from sqlenv.worker import OUT_OF_MEMORY, USER_ERROR, Question
-
-Answer = Result | Judgement
 
 CRASHED = SqlError("the query crashed SQLite")
 

@@ -9,23 +9,28 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from sqlenv.ballots import Ballot
 from sqlenv.comparators import Case, Judgement
 from sqlenv.spider2 import Reference
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 
 Wire = tuple[Any, ...]
 
-_KINDS = {kind.__name__: kind for kind in (Table, SqlError, TimedOut, TooLarge, Denied, Judgement)}
+Answer = Result | Judgement | Ballot
+
+_KINDS = {
+    kind.__name__: kind for kind in (Table, SqlError, TimedOut, TooLarge, Denied, Judgement, Ballot)
+}
 _FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _KINDS.items()}
 
 
-def encode(result: Result | Judgement) -> Wire:
+def encode(result: Answer) -> Wire:
     """Write an answer as the name of its kind and its fields."""
     kind = type(result).__name__
     return (kind, *[getattr(result, name) for name in _FIELDS[kind]])
 
 
-def decode(wire: Wire) -> Result | Judgement:
+def decode(wire: Wire) -> Answer:
     """Read what `encode` wrote."""
     name, *values = wire
     return _KINDS[name](*values)

@@ -20,12 +20,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from sqlenv.comparators import Judgement, Runs, judge
+from sqlenv.ballots import Ballot, ballot
+from sqlenv.comparators import Runs, judge
 from sqlenv.engine import Engine
 from sqlenv.errors import UserError
 from sqlenv.line import Line
 from sqlenv.types import Result
-from sqlenv.wire import Wire, decode_case, encode
+from sqlenv.wire import Answer, Wire, decode_case, encode
 
 if TYPE_CHECKING:
     from sqlenv.config import ExecutorConfig
@@ -34,9 +35,10 @@ USER_ERROR = "UserError"
 OUT_OF_MEMORY = 77  # exit status
 
 Question = tuple[Any, ...]
-"""Database, query, and the step budget where it is not the settings'; or a case (`encode_case`)."""
+"""Database, query, and the step budget where it is not the settings'; after these also what makes
+two results one vote, where the vote is all that is asked for. Or a case (`encode_case`)."""
 
-_QUERY_FIELDS = 3
+_VOTE_FIELDS = 4
 
 # Answers are sent together, since a message costs more than a tiny query; none waits longer.
 _GATHER_S = 0.02
@@ -90,11 +92,12 @@ def _answer(line: Line, engine: Engine, questions: list[Question]) -> None:
         send(at_once=position == len(questions))
 
 
-def _reply(engine: Engine, runs: Runs, question: Question) -> Result | Judgement:
-    if len(question) > _QUERY_FIELDS:
+def _reply(engine: Engine, runs: Runs, question: Question) -> Answer:
+    if len(question) > _VOTE_FIELDS:
         return judge(*decode_case(question), runs)
-    database, sql, max_steps = question
-    return engine.execute(Path(database), sql, max_steps)
+    database, sql, max_steps, *by = question
+    result = engine.execute(Path(database), sql, max_steps)
+    return Ballot(ballot(result, by[0])) if by else result
 
 
 def _die_with_parent() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from launch import judging
 from launch.judging import Task, judge
 from launch.sheet import journal
-from launch.votes import ERROR_SQL, Decode, ballot, choose, majority
+from launch.votes import ERROR_SQL, Decode, choose, majority
+from sqlenv.ballots import ballot, without_rows
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example, SqlError, Table, TimedOut
@@ -97,6 +100,34 @@ def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path
         judged = judge(task, executor, found)
     # The elected query; none runs in the second question, and its first episode stands for it.
     assert [(one.sql, one.turns) for one in judged] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
+
+
+LARGE = "WITH c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 60000) SELECT n, n FROM c"
+
+
+@pytest.mark.parametrize("isolation", ["process", "thread"])
+def test_rows_of_votes_are_never_together(database, tmp_path, isolation):
+    """Sixteen results of 60,000 rows: 7 MB each where they are read, and one of 32 digits kept."""
+    samples = [[f"{LARGE} WHERE n > {number // 9}" for number in range(16)]]
+    limits = ExecutorConfig(workers=1, isolation=isolation)
+    task = Task(asked(database)[:1], samples, ("set",), Decode(16, 0.8))
+    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
+        tracemalloc.start()
+        ballots = judging.elect(task, executor.config, found)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        votes = found.of("votes")[0]
+    assert ballots == [samples[0][0]]
+    assert votes == [votes[0]] * 9 + [votes[9]] * 7
+    assert votes[0] != votes[9]
+    assert peak_bytes < (40e6 if isolation == "thread" else 2e6)
+
+
+def test_a_result_without_its_rows_has_another_vote_only_if_it_had():
+    tables = [Table(("a",), ((1,), (2,))), Table(("b",), ((2,), (1.0,))), Table(("a",), ((3,),))]
+    kept = [ballot(without_rows(table)) for table in tables]
+    assert kept[0] == kept[1] != kept[2]
+    assert without_rows(SqlError("x")) == SqlError("x")
 
 
 def test_without_any_result_others_than_spider_draw_one():

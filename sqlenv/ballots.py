@@ -1,0 +1,61 @@
+"""Votes: what is kept of a result where samples are only compared with one another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlenv.types import Result, Row, Table, Value
+
+VoteBy = Literal["set", "table"]
+"""What makes two results one vote. `set`: equal sets of rows (OmniSQL, evaluate_bird.py).
+`table`: equal printed tables, so that names and order of columns, order and repetition of rows
+matter (PaVeRL-SQL, evaluate_paverl.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """The vote of a query, as a worker sends it in place of the rows."""
+
+    vote: str | None
+
+
+def ballot(result: Result, by: VoteBy = "set") -> str | None:
+    """Give a result's vote: equal results, and only these, have equal votes.
+
+    Returns:
+        A digest, so that large results need not be kept; None where the query did not run. An
+        empty result is a vote.
+    """
+    if not isinstance(result, Table):
+        return None
+    import hashlib  # which few workers need
+
+    digest = hashlib.sha256()
+    if by == "table":
+        for row in (result.columns, *result.rows):
+            digest.update(_line(row))
+    else:
+        # Rows by their digests: written out, a set of them would take what the result takes.
+        for one in sorted({hashlib.sha256(_line(_plain(row))).digest() for row in result.rows}):
+            digest.update(one)
+    return digest.hexdigest()[:32]
+
+
+def without_rows(result: Result) -> Result:
+    """Put a vote in the place of a result's rows; equal ones stay equal, others do not become so."""
+    vote = ballot(result)
+    return result if vote is None else Table(("vote",), ((vote,),))
+
+
+def _line(row: Row) -> bytes:
+    return repr(row).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def _plain(row: Row) -> Row:
+    """Write equal values alike: 1.0 is 1, as in Python's sets."""
+    return tuple([_integral(value) for value in row])
+
+
+def _integral(value: Value) -> Value:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
