@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -156,14 +157,16 @@ def job_of(
 
 
 def check_memory(config: JobConfig, folder: Path) -> None:
-    """Log what the job holds on each device at least, and refuse what can not fit.
+    """Log what the job holds on each device, and refuse what can not fit.
+
+    Activations are an estimate: where they alone are too much, a warning says so.
 
     Args:
         config: The job.
         folder: Where the `config.json` of its model is.
 
     Raises:
-        UserError: It is more than a device has.
+        UserError: It is more than a device has, activations apart.
     """
     import jax
 
@@ -175,22 +178,31 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     limit = _device_limit()
     mesh = arrange(config, shape)
     job, own = job_of(config, shape), jax.local_devices()
-    found = resident_bytes(
+    count = partial(
+        resident_bytes,
         job,
         mesh,
         own,
         memory_bytes=limit or math.inf,
         has_sampler=config.rollout.backend == "native",
     )
+    found = count()
     total = sum(found.values())
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
     of = f" of {_gib(limit)}" if limit else ""
-    line = f"memory of a device, activations apart: {_gib(total)}{of}{f' ({parts})' * bool(parts)}"
-    if limit and total > limit:
+    line = f"memory of a device, activations estimated: {_gib(total)}{of}"
+    line += f" ({parts})" * bool(parts)
+    if limit and sum(count(has_activations=False).values()) > limit:
         raise UserError(
             f"{line}: does not fit; use more devices, a smaller model, fewer sampler.slots or "
             "train.optimizer.moments=bfloat16 (launch.plan tells what fits where)"
         )
+    if limit and total > limit:
+        _log.warning(
+            "%s: will hardly fit; use a smaller train.batching.answers_per_batch or "
+            "groups_per_batch, or model.remat=full (launch.plan tells what fits)", line,
+        )  # fmt: skip
+        return
     _log.info("%s", line)
 
 

@@ -453,13 +453,20 @@ class TrainConfig(Settings):
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept; the best by validation accuracy is kept besides."""
-    kl_every: PositiveInt = 5
-    """Steps between measurements of the KL to the start; each costs one more forward pass."""
+    kl_every: PositiveInt | None = None
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; each costs
+    one more forward pass, and all of them a copy of the start weights in model.dtype. None for no
+    measurements, and no copy."""
     sample_every: PositiveInt = 10
     """Steps between samples of trajectories in trajectories.jsonl."""
     env_workers: PositiveInt = 32
     """Threads that wait for environments: with a sampler that does not wait for them in turn, fewer
     slow queries than this at a time delay their own episodes alone."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Tell whether a KL to the start weights is wanted, and so a copy of them."""
+        return self.algorithm.kl_coef > 0 or self.kl_every is not None
 
     @property
     def all_steps(self) -> int:

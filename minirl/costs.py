@@ -14,7 +14,7 @@ import yaml
 from flax import nnx
 from jax.sharding import Mesh
 
-from minirl.config import LoraConfig, ModelSource
+from minirl.config import LoraConfig, ModelSource, Remat
 from minirl.errors import UserError
 from minirl.lora import add_adapters, split
 from minirl.model import Decoder, ModelConfig, parse_config
@@ -108,6 +108,36 @@ class Tokens:
     def computed(self) -> int:
         """Count the tokens that pass through the layers."""
         return self.prompts * self.prompt + self.answers * self.answer
+
+
+def activation_bytes(
+    config: ModelConfig, tokens: Tokens, *, remat: Remat, itemsize: int, tensor: int, logits: float
+) -> float:
+    """Estimate what the gradient of a micro-batch takes on a device beside weights and gradient.
+
+    What the backward pass finds of every layer (with remat=full its input alone), what it holds of
+    the one at work, the logits of a chunk with their slopes, and the tables of the vocabulary: one
+    in the type of the computation, and the gradients of lookups and projection in fp32. Attention
+    is taken to be computed in blocks. A compiler fuses and reorders: an estimate, within a factor
+    of 2 of what XLA for CPUs, TPUs and H100 plans.
+
+    Args:
+        config: The model's shape.
+        tokens: Of one device, padding included.
+        remat: What is computed again.
+        itemsize: Bytes of a number of the computation.
+        tensor: Devices that share heads, inner width and vocabulary.
+        logits: Bytes of a chunk's logits.
+    """
+    D, F = config.hidden_size, config.intermediate_size / tensor
+    H = config.num_attention_heads * config.head_dim / tensor
+    K = config.num_key_value_heads * config.head_dim / tensor
+    products = H + 2 * K + D + 2 * F
+    kept = {"full": D, "dots": D + products, "none": 4 * D + 2 * products + F}[remat]
+    at_work = (2 * D + 2 * products + F) * itemsize + 4 * 2 * D
+    layers = tokens.computed * (config.num_hidden_layers * kept * itemsize + at_work)
+    table = config.vocab_size * D / tensor * (itemsize + 2 * 4)
+    return layers + table + 3 * logits
 
 
 def matmul_parameters(config: ModelConfig) -> tuple[int, int]:

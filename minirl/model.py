@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -178,7 +178,6 @@ def look_up(
 
 
 def _look_up_forward(table_VD: Array, tokens_BT: Array, dtype: Any) -> tuple[Array, Any]:
-    # An empty array tells what the table is.
     return look_up(table_VD, tokens_BT, dtype), (tokens_BT, table_VD[:, :0])
 
 
@@ -284,6 +283,14 @@ class Block(nnx.Module):
         return y + self.lora.scale * _product(low_BTR, b)
 
 
+# (layer, what goes through the layers, the layer's cache) -> (the same after it, its new cache)
+_Body = Callable[[Block, Any, Any], tuple[Any, Any]]
+
+
+def _over(angles_BTE: Array, attend: Attend) -> _Body:
+    return lambda layer, x_BTD, cache: layer(x_BTD, angles_BTE, attend, cache)
+
+
 class Decoder(nnx.Module):
     """A Qwen-class language model.
 
@@ -341,39 +348,74 @@ class Decoder(nnx.Module):
             scan: Compile one layer and loop over it, in place of compiling each: quicker to
                 compile, slower for a few small layers.
         """
-        exponent_E = (
-            jnp.arange(0, self.config.head_dim, 2, dtype=jnp.float32) / self.config.head_dim
+        body = _over(self._angles(positions_BT), attend)
+        x_BTD, new_caches = self._run(body, self._embedded(tokens_BT), caches, scan=scan)
+        return self._normed(x_BTD), new_caches
+
+    def continued(
+        self,
+        tokens: tuple[Int[Array, "N P"], Int[Array, "B C"]],
+        positions: tuple[Int[Array, "N P"], Int[Array, "B C"]],
+        attends: tuple[Attend, Attend],
+        *,
+        scan: bool = False,
+    ) -> Float[Array, "B C D"]:
+        """Return the final hidden states, BCD, of what goes on from prefixes, layer by layer.
+
+        So the gradient of a layer's weights is one sum, and prefixes' keys are those of a layer.
+
+        Args:
+            tokens: Ids of the prefixes, and of what follows.
+            positions: As `__call__`.
+            attends: The second is handed the cache that the first gives back.
+            scan: As `__call__`.
+        """
+        first, second = (
+            _over(self._angles(position_BT), attend)
+            for position_BT, attend in zip(positions, attends, strict=True)
         )
+
+        def body(layer: Block, states: tuple[Array, Array], cache: Any) -> tuple[Any, None]:
+            prefix_NPD, cache = first(layer, states[0], cache)
+            return (prefix_NPD, second(layer, states[1], cache)[0]), None
+
+        states = (self._embedded(tokens[0]), self._embedded(tokens[1]))
+        (_, x_BCD), _ = self._run(body, states, None, scan=scan)
+        return self._normed(x_BCD)
+
+    def _angles(self, positions_BT: Array) -> Array:
+        size = self.config.head_dim
+        exponent_E = jnp.arange(0, size, 2, dtype=jnp.float32) / size
         frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
-        angles_BTE = positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
-        x_BTD = constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
-        run = self._scan if scan else self._loop
-        x_BTD, new_caches = run(x_BTD, angles_BTE, attend, caches)
-        return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps), new_caches
+        return positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
 
-    def _loop(
-        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Sequence[Any] | None
-    ) -> tuple[Array, list[Any]]:
-        layers = unstacked(self).layers
-        new_caches = []
+    def _embedded(self, tokens_BT: Array) -> Array:
+        return constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
+
+    def _normed(self, x_BTD: Array) -> Array:
+        return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps)
+
+    def _run(self, body: _Body, carry: Any, caches: Any, *, scan: bool) -> tuple[Any, Any]:
+        """Take what goes through the layers from the first to the last."""
+        if scan:
+            return self._scan(body, carry, caches)
+        layers, new_caches = unstacked(self).layers, []
         for layer, cache in zip(layers, caches or [None] * len(layers), strict=True):
-            x_BTD, new_cache = layer(x_BTD, angles_BTE, attend, cache)
+            carry, new_cache = body(layer, carry, cache)
             new_caches.append(new_cache)
-        return x_BTD, new_caches
+        return carry, new_caches
 
-    def _scan(
-        self, x_BTD: Array, angles_BTE: Array, attend: Attend, caches: Any
-    ) -> tuple[Array, Any]:
+    def _scan(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
         graph, stacked = nnx.split(self.layers)
 
-        def step(x_BTD: Array, layer: Any) -> tuple[Array, Any]:
+        def step(carry: Any, layer: Any) -> tuple[Any, Any]:
             state, cache = layer
-            return nnx.merge(graph, state)(x_BTD, angles_BTE, attend, cache)
+            return body(nnx.merge(graph, state), carry, cache)
 
-        body: Callable[..., Any] = step
+        kept: Callable[..., Any] = step
         if self.remat != "none":
-            body = jax.checkpoint(step, prevent_cse=False, policy=_KEPT[self.remat])
-        return jax.lax.scan(body, x_BTD, (stacked, caches))
+            kept = jax.checkpoint(step, prevent_cse=False, policy=_KEPT[self.remat])
+        return jax.lax.scan(kept, carry, (stacked, caches))
 
     @property
     def output_table(self) -> Float[Array, "V D"]:

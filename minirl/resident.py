@@ -1,4 +1,4 @@
-"""What a job keeps on each device for certain: counted from shapes, nothing is compiled.
+"""What a job keeps on each device: counted from shapes, activations estimated; nothing is compiled.
 
 An update and a rollout take turns, and so do what they keep: gradients and activations in the one,
 the sampler's copy of the weights and its cache in the other.
@@ -16,13 +16,21 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from minirl.config import ModelSource, SamplerConfig, TrainConfig
-from minirl.costs import abstract_model, abstract_opt_state, count_parameters, device_bytes
+from minirl.costs import (
+    Tokens,
+    abstract_model,
+    abstract_opt_state,
+    activation_bytes,
+    count_parameters,
+    device_bytes,
+)
 from minirl.decode import pool_shapes
 from minirl.episodes import own_slots
 from minirl.local import copy_shapes, local_mesh
 from minirl.model import ModelConfig
+from minirl.packing import round_up
 from minirl.pages import MEMORY_SHARE, Pools, plan_pools
-from minirl.sharding import MESH_AXES
+from minirl.sharding import MESH_AXES, row_parts
 from minirl.update import Learner, TrainState, make_optimizer, policy_objective
 from minirl.vocabulary import LOGITS_BYTES
 
@@ -103,9 +111,9 @@ def training_of(job: Job, mesh: Mesh | None) -> Training:
     memory = {
         "weights": device_bytes(params) + device_bytes(frozen),
         "optimizer": device_bytes(state.opt_state),
-        # What the KL is measured against, whatever its coefficient.
-        "start weights": device_bytes(copy_shapes(params, mesh, job.dtype)),
     }
+    if train.has_reference:
+        memory["start weights"] = device_bytes(copy_shapes(params, mesh, job.dtype))
     learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=mesh)
     return Training(learner, state, memory, count_parameters(params) + count_parameters(frozen))
 
@@ -158,8 +166,9 @@ def resident_bytes(
     *,
     memory_bytes: float,
     has_sampler: bool = True,
+    has_activations: bool = True,
 ) -> dict[str, float]:
-    """Count what a run holds on each device for certain, by kind.
+    """Count what a run holds on each device, by kind; all but the activations for certain.
 
     Args:
         job: What is run.
@@ -167,6 +176,7 @@ def resident_bytes(
         own: The devices of this process.
         memory_bytes: Of one device.
         has_sampler: Whether this process samples, and no servers do.
+        has_activations: Whether those are counted, which are an estimate.
 
     Returns:
         What is there all the time, and beside it what the update needs or what the sampler does,
@@ -174,10 +184,43 @@ def resident_bytes(
     """
     training = training_of(job, mesh)
     gradient = device_bytes(training.state.params)
-    logits = min(LOGITS_BYTES, 4.0 * job.sampler.max_response_tokens * job.model.vocab_size)
-    update = {"gradient": gradient, "logits": logits}
+    # Of several micro-batches the sum lies beside the gradient of the one at work.
+    update = {
+        "gradients": gradient * min(_micro_batches(job, mesh), 2),
+        "activations": _activations(job, mesh) if has_activations else 0.0,
+    }
     if not has_sampler:
         return training.memory | update
     sampling = sampling_of(job, mesh, own, memory_bytes=memory_bytes)
     turn = max(update, sampling.memory, key=lambda kinds: sum(kinds.values()))
     return training.memory | sampling.kept | turn
+
+
+def _micro_batches(job: Job, mesh: Mesh | None) -> int:
+    """Count the micro-batches of an update."""
+    train = job.train
+    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
+    answers = train.batching.answers_per_batch or train.group_size
+    return -(-groups * (train.group_size // answers) // train.batching.groups_per_batch)
+
+
+def _activations(job: Job, mesh: Mesh | None) -> float:
+    """Estimate the bytes of a micro-batch of the longest prompts and answers."""
+    train, sampler, sizes = job.train, job.sampler, job.train.batching
+    tensor = 1 if mesh is None else mesh.shape["tensor"]
+    tokens = Tokens(
+        prompts=sizes.groups_per_batch,
+        prompt=round_up(sampler.max_prompt_tokens, multiple=sizes.prompt_multiple),
+        answers=sizes.groups_per_batch * (sizes.answers_per_batch or train.group_size),
+        answer=round_up(sampler.max_response_tokens, multiple=sizes.answer_multiple),
+    )
+    return activation_bytes(
+        job.model,
+        tokens,
+        remat=job.source.remat,
+        itemsize=job.dtype.itemsize,
+        tensor=tensor,
+        logits=min(
+            LOGITS_BYTES, 4.0 * tokens.answers * tokens.answer * job.model.vocab_size / tensor
+        ),
+    )

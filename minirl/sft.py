@@ -14,7 +14,7 @@ from flax import nnx
 
 from minirl import hosts
 from minirl.batching import Batch, TokenRow, micro_batches, sizes_on
-from minirl.checkpoint import Checkpoints
+from minirl.checkpoint import Checkpoints, given_up
 from minirl.config import SftConfig
 from minirl.guard import Guard, GuardFacts
 from minirl.lora import split
@@ -193,7 +193,7 @@ def supervise(
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.newest_step()
         if done:
-            state, facts = checkpoints.restore_newest(state, GuardFacts)
+            state, facts = checkpoints.restore_newest(given_up(state), GuardFacts)
             guard.restart(facts)
         with closing(Metrics(folder, resume_step=done)) as metrics:
             try:

@@ -33,7 +33,7 @@ from minirl.batching import (
     token_mean,
     token_weights,
 )
-from minirl.checkpoint import Checkpoints
+from minirl.checkpoint import Checkpoints, given_up
 from minirl.config import OptimizerConfig, RolloutConfig, SamplerConfig, TrainConfig
 from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 from minirl.episodes import Player, own_slots
@@ -118,7 +118,7 @@ class Trainer:
         self._task, self._config, self._seed = task, config, seed
         self._tokenizer, self._sampler_config = tokenizer, sampler
         graph, params, frozen = split(model)
-        self._reference = in_compute_type(params, model.dtype)
+        self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._sizes = sizes_on(config.batching, model.mesh)
         self._learner = Learner(
             graph,
@@ -181,7 +181,7 @@ class Trainer:
 
     def _resume(self) -> None:
         """Go on from the newest checkpoint."""
-        self._state, known = self._checkpoints.restore_newest(self._state, _Facts)
+        self._state, known = self._checkpoints.restore_newest(given_up(self._state), _Facts)
         self._rounds = self.step if known.rounds is None else known.rounds
         self._curve, self._unfinished = known.curve, known.unfinished
         self._guard.restart(known.guard)
@@ -229,7 +229,7 @@ class Trainer:
         _log.info("%s", start)
         self._played.close()
         self._checkpoints.wait()
-        self._state, _ = self._checkpoints.restore(start.step, self._state)
+        self._state, _ = self._checkpoints.restore(start.step, given_up(self._state))
         self._state = self._learner.init(self._state.params)
         self._guard.restart()
 
@@ -256,7 +256,7 @@ class Trainer:
         """Take the weights of the best checkpoint; return its step."""
         best = self._checkpoints.best_step()
         assert best is not None
-        self._state, _ = self._checkpoints.restore(best, self._state)
+        self._state, _ = self._checkpoints.restore(best, given_up(self._state))
         return best
 
     @property
@@ -375,9 +375,10 @@ class Trainer:
             )
         )
         rows = [[replace(row, advantage=next(credit)) for row in group] for group in rows]
+        every = self._config.kl_every
+        is_measured = algorithm.kl_coef == 0 and every is not None and self.step % every == 0
         in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss"
-        needs_reference = in_loss or (kl is None and self.step % self._config.kl_every == 0)
-        return numbers | self._apply(rows, self._reference if needs_reference else None)
+        return numbers | self._apply(rows, self._reference if in_loss or is_measured else None)
 
     def _apply(self, rows: Rows, reference: nnx.State | None) -> dict[str, float]:
         """Make an update with each mini-batch of a step; return the means of their statistics."""
@@ -435,6 +436,7 @@ class Trainer:
 
     def _divergence(self, rows: Rows) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""
+        assert self._reference is not None
         reference = self._logprobs(self._reference, rows)
         estimator = self._config.algorithm.kl_estimator
         return [

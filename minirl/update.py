@@ -100,9 +100,13 @@ def token_logprobs(
     packed, mesh = batch.packed is not None, model.mesh
     position_NP, position_BC, segments = _places(batch)
     own_prompt = attention.causal(segments.prefix_NP if packed else None, mesh=mesh)
-    _, prefix = model(batch.prefix_NP, position_NP, own_prompt, scan=scan)
     attend = attention.shared_prefix(segments, packed=packed, mesh=mesh)
-    hidden_BCD, _ = model(batch.input_BC, position_BC, attend, prefix, scan=scan)
+    hidden_BCD = model.continued(
+        (batch.prefix_NP, batch.input_BC),
+        (position_NP, position_BC),
+        (own_prompt, attend),
+        scan=scan,
+    )
     return vocabulary.project(
         hidden_BCD,
         model.output_table,

@@ -19,6 +19,7 @@ import minirl.ahead
 from launch import plan
 from launch.cli import USER_ERRORS
 from launch.config import load_config
+from launch.wiring import arrange
 from minirl import chips
 from minirl.errors import UserError
 from minirl.model import read_config
@@ -253,7 +254,7 @@ def test_training_logs_the_memory_it_holds(tiny_folder, caplog):
     with caplog.at_level(logging.INFO):
         plan.check_memory(config(), tiny_folder)
     (line,) = [text for text in caplog.messages if "memory" in text]
-    assert line.startswith("memory of a device, activations apart: ")
+    assert line.startswith("memory of a device, activations estimated: ")
     assert " of " not in line.removeprefix("memory of a device")
 
 
@@ -263,12 +264,23 @@ def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
         plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
 
 
+def test_training_warns_where_activations_are_too_much(tiny_folder, monkeypatch, caplog):
+    asked, shape = config("sampler.cache_gb=0.001"), read_config(tiny_folder)
+    job, mesh = plan.job_of(asked, shape), arrange(asked, shape)
+    total = sum(resident_bytes(job, mesh, jax.local_devices(), memory_bytes=1e12).values())
+    monkeypatch.setattr(plan, "_device_limit", lambda: total - 1)
+    plan.check_memory(asked, tiny_folder)
+    (line,) = [text for text in caplog.messages if "memory" in text]
+    assert "will hardly fit; use a smaller train.batching.answers_per_batch" in line
+
+
 def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypatch):
     sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.1")
     asked = config(*sizes)
     job, own = plan.job_of(asked, read_config(tiny_folder)), jax.local_devices()
     here, there = (
-        resident_bytes(job, None, own, memory_bytes=1e12, has_sampler=has) for has in (True, False)
+        resident_bytes(job, None, own, memory_bytes=1e12, has_sampler=has, has_activations=False)
+        for has in (True, False)
     )
     assert "cache" in here
     assert "cache" not in there

@@ -96,6 +96,45 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     assert [record["sglang/probe_gap"] for record in records] == [1e-6, 5e-6]
 
 
+@pytest.fixture
+def made(monkeypatch):
+    """Collect the models that trainers are made of."""
+    models = []
+
+    def spread(*arguments, spread=toy_run.spread):
+        models.append(spread(*arguments))
+        return models[-1]
+
+    monkeypatch.setattr(toy_run, "spread", spread)
+    return models
+
+
+def test_start_weights_are_given_up_where_a_run_goes_on(toy, tmp_path, made):
+    short = {"steps": 1, "checkpoint_every": 1, "eval_every": 1, "validate": lambda *_: 0.5}
+    toy_run.make_trainer(toy, tmp_path, **short).run(lambda *_: None)
+    trainer = toy_run.make_trainer(toy, tmp_path, **short)
+    assert trainer.step == 1
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(made[1])))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
+
+
+@pytest.mark.parametrize(
+    ("changes", "has_copy"),
+    [
+        ({"kl_every": None}, False),
+        ({"kl_every": 1}, True),
+        ({"kl_every": None, "algorithm": Grpo(kl_coef=0.1)}, True),
+    ],
+)
+def test_start_weights_are_kept_where_a_kl_is_wanted(toy, tmp_path, changes, has_copy):
+    trainer = toy_run.make_trainer(
+        toy, tmp_path, steps=1, validate=lambda *_: 0.5, checkpoint_every=1, **changes
+    )
+    assert (trainer._reference is not None) == has_copy
+    trainer.run(lambda *_: None)
+    assert ("update/kl" in metrics_of(tmp_path)[0]) == has_copy
+
+
 def test_what_is_measured_when(finished):
     records = metrics_of(finished.folder)
     assert {
