@@ -43,7 +43,7 @@ def ballot(result: Result, by: VoteBy = "set") -> str | None:
 
 
 def without_rows(result: Result) -> Result:
-    """Put a vote in place of a result's rows; results are equal as before."""
+    """Put a vote in the place of a result's rows: equal ones stay equal, others become so never."""
     vote = ballot(result)
     return result if vote is None else Table(("vote",), ((vote,),))
 

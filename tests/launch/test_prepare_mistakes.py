@@ -61,7 +61,7 @@ def corrupt(root: Path) -> None:
 
 
 def unfinished(root: Path) -> None:
-    (root / f"{CLUB}-journal").touch()
+    (root / f"{CLUB}-journal").write_bytes(b"\xd9\xd5\x05\xf9")
 
 
 def gone(root: Path) -> None:
@@ -103,7 +103,7 @@ def tables(root: Path) -> None:
         (cut, "spider/dev.json: broken JSON after 5 whole records, before byte"),
         (blank, "spider/dev.json: broken JSON in it: the file is empty"),
         (field, "spider/dev.json: record 3 has a wrong field: question should be text, not None"),
-        (tables, "spider/tables.json: broken JSON after 0 whole records"),
+        (tables, "spider/tables.json: is UTF-16; save it as UTF-8"),
     ],
 )
 def test_a_damaged_download_is_named(
