@@ -185,12 +185,12 @@ class SingleTurnConfig(Settings):
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.comparators`)."""
 
+    wrapping: Wrapping = "sql_tag"
+    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+
     nondeterministic: Luck = "wrong"
     """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
     so that no reward pays for luck; or `judged` as any other."""
-
-    wrapping: Wrapping = "sql_tag"
-    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
 
 
 class DiagnosedConfig(Settings):
@@ -205,12 +205,12 @@ class DiagnosedConfig(Settings):
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.comparators`)."""
 
+    wrapping: Wrapping = "sql_tag"
+    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+
     nondeterministic: Luck = "wrong"
     """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
     so that no reward pays for luck; or `judged` as any other."""
-
-    wrapping: Wrapping = "sql_tag"
-    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
 
     feedback_exec_error: bool = False
     """Whether the model is told the database's error message; the paper's template has no place
@@ -236,12 +236,12 @@ class AgenticConfig(Settings):
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.comparators`)."""
 
+    wrapping: Wrapping = "fence"
+    """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""
+
     nondeterministic: Luck = "wrong"
     """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
     so that no reward pays for luck; or `judged` as any other."""
-
-    wrapping: Wrapping = "fence"
-    """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""
 
     response_rows: int = Field(default=30, ge=1)
     """Rows of a result that the model is shown, the first ones."""

@@ -279,14 +279,16 @@ class Guard:
         # Full-text search asks for this of its own accord, while a query that passed is running.
         if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
             return apsw.SQLITE_OK
-        denied = forbidden(action, first, second)
-        if action == apsw.SQLITE_FUNCTION and not denied:
+        kind = self._kinds.get(str(first).lower()) if action == apsw.SQLITE_READ else None
+        if kind is None:
+            denied = forbidden(action, first, second)
+        else:
+            denied = f"table {first}" if kind == "foreign" else ""
+            self._reads_virtual |= kind == "virtual"
+        if action == apsw.SQLITE_FUNCTION:
             function = str(second).lower()
             self._uses_chance |= function in CHANCE
             self._asks_clock |= function in CLOCK_FUNCTIONS
-        elif action == apsw.SQLITE_READ and (kind := self._kinds.get(str(first).lower())):
-            self._reads_virtual |= kind == "virtual"
-            denied = f"table {first}" if kind == "foreign" else ""
         if denied:
             self._denied = denied
         return apsw.SQLITE_DENY if denied else apsw.SQLITE_OK

@@ -68,7 +68,10 @@ def test_a_packaged_config_opens_with_its_paper_and_command():
         ("train.algorithm.clip_hgh=1", "did you mean train.algorithm.clip_high?"),
         ("reward.tree.empty_chld=one", "did you mean reward.tree.empty_child?"),
         # The keys of the chosen kind, not of its siblings.
-        ("env.kind=single_turn", "env.turns: unknown key; known here: kind, match, wrapping"),
+        (
+            "env.kind=single_turn",
+            "env.turns: unknown key; known here: kind, match, nondeterministic, wrapping",
+        ),
         ("mesh={rows: 2}", "mesh.rows: unknown key; known here: data, fsdp, tensor"),
         ("mesh.fsdpp=2", "mesh.fsdpp: unknown key; did you mean mesh.fsdp?"),
         ("mesh.fsdp=0", "mesh.fsdp: input should be greater than 0, not 0"),
