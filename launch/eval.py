@@ -326,7 +326,7 @@ def default_folder(config: JobConfig, data: str, asked: Asked, decode: str) -> P
     """Name a folder after policy, sampler, data, decoding and seed."""
     layouts: dict[str, None] = {}
     if data in SPLITS:
-        layouts = dict.fromkeys(source.layout for source in getattr(config.data, data).sources)
+        layouts = dict.fromkeys(source.layout for source in config.data.of(data).sources)
     sampler = asked.differs_by(config).values()
     parts = (asked.name, *sampler, *layouts, data, decode, f"seed{config.seed}")
     return Path("evals") / "-".join(parts)

@@ -66,7 +66,7 @@ def data(config: JobConfig, split: Split) -> dict[str, Any]:
             source.pop("path")
     if config.data.root is None:
         return settings
-    chosen = rooted(getattr(config.data, split), config.data.root).sources
+    chosen = rooted(config.data.of(split), config.data.root).sources
     return {**settings, "measured": [_contents(source) for source in chosen]}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import prepare, train
+from launch import measured, prepare, train
 from launch.config import JobConfig, dump, load_config
 from launch.inputs import check_inputs, check_questions, held_out, load_split
 from launch.layers import packaged
@@ -91,6 +91,8 @@ def test_a_papers_run_holds_out_databases_of_each_source(whole, name):
     assert {e.source for e in found["validation"]} == sources
     assert not {e.db_id for e in found["train"]} & held
     check_questions(config)
+    # An evaluation of the questions held out is known by what they are drawn from.
+    assert len(measured.data(config, "validation")["measured"]) == len(sources)
 
 
 @pytest.mark.parametrize(
