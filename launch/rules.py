@@ -69,7 +69,7 @@ def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
             "omnisql",
         ),
         *of_the_learner(config.train, config.sampler),
-        *of_rollouts(config.rollout, config.train.algorithm),
+        *of_rollouts(config.rollout, config.train.algorithm, config.sampler),
         *_of_the_warm_start(config),
         *_of_the_tiny_model(config),
     ]

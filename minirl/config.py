@@ -76,7 +76,16 @@ class SamplerConfig(Settings):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling; log-probabilities stay those of the whole distribution."""
+    """Nucleus sampling: draw from the likeliest tokens that together reach this probability."""
+    logprobs: Literal["full", "nucleus"] = "full"
+    """Whose log-probabilities the importance ratio compares where `top_p` is below 1: those of the
+    whole distribution, as ASTRA and others train; or those of what is drawn from, in sampler and
+    learner, so that the gradient is that of the policy which sampled."""
+
+    @property
+    def ratio_top_p(self) -> float:
+        """Return the `top_p` of the learner's log-probabilities."""
+        return self.top_p if self.logprobs == "nucleus" else 1.0
 
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"

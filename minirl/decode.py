@@ -91,6 +91,7 @@ class DecodeSizes(NamedTuple):
     own_segments: int
     any_greedy: bool
     any_top_p: bool
+    over_nucleus: bool
 
 
 class Chunk(NamedTuple):
@@ -265,7 +266,7 @@ class Programs:
         draws: Draws,
         key: Array,
         max_steps: Array,
-    ) -> tuple[Segments, Array, Array, Array]:
+    ) -> tuple[Segments, Array, Array, Array, Array]:
         """Draw tokens for the active slots until a reply ends.
 
         Args:
@@ -279,7 +280,8 @@ class Programs:
             max_steps: Longest run, at most `MAX_STEPS`.
 
         Returns:
-            The slots' pool; the tokens and their log-probabilities by step, WS; the steps taken.
+            The slots' pool; by step, WS, the tokens, their log-probabilities and the shares that
+            were cut off (`sampling.sample`); the steps taken.
         """
         model = self._model(weights)
         slots = len(draws.token_S)
@@ -295,31 +297,31 @@ class Programs:
             return (step < max_steps) & ((step == 0) | ~is_ended_S.any())
 
         def body(carry: Any) -> Any:
-            step, tokens_S, recent, ids_WS, logprobs_WS = carry
+            step, tokens_S, recent, *drawn = carry
             # An idle slot draws too; nobody reads it.
             positions_S = start_S + step
             attend = decode_slots(step, owners, owned, mesh=self._mesh)
             caches = list(zip(pages, recent, strict=True))
             hidden_BTD, caches = model(tokens_S[:, None], positions_S[:, None], attend, caches)
-            drawn_S, logprobs_S = sample(
+            ids_S, *numbers = sample(
                 model.logits(hidden_BTD[:, 0]),
                 jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
                 draws.temperature_S,
                 draws.top_p_S,
                 any_greedy=sizes.any_greedy,
                 any_top_p=sizes.any_top_p,
+                over_nucleus=sizes.over_nucleus,
             )
-            tokens_S = jnp.where(draws.is_active_S, drawn_S, tokens_S)
-            ids_WS = ids_WS.at[step].set(tokens_S)
-            logprobs_WS = logprobs_WS.at[step].set(logprobs_S)
-            return step + 1, tokens_S, [recent for _, recent in caches], ids_WS, logprobs_WS
+            tokens_S = jnp.where(draws.is_active_S, ids_S, tokens_S)
+            rows = zip(drawn, (tokens_S, *numbers), strict=True)
+            drawn = [all_WS.at[step].set(row_S) for all_WS, row_S in rows]
+            return step + 1, tokens_S, [recent for _, recent in caches], *drawn
 
-        shape = (MAX_STEPS, slots)
-        start = (jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32))
-        step, _, recent, ids_WS, logprobs_WS = jax.lax.while_loop(
+        start = [jnp.zeros((MAX_STEPS, slots), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
+        step, _, recent, ids_WS, logprobs_WS, cut_WS = jax.lax.while_loop(
             goes_on, body, (jnp.int32(0), draws.token_S, _no_recent(model, slots), *start)
         )
-        return self._flush(own, recent, draws, step), ids_WS, logprobs_WS, step
+        return self._flush(own, recent, draws, step), ids_WS, logprobs_WS, cut_WS, step
 
     def _owned(self, owners: Sequence[Owners], slots: int) -> list[Array]:
         parts = row_parts(self._mesh)
@@ -425,7 +427,7 @@ def abstract_calls(
         for pages in pool.segments
     ]
     chunk = _empty_chunk(pools.parts * _FILL_ROWS[0], _pieces(pools)[-1], pools)
-    sizes = DecodeSizes(len(own), any_greedy=False, any_top_p=False)
+    sizes = DecodeSizes(len(own), any_greedy=False, any_top_p=False, over_nucleus=False)
     key, steps = jax.eval_shape(lambda: jax.random.key(0)), np.int32(MAX_STEPS)
     decode = (sizes, prepared, prompts, own, owners, Draws.idle(pools), key, steps)
     return {

@@ -106,7 +106,9 @@ def training_of(job: Job, mesh: Mesh | None) -> Training:
     train = job.train
     graph, params, frozen = abstract_model(job.model, job.source, mesh, lora=train.lora)
     optimizer = make_optimizer(train.optimizer, steps=train.steps)
-    objective = policy_objective(train.algorithm, temperature=job.sampler.temperature)
+    objective = policy_objective(
+        train.algorithm, temperature=job.sampler.temperature, top_p=job.sampler.ratio_top_p
+    )
     state = TrainState(params, abstract_opt_state(optimizer, params, mesh))
     memory = {
         "weights": device_bytes(params) + device_bytes(frozen),

@@ -80,11 +80,23 @@ def contradictions(train: TrainConfig, sampler: SamplerConfig) -> list[tuple[boo
             f"train.algorithm.overlong_tokens: {algorithm.overlong_tokens} is not below "
             f"sampler.max_response_tokens; the paper's share of it is a fifth: use {longest // 5}",
         ),
+        (
+            sampler.ratio_top_p < 1 and train.has_reference,
+            "sampler.logprobs: nucleus has no KL to the start weights, whose nucleus is another "
+            "one; use full, or train.algorithm.kl_coef=0 and train.kl_every=null",
+        ),
+        (
+            sampler.ratio_top_p < 1 and train.mini_batches > 1,
+            "sampler.logprobs: nucleus is that of the weights that sampled, which only the first "
+            "update of a step has; use full, or train.mini_batches=1",
+        ),
         *optimizer_contradictions(train, key="train"),
     ]
 
 
-def of_rollouts(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[tuple[bool, str]]:
+def of_rollouts(
+    rollout: RolloutConfig, algorithm: AlgorithmConfig, sampler: SamplerConfig
+) -> list[tuple[bool, str]]:
     """List the rules of who samples, in the form of `contradictions`."""
     sglang = rollout.sglang
     given, launched = len(sglang.urls), sglang.launch
@@ -112,6 +124,11 @@ def of_rollouts(rollout: RolloutConfig, algorithm: AlgorithmConfig) -> list[tupl
             "which are gone when episodes are sampled ahead: their age would count as the "
             "sampler's error, and nothing be clipped; set it to none (the clipped ratio then spans "
             "both), or rollout.lag=0 and rollout.slow_share=0",
+        ),
+        (
+            rollout.backend == "sglang" and sampler.ratio_top_p < 1,
+            "sampler.logprobs: SGLang reports log-probabilities of the whole distribution alone, "
+            "not of a nucleus; use full, or rollout.backend=native",
         ),
         (
             rollout.oldest < rollout.lag,

@@ -38,6 +38,9 @@ from minirl.seats import Episode, Seats
 from minirl.sharding import mesh_of
 from minirl.types import Reply, Request, Tokenizer
 
+TOP_P_CUT = "sampler/top_p_cut"
+"""Metric: the mean probability of the tokens that `top_p` keeps from being drawn."""
+
 
 @dataclass(slots=True)
 class Work:
@@ -107,6 +110,8 @@ class NativeSampler:
         self._prompt_pool: Segments = []
         self._own_pool: Segments = []
         self._preemptions_before = 0
+        # Probability outside of nuclei, summed over tokens, and how many those are.
+        self._cut, self._cut_tokens = 0.0, 0
         self._weights: Any = None
         # Copied when they are needed: whoever sets others first does without a copy of these.
         self._first: tuple[Any, int] | None = (weights, 0)
@@ -128,10 +133,12 @@ class NativeSampler:
         self._copy(weights, version)
         self._seats.forget_prompts()
         self._preemptions_before, self.work.most_pages = self.work.preemptions, 0
+        self._cut, self._cut_tokens = 0.0, 0
 
     def numbers(self) -> dict[str, float]:
         """Give what is worth a metric since the weights were set; programs since the start."""
-        return {
+        cut = {TOP_P_CUT: self._cut / max(self._cut_tokens, 1)} if self._config.top_p < 1 else {}
+        return cut | {
             "sampler/preemptions": float(self.work.preemptions - self._preemptions_before),
             "sampler/pages": float(self.work.most_pages),
             "time/sampler_compilations": float(self.compilations),
@@ -266,8 +273,8 @@ class NativeSampler:
     def _decode(self, active: Sequence[Episode], steps: int) -> list[tuple[int, Reply]]:
         prompts, own = self._seats.owners()
         draws = self._seats.draws()
-        self._own_pool, ids_WS, logprobs_WS, taken = self._programs.decode(
-            _sizes(draws, own_segments=len(own)),
+        self._own_pool, ids_WS, logprobs_WS, cut_WS, taken = self._programs.decode(
+            self._sizes(draws, own_segments=len(own)),
             self._weights,
             self._prompt_pool[: len(prompts)],
             self._own_pool,
@@ -278,6 +285,10 @@ class NativeSampler:
         )
         ids_WS = np.asarray(ids_WS)[: int(taken)]
         logprobs_WS = np.asarray(logprobs_WS)[: int(taken)]
+        of_nucleus_S = draws.is_active_S & (draws.top_p_S < 1)
+        if of_nucleus_S.any():
+            self._cut += float(np.asarray(cut_WS)[: int(taken), of_nucleus_S].sum())
+            self._cut_tokens += int(taken) * int(of_nucleus_S.sum())
         self.work.calls += 1
         self.work.steps += len(ids_WS)
         self.work.sampled += len(ids_WS) * len(active)
@@ -287,6 +298,15 @@ class NativeSampler:
             if (s := episode.slot) is not None
         ]
         return [one for one in ended if one is not None]
+
+    def _sizes(self, draws: Draws, *, own_segments: int) -> DecodeSizes:
+        active = draws.is_active_S
+        return DecodeSizes(
+            own_segments=own_segments,
+            any_greedy=bool((draws.temperature_S[active] == 0).any()),
+            any_top_p=bool((draws.top_p_S[active] < 1).any()),
+            over_nucleus=self._config.logprobs == "nucleus",
+        )
 
     def _extend(
         self, episode: Episode, ids: list[int], logprobs: list[float]
@@ -307,12 +327,3 @@ class NativeSampler:
         versions = (self._version,) * len(new_ids)
         reply = Reply(new_ids, tuple(episode.logprobs), text, finish, versions)
         return episode.number, reply
-
-
-def _sizes(draws: Draws, *, own_segments: int) -> DecodeSizes:
-    active = draws.is_active_S
-    return DecodeSizes(
-        own_segments=own_segments,
-        any_greedy=bool((draws.temperature_S[active] == 0).any()),
-        any_top_p=bool((draws.top_p_S[active] < 1).any()),
-    )

@@ -17,7 +17,8 @@ def sample(
     *,
     any_greedy: bool,
     any_top_p: bool,
-) -> tuple[Int[Array, "S"], Float[Array, "S"]]:
+    over_nucleus: bool = False,
+) -> tuple[Int[Array, "S"], Float[Array, "S"], Float[Array, "S"]]:
     """Draw one token a row by inverting the cumulative distribution.
 
     Args:
@@ -27,38 +28,44 @@ def sample(
         top_p_S: Draw only from the most likely tokens that together reach this probability.
         any_greedy: False promises that no temperature is 0.
         any_top_p: False promises that every top_p is 1.
+        over_nucleus: Whether log-probabilities are those of what is drawn from; else they are those
+            of the whole distribution. As the learner's: their ratio is 1 before the first update.
 
     Returns:
-        The tokens, and the natural-log probability of each under softmax(logits / temperature),
-        at temperature 1 where it is 0.
-
-    Note:
-        `top_p` narrows what is drawn but not the log-probabilities: the learner computes its own
-        over the whole vocabulary, and their ratio must be 1 before the first update.
+        The tokens; the natural-log probability of each under softmax(logits / temperature), at
+        temperature 1 where it is 0; and the share of probability that `top_p` cut off.
     """
     safe_S = jnp.where(temperature_S > 0, temperature_S, 1.0)
     scaled_SV = logits_SV / safe_S[:, None]
     peak_S = scaled_SV.max(axis=-1)
     weights_SV = jnp.exp(scaled_SV - peak_S[:, None])
-    normaliser_S = peak_S + jnp.log(weights_SV.sum(axis=-1))
-    drawable_SV = _nucleus(weights_SV, top_p_S) if any_top_p else weights_SV
+    total_S = weights_SV.sum(axis=-1)
+    drawable_SV, drawable_S = weights_SV, total_S
+    if any_top_p:
+        drawable_SV = jnp.where(in_nucleus(weights_SV, top_p_S), weights_SV, 0.0)
+        drawable_S = drawable_SV.sum(axis=-1)
+    normaliser_S = peak_S + jnp.log(drawable_S if over_nucleus else total_S)
     ids_S = _draw(drawable_SV, keys_S)
     if any_greedy:
         ids_S = jnp.where(temperature_S > 0, ids_S, scaled_SV.argmax(axis=-1).astype(ids_S.dtype))
     chosen_S = jnp.take_along_axis(scaled_SV, ids_S[:, None], axis=-1)[:, 0]
-    return ids_S, chosen_S - normaliser_S
+    return ids_S, chosen_S - normaliser_S, 1.0 - drawable_S / total_S
 
 
-def _nucleus(weights_SV: Array, top_p_S: Array) -> Array:
-    """Zero all but the smallest set of likeliest tokens that reaches top_p; ties stay in."""
-    sorted_SV = -jnp.sort(-weights_SV, axis=-1)
-    before_SV = jnp.cumsum(sorted_SV, axis=-1) - sorted_SV
-    enough_S = top_p_S * weights_SV.sum(axis=-1)
-    kept_SV = before_SV < enough_S[:, None]
-    least_S = jnp.where(kept_SV, sorted_SV, jnp.inf).min(axis=-1)
+def in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:
+    """Tell the smallest set of likeliest tokens that reaches top_p (arXiv:1904.09751); ties too.
+
+    Args:
+        weights: In proportion to probabilities.
+        top_p: Of each row.
+    """
+    descending = -jnp.sort(-weights, axis=-1)
+    before = jnp.cumsum(descending, axis=-1) - descending
+    enough = top_p * weights.sum(axis=-1)
+    is_kept = before < enough[..., None]
+    least = jnp.where(is_kept, descending, jnp.inf).min(axis=-1)
     # At top_p = 1, rounding could cut a token of the tail off.
-    is_in_SV = (weights_SV >= least_S[:, None]) | (top_p_S >= 1.0)[:, None]
-    return jnp.where(is_in_SV, weights_SV, 0.0)
+    return (weights >= least[..., None]) | (top_p >= 1.0)[..., None]
 
 
 def _draw(weights_SV: Array, keys_S: Array) -> Array:

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from minirl.config import SamplerConfig
 from minirl.metrics import Stopwatch
 from minirl.rollout import flatten
+from minirl.sampler import TOP_P_CUT
 from minirl.types import Score, Trajectory
 
 Groups = Sequence[Sequence[Trajectory]]
@@ -92,6 +94,23 @@ def speeds(groups: Groups, trained_on: Groups, watch: Stopwatch) -> dict[str, fl
         "time/rollout_tokens_per_s": sampled / watch.seconds.get("round", watch.seconds["rollout"]),
         "time/update_tokens_per_s": trained / watch.seconds["update"],
     }
+
+
+def nucleus_words(config: SamplerConfig, told: Mapping[str, float]) -> str:
+    """Say in a line what `top_p` does to the importance ratio.
+
+    Args:
+        config: With `top_p` below 1.
+        told: What the sampler tells of a step.
+    """
+    share = f"{told[TOP_P_CUT]:.2%}" if TOP_P_CUT in told else "an unknown part (SGLang tells none)"
+    words = f"sampler.top_p={config.top_p:g} keeps {share} of the probability from being drawn"
+    if config.logprobs == "nucleus":
+        return f"{words}; the ratio is that of what is drawn from"
+    return (
+        f"{words}, and the ratio is that of the whole distribution: the gradient is not quite that "
+        "of the policy which sampled (sampler.logprobs=nucleus makes it so)"
+    )
 
 
 def status(numbers: Mapping[str, float]) -> str:

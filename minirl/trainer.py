@@ -55,6 +55,7 @@ from minirl.summary import (
     Groups,
     Scores,
     ages,
+    nucleus_words,
     over_updates,
     speeds,
     status,
@@ -122,7 +123,9 @@ class Trainer:
         self._sizes = sizes_on(config.batching, model.mesh)
         self._learner = Learner(
             graph,
-            policy_objective(config.algorithm, temperature=sampler.temperature),
+            policy_objective(
+                config.algorithm, temperature=sampler.temperature, top_p=sampler.ratio_top_p
+            ),
             self._optimizer(config.optimizer, steps=config.steps),
             frozen=frozen,
             temperature=sampler.temperature,
@@ -147,6 +150,7 @@ class Trainer:
         self._curve: list[tuple[int, float]] = []
         self._unfinished: dict[str, float] | None = None
         self.restart: Restart | None = None
+        self._is_nucleus_told = sampler.top_p == 1
         if self.step:
             self._resume()
         written = self.step if self._unfinished is None else self.step - 1
@@ -300,6 +304,9 @@ class Trainer:
             if len(kept) >= config.prompts_per_step:
                 break
         told = told_numbers(self._sampler)
+        if not self._is_nucleus_told:
+            self._is_nucleus_told = True
+            _log.info("%s", nucleus_words(self._sampler_config, told))
         # Nothing is sampled before the next weights.
         self._sampler.free_memory()
         # Late groups stand for those that an earlier step lacked.

@@ -89,12 +89,13 @@ def _matrices(params: Any) -> Any:
 
 
 def token_logprobs(
-    model: Decoder, batch: Batch, *, temperature: float
+    model: Decoder, batch: Batch, *, temperature: float, top_p: float = 1.0
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return the log-probability of every sampled target, BC, and the entropy there, BC; else 0.
 
     The prompt is computed once a group, and its gradient flows through its keys and values.
-    Log-probabilities are those of softmax(logits / temperature), as the sampler reports them.
+    Log-probabilities are those of softmax(logits / temperature), as the sampler reports them, or
+    those of its nucleus.
     """
     scan = model.remat != "none" or model.config.num_hidden_layers > _UNROLLED_LAYERS
     packed, mesh = batch.packed is not None, model.mesh
@@ -113,6 +114,7 @@ def token_logprobs(
         batch.target_BC,
         batch.is_action_BC,
         temperature=temperature,
+        top_p=top_p,
         mesh=mesh,
     )
 
@@ -137,13 +139,15 @@ def _places(batch: Batch) -> tuple[Array, Array, attention.Segments]:
 Objective = Callable[[Any, Batch, Array], tuple[Array, dict[str, Array]]]
 
 
-def policy_objective(algorithm: AlgorithmConfig, *, temperature: float) -> Objective:
+def policy_objective(
+    algorithm: AlgorithmConfig, *, temperature: float, top_p: float = 1.0
+) -> Objective:
     """Return the objective of reinforcement learning."""
 
     def objective(
         model: Any, batch: Batch, reference_logp_BC: Array
     ) -> tuple[Array, dict[str, Array]]:
-        logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature)
+        logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature, top_p=top_p)
         loss, stats = losses.objective(logp_BC, reference_logp_BC, batch, algorithm)
         stats["entropy"] = jnp.sum(entropy_BC * batch.weight_BC)
         return loss, stats | {"loss": loss}

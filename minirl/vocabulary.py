@@ -15,10 +15,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from minirl.sampling import in_nucleus
 from minirl.sharding import axis_parts, constrain
 
 # Largest array of logits that a device holds at once, in bytes.
 LOGITS_BYTES = 2**29
+# The logit of what is never drawn.
+_NEVER = -1e30
 
 
 def project(
@@ -28,6 +31,7 @@ def project(
     is_trained_BC: Bool[Array, "B C"],
     *,
     temperature: float,
+    top_p: float = 1.0,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return the log-probability of every target, and the entropy of its distribution.
@@ -42,6 +46,8 @@ def project(
         target_BC: The token to judge at each position.
         is_trained_BC: Where the numbers are wanted.
         temperature: Divides the logits.
+        top_p: Below 1 all numbers are those of the nucleus, the target in it in any case; which
+            tokens it has is not differentiated.
         mesh: What rows and vocabulary are split over. Every part of the rows is ordered by itself;
             the gradient of the table is added up among the parts once, at the end.
 
@@ -55,10 +61,11 @@ def project(
     by_part = (parts, B * C // parts)
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
     if by_part[1] * token_bytes <= LOGITS_BYTES:
-        logits_BCV = logits(hidden_BCD, table_VD) / temperature
+        logits_BCV = _drawn_from(logits(hidden_BCD, table_VD) / temperature, target_BC, top_p=top_p)
         found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
     else:
-        cut = _Cut(max(1, LOGITS_BYTES // token_bytes), temperature, mesh, table_VD.dtype)
+        length = max(1, LOGITS_BYTES // token_bytes)
+        cut = _Cut(length, temperature, top_p, mesh, table_VD.dtype)
         tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
         found = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
     logp, entropy = (one.reshape(B, C) for one in found)
@@ -92,6 +99,19 @@ def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array,
 logits.defvjp(_logits_forward, _logits_backward)
 
 
+def _drawn_from(logits_TV: Array, target_T: Array, *, top_p: float) -> Array:
+    """Take tokens that are never drawn out of a distribution; any dimensions before V."""
+    if top_p >= 1:
+        return logits_TV
+    frozen_TV = jax.lax.stop_gradient(logits_TV)
+    weights_TV = jnp.exp(frozen_TV - frozen_TV.max(axis=-1, keepdims=True))
+    is_in_TV = in_nucleus(weights_TV, jnp.full(target_T.shape, top_p))
+    places = jnp.expand_dims(jnp.arange(logits_TV.shape[-1]), range(target_T.ndim))
+    is_in_TV |= target_T[..., None] == places
+    # Finite: the entropy multiplies it by a probability of 0.
+    return jnp.where(is_in_TV, logits_TV, _NEVER)
+
+
 def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
     """Return log-probabilities of the targets and entropies; any dimensions before V."""
     total_T = jax.nn.logsumexp(logits_TV, axis=-1)
@@ -107,12 +127,14 @@ class _Cut(NamedTuple):
     Attributes:
         length: So many.
         temperature: Divides the logits.
+        top_p: Narrows the distributions.
         mesh: What rows and vocabulary are split over.
         table_dtype: Type of the table, and so of its gradient.
     """
 
     length: int
     temperature: float
+    top_p: float
     mesh: Mesh | None
     table_dtype: Any
 
@@ -209,12 +231,14 @@ def _chunk(
     place_XQ = order_XT[:, jnp.minimum(slot_Q, order_XT.shape[1] - 1)]
     hidden_XQD = jnp.take_along_axis(hidden_XTD, place_XQ[..., None], axis=1)
     hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
+    target_XQ = jnp.take_along_axis(target_XT, place_XQ, axis=1)
     logits_XQV = logits(hidden_XQD, table_VD) / cut.temperature
+    logits_XQV = _drawn_from(logits_XQV, target_XQ, top_p=cut.top_p)
     return _Chunk(
         place_XQ,
         slot_Q[None] < count_X[:, None],
         hidden_XQD,
-        jnp.take_along_axis(target_XT, place_XQ, axis=1),
+        target_XQ,
         constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh),
     )
 

@@ -179,6 +179,13 @@ def test_no_correction_of_episodes_that_older_weights_sampled(ahead, correction)
     load_config(DEMO, [f"rollout={yaml.safe_dump(SERVED, width=999)}", chosen])
 
 
+def test_servers_tell_no_log_probabilities_of_a_nucleus():
+    over = ["sampler.top_p=0.9", "sampler.logprobs=nucleus", "train.kl_every=null"]
+    load_config(DEMO, over)
+    found = message(DEMO, *over, f"rollout={yaml.safe_dump(SERVED, width=999)}")
+    assert "sampler.logprobs: SGLang reports log-probabilities of the whole distribution" in found
+
+
 @pytest.mark.parametrize("key", ["urls", "router"])
 @pytest.mark.parametrize(
     "address",

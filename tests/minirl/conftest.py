@@ -85,7 +85,7 @@ def make_sampler(
     stop_ids: tuple[int, ...] = STOP_IDS,
     **settings: Any,
 ) -> NativeSampler:
-    sizes = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
+    sizes: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
     config = SamplerConfig(**{**sizes, **settings})
     tokenizer = ToyTokenizer(stop_ids)
     return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)

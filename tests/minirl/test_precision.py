@@ -57,7 +57,7 @@ def test_logits_of_the_sampler(toy):
     model.unembed = nnx.Param(jnp.array(TABLE_VD))
     logits_SV = jax.jit(lambda: model.logits(jnp.ones((4, 2), jnp.bfloat16)))()
     np.testing.assert_array_equal(logits_SV, [[16.0625, 16.0, 16.125]] * 4)
-    ids_S, logprobs_S = sample(
+    ids_S, logprobs_S, _ = sample(
         logits_SV, jax.random.split(jax.random.key(0), 4), jnp.ones(4), jnp.ones(4),
         any_greedy=False, any_top_p=False,
     )  # fmt: skip
@@ -73,7 +73,7 @@ def test_sampler_and_learner_agree_on_a_hidden_state(toy):
     hidden_SD = jnp.asarray(rng.normal(0, 2, (32, 16)), jnp.bfloat16)
     logits_SV = jax.jit(model.logits)(hidden_SD)
     assert logits_SV.max() > 30
-    ids_S, logprobs_S = sample(
+    ids_S, logprobs_S, _ = sample(
         logits_SV, jax.random.split(jax.random.key(0), 32), jnp.ones(32), jnp.ones(32),
         any_greedy=False, any_top_p=False,
     )  # fmt: skip

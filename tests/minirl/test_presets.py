@@ -87,3 +87,21 @@ def test_presets_do_not_contradict_themselves(kind):
 def test_presets_without_a_group_take_one_trajectory(kind):
     train = TrainConfig.model_validate({"group_size": 1, "algorithm": {"kind": kind}})
     assert not [line for is_wrong, line in contradictions(train, SamplerConfig()) if is_wrong]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"kl_every": 5}, "nucleus has no KL to the start weights"),
+        ({"algorithm": Grpo(kl_coef=0.1)}, "nucleus has no KL to the start weights"),
+        ({"mini_batches": 2}, "or train.mini_batches=1"),
+        ({}, None),
+    ],
+)
+def test_what_a_nucleus_does_not_go_with(settings, words):
+    sampler = SamplerConfig(top_p=0.95, logprobs="nucleus")
+    lines = [
+        line for is_wrong, line in contradictions(TrainConfig(**settings), sampler) if is_wrong
+    ]
+    assert len(lines) == (words is not None)
+    assert all(words in line and line.startswith("sampler.logprobs: ") for line in lines)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,7 +67,7 @@ class Turns:
 
 
 def config(**settings):
-    sizes = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
+    sizes: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
     return SamplerConfig(**{**sizes, **settings})
 
 

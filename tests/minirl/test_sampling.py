@@ -13,21 +13,27 @@ DRAWS = 20_000
 SHARES = np.array([8, 4, 2, 1, 1]) / 16
 
 
-compiled = jax.jit(sample, static_argnames=("any_greedy", "any_top_p"))
+compiled = jax.jit(sample, static_argnames=("any_greedy", "any_top_p", "over_nucleus"))
 
 
-def draw(shares, *, temperature=1.0, top_p=1.0):
+def draw(shares, **settings):
+    ids, logprobs, _ = draw_and_cut(shares, **settings)
+    return ids, logprobs
+
+
+def draw_and_cut(shares, *, temperature=1.0, top_p=1.0, over_nucleus=False):
     with np.errstate(divide="ignore"):
         logits_SV = np.broadcast_to(np.log(np.float32(shares)), (DRAWS, len(shares)))
-    ids_S, logprobs_S = compiled(
+    found = compiled(
         logits_SV,
         jax.random.split(jax.random.key(0), DRAWS),
         np.full(DRAWS, temperature, np.float32),
         np.full(DRAWS, top_p, np.float32),
         any_greedy=temperature == 0,
         any_top_p=top_p < 1,
+        over_nucleus=over_nucleus,
     )
-    return np.asarray(ids_S), np.asarray(logprobs_S)
+    return tuple(np.asarray(one) for one in found)
 
 
 def chi_square(ids, shares):
@@ -60,6 +66,20 @@ def test_top_p_cuts_the_tail_and_leaves_log_probabilities_alone():
     # 1/2 + 1/4 reaches 0.7; the two kept tokens then have 2/3 and 1/3.
     ids, logprobs = draw(SHARES, top_p=0.7)
     assert chi_square(ids, np.array([2 / 3, 1 / 3, 0, 0, 0])) < 10.83
+    np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
+
+
+@pytest.mark.parametrize(("top_p", "cut"), [(1.0, 0), (0.8, 1 / 8), (0.7, 1 / 4), (0.5, 1 / 2)])
+def test_the_share_that_is_cut_is_told(top_p, cut):
+    *_, cuts = draw_and_cut(SHARES, top_p=top_p)
+    np.testing.assert_allclose(cuts, cut, atol=1e-6)
+
+
+def test_log_probabilities_of_what_is_drawn_from():
+    ids, logprobs, _ = draw_and_cut(SHARES, top_p=0.7, over_nucleus=True)
+    np.testing.assert_allclose(np.exp(logprobs), np.array([2 / 3, 1 / 3, 0, 0, 0])[ids], rtol=1e-5)
+    # Of the whole distribution it is the same thing.
+    ids, logprobs, _ = draw_and_cut(SHARES, over_nucleus=True)
     np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
 
 

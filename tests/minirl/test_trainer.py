@@ -135,6 +135,25 @@ def test_start_weights_are_kept_where_a_kl_is_wanted(toy, tmp_path, changes, has
     assert ("update/kl" in metrics_of(tmp_path)[0]) == has_copy
 
 
+@pytest.mark.parametrize("logprobs", ["full", "nucleus"])
+def test_top_p_is_told_once_and_the_ratio_stays_one(toy, tmp_path, monkeypatch, caplog, logprobs):
+    monkeypatch.setattr(
+        toy_run, "SAMPLER", toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": logprobs})
+    )
+    trainer = toy_run.make_trainer(
+        toy, tmp_path, steps=2, validate=lambda *_: 0.5, checkpoint_every=2, kl_every=None
+    )
+    with caplog.at_level("INFO"):
+        trainer.run(lambda *_: None)
+    records = metrics_of(tmp_path)
+    # Less than a fifth is cut, and less the more even the last token's share is.
+    assert all(0.02 < record["sampler/top_p_cut"] < 0.2 for record in records)
+    assert all(record["update/logp_gap_max"] < 1e-4 for record in records)
+    (line,) = [line for line in caplog.messages if "sampler.top_p" in line]
+    assert line.startswith(f"sampler.top_p=0.8 keeps {records[0]['sampler/top_p_cut']:.2%} of")
+    assert ("sampler.logprobs=nucleus makes it so" in line) == (logprobs == "full")
+
+
 def test_what_is_measured_when(finished):
     records = metrics_of(finished.folder)
     assert {
