@@ -81,7 +81,8 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
 
     Args:
         config: The job; with generated data there is nothing to compare.
-        splits: Questions, as they are used. Those of `test` are compared with too.
+        splits: Questions, as they are used. Those of `test` are compared with too, unless all of
+            them are generated or of test sets that were found below `data.root`.
 
     Raises:
         UserError: A test set has some of these questions or databases, and data.overlap=refuse.
@@ -92,7 +93,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     measured = dict(_test_sets(root))
     own = [source.model_copy(update={"path": root / source.path}) for source in
            config.data.test.sources]  # fmt: skip
-    if not any(_published(source) or _is_generated(source) for source in own):
+    if not all(_published(source) in measured or _is_generated(source) for source in own):
         measured["data.test"] = splits.get("test", ())
     learned = {f"data.{name}": splits[name] for name in _LEARNED if name in splits}
     if config.data.validation is not None:
@@ -137,7 +138,11 @@ def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
 
 def _sources(root: Path) -> Mapping[str, SourceConfig]:
     if not (root / MANIFEST).is_file():
-        return recognise(root).sources
+        found = recognise(root)
+        for name in TEST_SETS:
+            if name in found.left:
+                _log.warning("%s is not compared with: %s", name, found.left[name])
+        return found.sources
     there = (name for name in TEST_SETS if (root / f"{name}.jsonl").is_file())
     return {
         name: SourceConfig(layout="prepared", path=root, file=f"{name}.jsonl") for name in there

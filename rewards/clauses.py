@@ -36,7 +36,8 @@ _OPENERS: dict[str, ClauseKind] = {
     "limit": "LIMIT",
 }
 _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
-_SET_OPERATORS = ("union", "intersect", "except")
+OPERATORS = ("union", "intersect", "except")
+"""The words between the operands of a set operation."""
 _KEYWORDS = frozenset({*_OPENERS, "with", "join"})
 LONGEST = 100_000
 """Characters of the longest text that is divided: what the executor takes (`max_sql_chars`)."""
@@ -81,7 +82,7 @@ def scan_clauses(sql: str) -> tuple[Clause, ...]:
     places: dict[int, tuple[ClauseKind, int]] = {}
     operand, in_with = 0, False
     for at, token in enumerate(flat):
-        if token.is_word(*_SET_OPERATORS) and not _is_qualified(flat, at):
+        if token.is_word(*OPERATORS) and not _is_qualified(flat, at):
             operand += 1
         found = _opening(flat, at, in_with=in_with)
         if found:
@@ -135,7 +136,7 @@ def _is_qualified(flat: Sequence[Token], at: int) -> bool:
 def _stop(flat: Sequence[Token], starts: Sequence[int], start: int, end: int) -> int:
     first, last = bisect_left(starts, start), bisect_left(starts, end)
     while last > first and (
-        flat[last - 1].is_sign(";") or flat[last - 1].is_word(*_SET_OPERATORS, "all")
+        flat[last - 1].is_sign(";") or flat[last - 1].is_word(*OPERATORS, "all")
     ):
         last -= 1
     # After a bracket that never closes no token is at depth 0.

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rewards.clauses import KINDS, WHOLE, Clause, ClauseKind, clause_at, item_name
+from rewards.clauses import KINDS, OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.lexer import (
     Reference,
     is_query_start,
+    nested,
     references,
     row_values,
     select_aliases,
@@ -163,8 +164,13 @@ def _ambiguous(failure: _Failure, match: re.Match[str]) -> Numbers:
 
 
 def _no_table(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame the clauses that read a table; of `t.*` without `t`, that and those to define it."""
     *_, name = _parts(match["element"])
-    return failure.holding(s.start for s in sources(failure.sql) if s.table == name)
+    reading = failure.holding(s.start for s in sources(failure.sql) if s.table == name)
+    if reading:
+        return reading
+    using = failure.holding(t.start for t in tokenize(failure.sql) if t.is_name(name))
+    return using | _defining(failure, name, using) if failure.traced else using
 
 
 def _function(failure: _Failure, match: re.Match[str]) -> Numbers:
@@ -191,7 +197,15 @@ def _aggregate(failure: _Failure, match: re.Match[str]) -> Numbers:
 
 
 def _alias(failure: _Failure, match: re.Match[str]) -> Numbers:
-    return failure.place_or(_using(failure, "", match["element"].lower()))
+    """Blame the clauses that use an alias where it may not stand: not the SELECT that gives it.
+
+    That of a window function may stand in ORDER BY too.
+    """
+    using = _using(failure, "", match["element"].lower())
+    legal = failure.of_kinds("SELECT")
+    if "window function" in match[0]:
+        legal |= failure.of_kinds("ORDER BY")
+    return failure.place_or(using - legal or using)
 
 
 def _syntax(failure: _Failure, match: re.Match[str]) -> Numbers:
@@ -204,15 +218,30 @@ def _last(failure: _Failure, _match: re.Match[str]) -> Numbers:
 
 
 def _named_kind(failure: _Failure, match: re.Match[str]) -> Numbers:
-    return failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
+    """Number the clauses of a kind, and those that hold a nested query with one."""
+    own = failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
+    return failure.place_or(own | _with_nested(failure, match))
+
+
+def _early(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Number the clauses of a kind that a set operator follows; nested ones as their holders."""
+    operators = [t.start for t in tokenize(failure.sql) if not t.depth and t.is_word(*OPERATORS)]
+    kinds = failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
+    followed = {n for n in kinds if operators and failure.clauses[n].start < operators[-1]}
+    return followed | _with_nested(failure, match)
+
+
+def _with_nested(failure: _Failure, match: re.Match[str]) -> Numbers:
+    opener, *_ = match["element"].lower().split()
+    return failure.holding(nested(failure.sql, opener))
 
 
 def _operands(failure: _Failure, match: re.Match[str]) -> Numbers:
     """Number the SELECTs of a set operation; of a nested one the clauses that hold it."""
-    if len({clause.operand for clause in failure.clauses} - {WHOLE}) > 1:
-        return failure.of_kinds("SELECT")
     operator = match["element"].lower().split()[0]
-    return failure.holding(t.start for t in tokenize(failure.sql) if t.is_word(operator))
+    words = [token for token in tokenize(failure.sql) if token.is_word(operator)]
+    own = failure.of_kinds("SELECT") if any(not word.depth for word in words) else set()
+    return own | failure.holding(word.start for word in words if word.depth)
 
 
 def _subqueries(failure: _Failure, _match: re.Match[str]) -> Numbers:
@@ -279,6 +308,7 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (r'unrecognized token: "(?P<element>.*)"', _syntax),
         (r"incomplete input", _last),
         (rf"\d+\w+ {_CLAUSE} term .*", _named_kind),
+        (rf"{_CLAUSE} clause should come after .*", _early),
         (rf"{_CLAUSE} clause .*", _named_kind),
         (rf"too many terms in {_CLAUSE} clause", _named_kind),
         (rf"aggregate functions are not allowed in the {_CLAUSE} clause", _named_kind),

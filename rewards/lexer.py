@@ -10,7 +10,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from sqlenv.parse import cached
 
@@ -72,6 +72,10 @@ class Token(NamedTuple):
         """Tell one of some keywords; quoted names are none."""
         return self.text in words and self.kind == "word"
 
+    def is_name(self, name: str) -> bool:
+        """Tell a name, in quotes or not."""
+        return self.text == name and self.kind in _NAMES
+
     def is_sign(self, sign: str) -> bool:
         """Tell a sign of one character."""
         return self.kind == "sign" and self.text == sign
@@ -84,6 +88,9 @@ class Reference(NamedTuple):
     name: str
     start: int
     is_call: bool
+
+
+Placed = TypeVar("Placed", Token, Reference)
 
 
 class Source(NamedTuple):
@@ -173,9 +180,7 @@ def sources(sql: str) -> tuple[Source, ...]:
 @cached(maxsize=2048)
 def select_items(sql: str, start: int, end: int) -> tuple[SelectItem, ...]:
     """Divide a SELECT clause, [start, end) of a query, into its expressions."""
-    tokens = tokenize(sql)
-    place = attrgetter("start")
-    words = tokens[bisect_left(tokens, start, key=place) : bisect_left(tokens, end, key=place)]
+    words = _within(tokenize(sql), start, end)
     if not words:
         return ()
     first, depth = 1, words[0].depth  # the first token after SELECT [DISTINCT | ALL]
@@ -196,10 +201,9 @@ def select_aliases(sql: str, start: int, end: int) -> Mapping[str, str]:
 def replace_names(sql: str, start: int, end: int, texts: Mapping[str, str]) -> str:
     """Write [start, end) of a query with unqualified names replaced by bracketed texts."""
     parts, at = [], start
-    ends = {token.start: token.end for token in tokenize(sql)}
-    for found in references(sql):
-        inside = start <= found.start < end
-        if inside and not found.qualifier and not found.is_call and found.name in texts:
+    ends = {token.start: token.end for token in _within(tokenize(sql), start, end)}
+    for found in _within(references(sql), start, end):
+        if not found.qualifier and not found.is_call and found.name in texts:
             parts += [sql[at : found.start], f"({texts[found.name]})"]
             at = ends[found.start]
     return "".join([*parts, sql[at:end]])
@@ -222,9 +226,27 @@ def row_values(sql: str) -> list[int]:
     ]
 
 
+def nested(sql: str, word: str) -> list[int]:
+    """List where a keyword stands that is a nested query's own, not a window's or a call's."""
+    words = tokenize(sql)
+    return [
+        token.start
+        for opening, closing in _closings(words).items()
+        if is_query_start(words[opening + 1])
+        for token in words[opening:closing]
+        if token.depth == words[opening].depth + 1 and token.is_word(word)
+    ]
+
+
 def is_query_start(token: Token) -> bool:
     """Tell the first word of a nested query."""
     return token.is_word(*_QUERY_WORDS)
+
+
+def _within(found: Sequence[Placed], start: int, end: int) -> Sequence[Placed]:
+    """Take those that start in [start, end) of a text; they are in its order."""
+    place = attrgetter("start")
+    return found[bisect_left(found, start, key=place) : bisect_left(found, end, key=place)]
 
 
 def _read_item(words: Sequence[Token]) -> SelectItem:

@@ -26,7 +26,7 @@ Query = exp.Select | exp.SetOperation | exp.Subquery
 MAX_CHARS = 10_000
 """Longer text has no tokens and no tree; the benchmarks' gold queries stay below 3,000."""
 MAX_CACHED_CHARS = 4_000
-"""Longer text is parsed anew each time."""
+"""Of longer texts only the last one is remembered."""
 MAX_BRACKETS = 64
 """Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
 MAX_PREFIXES = 32
@@ -93,18 +93,18 @@ R = TypeVar("R")
 
 
 def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str, *Rest], R]]:
-    """Cache a pure function of a query, except for long ones: a rambling policy would fill memory.
+    """Cache a pure function of a query; of long ones the last, for a rambling policy fills memory.
 
     Args:
         maxsize: Most entries; an entry costs some 100 times the length of the query.
     """
 
     def decorate(function: Callable[[str, *Rest], R]) -> Callable[[str, *Rest], R]:
-        remembered = lru_cache(maxsize)(function)
+        remembered, last = lru_cache(maxsize)(function), lru_cache(1)(function)
 
         @wraps(function)
         def call(sql: str, *rest: *Rest) -> R:
-            return (function if len(sql) > MAX_CACHED_CHARS else remembered)(sql, *rest)
+            return (last if len(sql) > MAX_CACHED_CHARS else remembered)(sql, *rest)
 
         return call
 

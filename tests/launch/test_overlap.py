@@ -288,6 +288,32 @@ def test_the_runs_own_test_questions_are_compared_with_too(root):
     (bird(root, "train") / "mine.json").write_text(json.dumps(mine))
     line = message(root, own, "data.train.total=40")
     assert "data.test share 1 x database name (such as mine)" in line
+    beside = own.replace("[", "[{layout: spider, path: ., split: dev}, ")
+    line = message(root, beside, "data.train.total=40")
+    assert "data.test share 1 x database name (such as mine)" in line
+
+
+def test_a_published_test_set_that_is_not_below_the_root_is_compared_with_too(root):
+    edit(root / "spider" / "test.json", 0, db_id="mine")
+    databases = bird(root, "train") / "train_databases"
+    shutil.copytree(databases / "mine", root / "spider" / "test_database" / "mine")
+    learn = "data.train.sources=[{layout: bird, path: ., split: train}]"
+    test = "data.test.sources=[{layout: spider, path: ../spider, split: test}]"
+    line = message(root / "bird", learn, test, "data.train.total=40")
+    assert "data.train and data.test share 1 x database name (such as mine)" in line
+
+
+def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
+    (root / "spider" / "test.json").write_text("{")
+    shutil.copytree(root / "Spider-DK", root / "a" / "Spider-DK")
+    shutil.copytree(root / "Spider-DK", root / "b" / "Spider-DK")
+    shutil.rmtree(root / "Spider-DK")
+    with caplog.at_level(logging.WARNING):
+        check_questions(job(root))
+    first, second = (record.message for record in caplog.records)
+    assert first.startswith("spider-test is not compared with: ")
+    assert "broken JSON" in first
+    assert second.startswith("spider-dk is not compared with: is in ")
 
 
 def test_validation_that_shares_databases_with_training_is_told(root, caplog):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -206,3 +207,12 @@ def test_types_alone_reward_alike_what_they_cannot_tell_apart(ask):
         "SELECT name FROM emp WHERE sal > 10", "SELECT name FROM emp", incremental=False
     )
     assert reward.clause_rewards(verdict) == [0.5, 0.5, -0.5]
+
+
+def test_many_operands_take_little_time(ask):
+    """A text longer than those that are remembered is read once, not once for every operand."""
+    start = time.thread_time()
+    pred = " UNION ".join(["SELECT name AS n FROM emp WHERE n > 'a'"] * 300)
+    _, _, verdict = ask(pred, "SELECT 2")
+    assert verdict.case == "incorrect"
+    assert time.thread_time() - start < 3
