@@ -65,7 +65,6 @@ class Evaluator:
         servers: Servers | None = None,
     ) -> None:
         self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
-        self._is_agentic = isinstance(environment, Agentic)
         self._config, self._decode = config, decode
         self._validation = validation or GREEDY
         self._choose = right_one if decode.kind == "pass" else vote
@@ -163,7 +162,7 @@ class Evaluator:
         sql, correct = (chosen.sql, chosen.correct) if chosen else ("", False)
         # A reply without an answer is a sample too, of which nothing runs.
         sampled = [answer.sql if answer else "" for answer in answers]
-        turns = [len(episode.attempts) for episode in episodes] if self._is_agentic else ()
+        turns = [len(one.attempts) for one in episodes] if self._environment.has_calls else ()
         return Verdict.of(example, sql, correct=correct, samples=sampled, turns=turns)
 
 
@@ -174,6 +173,7 @@ class WithoutRows:
 
     def __init__(self, environment: SingleTurn | Agentic) -> None:
         self._environment = environment
+        self.has_calls = isinstance(environment, Agentic)
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:
         """Start an episode."""

@@ -12,7 +12,8 @@ from typing import Any, Self
 
 import apsw
 
-from sqlenv.database import identify, open_new
+from sqlenv.connection import open_new
+from sqlenv.database import identify
 from sqlenv.errors import UserError
 from sqlenv.flaws import Checked
 from sqlenv.types import Example

@@ -100,6 +100,12 @@ def connect(
     return connection
 
 
+def open_new(path: Path) -> apsw.Connection:
+    """Open a file of ours to write, whatever bytes its name has; it is made where there is none."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+    return apsw.Connection(f"file:{quote(bytes(path.absolute()))}", flags=flags)
+
+
 @contextmanager
 def reading(path: Path, *, immutable: bool = True) -> Generator[apsw.Connection]:
     """Open a file for statements of our own, and close it; the calling thread reads.

@@ -6,7 +6,6 @@ import os
 import stat
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import quote
 
 import apsw
 
@@ -105,12 +104,6 @@ def check_contents(path: Path) -> None:
     if answer.startswith(_BROKEN):
         words = " ".join(answer.removeprefix("*** ").split())
         raise UserError(f"{path}: the database is corrupt ({words:.80}); fetch it again")
-
-
-def open_new(path: Path) -> apsw.Connection:
-    """Open a file of ours to write, whatever bytes its name has; it is made where there is none."""
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
-    return apsw.Connection(f"file:{quote(bytes(path.absolute()))}", flags=flags)
 
 
 def identify(path: Path) -> Identity:

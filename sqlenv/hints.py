@@ -19,8 +19,7 @@ from typing import Self
 
 import apsw
 
-from sqlenv.connection import connect, reading
-from sqlenv.database import open_new
+from sqlenv.connection import connect, open_new, reading
 from sqlenv.errors import UserError
 from sqlenv.schema import Column, DatabaseSchema, is_utf8, quoted
 from sqlenv.types import Example, Hint

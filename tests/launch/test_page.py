@@ -36,12 +36,12 @@ def page(bench: Workbench, database: Path, gold: str, pred: str, **console: Any)
 
 
 def test_the_page_marks_what_differs(bench, database):
-    pred = "SELECT name, sal + (sal = 30) AS sal FROM emp"
+    pred = "SELECT name, sal + (sal = 30) AS sal FROM emp ORDER BY rowid"
     text = page(bench, database, "SELECT name, sal FROM emp", pred)
     assert text.count("≠ 30") == text.count("≠ 31") == 1
     assert text.count("≠") == 2
     assert "SELECT -0.50" in text
-    assert "FROM +0.50" in text
+    assert "ORDER BY +0.50" in text
     assert "SELECT_ERROR" in text
     assert "select: emp.name, emp.sal" in text
     assert "test_suite 0" in text
