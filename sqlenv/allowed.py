@@ -6,6 +6,7 @@ A list of what is dangerous would miss what the next version of SQLite brings.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
 
@@ -27,7 +28,8 @@ _SCHEMA_TABLES = frozenset(
     {"sqlite_schema", "sqlite_master", "sqlite_temp_schema", "sqlite_temp_master"}
 )
 _ANY_TABLE = _TABLE_FUNCTIONS | _SCHEMA_TABLES | {f"pragma_{name}" for name in _PRAGMAS}
-_MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab", "rtree", "rtree_i32"})
+_RTREES = frozenset({"rtree", "rtree_i32"})
+_MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"}) | _RTREES
 """Modules of stock SQLite, of which a database may have virtual tables."""
 # SQLite writes the words in front of the name itself, whatever was there in their place.
 _NO_TABLE = re.compile(r"CREATE (?:UNIQUE INDEX|INDEX|TRIGGER)\b", re.IGNORECASE)
@@ -39,6 +41,10 @@ _VIRTUAL_TABLE = re.compile(
 )
 CHANCE = frozenset({"random", "randomblob"})
 """SQLite's functions whose value nobody can foretell."""
+SCANS = frozenset({"glob", "instr", "like", "replace"})
+"""Those that look at one text from each place of another."""
+_LONGEST_NAME = 64
+"""Of whatever SQLite itself brings."""
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
 length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round
@@ -63,9 +69,15 @@ bm25 highlight match matchinfo offsets regexp snippet
 _FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK)
 
 
-@lru_cache(maxsize=4096)
 def forbidden(action: int, first: str | None, second: str | None) -> str:
     """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
+    # A query can bring names of any length, which are not to be kept.
+    is_short = len(first or "") <= _LONGEST_NAME >= len(second or "")
+    return (_forbidden if is_short else _forbidden.__wrapped__)(action, first, second)
+
+
+@lru_cache(maxsize=4096)
+def _forbidden(action: int, first: str | None, second: str | None) -> str:
     if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
         return ""
     if action == apsw.SQLITE_READ:
@@ -106,15 +118,29 @@ def read_kinds(connection: apsw.Connection, codec: str) -> dict[str, Kind]:
         codec: Of its text.
     """
     # The text alone says it: nothing makes the other columns agree with that.
-    rows = connection.execute(
-        "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
-    )
     kinds: dict[str, Kind] = {}
-    for row in rows:
-        name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
+    for name, sql in _read_texts(connection, codec):
         if _NO_TABLE.match(sql):
             continue
         made = _VIRTUAL_TABLE.match(sql)
         kind: Kind = "plain" if _TABLE.match(sql) else "foreign"
         kinds[name.lower()] = "virtual" if made and made[1].lower() in _MODULES else kind
     return kinds
+
+
+def find_rtrees(connection: apsw.Connection, codec: str) -> list[str]:
+    """Name the tables that a connection must have opened before anything is forbidden.
+
+    An R*Tree prepares at that moment what it would write with.
+    """
+    made = [(name, _VIRTUAL_TABLE.match(sql)) for name, sql in _read_texts(connection, codec)]
+    return [name for name, match in made if match and match[1].lower() in _RTREES]
+
+
+def _read_texts(connection: apsw.Connection, codec: str) -> Iterator[tuple[str, str]]:
+    rows = connection.execute(
+        "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
+    )
+    for row in rows:
+        name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
+        yield name, sql

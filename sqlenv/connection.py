@@ -69,7 +69,12 @@ _OVERDRAWN = (apsw.InterruptError, apsw.NoMemError, apsw.TooBigError, MemoryErro
 
 
 def connect(
-    path: Path, *, max_value_bytes: int | None = None, immutable: bool = True, vfs: str = ""
+    path: Path,
+    *,
+    max_value_bytes: int | None = None,
+    immutable: bool = True,
+    vfs: str = "",
+    replacing: bool = True,
 ) -> apsw.Connection:
     """Open a file read-only, every setting made.
 
@@ -79,6 +84,8 @@ def connect(
             generated column or a query computes may not be longer either.
         immutable: Read the file as if nobody could write it: no lock is asked for.
         vfs: Name of the layer below SQLite; empty for its own.
+        replacing: Whether slow functions are replaced by those of `functions.py`, which know texts
+            that are valid alone.
 
     Raises:
         apsw.Error: The file cannot be opened. That it is no database shows when it is read.
@@ -94,7 +101,8 @@ def connect(
     for limit, value in _LIMITS.items():
         connection.limit(limit, value)
     connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(max_value_bytes, 2**31 - 1))
-    add_functions(connection)
+    if replacing:
+        add_functions(connection)
     for name, value in _PRAGMAS.items():
         connection.pragma(name, value)
     return connection

@@ -1,7 +1,8 @@
 """SQL functions in place of SQLite's own that take a time with the square of a text's length.
 
 One call is one step of SQLite, which neither the step budget nor the deadline can end. These give
-the same answers, in a time with the length.
+the same answers, in a time with the length. Of text that is not valid they raise
+`UnicodeDecodeError`, as all functions of Python's do.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NOT_HEX = re.compile("[^0-9A-Fa-f]")
 def add_functions(connection: apsw.Connection) -> None:
     """Replace `trim`, `ltrim`, `rtrim` and `unhex` of two arguments."""
     floats = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
-    for name, function in _OVERRIDES.items():
+    for name, function in REPLACED.items():
         replacement = _of_texts(function, floats)
         connection.create_scalar_function(
             name,
@@ -86,7 +87,7 @@ def _of_texts(
 
     def text(value: Value) -> str:
         if isinstance(value, bytes):
-            return value.decode("utf-8", "replace")
+            return value.decode()
         if isinstance(value, float):
             value = floats().execute("SELECT CAST(? AS TEXT)", (value,)).get
         return str(value)
@@ -100,7 +101,7 @@ def _of_texts(
     return call
 
 
-_OVERRIDES: dict[str, Callable[[str, str], str | bytes | None]] = {
+REPLACED: dict[str, Callable[[str, str], str | bytes | None]] = {
     "trim": trim,
     "ltrim": ltrim,
     "rtrim": rtrim,

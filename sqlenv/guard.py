@@ -7,16 +7,18 @@
 | running for ever | the step budget here, the deadline in `engine.py` |
 | huge values | `_limit_values` |
 | one slow call that nothing can interrupt | `connection.py`, `allowed.py`, `functions.py` |
+| many of them in a row, with no loop around | `_limit_values` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 
-Also marks results that depend on chance (`allowed.CHANCE`) or on the clock (`clock.py`).
+Also marks results that depend on chance (`_add_chance`) or on the clock (`clock.py`).
 """
 
 from __future__ import annotations
 
 import marshal
 import re
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from sys import getsizeof
@@ -24,12 +26,13 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from sqlenv.allowed import CHANCE, forbidden, read_kinds
+from sqlenv.allowed import SCANS, find_rtrees, forbidden, read_kinds
 from sqlenv.clock import FUNCTIONS as CLOCK_FUNCTIONS
 from sqlenv.clock import clock
 from sqlenv.connection import connect
 from sqlenv.database import check_database
 from sqlenv.errors import UserError
+from sqlenv.functions import REPLACED
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
@@ -57,6 +60,12 @@ _SHORT_VALUE_BYTES = 1000
 _MOST_STRIDE = 2**31 - 1
 # Full-text search takes a time with the square of its pattern, in one call.
 _VIRTUAL_VALUE_BYTES = 30_000
+# Calls between two looks at the time that may each take the time of the longest values; of more
+# the values are shorter.
+_LONG_SCANS = 4
+# SQLite's own `trim` takes a time with the square of what it is given.
+_NATIVE_VALUE_BYTES = 30_000
+_NATIVE_SCANS = SCANS | frozenset(REPLACED)
 
 
 class _AsksClockError(Exception):
@@ -96,12 +105,13 @@ class Guard:
         self._path = str(path)
         self._config = config
         try:
-            self.connection = self._plain = self._open()
+            self.connection = self._open()
             self._codec = _CODECS[self.connection.pragma("encoding")]
             self._kinds = read_kinds(self.connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
-        self._timed: apsw.Connection | None = None
+        self._is_timed = self._is_native = False
+        self._connections = {(False, False): self.connection}
         self._watch(self.connection)
         self._forget()
 
@@ -125,12 +135,18 @@ class Guard:
 
     def close(self) -> None:
         """Close the connection."""
-        for connection in filter(None, (self._plain, self._timed)):
+        for connection in self._connections.values():
             connection.close(True)  # noqa: FBT003 - positional in APSW
 
-    def _open(self, vfs: str = "") -> apsw.Connection:
+    def _open(self, *, vfs: str = "", replacing: bool = True) -> apsw.Connection:
         config = self._config
-        connection = connect(Path(self._path), max_value_bytes=config.max_value_bytes, vfs=vfs)
+        connection = connect(
+            Path(self._path),
+            max_value_bytes=config.max_value_bytes,
+            vfs=vfs,
+            replacing=replacing,
+        )
+        self._add_chance(connection)
         # In memory: no temporary file; the heap limit bounds it.
         connection.pragma("temp_store", 2)
         connection.pragma("reverse_unordered_selects", config.reverse_unordered)
@@ -139,24 +155,62 @@ class Guard:
     def _watch(self, connection: apsw.Connection) -> None:
         # Reads the schema, so that a broken one shows now and not as an error of some query.
         connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
+        for table in find_rtrees(connection, self._codec):
+            name = table.replace('"', '""')
+            with suppress(apsw.Error):  # who reads it will be told
+                connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')
         connection.exec_trace = self._inspect
         connection.authorizer = self._authorize
 
     def _read_anywhere(self, sql: str, max_steps: int) -> list[Row]:
-        """Run a query, where it is seen whether it reads the clock if it may do so."""
-        try:
-            return self._start(sql, max_steps)
-        except _AsksClockError:
-            pass
-        if self._timed is None:
-            timed = self._open(clock().name)
-            self._watch(timed)
-            self._timed = timed
-        self.connection = self._timed
-        try:
-            return self._start(sql, max_steps)
-        finally:
-            self.connection = self._plain
+        """Run a query, where it is seen whether it reads the clock if it may do so.
+
+        Where it gives our functions what is no valid text, it runs with SQLite's own.
+        """
+        self._is_timed = self._is_native = False
+        while True:
+            self._choose()
+            try:
+                return self._start(sql, max_steps)
+            except _AsksClockError:
+                self._is_timed = True
+            except UnicodeDecodeError:
+                if self._is_native or self._config.text == "strict":
+                    raise
+                self._is_native = True
+
+    def _choose(self) -> None:
+        key = self._is_timed, self._is_native
+        if key not in self._connections:
+            vfs = clock().name if self._is_timed else ""
+            connection = self._open(vfs=vfs, replacing=not self._is_native)
+            self._watch(connection)
+            self._connections[key] = connection
+        self.connection = self._connections[key]
+
+    def _add_chance(self, connection: apsw.Connection) -> None:
+        """Give a connection functions of chance that note when they are called.
+
+        That a query names one says less: SQLite also names those of the defaults of columns.
+        """
+
+        def random(*_nothing: Value) -> Value:
+            self._uses_chance = True
+            return int.from_bytes(apsw.randomness(8), "little", signed=True)
+
+        def randomblob(*sizes: Value) -> Value:
+            (size,) = sizes
+            self._uses_chance = True
+            if isinstance(size, int) and size <= self._longest:
+                return apsw.randomness(max(size, 1))
+            plain = apsw.Connection(":memory:")
+            plain.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
+            return plain.execute("SELECT randomblob(?)", (size,)).get
+
+        for function, count in ((random, 0), (randomblob, 1)):
+            connection.create_scalar_function(
+                function.__name__, function, count, flags=apsw.SQLITE_INNOCUOUS
+            )
 
     def _start(self, sql: str, max_steps: int) -> list[Row]:
         stride = min(max_steps, _MOST_STRIDE)
@@ -174,6 +228,7 @@ class Guard:
         self._asks_clock = False
         self._spent = False
         self._reads_virtual = False
+        self._scans = 0
         self._wants_short, self._is_shortened = short, False
         self._longest = self._config.max_value_bytes
         self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
@@ -250,7 +305,7 @@ class Guard:
         columns = cursor.get_description()
         if not cursor.is_readonly or not columns:
             raise _RefusedError(Denied("not a query"))
-        if self._asks_clock and self.connection is self._plain:
+        if self._asks_clock and not self._is_timed:
             raise _AsksClockError
         self._statement = sql
         self._columns = tuple([column[0] for column in columns])
@@ -263,6 +318,10 @@ class Guard:
         longest = min(self._longest, max(max_bytes // (6 * width), _WIDE_VALUE_BYTES))
         if self._reads_virtual:
             longest = min(longest, _VIRTUAL_VALUE_BYTES)
+        if self._is_native:
+            longest = min(longest, _NATIVE_VALUE_BYTES)
+        if self._scans > _LONG_SCANS:
+            longest = min(longest, _LONG_SCANS * self._config.max_value_bytes // self._scans)
         # Of short values many rows fit at once, and few at once take twice the time.
         short = max(max_bytes // (4 * width * _ROWS_AT_ONCE), _SHORT_VALUE_BYTES)
         self._is_shortened = self._wants_short and short < longest
@@ -287,7 +346,7 @@ class Guard:
             self._reads_virtual |= kind == "virtual"
         if action == apsw.SQLITE_FUNCTION:
             function = str(second).lower()
-            self._uses_chance |= function in CHANCE
+            self._scans += function in (_NATIVE_SCANS if self._is_native else SCANS)
             self._asks_clock |= function in CLOCK_FUNCTIONS
         if denied:
             self._denied = denied
@@ -322,7 +381,11 @@ def _as_bytes(statement: str, width: int) -> str:
     body = statement[start.end() if start else 0 :].rstrip("; \t\r\n\f") + "\n"
     # A comment need not end where the text does; here more text follows.
     body += "" if apsw.complete(f"{body};") else "*/"
-    return f"WITH _q({', '.join(names)}) AS ({body}) SELECT {', '.join(values + flags)} FROM _q"
+    query = "_q"
+    while query in statement.lower():  # which may have a table of that name
+        query += "q"
+    selected = ", ".join(values + flags)
+    return f"WITH {query}({', '.join(names)}) AS ({body}) SELECT {selected} FROM {query}"
 
 
 def weigh(rows: list[Row] | tuple[Row, ...]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
+from sqlenv import allowed
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor, check_database
@@ -266,6 +267,35 @@ def test_trim_reads_numbers_as_sqlite_does(database: Path, function: str, value:
     assert result.rows[0][0] == result.rows[0][1]
 
 
+def test_functions_of_ours_are_given_what_is_no_text(database: Path) -> None:
+    """SQLite's own answer, which ours cannot give: Python's text is always valid."""
+    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
+        for sql, rows in (
+            ("SELECT trim(label, 'A') FROM broken", (("B",), ("good",), (None,))),
+            ("SELECT hex(rtrim(label, 'B')) FROM broken", (("41FF",), ("676F6F64",), ("",))),
+            ("SELECT hex(ltrim(data, ' ')) FROM broken WHERE id = 1", (("FF",),)),
+            ("SELECT count(*) FROM broken WHERE trim(label, 'AB') <> date('2020-01-01')", ((2,),)),
+        ):
+            result = executor.execute(database, sql)
+            assert isinstance(result, Table), (sql, result)
+            assert result.rows == rows
+        # SQLite's own takes a time with the square.
+        long = "printf('%.90000c', 'x')"
+        sql = f"SELECT trim({long}, {long} || 'y'), trim(label, 'A') FROM broken"
+        assert executor.execute(database, sql) == TooLarge("bytes")
+
+
+def test_a_table_may_have_the_name_of_ours_around_a_query(tmp_path: Path) -> None:
+    path = tmp_path / "q.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE TABLE _Q (x); INSERT INTO _Q VALUES (CAST(x'41ff' AS TEXT))")
+    connection.close()
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        result = executor.execute(path, "SELECT * FROM _Q")
+    assert isinstance(result, Table)
+    assert (result.rows, result.is_mended) == ((("A",),), True)
+
+
 def test_strict_text_fails(database: Path) -> None:
     config = ExecutorConfig(isolation="thread", text="strict", **SMALL)
     with Executor(config) as executor:
@@ -469,6 +499,81 @@ def test_what_reads_the_clock_or_a_chance_is_marked(
         result = executor.execute(today, sql)
         assert isinstance(result, Table), sql
         assert result.nondeterministic == varies, sql
+
+
+def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "defaults.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "CREATE TABLE user (n, key DEFAULT (hex(randomblob(16))), at DEFAULT (date()))"
+    )
+    connection.execute("INSERT INTO user VALUES (1, 'a', 'b')")
+    connection.close()
+    for sql in (
+        "SELECT * FROM user",
+        "SELECT n FROM user WHERE key > 'A'",
+        "SELECT max(at) FROM user",
+    ):
+        for _ in range(2):
+            result = executor.execute(path, sql)
+            assert isinstance(result, Table)
+            assert not result.nondeterministic, sql
+    result = executor.execute(path, "SELECT length(randomblob(n)), typeof(random()) FROM user")
+    assert result == Table(("length(randomblob(n))", "typeof(random())"), ((1, "integer"),))
+    assert isinstance(result, Table)
+    assert result.nondeterministic
+    assert executor.execute(path, "SELECT randomblob(1000000000)") == TooLarge("bytes")
+
+
+def test_an_r_tree_can_be_read(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "map.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("""
+        CREATE VIRTUAL TABLE "Box ""É" USING rtree(id, low, high, +name);
+        INSERT INTO "Box ""É" VALUES (1, 0, 1, 'a'), (2, 5, 6, 'b');
+        CREATE VIRTUAL TABLE cell USING rtree_i32(id, low, high);
+        INSERT INTO cell VALUES (7, 8, 9);
+    """)
+    connection.close()
+    for _ in range(2):
+        result = executor.execute(path, 'SELECT id, name FROM "box ""É" WHERE low > 3')
+        assert result == Table(("id", "name"), ((2, "b"),))
+        result = executor.execute(path, "SELECT * FROM cell, (SELECT max(low) FROM cell)")
+        assert isinstance(result, Table)
+        assert result.rows == ((7, 8, 9, 8),)
+    for sql in ("DELETE FROM cell", "INSERT INTO cell VALUES (1, 2, 3)"):
+        assert isinstance(executor.execute(path, sql), Denied)
+
+
+@pytest.mark.parametrize(
+    "call", ["instr(x, y)", "length(replace(x, y, 'z'))", "x LIKE z", "x GLOB z"]
+)
+def test_slow_calls_without_a_loop_take_no_longer_the_more_there_are(database, call) -> None:
+    """Nothing looks at the time between them."""
+    x, y = "printf('%.390000c', 'a') AS x", "printf('%.190000c', 'a') || 'b' AS y"
+    z = "'_%' || printf('%.900c', 'a') || 'b' AS z"
+    calls = " + ".join([f"({call})"] * 300)
+    config = ExecutorConfig(isolation="thread", workers=1, timeout_s=60)
+    with Executor(config) as executor:
+        start_s = time.thread_time()
+        result = executor.execute(database, f"SELECT {calls} FROM (SELECT {x}, {y}, {z})")
+        assert result == TooLarge("bytes")
+        assert time.thread_time() - start_s < 2
+        few = f"SELECT {' + '.join(['(x LIKE y)'] * 300)} FROM (SELECT 'aa' AS x, '%a' AS y)"
+        assert isinstance(executor.execute(database, few), Table)
+
+
+def test_names_in_queries_are_not_kept(database) -> None:
+    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
+        executor.execute(database, "SELECT count(*) FROM city")
+        before = allowed._forbidden.cache_info().currsize
+        for i in range(20):
+            name = f"n{i}" + "y" * 1000
+            result = executor.execute(
+                database, f"WITH {name} AS (SELECT 1) SELECT count(*) FROM {name}"
+            )
+            assert isinstance(result, Table)
+        assert allowed._forbidden.cache_info().currsize < before + 5
 
 
 def test_a_query_that_may_read_the_clock_has_the_same_limits(
