@@ -44,7 +44,7 @@ _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _UNREADABLE = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
-    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError),
+    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError, apsw.TooBigError),
 )
 # What Python takes for a row, and for a number in it with its place.
 _ROW_BYTES = 64
