@@ -336,7 +336,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
     Runs call all their files alike.
     """
-    parts = [path.with_suffix("").parts for path in paths]
+    parts = [(*path.parts[:-1], path.stem) for path in paths]
     for count in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(each[-count:]) for each in parts]
         if len(set(names)) == len(set(paths)):

@@ -68,6 +68,7 @@ _SUITES = (
 _SEARCHED = 1_000
 """Folders that are looked at."""
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
+_LONGEST_S = 1_000_000
 
 
 def read_limits(timeout_s: float | None) -> ExecutorConfig:
@@ -81,8 +82,10 @@ def read_limits(timeout_s: float | None) -> ExecutorConfig:
     """
     if timeout_s is None:
         return OFFICIAL
-    if not 0 < timeout_s < float("inf"):
-        raise UserError(f"--timeout-s {timeout_s}: write a number of seconds above 0")
+    if not 0 < timeout_s <= _LONGEST_S:
+        raise UserError(
+            f"--timeout-s {timeout_s}: write a number of seconds above 0, {_LONGEST_S:,} at most"
+        )
     return OFFICIAL.model_copy(update={"timeout_s": timeout_s})
 
 

@@ -117,10 +117,10 @@ class ExecutorConfig(Settings):
     workers: int = Field(default_factory=lambda: min(os.cpu_count() or 1, 16), ge=1)
     """Worker processes, or threads of `execute_many`. Default: one a CPU core, at most 16."""
 
-    timeout_s: float = Field(default=30.0, gt=0)
+    timeout_s: float = Field(default=30.0, gt=0, le=1_000_000)
     """Wall time of one query, in seconds. The papers use 30. A worker is killed at twice this."""
 
-    max_steps: int = Field(default=1_000_000_000, gt=0)
+    max_steps: int = Field(default=1_000_000_000, gt=0, le=10**18)
     """Steps of SQLite's virtual machine: stops a query at the same place on every machine. A core
     makes some 100 to 250 million a second. SQLite counts up to 2,147 million at once: from there on
     the place is the next multiple."""
@@ -128,19 +128,19 @@ class ExecutorConfig(Settings):
     max_rows: int = Field(default=1_000_000, gt=0)
     """Rows of one result."""
 
-    max_bytes: int = Field(default=64_000_000, gt=0)
+    max_bytes: int = Field(default=64_000_000, gt=0, le=10**12)
     """Memory that the rows of one result take, in bytes: some 60 a row, 40 a cell, and the text. A
     sixth of it, divided by the columns, also bounds each value where that is less than
     `max_value_bytes`."""
 
-    max_value_bytes: int = Field(default=400_000, ge=1000)
+    max_value_bytes: int = Field(default=400_000, ge=1000, le=10**9)
     """Length of one string or blob. The time of one call that nothing can interrupt grows with its
     square. Raise it to 1.25 times the largest cell if a database holds larger ones."""
 
     max_sql_chars: int = Field(default=100_000, gt=0, le=1_000_000)
     """Length of the query text."""
 
-    heap_bytes: int = Field(default=96_000_000, ge=8_000_000)
+    heap_bytes: int = Field(default=96_000_000, ge=8_000_000, le=10**12)
     """SQLite's memory in one process; the rows (`max_bytes`) come on top. Of several executors in a
     process the largest limit holds."""
 

@@ -55,6 +55,9 @@ _LIMITS = {
 _SHORTEST_LIMIT_BYTES = 100_000
 """Of a value: what no generated column of a small file needs."""
 
+_NATIVE_VALUE_BYTES = 30_000
+"""Of a value where SQLite's own functions take a time with its square."""
+
 # What one reader may use up: processor time, a constant and some for each byte of the file, and
 # SQLite's memory. Reading every cell of a file of 100 MB several times takes some 5 s.
 _READING_S = 2.0
@@ -115,8 +118,15 @@ def open_new(path: Path) -> apsw.Connection:
 
 
 @contextmanager
-def reading(path: Path, *, immutable: bool = True) -> Generator[apsw.Connection]:
+def reading(
+    path: Path, *, immutable: bool = True, replacing: bool = True
+) -> Generator[apsw.Connection]:
     """Open a file for statements of our own, and close it; the calling thread reads.
+
+    Args:
+        path: The file.
+        immutable: As for `connect`.
+        replacing: As for `connect`; values are short where slow functions stay.
 
     Raises:
         UserError: Reading takes more time or memory than any honest file of that size.
@@ -126,7 +136,12 @@ def reading(path: Path, *, immutable: bool = True) -> Generator[apsw.Connection]
     steps = min(max(_FEWEST_STEPS, int(_STEPS_A_BYTE * size_bytes)), _MOST_STEPS)
     try:
         with heap_limit(_READING_HEAP_BYTES):
-            connection = connect(path, immutable=immutable)
+            connection = connect(
+                path,
+                max_value_bytes=None if replacing else _NATIVE_VALUE_BYTES,
+                immutable=immutable,
+                replacing=replacing,
+            )
             try:
                 # Time of the processor: on a machine with much to do a reader is not the slower.
                 end_s = time.thread_time() + limit_s

@@ -33,6 +33,35 @@ def add_functions(connection: apsw.Connection) -> None:
         )
 
 
+def add_chance(connection: apsw.Connection, note: Callable[[], int]) -> None:
+    """Replace `random` and `randomblob` by functions that note when they are called.
+
+    That a query names one says less: SQLite also names those of the defaults of columns.
+
+    Args:
+        connection: To a database.
+        note: Called first; gives the length that a blob may have.
+    """
+    numbers = cache(partial(apsw.Connection, ":memory:"))
+
+    def random(*_nothing: Value) -> Value:
+        note()
+        return int.from_bytes(apsw.randomness(8), "little", signed=True)
+
+    def randomblob(*sizes: Value) -> Value:
+        longest, (size,) = note(), sizes
+        if not isinstance(size, int):
+            size = numbers().execute("SELECT CAST(? AS INTEGER)", (size,)).get or 0
+        if size > longest:
+            raise apsw.TooBigError("string or blob too big")
+        return apsw.randomness(max(size, 1))
+
+    for function, count in ((random, 0), (randomblob, 1)):
+        connection.create_scalar_function(
+            function.__name__, function, count, flags=apsw.SQLITE_INNOCUOUS
+        )
+
+
 def ltrim(text: str, characters: str) -> str:
     """Drop the characters from the start of a text."""
     # Python's own lstrip looks through all the characters for each place.

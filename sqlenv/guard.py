@@ -11,7 +11,7 @@
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 
-Also marks results that depend on chance (`_add_chance`) or on the clock (`clock.py`).
+Also marks results that depend on chance (`functions.add_chance`) or on the clock (`clock.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sqlenv.clock import clock
 from sqlenv.connection import connect
 from sqlenv.database import check_database
 from sqlenv.errors import UserError
-from sqlenv.functions import REPLACED
+from sqlenv.functions import REPLACED, add_chance
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _UNREADABLE = (
     *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
-    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError),
+    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError, apsw.TooBigError),
 )
 # What Python takes for a row, and for a number in it with its place.
 _ROW_BYTES = 64
@@ -146,7 +146,7 @@ class Guard:
             vfs=vfs,
             replacing=replacing,
         )
-        self._add_chance(connection)
+        add_chance(connection, self._note_chance)
         # In memory: no temporary file; the heap limit bounds it.
         connection.pragma("temp_store", 2)
         connection.pragma("reverse_unordered_selects", config.reverse_unordered)
@@ -188,29 +188,9 @@ class Guard:
             self._connections[key] = connection
         self.connection = self._connections[key]
 
-    def _add_chance(self, connection: apsw.Connection) -> None:
-        """Give a connection functions of chance that note when they are called.
-
-        That a query names one says less: SQLite also names those of the defaults of columns.
-        """
-
-        def random(*_nothing: Value) -> Value:
-            self._uses_chance = True
-            return int.from_bytes(apsw.randomness(8), "little", signed=True)
-
-        def randomblob(*sizes: Value) -> Value:
-            (size,) = sizes
-            self._uses_chance = True
-            if isinstance(size, int) and size <= self._longest:
-                return apsw.randomness(max(size, 1))
-            plain = apsw.Connection(":memory:")
-            plain.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
-            return plain.execute("SELECT randomblob(?)", (size,)).get
-
-        for function, count in ((random, 0), (randomblob, 1)):
-            connection.create_scalar_function(
-                function.__name__, function, count, flags=apsw.SQLITE_INNOCUOUS
-            )
+    def _note_chance(self) -> int:
+        self._uses_chance = True
+        return self._longest
 
     def _start(self, sql: str, max_steps: int) -> list[Row]:
         stride = min(max_steps, _MOST_STRIDE)

@@ -83,6 +83,10 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
         connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
     except apsw.CorruptError as error:
         raise UserError(f"{database}: the database file is damaged ({error})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{database}: a generated column cannot be read ({error}); drop it"
+        ) from None
     finally:
         connection.close()
     scratch.replace(index)

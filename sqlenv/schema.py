@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import apsw
@@ -120,7 +120,11 @@ def read_schema(
     try:
         stat = database.stat()
         stamp = (stat.st_mtime_ns, stat.st_size)
-        schema = _read(database.resolve(), stamp, examples=examples, profile=profile)
+        read = partial(_read, database.resolve(), stamp, examples=examples, profile=profile)
+        try:
+            schema = read(replacing=True)
+        except UnicodeDecodeError:  # generated columns give functions of ours what is no text
+            schema = read(replacing=False)
     except OSError as error:
         raise UserError(f"{database}: cannot be read ({error.strerror})") from error
     except (apsw.Error, UnicodeDecodeError) as error:
@@ -130,10 +134,10 @@ def read_schema(
 
 @lru_cache(maxsize=32_768)
 def _read(
-    database: Path, stamp: tuple[int, int], *, examples: int, profile: bool
+    database: Path, stamp: tuple[int, int], *, examples: int, profile: bool, replacing: bool
 ) -> DatabaseSchema:
     """Read a file; `stamp` makes a changed file another key of the cache."""
-    with reading(database) as connection:
+    with reading(database, replacing=replacing) as connection:
         tables = []
         for name in _table_names(connection):
             columns = _columns(connection, name)

@@ -324,6 +324,10 @@ def test_a_locked_database(root, large, tmp_path):
         (["--test-suite", "nowhere"], "--test-suite nowhere: no such folder"),
         (["--decode", "beam@3"], "--decode beam@3: write greedy or vote@n"),
         (["--timeout-s", "-1"], "--timeout-s -1.0: write a number of seconds above 0"),
+        (
+            ["--timeout-s", "1e30"],
+            "--timeout-s 1e+30: write a number of seconds above 0, 1,000,000",
+        ),
         (["--cfg", "progress-demo.yaml"], "--predictions: needs no --cfg"),
         (["--endpoint", "http://x/v1"], "--predictions: needs no model"),
         (["--against", "nowhere.json"], "nowhere.json: no such file or folder"),

@@ -180,6 +180,7 @@ def test_every_option_is_explained_and_every_layout_offered(capsys):
         (["u/x/p.sql", "v/x/p.sql", "q.sql"], ["u/x/p", "v/x/p", "q"]),
         (["a.sql", "a.sql"], ["a", "a"]),
         (["a.sql", "a.json"], ["a.sql", "a.json"]),
+        ([""], [""]),  # its reader says what is wrong
         ([], []),
     ],
 )

@@ -361,6 +361,23 @@ def test_a_file_that_was_replaced_is_read_anew(database: Path) -> None:
         )
 
 
+def test_a_schema_beyond_the_limits_is_told(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "long.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute(f"CREATE TABLE {'n' * 500_000} (a)")
+    connection.close()
+    with pytest.raises(UserError, match="SQLite cannot read it"):
+        executor.execute(path, "SELECT 1")
+
+
+@pytest.mark.parametrize(
+    "limit", [{"timeout_s": float("inf")}, {"timeout_s": 1e30}, {"max_bytes": 10**30}]
+)
+def test_limits_that_no_machine_can_keep_are_refused(limit: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="less than or equal"):
+        ExecutorConfig(**limit)
+
+
 def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
     executor: Executor, database: Path
 ) -> None:
