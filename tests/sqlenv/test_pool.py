@@ -45,8 +45,11 @@ def find_workers(parent: int) -> list[int]:
 
 
 def processor_s(process: int) -> float:
-    """Return the processor time that a process has used."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    """Return the processor time that a process has used; 0 of one that ended meanwhile."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
     return int(fields[11]) / os.sysconf("SC_CLK_TCK")
 
 
