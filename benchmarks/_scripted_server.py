@@ -42,7 +42,7 @@ class Scripted(asyncio.Protocol):
     answer_s, vocab_size = 0.05, 0
     version = b"default"
     template = b""
-    replies = connections = most_connections = 0
+    replies = connections = most_connections = at_once = most_at_once = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -73,13 +73,19 @@ class Scripted(asyncio.Protocol):
         elif path == "/generate" and b'"max_new_tokens": 0' in body.replace(b":0", b": 0"):
             self._send(self._score(body))
         elif path == "/generate":
-            asyncio.get_running_loop().call_later(self.answer_s, self._send, self._reply(body))
+            Scripted.at_once += 1
+            Scripted.most_at_once = max(Scripted.most_at_once, Scripted.at_once)
+            asyncio.get_running_loop().call_later(self.answer_s, self._finish, self._reply(body))
         else:
             if path == _PUSH:
                 found = _VERSION.search(body)
                 assert found
                 Scripted.version = found[1]
             self._send(self._canned(path))
+
+    def _finish(self, reply: bytes) -> None:
+        Scripted.at_once -= 1
+        self._send(reply)
 
     def _canned(self, path: str) -> bytes:
         told = {
@@ -90,6 +96,7 @@ class Scripted(asyncio.Protocol):
             "/replies": {
                 "replies": self.replies,
                 "most_connections": self.most_connections,
+                "most_at_once": self.most_at_once,
             },
         }
         return json.dumps(told.get(path, {})).encode()

@@ -124,20 +124,20 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
 
 
 def holding(fake, number):
-    """Hold the request with this number until told to go on; return what tells it."""
-    go, count = threading.Event(), []
+    """Hold the request with this number; return what lets it go on, and the requests so far."""
+    go, bodies = threading.Event(), []
 
     def hold(body):
-        count.append(body)
-        if len(count) == number:
+        bodies.append(body)
+        if len(bodies) == number:
             go.wait(60)
 
     fake.held = hold
-    return go
+    return go, bodies
 
 
 def test_a_step_does_not_wait_for_the_slowest(fake, begin, tmp_path):
-    go = holding(fake, 3)
+    go, bodies = holding(fake, 3)
     begin(slow_share=0.25).run(ignore)
     lines = metrics_of(tmp_path / "run")
     assert lines[0]["groups/trained"] == PROMPTS - 1
@@ -145,11 +145,11 @@ def test_a_step_does_not_wait_for_the_slowest(fake, begin, tmp_path):
     assert lines[0]["groups/cut_episodes"] in (1, 2)
     assert sums(lines, "groups/late") == 0
     go.set()
-    wait_until(lambda: len(fake.aborted) == 1)
+    wait_until(lambda: bodies[2]["rid"] in fake.aborted)
 
 
 def test_late_groups_join_a_later_step(fake, begin, tmp_path):
-    go = holding(fake, 3)
+    go, _ = holding(fake, 3)
     trainer = begin(slow_share=0.25, max_age=2)
 
     def progress(step, *_):
@@ -168,14 +168,14 @@ def test_late_groups_join_a_later_step(fake, begin, tmp_path):
 
 
 def test_groups_that_would_be_too_old_are_cut_and_counted(fake, begin, tmp_path):
-    go = holding(fake, 3)
+    go, bodies = holding(fake, 3)
     begin(slow_share=0.25, max_age=2).run(ignore)
     lines = metrics_of(tmp_path / "run")
     assert [line["groups/cut"] for line in lines[:-1]] == [0, 0, 1]
     assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
     assert max(line["rollout/age_max"] for line in lines) <= 1
     go.set()
-    wait_until(lambda: len(fake.aborted) == 1)
+    wait_until(lambda: bodies[2]["rid"] in fake.aborted)
 
 
 def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):
@@ -212,7 +212,7 @@ def test_a_run_that_is_stopped_goes_on_with_rounds_that_nobody_has_trained_on(
 
 
 def test_a_signal_is_noticed_while_a_round_is_waited_for(fake, begin):
-    go = holding(fake, 1)
+    go, _ = holding(fake, 1)
     trainer = begin(lag=1)
     main = threading.main_thread().ident
     assert main is not None

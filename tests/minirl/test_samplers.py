@@ -143,7 +143,9 @@ def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serv
     assert all(len(episode.turns) == 3 for group in groups for episode in group)
     assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
     assert sum(count["replies"] for count in counts) == 3000  # none lost, none asked twice
-    assert all(count["most_connections"] <= parallel + 4 for count in counts)
+    assert all(count["most_at_once"] <= parallel for count in counts)
+    # One that was idle for long is replaced, and the server may see the new one first.
+    assert all(count["most_connections"] <= 2 * (parallel + 4) for count in counts)
     assert all(name.startswith("environment") for name in environment.threads)
     assert len(environment.threads) <= workers
     assert max(most) <= before + workers + 2  # the event loop, and a name look-up
