@@ -16,7 +16,7 @@ import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
-from minirl.server import NEEDED
+from minirl.sglang.client import NEEDED
 
 _PUSH = "/update_weights_from_disk"
 _RID = re.compile(rb'"rid": ?"([^"]*)"')

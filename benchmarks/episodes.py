@@ -34,14 +34,14 @@ import numpy as np
 from benchmarks._scripted_server import scripted
 from launch.config import JobConfig, load_config
 from launch.wiring import SqlSide
-from minirl import weights
 from minirl.config import SglangConfig, TinyConfig, TrainConfig
-from minirl.lora import split
-from minirl.rollout import rollout
-from minirl.samplers import make_sampler
-from minirl.servers import Servers
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import huggingface
+from minirl.model.lora import split
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.rollout import rollout
+from minirl.sample.samplers import make_sampler
+from minirl.sglang.servers import Servers
 from minirl.types import Trajectory
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Episode, Example, Message, Observation, Table
@@ -171,7 +171,7 @@ def bench(name: str, options: argparse.Namespace, folder: Path) -> Generator[Ben
         examples = sql.examples("train")[: options.episodes // GROUP]
         texts = [sql.first_prompt(example)[-1].content for example in examples]
         make_tiny(folder / "model", [*texts, *[REPLY] * 50], TinyConfig(), 0)
-        model, tokenizer = weights.load(folder / "model"), ChatTokenizer(folder / "model")
+        model, tokenizer = huggingface.load(folder / "model"), ChatTokenizer(folder / "model")
         reply = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
         urls = [
             stack.enter_context(scripted(options.answer_s, model.config.vocab_size, reply))

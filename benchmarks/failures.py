@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
 from benchmarks._served import machine, make_parser
-from minirl import children
-from minirl.children import Child
+from minirl.sglang import processes
+from minirl.sglang.processes import Child
 from minirl.types import Trajectory
 from tests.launch.sglang_rounds import (
     TURNS,
@@ -79,7 +79,7 @@ class Machine:
 
     def launch(self, *arguments: Any, **settings: Any) -> list[Child]:
         """Start servers as a job does, and put a proxy before each."""
-        self.children = children.launch(*arguments, **settings)
+        self.children = processes.launch(*arguments, **settings)
         for child in self.children:
             self.addresses.append(child.url)
             self.proxies.append(Proxy(child.url))
@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose names have these words")
     options = parser.parse_args()
     told = Told()
-    logging.getLogger("minirl.fleet").addHandler(told)
+    logging.getLogger("minirl.sglang.pool").addHandler(told)
     examples = questions(options.episodes, words=40)
     rows: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
@@ -207,7 +207,7 @@ def main() -> None:
         servers = Machine(models)
         config = launched(options.python, timeout_s=60.0)
         with (
-            mock.patch("minirl.servers.launch", servers.launch),
+            mock.patch("minirl.sglang.servers.launch", servers.launch),
             serving(config, models, place) as served,
         ):
             served.push(OLD)

@@ -133,7 +133,7 @@ def plan(model: str) -> dict[str, Any]:
 
 def shape_of(model: str) -> Any:
     """Return the shape of a model by its name."""
-    from minirl.costs import published_shape
+    from minirl.plan.memory import published_shape
 
     if model != "tiny":
         return published_shape(model)
@@ -153,7 +153,7 @@ def peak_flops() -> float | None:
     """Return what the device here could do at most, if it is one that is known."""
     import jax
 
-    from minirl.chips import CHIPS
+    from minirl.plan.chips import CHIPS
 
     kind = jax.devices()[0].device_kind.lower()
     return next((chip.flops_s for name, chip in CHIPS.items() if name in kind), None)
@@ -166,14 +166,14 @@ def update(model: str) -> dict[str, Any]:
     import numpy as np
     from flax import nnx
 
-    from minirl import weights
-    from minirl.batching import TokenRow, micro_batches
     from minirl.config import BatchingConfig, Grpo, OptimizerConfig
-    from minirl.costs import Tokens, model_flops
-    from minirl.update import Learner, make_optimizer, policy_objective
+    from minirl.model import huggingface
+    from minirl.plan.memory import Tokens, model_flops
+    from minirl.train.batching import TokenRow, micro_batches
+    from minirl.train.update import Learner, make_optimizer, policy_objective
 
     shape, lengths = shape_of(model), lengths_of(model)
-    policy = weights.init(shape, 0, dtype=jnp.bfloat16)
+    policy = huggingface.init(shape, 0, dtype=jnp.bfloat16)
     policy.remat = "full"
     graph, params = nnx.split(policy)
     del policy
@@ -228,12 +228,12 @@ def decode(model: str) -> dict[str, Any]:
     import numpy as np
 
     from benchmarks.grpo_step import OneTurn, RandomTokens
-    from minirl import weights
-    from minirl.chips import CHIPS
     from minirl.config import SamplerConfig
-    from minirl.costs import decode_bytes, matmul_parameters
-    from minirl.rollout import rollout
-    from minirl.sampler import NativeSampler
+    from minirl.model import huggingface
+    from minirl.plan.chips import CHIPS
+    from minirl.plan.memory import decode_bytes, matmul_parameters
+    from minirl.sample.rollout import rollout
+    from minirl.sample.sampler import NativeSampler
 
     shape, lengths = shape_of(model), lengths_of(model)
     config = SamplerConfig(
@@ -241,7 +241,7 @@ def decode(model: str) -> dict[str, Any]:
         max_prompt_tokens=lengths.decode_prompt,
         max_response_tokens=lengths.decode_answer,
     )
-    policy = weights.init(shape, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
+    policy = huggingface.init(shape, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     sampler = NativeSampler(policy, config, RandomTokens(), group_size=G, seed=0)
     rng = np.random.default_rng(0)
 

@@ -20,14 +20,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from minirl.advantages import estimate
-from minirl.batching import TokenRow, micro_batches
 from minirl.config import BatchingConfig, Grpo, OptimizerConfig, SamplerConfig
-from minirl.model import Decoder, ModelConfig
-from minirl.rollout import flatten, rollout
-from minirl.sampler import NativeSampler
+from minirl.model.decoder import Decoder, ModelConfig
+from minirl.sample.rollout import flatten, rollout
+from minirl.sample.sampler import NativeSampler
+from minirl.train.advantages import estimate
+from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.update import Learner, make_optimizer, policy_objective
 from minirl.types import Trajectory
-from minirl.update import Learner, make_optimizer, policy_objective
 
 MODEL = ModelConfig(
     vocab_size=4096,

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._scripted_server import scripted
-from minirl.metrics import read_metrics
+from minirl.run.metrics import read_metrics
 
 # Steps that compile.
 FIRST = 2

@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks._served import machine, make_parser
 from minirl.config import SglangConfig
-from minirl.fleet import Fleet
+from minirl.sglang.pool import Fleet
 from tests.launch.sglang_rounds import TURNS, Served, make_models, questions, serving
 from tests.launch.sglang_server import route, serve
 

@@ -31,17 +31,17 @@ import numpy as np
 from flax import nnx
 
 from launch.config import load_config
-from minirl import weights
 from minirl.config import SglangConfig
-from minirl.costs import published_shape
-from minirl.lora import split
-from minirl.model import Decoder
-from minirl.push import remove_versions, write_version
-from minirl.servers import Servers
-from minirl.sglang import SglangSampler
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
-from minirl.ways import WAYS
+from minirl.model import huggingface
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.plan.memory import published_shape
+from minirl.sglang.push import remove_versions, write_version
+from minirl.sglang.sampler import SglangSampler
+from minirl.sglang.servers import Servers
+from minirl.sglang.transfer import WAYS
 from tests.launch.push_learner import scoring
 from tests.launch.sglang_server import serve
 
@@ -90,7 +90,7 @@ def by_way(
     way: str, model_folder: Path, work: Path, urls: Sequence[str], pushes: int
 ) -> dict[str, Any]:
     config = load_config("progress-demo.yaml", [])
-    model = weights.load(model_folder)
+    model = huggingface.load(model_folder)
     _, params, _ = split(model)
     settings = SglangConfig.model_validate({"urls": tuple(urls), "push": way})
     sampler = config.sampler.model_copy(

@@ -22,12 +22,12 @@ import numpy as np
 from flax import nnx
 
 from launch.config import load_config
-from minirl.batching import TokenRow, micro_batches
 from minirl.config import BatchingConfig, Grpo, OptimizerConfig
-from minirl.costs import Tokens, update_flops
-from minirl.model import Decoder, ModelConfig
-from minirl.tiny import tiny_shape
-from minirl.update import Learner, make_optimizer, policy_objective
+from minirl.model.decoder import Decoder, ModelConfig
+from minirl.model.tiny import tiny_shape
+from minirl.plan.memory import Tokens, update_flops
+from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.update import Learner, make_optimizer, policy_objective
 
 GROUPS, G, C = 2, 8, 128
 PROMPTS = (256, 512, 1024, 2048, 4096)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from launch.config import VerbalConfig
 from launch.journal import Answer, Request
 from minirl.config import SamplerConfig
-from minirl.lora import split
-from minirl.model import Decoder
-from minirl.samplers import make_sampler
-from minirl.servers import Servers
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.samplers import make_sampler
+from minirl.sglang.servers import Servers
 from minirl.types import Decoding
 from minirl.types import Request as Sample
 

@@ -29,8 +29,8 @@ from rich.progress import (
 
 import minirl.errors
 import sqlenv.errors
-from minirl.files import naming
-from minirl.preemption import Preempted
+from minirl.run.files import naming
+from minirl.run.preemption import Preempted
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
@@ -174,21 +174,21 @@ def _join_others(options: argparse.Namespace) -> None:
     Raises:
         UserError: The others cannot be found.
     """
-    from minirl import hosts
+    from minirl.run import distributed
 
-    if options.coordinator is None and not hosts.is_announced():
+    if options.coordinator is None and not distributed.is_announced():
         return
     is_given = options.processes is not None
     where = (options.coordinator, options.processes, options.process)
-    hosts.join(hosts.Place(*where) if is_given else None)
+    distributed.join(distributed.Place(*where) if is_given else None)
     _listen_to_first()
 
 
 def _listen_to_first() -> None:
     """Let one of several processes print."""
-    from minirl import hosts
+    from minirl.run import distributed
 
-    if not hosts.is_first():
+    if not distributed.is_first():
         console.quiet = output.quiet = True
         logging.getLogger().setLevel(logging.ERROR)
 
@@ -234,28 +234,28 @@ def _take_any_name() -> None:
 
 def _has_others() -> bool:
     """Tell whether this is one of several processes."""
-    if "minirl.hosts" not in sys.modules:
+    if "minirl.run.distributed" not in sys.modules:
         return False
-    from minirl import hosts
+    from minirl.run import distributed
 
-    return hosts.is_joined()
+    return distributed.is_joined()
 
 
 def _leave(status: int) -> NoReturn:
     """End this process; one of several at once: the others would wait for it, and it for them."""
     if _has_others():
-        from minirl import hosts
+        from minirl.run import distributed
 
-        hosts.leave(status)
+        distributed.leave(status)
     sys.exit(status)
 
 
 def _leave_others(error: Exception, line: str | None) -> NoReturn:
     """Say what ends one of several processes, and end it."""
-    from minirl import hosts
+    from minirl.run import distributed
 
     status = 1 if line is None else 2
-    if line is None and hosts.is_lost(error):
+    if line is None and distributed.is_lost(error):
         line = (
             "another process of this run has ended or cannot be reached, and this one ends too: "
             f"start all again, and they go on from what is saved ({' '.join(str(error).split())})"
@@ -264,7 +264,7 @@ def _leave_others(error: Exception, line: str | None) -> NoReturn:
         traceback.print_exc()
     else:
         sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
-    hosts.leave(status)
+    distributed.leave(status)
 
 
 def _line_for(error: Exception) -> str | None:

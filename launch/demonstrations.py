@@ -7,7 +7,7 @@ from random import Random
 from typing import Protocol
 
 from launch.forms import Form
-from minirl.sft import Demonstration
+from minirl.train.supervised import Demonstration
 from sqlenv.mistakes import mistake
 from sqlenv.types import Episode, Example, Observation
 

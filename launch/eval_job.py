@@ -44,9 +44,9 @@ from launch.verdicts import (
 )
 from launch.votes import Decode
 from launch.wiring import SqlSide
-from minirl.model import Decoder
-from minirl.reading import read_json
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.decoder import Decoder
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run.reading import read_json
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation
 

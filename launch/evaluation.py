@@ -12,18 +12,18 @@ from typing import Any
 from launch.statistics import mean_interval
 from launch.verdicts import Verdict, accuracy, read_verdicts
 from launch.votes import Decode, majority
-from minirl import hosts
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
-from minirl.fleet import EVENTS
-from minirl.lora import split
-from minirl.model import Decoder
-from minirl.rollout import rollout
-from minirl.samplers import make_sampler, told_numbers
-from minirl.servers import Servers
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import distributed
+from minirl.run.writing import writing
+from minirl.sample.rollout import rollout
+from minirl.sample.samplers import make_sampler, told_numbers
+from minirl.sglang.pool import EVENTS
+from minirl.sglang.servers import Servers
 from minirl.types import Decoding
-from minirl.writing import writing
 from sqlenv.ballots import ballot, without_rows
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
@@ -106,14 +106,14 @@ class Evaluator:
         Raises:
             UserError: The file answers other questions.
         """
-        done = hosts.from_first(lambda: _found(path))
+        done = distributed.from_first(lambda: _found(path))
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
             raise UserError(f"{path}: holds predictions for other questions; move it away")
-        chunk = _CHUNK * hosts.count()
+        chunk = _CHUNK * distributed.count()
         for start in range(len(done), len(examples), chunk):
             new = self._answer(examples[start : start + chunk], first=start)
-            hosts.from_first(partial(_append, path, new))
+            distributed.from_first(partial(_append, path, new))
             done += new
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
         self._free_memory()
@@ -131,9 +131,9 @@ class Evaluator:
         """Answer questions, each process its share of them."""
         if self._start is not None:
             self.set_weights(self._start, version=0)
-        share = hosts.own_share(len(examples))
+        share = distributed.own_share(len(examples))
         own = [examples[place] for place in share]
-        parts = hosts.gather(lambda: self._sample_own(own, decode, first=first + share.start))
+        parts = distributed.gather(lambda: self._sample_own(own, decode, first=first + share.start))
         return [verdict for part in parts for verdict in part]
 
     def _sample_own(

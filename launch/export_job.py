@@ -13,14 +13,14 @@ import numpy as np
 
 from launch import cli
 from launch.policy import PolicySource
-from minirl import weights
-from minirl.checkpoint import stored_params
 from minirl.errors import UserError
-from minirl.lora import adapter_shapes, merged_parts
-from minirl.model import read_config
-from minirl.reading import read_json
-from minirl.shards import total_bytes
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import huggingface
+from minirl.model.decoder import read_config
+from minirl.model.lora import adapter_shapes, merged_parts
+from minirl.model.shards import total_bytes
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run.checkpoint import stored_params
+from minirl.run.reading import read_json
 
 
 def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:
@@ -36,7 +36,7 @@ def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: i
         UserError: The policy cannot be read, or the folder cannot be written.
     """
     tokenizer = ChatTokenizer(source.model)
-    shapes = weights.paths_of(weights.shapes_of(source.model))
+    shapes = huggingface.paths_of(huggingface.shapes_of(source.model))
     kind = dtype or _own_dtype(source)
     size = total_bytes(shapes, kind)
     with _writing(out, size), _parts(source) as parts, cli.progress_bar("export") as progress:
@@ -46,7 +46,7 @@ def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: i
             progress(number[path], len(shapes), path)
             return parts(path)
 
-        weights.write(
+        huggingface.write(
             out,
             shapes,
             counted,
@@ -68,12 +68,12 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
         )
     assert source.checkpoint is not None
     like = adapter_shapes(read_config(source.model), source.lora)
-    size = total_bytes(weights.paths_of(like), dtype or "float32")
+    size = total_bytes(huggingface.paths_of(like), dtype or "float32")
     with _writing(out, size), stored_params(source.checkpoint, like) as read:
-        weights.write_adapter(
+        huggingface.write_adapter(
             out,
-            weights.paths_of(like),
-            lambda path: weights.parts_of(path, read(path)),
+            huggingface.paths_of(like),
+            lambda path: huggingface.parts_of(path, read(path)),
             source.lora,
             base=str(source.model.resolve()),
             dtype=dtype or "float32",
@@ -82,20 +82,20 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
 
 
 @contextmanager
-def _parts(source: PolicySource) -> Generator[weights.Parts]:
+def _parts(source: PolicySource) -> Generator[huggingface.Parts]:
     """Open a policy's weights, to be read one by one."""
     if source.checkpoint is None:
-        yield weights.parts_in_folder(source.model)
+        yield huggingface.parts_in_folder(source.model)
         return
-    shapes = weights.shapes_of(source.model)
+    shapes = huggingface.shapes_of(source.model)
     like = shapes
     if source.lora is not None:
         like = adapter_shapes(read_config(source.model), source.lora)
     with stored_params(source.checkpoint, like) as read:
         if source.lora is None:
-            yield lambda path: weights.parts_of(path, read(path))
+            yield lambda path: huggingface.parts_of(path, read(path))
         else:
-            yield merged_parts(weights.parts_in_folder(source.model), read, source.lora)
+            yield merged_parts(huggingface.parts_in_folder(source.model), read, source.lora)
 
 
 @contextmanager

@@ -10,8 +10,8 @@ from launch.folders import check_place
 from launch.overlap import check_overlap, check_published
 from launch.testsets import SPLITS, Split
 from minirl.errors import UserError as ModelError
-from minirl.files import check_folder
 from minirl.rules import check_installed
+from minirl.run.files import check_folder
 from sqlenv.config import DataConfig
 from sqlenv.database import check_database
 from sqlenv.datasets import LoadedData, load, make_pools

@@ -225,7 +225,7 @@ def _counter(preparation: Preparation) -> Callable[[Example], int | None]:
     if preparation.tokenizer is None:
         return lambda _example: None
     # Of the learner's extra, and seconds to import.
-    from minirl.tokenizer import ChatTokenizer
+    from minirl.model.tokenizer import ChatTokenizer
 
     tokenizer = ChatTokenizer(preparation.tokenizer)
     prompts = Prompts(preparation.job.prompt, preparation.job.env)

@@ -31,10 +31,10 @@ from launch.verdicts import Verdict, accuracy
 from launch.votes import Decode
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
-from minirl import hosts
-from minirl.metrics import read_metrics
-from minirl.tokenizer import ChatTokenizer
-from minirl.trainer import Trainer
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import distributed
+from minirl.run.metrics import read_metrics
+from minirl.train.trainer import Trainer
 from sqlenv.types import Example
 
 
@@ -42,7 +42,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     """Run a job, or what is left of it."""
     began = perf_counter()
     with ExitStack() as stack:
-        folder = stack.enter_context(hosts.held_by_first(claimed_run(config)))
+        folder = stack.enter_context(distributed.held_by_first(claimed_run(config)))
         sql = stack.enter_context(SqlSide(config, folder))
         examples = sql.examples("train")
         limits = config.evaluation
@@ -53,10 +53,10 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             "validation": validation,
             "test": test,
         }
-        hosts.from_first(lambda: check_overlap(config, splits))
-        check_alike(hosts.gather(lambda: fingerprints(splits)))
-        hosts.from_first(lambda: claim_data(folder, splits))
-        source = hosts.from_first(lambda: model_folder(config, folder, sql, examples))
+        distributed.from_first(lambda: check_overlap(config, splits))
+        check_alike(distributed.gather(lambda: fingerprints(splits)))
+        distributed.from_first(lambda: claim_data(folder, splits))
+        source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         check_memory(config, source)
         tokenizer = ChatTokenizer(source)
         sql.check_prompts(
@@ -95,7 +95,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         evaluator.set_weights(trainer.params, version=best)
         after = _measure(evaluator, test, folder / "after")
         notes = evaluator.notes()
-    if not hosts.is_first():
+    if not distributed.is_first():
         return
     result = {
         **_gain(before, after),
@@ -116,7 +116,7 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
     with cli.progress_bar(f"accuracy {folder.name}") as progress:
         progress(0, len(test), cli.COMPILING)
         verdicts = evaluator.predict(test, folder / "predictions.jsonl", progress=progress)
-    hosts.from_first(lambda: write_official(verdicts, folder))
+    distributed.from_first(lambda: write_official(verdicts, folder))
     return verdicts
 
 

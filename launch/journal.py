@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from minirl.files import naming
-from minirl.reading import Joined, keep_lines
+from minirl.run.files import naming
+from minirl.run.reading import Joined, keep_lines
 from sqlenv.types import Observation
 
 

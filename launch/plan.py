@@ -22,11 +22,11 @@ from launch.texts import write_json
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
-    from minirl.chips import Topology
-    from minirl.estimate import Estimate
-    from minirl.model import ModelConfig
-    from minirl.plan import Fit
-    from minirl.resident import Job
+    from minirl.model.decoder import ModelConfig
+    from minirl.plan.chips import Topology
+    from minirl.plan.estimate import Estimate
+    from minirl.plan.plan import Fit
+    from minirl.plan.resident import Job
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def make_plan(
 
     Args:
         config: The job.
-        topology_name: The chips, as `minirl.chips.parse_topology` reads them.
+        topology_name: The chips, as `minirl.plan.chips.parse_topology` reads them.
         model: Name of a published shape; None for the job's own model.
         prompt: Mean length of the prompts in tokens; None for the longest.
         response: The same of the responses.
@@ -111,10 +111,10 @@ def make_plan(
     # Devices are described; the ones that are here are left alone.
     jax.config.update("jax_platforms", "cpu")
     from launch.wiring import mesh_sizes
-    from minirl.chips import described_devices, parse_topology
-    from minirl.estimate import estimate
-    from minirl.plan import check_lengths, fit
-    from minirl.sharding import make_mesh
+    from minirl.model.sharding import make_mesh
+    from minirl.plan.chips import described_devices, parse_topology
+    from minirl.plan.estimate import estimate
+    from minirl.plan.plan import check_lengths, fit
 
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
@@ -143,7 +143,7 @@ def job_of(
     response: float | None = None,
 ) -> Job:
     """Take out of a job's settings what a plan depends on; lengths are the longest, or given."""
-    from minirl.resident import Job
+    from minirl.plan.resident import Job
 
     sampler = config.sampler
     return Job(
@@ -171,8 +171,8 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     import jax
 
     from launch.wiring import arrange
-    from minirl.model import read_config
-    from minirl.resident import resident_bytes
+    from minirl.model.decoder import read_config
+    from minirl.plan.resident import resident_bytes
 
     shape = read_config(folder)
     limit = _device_limit()
@@ -219,9 +219,9 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     Raises:
         UserError: The job's model is not there yet, and none is named.
     """
-    from minirl.costs import published_shape
-    from minirl.model import read_config
-    from minirl.tiny import tiny_shape
+    from minirl.model.decoder import read_config
+    from minirl.model.tiny import tiny_shape
+    from minirl.plan.memory import published_shape
 
     if name is not None:
         return published_shape(name)
@@ -279,8 +279,8 @@ def _report(job: Job, topology: Topology, found: Fit, timed: Estimate) -> dict[s
 
 def _assumptions(job: Job, topology: Topology, compiler: str) -> list[str]:
     """Say what a plan rests on: what the compiler says, and what is assumed."""
-    from minirl.estimate import EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY
-    from minirl.plan import FILLED
+    from minirl.plan.estimate import EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY
+    from minirl.plan.plan import FILLED
 
     chip = topology.chip
     reached = (

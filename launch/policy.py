@@ -12,12 +12,12 @@ from launch.folders import CONFIG
 from launch.inputs import check_model
 from launch.warm_start import FOLDER as WARM
 from launch.wiring import load_model
-from minirl.checkpoint import best_step, read_params
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.lora import split
-from minirl.model import Decoder
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run.checkpoint import best_step, read_params
 
 
 @dataclass(frozen=True, slots=True)

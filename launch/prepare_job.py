@@ -29,8 +29,8 @@ from launch.prepare_plan import (
     make_pool,
     plan_sets,
 )
-from minirl.files import settle
-from minirl.writing import writing
+from minirl.run.files import settle
+from minirl.run.writing import writing
 from sqlenv.datasets import Fingerprint
 from sqlenv.descriptions import stream_descriptions
 from sqlenv.errors import UserError

@@ -47,7 +47,7 @@ from launch.predictions import (
     short_names,
 )
 from launch.testsets import check_databases, check_golds
-from minirl.files import naming, whole_file
+from minirl.run.files import naming, whole_file
 from rewards.progressive import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
 from sqlenv.database import check_contents

@@ -9,8 +9,8 @@ from launch import cli
 from launch.config import load_config
 from launch.folders import check_run
 from launch.inputs import check_inputs
-from minirl import preemption
 from minirl.errors import UserError
+from minirl.run import preemption
 
 
 def main(arguments: list[str]) -> None:

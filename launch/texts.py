@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from minirl.files import whole_file
+from minirl.run.files import whole_file
 from sqlenv.errors import UserError
 from sqlenv.layouts import is_utf16
 

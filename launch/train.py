@@ -10,7 +10,7 @@ from launch import cli
 from launch.config import dump, load_config
 from launch.folders import RESULT, check_place, check_run
 from launch.inputs import check_inputs, check_questions
-from minirl import preemption
+from minirl.run import preemption
 
 
 def main(arguments: list[str]) -> None:

@@ -16,9 +16,10 @@ from launch.folders import claimed_run
 from launch.forms import Form
 from launch.overlap import check_overlap
 from launch.wiring import SqlSide, load_model, model_folder
-from minirl import hosts, weights
-from minirl.lora import merged
-from minirl.sft import supervise
+from minirl.model import huggingface
+from minirl.model.lora import merged
+from minirl.run import distributed
+from minirl.train.supervised import supervise
 from sqlenv.types import Example
 
 FOLDER = Path("warm", "model")
@@ -27,10 +28,10 @@ FOLDER = Path("warm", "model")
 
 def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:
     """Return the model folder that reinforcement learning starts from, after the warm start."""
-    source = hosts.from_first(lambda: model_folder(config, folder, sql, train))
+    source = distributed.from_first(lambda: model_folder(config, folder, sql, train))
     warm = config.warm_start
     target = folder / FOLDER
-    if warm is None or hosts.from_first(target.exists):
+    if warm is None or distributed.from_first(target.exists):
         return source if warm is None else target
     model, tokenizer = load_model(config, source, lora=warm.lora)
     chosen = _sample(train, warm, config.seed)
@@ -57,9 +58,9 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
         )
     nnx.update(model, params)
     model = merged(model)
-    if hosts.count() > 1:
-        nnx.update(model, jax.tree.map(hosts.whole, nnx.state(model)))
-    hosts.from_first(lambda: weights.save(model, target, source=source))
+    if distributed.count() > 1:
+        nnx.update(model, jax.tree.map(distributed.whole, nnx.state(model)))
+    distributed.from_first(lambda: huggingface.save(model, target, source=source))
     return target
 
 
@@ -72,7 +73,7 @@ def _sample(train: Sequence[Example], warm: WarmStartConfig, seed: int) -> Seque
 
 def only_warm_start(config: JobConfig) -> Path:
     """Run the warm start of a job, or what is left of it; return the model's folder."""
-    with hosts.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
+    with distributed.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
         train = sql.examples("train")
-        hosts.from_first(lambda: check_overlap(config, {"train": train}))
+        distributed.from_first(lambda: check_overlap(config, {"train": train}))
         return start_model(config, folder, sql, train)

@@ -19,14 +19,15 @@ from launch.forms import Form
 from launch.inputs import held_out, load_split
 from launch.prompts import Prompts
 from launch.testsets import Split
-from minirl import hosts, weights
 from minirl.config import LoraConfig
-from minirl.lora import add_adapters
-from minirl.model import Decoder, ModelConfig, read_config
-from minirl.sharding import choose_mesh, make_mesh
-from minirl.task import Task
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import huggingface
+from minirl.model.decoder import Decoder, ModelConfig, read_config
+from minirl.model.lora import add_adapters
+from minirl.model.sharding import choose_mesh, make_mesh
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import distributed
+from minirl.train.task import Task
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
@@ -64,7 +65,7 @@ class SqlSide:
         self._config = config
         self._root = config.data.root or folder / "data"
         if config.data.demo is not None:
-            hosts.from_first(partial(generate, self._root, config.data.demo))
+            distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
         self._prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
@@ -331,7 +332,7 @@ def load_model(
     dtype = jnp.dtype(config.model.dtype)
     param_dtype = jnp.float32 if lora is None else dtype
     mesh = arrange(config, read_config(folder))
-    model = weights.load(folder, mesh=mesh, param_dtype=param_dtype, dtype=dtype)
+    model = huggingface.load(folder, mesh=mesh, param_dtype=param_dtype, dtype=dtype)
     model.remat = config.model.remat
     if lora is not None:
         add_adapters(model, lora, seed=config.seed)

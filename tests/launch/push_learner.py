@@ -26,18 +26,18 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import weights
-from minirl.attention import causal
 from minirl.config import SamplerConfig, SglangConfig
-from minirl.lora import split
-from minirl.model import Decoder
-from minirl.server import Wish
-from minirl.servers import Servers
-from minirl.sglang import Logprobs, Rows, SglangSampler
-from minirl.sharding import make_mesh
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import huggingface
+from minirl.model.attention import causal
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.sharding import make_mesh
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sglang.client import Wish
+from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
+from minirl.sglang.servers import Servers
+from minirl.sglang.transfer import Parcel
 from minirl.types import Decoding
-from minirl.ways import Parcel
 
 LONG = 64
 
@@ -65,7 +65,7 @@ def main(
     model_folder: Path, work: Path, way: str, victim: int, urls: Sequence[str]
 ) -> dict[str, Any]:
     mesh = make_mesh({"fsdp": 2, "tensor": 2}) if jax.device_count() == 4 else None
-    model = weights.load(model_folder, mesh=mesh)
+    model = huggingface.load(model_folder, mesh=mesh)
     _, params, _ = split(model)
     score, logprobs = scoring(model)
     sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)

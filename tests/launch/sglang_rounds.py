@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from minirl import weights
-from minirl.batching import micro_batches, read_back, sizes_on
 from minirl.config import (
     BatchingConfig,
     Grpo,
@@ -21,14 +19,16 @@ from minirl.config import (
     SglangConfig,
     TinyConfig,
 )
-from minirl.model import Decoder
-from minirl.rollout import rollout
-from minirl.servers import Servers
-from minirl.sglang import Logprobs, Rows, SglangSampler
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import huggingface
+from minirl.model.decoder import Decoder
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.rollout import rollout
+from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
+from minirl.sglang.servers import Servers
+from minirl.train.batching import micro_batches, read_back, sizes_on
+from minirl.train.update import Learner, make_optimizer, policy_objective
 from minirl.types import Trajectory
-from minirl.update import Learner, make_optimizer, policy_objective
 
 from .sglang_server import OPTIONS, VARIABLES
 
@@ -136,8 +136,8 @@ class Served:
 @contextmanager
 def serving(config: SglangConfig, models: Sequence[Path], place: Path) -> Generator[Served]:
     """Serve the first of these models; weights of all can be pushed."""
-    model = weights.load(models[0])
-    params = [nnx.state(weights.load(folder), nnx.Param) for folder in models]
+    model = huggingface.load(models[0])
+    params = [nnx.state(huggingface.load(folder), nnx.Param) for folder in models]
     servers = Servers(config, models[0], SAMPLER, dtype="float32", seed=0, folder=place / "run")
     with servers:
         tokenizer = ChatTokenizer(models[0])

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minirl.children import free_ports
+from minirl.sglang.processes import free_ports
 
 SHIM = Path(__file__).parent / "sglang_shim"
 OPTIONS = {

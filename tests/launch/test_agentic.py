@@ -19,9 +19,9 @@ from launch.forms import Form, write_call, write_reply
 from launch.verdicts import read_verdicts
 from launch.votes import Decode
 from minirl.config import SamplerConfig, TinyConfig
-from minirl.rollout import flatten, rollout
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.rollout import flatten, rollout
 from minirl.types import Decoding, Reply
 from rewards.config import AstraConfig, Fig2Atr
 from sqlenv.config import AgenticConfig, ExecutorConfig

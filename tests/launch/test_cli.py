@@ -15,7 +15,7 @@ from launch import cli, folders
 from launch.config import JobConfig, dump, load_config
 from launch.inputs import check_data, check_inputs
 from launch.testsets import SPLITS
-from minirl import preemption
+from minirl.run import preemption
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError

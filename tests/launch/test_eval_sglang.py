@@ -13,8 +13,8 @@ from launch import eval as evaluation
 from launch import verbal
 from minirl.config import TinyConfig
 from minirl.errors import UserError as ModelError
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
 from sqlenv.errors import UserError
 from tests.minirl.fake_sglang import Fake
 

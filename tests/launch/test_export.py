@@ -28,17 +28,17 @@ from safetensors.numpy import load_file
 from launch import export, export_job
 from launch.cli import USER_ERRORS
 from launch.config import dump, load_config
-from minirl import weights
-from minirl.attention import causal
-from minirl.checkpoint import Checkpoints
 from minirl.config import LoraConfig, OptimizerConfig, TinyConfig
-from minirl.lora import adapter_shapes, add_adapters, split
-from minirl.metrics import read_metrics
-from minirl.model import parse_config, read_config
-from minirl.sharding import param_path
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
-from minirl.update import TrainState, make_optimizer
+from minirl.model import huggingface
+from minirl.model.attention import causal
+from minirl.model.decoder import parse_config, read_config
+from minirl.model.lora import adapter_shapes, add_adapters, split
+from minirl.model.sharding import param_path
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run.checkpoint import Checkpoints
+from minirl.run.metrics import read_metrics
+from minirl.train.update import TrainState, make_optimizer
 
 from .conftest import ROOT, TINY
 
@@ -78,8 +78,8 @@ def make_base(folder: Path, **changes: Any) -> Path:
     del config["architectures"]
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").unlink()
-    graph, params = nnx.split(weights.init(parse_config(config, where=""), 0))
-    weights.save(nnx.merge(graph, numbers(1, params)), folder, source=folder)
+    graph, params = nnx.split(huggingface.init(parse_config(config, where=""), 0))
+    huggingface.save(nnx.merge(graph, numbers(1, params)), folder, source=folder)
     return folder
 
 
@@ -102,7 +102,7 @@ def write_settings(folder: Path, base: Path, *, lora: LoraConfig | None) -> None
 def make_run(folder: Path, base: Path, *, lora: LoraConfig | None) -> Any:
     """Make a run folder with a checkpoint of a model that training has changed; return that."""
     write_settings(folder, base, lora=lora)
-    model = weights.load(base)
+    model = huggingface.load(base)
     if lora is not None:
         add_adapters(model, lora, seed=0)
     graph, params, frozen = split(model)
@@ -147,7 +147,7 @@ def assert_same(model: Any, other: Any) -> None:
 
 def test_a_checkpoint_comes_back_bit_by_bit_with_all_that_others_need(place, tmp_path):
     out = write(place.folder / "full", tmp_path / "new" / "out")
-    assert_same(weights.load(out), place.full)
+    assert_same(huggingface.load(out), place.full)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (out / name).read_bytes() == (place.base / name).read_bytes()
@@ -168,10 +168,10 @@ def test_a_checkpoint_comes_back_bit_by_bit_with_all_that_others_need(place, tmp
 
 
 def test_adapters_are_merged(place, tmp_path):
-    merged = weights.load(write(place.folder / "lora" / "checkpoints" / "1", tmp_path / "out"))
+    merged = huggingface.load(write(place.folder / "lora" / "checkpoints" / "1", tmp_path / "out"))
     expected = logits(place.lora)
     np.testing.assert_allclose(logits(merged), expected, rtol=1e-4, atol=1e-4)
-    assert np.abs(logits(weights.load(place.base)) - expected).max() > 1
+    assert np.abs(logits(huggingface.load(place.base)) - expected).max() > 1
     untouched = arrays(nnx.state(place.lora))["layers.down"]
     np.testing.assert_array_equal(arrays(nnx.state(merged))["layers.down"], untouched)
 
@@ -212,7 +212,7 @@ def test_types_and_files_are_as_asked_for(place, tmp_path):
         total += size
     assert total == index["metadata"]["total_size"]
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
-    for name, array in arrays(nnx.state(weights.load(out))).items():
+    for name, array in arrays(nnx.state(huggingface.load(out))).items():
         rounded = expected[name].astype(jnp.bfloat16).astype(np.float32)
         np.testing.assert_array_equal(array, rounded, err_msg=name)
 
@@ -240,14 +240,14 @@ def full_disk(*_arguments: Any, **_named: Any) -> None:
 
 def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
     source, out = place.folder / "full", tmp_path / "new" / "out"
-    monkeypatch.setattr(weights, "_arrays", interrupted)
+    monkeypatch.setattr(huggingface, "_arrays", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(source, out)
     assert list(tmp_path.iterdir()) == []
     for more in ([], ["--adapter"]):
         where = place.folder / ("lora" if more else "full")
         monkeypatch.undo()
-        monkeypatch.setattr("minirl.shards.np.ascontiguousarray", full_disk)
+        monkeypatch.setattr("minirl.model.shards.np.ascontiguousarray", full_disk)
         told = refusal(where, out, *more)
         assert told.startswith(f"--out {out}: No space left on device; make room")
         assert list(tmp_path.iterdir()) == []
@@ -278,7 +278,7 @@ def test_nothing_is_written_over(place, tmp_path):
     assert f"{tmp_path}/none: no such folder" in refusal(tmp_path / "none", tmp_path / "out")
     assert "give a run folder" in refusal(tmp_path / "thesis", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    assert_same(weights.load(write(source, tmp_path / "empty")), place.full)
+    assert_same(huggingface.load(write(source, tmp_path / "empty")), place.full)
 
 
 def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(place, tmp_path):
@@ -326,10 +326,14 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     base = make_base(folder / "base", **KINDS["qwen2"])
     config = json.loads((base / "config.json").read_text()) | sizes
     (base / "config.json").write_text(json.dumps(config))
-    shapes = weights.shapes_of(base)
+    shapes = huggingface.shapes_of(base)
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
-    weights.write(
-        base, weights.paths_of(params), weights.parts_in_tree(params), source=base, dtype="float32"
+    huggingface.write(
+        base,
+        huggingface.paths_of(params),
+        huggingface.parts_in_tree(params),
+        source=base,
+        dtype="float32",
     )
     adapters = jax.tree.map(
         lambda leaf: jnp.ones(leaf.shape), adapter_shapes(read_config(base), LORA)

@@ -15,16 +15,16 @@ from pathlib import Path
 import jax
 import pytest
 
-import minirl.ahead
+import minirl.plan.ahead
 from launch import plan
 from launch.cli import USER_ERRORS
 from launch.config import load_config
 from launch.wiring import arrange
-from minirl import chips
 from minirl.errors import UserError
-from minirl.model import read_config
-from minirl.resident import resident_bytes, sampling_of
-from minirl.sharding import make_mesh
+from minirl.model.decoder import read_config
+from minirl.model.sharding import make_mesh
+from minirl.plan import chips
+from minirl.plan.resident import resident_bytes, sampling_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -132,7 +132,7 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
         make()
     fewer = chips.Chip("cpu", 1e12, 2**34, 1e11, 1e10)
     monkeypatch.setitem(chips.CHIPS, "cpu", fewer)
-    monkeypatch.setattr("minirl.local.COPY_SHARE", 0.9 * copy / 2**34)
+    monkeypatch.setattr("minirl.sample.local.COPY_SHARE", 0.9 * copy / 2**34)
     shared, _ = make()
     assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
     assert shared["generation_memory_bytes"]["sampler's weights"] < copy
@@ -147,16 +147,16 @@ def test_lengths_make_time_shorter_and_not_memory(made):
 @pytest.mark.parametrize("answers", [4, 1])
 def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
     """Memory as if a group with all its answers took 40, and 4 bytes for each answer there is."""
-    real = minirl.ahead.compile_program
+    real = minirl.plan.ahead.compile_program
 
     def compiled(name, lowered, **options):
         found = real(name, lowered, **options)
         if name != "gradient":
             return found
         rows = lowered.in_avals[0][2].input_BC.shape[0] // 4
-        return minirl.ahead.replace(found, temporaries=2**30 * (1 + rows))
+        return minirl.plan.ahead.replace(found, temporaries=2**30 * (1 + rows))
 
-    monkeypatch.setattr("minirl.plan.compile_program", compiled)
+    monkeypatch.setattr("minirl.plan.plan.compile_program", compiled)
     # One group a part with all four answers takes 5 GiB; with one answer 2.
     room = {4: 6.0, 1: 2.5}[answers] * 2**30
     chip = chips.Chip("cpu", 1e12, room / 0.95, 1e11, 1e10)
@@ -310,12 +310,12 @@ def test_a_tpu_program_is_compiled_without_a_tpu():
     x = jax.ShapeDtypeStruct(
         (256, 256), "bfloat16", sharding=jax.sharding.SingleDeviceSharding(devices[0])
     )
-    found = minirl.ahead.compile_program("product", jax.jit(lambda x: x @ x).lower(x))
+    found = minirl.plan.ahead.compile_program("product", jax.jit(lambda x: x @ x).lower(x))
     assert found.arguments == found.outputs == 2 * 256 * 256
     assert found.flops == pytest.approx(2 * 256**3, rel=0.05)
     # More than any chip has: the compiler says so.
     big = jax.ShapeDtypeStruct((2**17, 2**17), "float32", sharding=x.sharding)
-    lost = minirl.ahead.compile_program("sum", jax.jit(lambda x: (x * 2).sort()).lower(big))
+    lost = minirl.plan.ahead.compile_program("sum", jax.jit(lambda x: (x * 2).sort()).lower(big))
     assert not lost.fits
     assert lost.temporaries > 2**30 * 15.75
     assert math.isfinite(lost.temporaries)

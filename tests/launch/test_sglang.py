@@ -23,14 +23,14 @@ from launch.config import JobConfig, load_config
 from launch.forms import write_call
 from launch.serving import serving
 from launch.wiring import SqlSide
-from minirl import weights
 from minirl.config import BatchingConfig, OptimizerConfig, SftConfig, TinyConfig
-from minirl.lora import split
-from minirl.rollout import Flat, flatten, rollout
-from minirl.samplers import make_sampler
-from minirl.sft import Demonstration, supervise
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import huggingface
+from minirl.model.lora import split
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sample.rollout import Flat, flatten, rollout
+from minirl.sample.samplers import make_sampler
+from minirl.train.supervised import Demonstration, supervise
 from minirl.types import Decoding
 from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
@@ -82,7 +82,7 @@ def teach(
     shape = TinyConfig(**TINY["model"]["tiny"])
     texts = [text for prompt, answer in shown for text in (prompt[-1].content, answer)]
     make_tiny(folder / "raw", texts, shape, 0)
-    model, tokenizer = weights.load(folder / "raw"), ChatTokenizer(folder / "raw")
+    model, tokenizer = huggingface.load(folder / "raw"), ChatTokenizer(folder / "raw")
     demonstrations = [Demonstration((prompt,), (), answer) for prompt, answer in shown]
     batching = BatchingConfig(groups_per_batch=together, prompt_multiple=64, answer_multiple=16)
     optimizer = OptimizerConfig(kind="muon", learning_rate=learning_rate, warmup_steps=2)
@@ -95,7 +95,7 @@ def teach(
     )
     params = supervise(model, demonstrations, tokenizer, config, seed=0, folder=folder / "warm")
     nnx.update(model, params)
-    weights.save(model, folder / "model", source=folder / "raw")
+    huggingface.save(model, folder / "model", source=folder / "raw")
 
 
 def records(folder: Path, name: str) -> list[dict]:
@@ -192,7 +192,7 @@ def agentic_config(place: Path) -> Path:
 
 def tokens(config: JobConfig, folder: Path, policy: Path) -> list[Flat]:
     """Play tool-calling episodes greedily with the sampler of a job."""
-    model, tokenizer = weights.load(policy), ChatTokenizer(policy)
+    model, tokenizer = huggingface.load(policy), ChatTokenizer(policy)
     with serving(config, policy, folder) as servers, SqlSide(config, folder) as sql:
         sampler = make_sampler(
             model, config.sampler, tokenizer, group_size=1, seed=0, servers=servers

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from minirl.config import TinyConfig
-from minirl.tiny import make_tiny
+from minirl.model.tiny import make_tiny
 
 from .conftest import ROOT, TINY
 from .sglang_server import scheduler_of, serve

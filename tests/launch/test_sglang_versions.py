@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import attention, weights
 from minirl.config import SamplerConfig, SglangConfig, TinyConfig
-from minirl.servers import Servers
-from minirl.sglang import SglangSampler
-from minirl.tiny import make_tiny
-from minirl.tokenizer import ChatTokenizer
+from minirl.model import attention, huggingface
+from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sglang.sampler import SglangSampler
+from minirl.sglang.servers import Servers
 from minirl.types import Decoding, Request
 
 from .conftest import TINY
@@ -44,7 +44,7 @@ def running(url):
 def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python, tmp_path):
     folder = tmp_path / "model"
     make_tiny(folder, ["How many students are there?"], TinyConfig(**TINY["model"]["tiny"]), 0)
-    model, tokenizer = weights.load(folder), ChatTokenizer(folder)
+    model, tokenizer = huggingface.load(folder), ChatTokenizer(folder)
     graph, old = nnx.split(model)
     key = jax.random.key(0)
     new = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(key, leaf.shape), old)

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from flax import nnx
 
-from minirl import weights
-from minirl.checkpoint import read_params
 from minirl.errors import UserError
+from minirl.model import huggingface
+from minirl.run.checkpoint import read_params
 
 # Runs a command, and kills the process in the moment that the text in the middle describes.
 KILLED = """
 import os, signal, sys
-from minirl import checkpoint, metrics
+from minirl.run import checkpoint
+from minirl.run import metrics
 die = lambda: os.kill(os.getpid(), signal.SIGKILL)
 {moment}
 from {module} import main
@@ -212,7 +213,7 @@ from launch import cli
 from launch.train import main
 cli.run(main)
 """
-FIRST_CHECKPOINT = {"module": "minirl.checkpoint", "owner": "Checkpoints", "name": "save"}
+FIRST_CHECKPOINT = {"module": "minirl.run.checkpoint", "owner": "Checkpoints", "name": "save"}
 START = {"module": "launch", "owner": "cli", "name": "run"}
 NO_CHECKPOINT = "no checkpoint can be written there"
 
@@ -401,7 +402,7 @@ def test_policies_are_found_by_any_of_their_folders(place, policy):
 
 
 def test_a_checkpoint_that_is_truncated_or_of_another_model(place, tmp_path):
-    model = weights.load(place / "finished" / "model")
+    model = huggingface.load(place / "finished" / "model")
     params = nnx.state(model)
     copy = tmp_path / "checkpoints" / "3"
     shutil.copytree(place / "finished" / "checkpoints" / "3", copy)

@@ -16,7 +16,7 @@ import pytest
 
 from launch import verbal
 from minirl.config import TinyConfig
-from minirl.tiny import make_tiny
+from minirl.model.tiny import make_tiny
 from sqlenv.errors import UserError
 
 from .chat_server import Chat, Failure, serve

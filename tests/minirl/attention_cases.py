@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from minirl import attention
-from minirl.attention import Segments
-from minirl.sharding import make_mesh
+from minirl.model import attention
+from minirl.model.attention import Segments
+from minirl.model.sharding import make_mesh
 
 N, G, P, C, E = 2, 3, 9, 13, 8
 HEADS = {"grouped": (4, 2), "all": (2, 2), "one": (3, 1)}

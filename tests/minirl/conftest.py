@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import attention, fleet
 from minirl.config import SamplerConfig
-from minirl.model import Decoder, ModelConfig
-from minirl.sampler import NativeSampler
+from minirl.model import attention
+from minirl.model.decoder import Decoder, ModelConfig
+from minirl.sample.sampler import NativeSampler
+from minirl.sglang import pool
 
 VOCAB = 64
 # Several, so that a random model stops now and then.
@@ -153,5 +154,5 @@ def fakes():
 @pytest.fixture
 def soon(monkeypatch):
     """Let a fleet look after its servers more often."""
-    monkeypatch.setattr(fleet, "_FIRST_PAUSE_S", 0.05)
-    monkeypatch.setattr(fleet, "_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(pool, "_HEARTBEAT_S", 0.1)

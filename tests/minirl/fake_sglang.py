@@ -14,8 +14,8 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from minirl.server import NEEDED
-from minirl.ways import WAYS
+from minirl.sglang.client import NEEDED
+from minirl.sglang.transfer import WAYS
 
 VOCAB = 50
 STOP = 1

@@ -11,14 +11,14 @@ from types import SimpleNamespace
 from unittest import mock
 
 from launch import cli
-from minirl import hosts, preemption
-from minirl import servers as served
 from minirl.config import RolloutConfig, SglangConfig
+from minirl.run import distributed, preemption
+from minirl.sglang import servers as served
 
 
 def main(folder, urls, wait_s, lag, coordinator, processes, process):
     if int(processes) > 1:
-        hosts.join(hosts.Place(coordinator, int(processes), int(process)))
+        distributed.join(distributed.Place(coordinator, int(processes), int(process)))
     import conftest
     import toy_run
 

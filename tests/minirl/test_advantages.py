@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from minirl.advantages import estimate, groups_to_train
+from minirl.train.advantages import estimate, groups_to_train
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "objective.json").read_text())
 

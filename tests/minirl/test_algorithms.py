@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl import losses
-from minirl.batching import TokenRow, micro_batches, read_back
 from minirl.config import AlgorithmConfig, BatchingConfig
-from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages
+from minirl.train import losses
+from minirl.train.batching import TokenRow, micro_batches, read_back
+from minirl.train.credit import Spans, kl_numbers, overlong_penalty, token_advantages
 
 from .plain_objectives import CASES, LONGEST, G, N, Row
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl import attention
+from minirl.model import attention
 
 from .attention_cases import (
     HEADS,

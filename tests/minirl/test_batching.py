@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minirl.batching import (
+from minirl.config import BatchingConfig
+from minirl.train.batching import (
     TokenRow,
     micro_batches,
     mini_batches,
     token_weights,
 )
-from minirl.config import BatchingConfig
-from minirl.packing import round_up
+from minirl.train.packing import round_up
 
 PAD = 99
 

@@ -19,12 +19,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from minirl import preemption, ways
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.member import Weights
-from minirl.preemption import Preempted
-from minirl.ways import Bucket
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
+from minirl.sglang import transfer
+from minirl.sglang.replica import Weights
+from minirl.sglang.transfer import Bucket
 
 from .test_fleet import (
     SEEN,
@@ -75,8 +76,8 @@ def _torch(monkeypatch):
         return base64.b64encode(json.dumps({n: float(a.sum()) for n, a in tensors}).encode())
 
     stand_in = SimpleNamespace(pickled=pickled, Group=Group)
-    monkeypatch.setitem(sys.modules, "minirl.pytorch", stand_in)
-    monkeypatch.setattr("minirl.servers.check_installed", lambda _: None)
+    monkeypatch.setitem(sys.modules, "minirl.sglang.nccl", stand_in)
+    monkeypatch.setattr("minirl.sglang.servers.check_installed", lambda _: None)
     CHANNELS.clear()
 
 
@@ -199,7 +200,7 @@ def test_a_server_that_fails_a_request_and_then_the_push_is_mended_once(fakes, s
 def test_a_server_whose_name_is_not_known_for_a_moment_is_mended(fakes, serve, monkeypatch):
     servers = serve(fakes, push=False, push_with="nccl")
     send(servers, "x", 3)
-    find, missing = ways._own_address, [fakes[0].url]
+    find, missing = transfer._own_address, [fakes[0].url]
 
     def unsure(url):
         if url in missing:
@@ -207,7 +208,7 @@ def test_a_server_whose_name_is_not_known_for_a_moment_is_mended(fakes, serve, m
             raise socket.gaierror(-3, "Temporary failure in name resolution")
         return find(url)
 
-    monkeypatch.setattr(ways, "_own_address", unsure)
+    monkeypatch.setattr(transfer, "_own_address", unsure)
     send(servers, "y", 4)
     assert fakes[1].taken == of(4)
     wait_until(lambda: numbers_are(servers, taken_back=1))
@@ -335,7 +336,7 @@ def test_refused_weights_stop_the_run_with_what_to_do(fakes, serve, way):
 
 
 def test_fewer_servers_than_processes_need_the_disk(fakes, serve, way, monkeypatch):
-    monkeypatch.setattr("minirl.hosts.count", lambda: 3)
+    monkeypatch.setattr("minirl.run.distributed.count", lambda: 3)
     with pytest.raises(UserError, match=r"push: .* needs a server for each of the 3 processes"):
         serve(fakes, push=False, push_with=way)
 

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from minirl import attention, blocks
+from minirl.model import attention, blocks
 
 from .attention_cases import (
     HEADS,

@@ -17,9 +17,9 @@ import numpy as np
 import optax
 import pytest
 
-from minirl.checkpoint import Checkpoints, best_step
 from minirl.errors import UserError
-from minirl.update import TrainState
+from minirl.run.checkpoint import Checkpoints, best_step
+from minirl.train.update import TrainState
 
 # Where one array of a damaged checkpoint cannot be read, Orbax leaves its reads of the others
 # behind: they find their event loop closed, or are never awaited.

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl import losses
-from minirl.advantages import estimate
-from minirl.batching import Batch, TokenRow
 from minirl.config import Expo, Grpo, ReinforcePlusPlus, Rloo
-from minirl.credit import Spans, kl_numbers, overlong_penalty, token_advantages, whiten
+from minirl.train import losses
+from minirl.train.advantages import estimate
+from minirl.train.batching import Batch, TokenRow
+from minirl.train.credit import Spans, kl_numbers, overlong_penalty, token_advantages, whiten
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())
 EXPO = CASES["expo"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minirl.files import appearing, whole_file
+from minirl.run.files import appearing, whole_file
 
 
 def interrupted(path: Path) -> None:
@@ -69,7 +69,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path):
 
 def test_a_folder_appears_when_its_files_are_on_the_disk(tmp_path, monkeypatch):
     synced: list[str] = []
-    monkeypatch.setattr("minirl.files.sync", lambda path: synced.append(path.name))
+    monkeypatch.setattr("minirl.run.files.sync", lambda path: synced.append(path.name))
     with appearing(tmp_path / "model") as new:
         (new / "config.json").write_text("{}")
         assert not synced

@@ -15,12 +15,12 @@ from flax import nnx
 from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jax.interpreters import mlir
 
-from minirl import attention, flash
-from minirl.batching import TokenRow, micro_batches
 from minirl.config import BatchingConfig
 from minirl.errors import UserError
-from minirl.sharding import make_mesh
-from minirl.update import token_logprobs
+from minirl.model import attention, kernels
+from minirl.model.sharding import make_mesh
+from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.update import token_logprobs
 
 from .attention_cases import (
     HEADS,
@@ -143,7 +143,7 @@ for primitive, emulated in (
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
     monkeypatch.setattr(cudnn_kernels, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setitem(attention._KERNELS, "cpu", flash.cudnn())
+    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.cudnn())
     return attention._KERNELS["cpu"]
 
 
@@ -151,11 +151,11 @@ def cudnn(monkeypatch):
 def splash(monkeypatch):
     """Let the CPU stand for a TPU: Pallas' interpreter runs its kernels."""
     # Small blocks, so that there are several, some of them whole and some cut by the mask.
-    monkeypatch.setattr(flash, "_LARGEST_BLOCK", 128)
-    monkeypatch.setitem(attention._KERNELS, "cpu", flash.splash(interpret=True))
-    flash._splash_kernel.cache_clear()
+    monkeypatch.setattr(kernels, "_LARGEST_BLOCK", 128)
+    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.splash(interpret=True))
+    kernels._splash_kernel.cache_clear()
     yield attention._KERNELS["cpu"]
-    flash._splash_kernel.cache_clear()
+    kernels._splash_kernel.cache_clear()
 
 
 @pytest.mark.parametrize(("layout", "heads"), [("unpacked", "one"), ("packed", "grouped")], ids=str)
@@ -213,7 +213,7 @@ def test_cudnn_alone_leaves_padding_out_and_a_row_without_keys(cudnn):
     q, k, v, *_ = arrays_of("grouped", dtype=jnp.float16)
     ones = np.ones((N * G, C), int)
     number = np.array([numbers(length, size=C) for length in (13, 5, 1, 12, 2, 0)])
-    keys = flash.Keys(k, v, jnp.asarray(number), jnp.asarray(ones))
+    keys = kernels.Keys(k, v, jnp.asarray(number), jnp.asarray(ones))
     slope = jnp.asarray(np.random.default_rng(1).normal(0, 1, q.shape), jnp.float32)
 
     def with_gradients(attend, *arrays):
@@ -221,7 +221,7 @@ def test_cudnn_alone_leaves_padding_out_and_a_row_without_keys(cudnn):
         return attend(*arrays), *jax.grad(total, argnums=(0, 1, 2))(*arrays)
 
     def ours(q, k, v):
-        return flash.attend(cudnn, q, [keys._replace(k_XLKE=k, v_XLKE=v)], causal=[False])
+        return kernels.attend(cudnn, q, [keys._replace(k_XLKE=k, v_XLKE=v)], causal=[False])
 
     def plain(q, k, v):
         k, v = (jnp.repeat(array, 2, axis=2) for array in (k, v))
@@ -290,7 +290,7 @@ def test_offsets_of_jax_before_0_11_1_are_wrong_under_grouped_heads(cudnn, monke
 
 @pytest.mark.parametrize("change", ["an array more", "an array less", "another order"])
 def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, change):
-    names = [*inspect.signature(flash._CUDNN_BACKWARD_ARGUMENTS).parameters]
+    names = [*inspect.signature(kernels._CUDNN_BACKWARD_ARGUMENTS).parameters]
     if change == "an array more":
         names.insert(4, "sink")
     elif change == "an array less":
@@ -299,7 +299,7 @@ def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, chan
         names[4:6] = names[5], names[4]
     namespace: dict[str, Any] = {}
     exec(f"def rule({', '.join(names)}): ...", namespace)  # noqa: S102
-    monkeypatch.setattr(flash, "_CUDNN_BACKWARD_ARGUMENTS", namespace["rule"])
+    monkeypatch.setattr(kernels, "_CUDNN_BACKWARD_ARGUMENTS", namespace["rule"])
     with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
         lowered("cuda", packed=False)
 
@@ -356,7 +356,7 @@ def test_the_program_for_nvidia_calls_cudnn(cudnn):
 
 
 def test_the_program_for_tpus_calls_splash(monkeypatch):
-    monkeypatch.setitem(attention._KERNELS, "cpu", flash.splash())
+    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.splash())
     program = lowered("tpu", packed=True)
     for phase in ("fwd_segmented_residuals", "dq_segmented", "dkv_segmented"):
         assert f"splash_mha_{phase}" in program
@@ -392,5 +392,5 @@ def test_a_packed_update_by_splash_on_a_mesh(toy, monkeypatch):
         return jax.tree.leaves(jax.jit(jax.grad(loss))(params))
 
     plain = gradient(None)
-    monkeypatch.setitem(attention._KERNELS, "cpu", flash.splash(interpret=True))
+    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.splash(interpret=True))
     assert_close(gradient(mesh), plain)

@@ -11,12 +11,12 @@ import pytest
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.member import Weights
-from minirl.server import Wish
-from minirl.servers import Servers
-from minirl.sglang import SglangSampler
+from minirl.sglang.client import Wish
+from minirl.sglang.replica import Weights
+from minirl.sglang.sampler import SglangSampler
+from minirl.sglang.servers import Servers
+from minirl.sglang.transfer import Folder
 from minirl.types import Decoding, Request
-from minirl.ways import Folder
 
 from .fake_sglang import STOP, VOCAB
 
@@ -40,7 +40,9 @@ def model(tmp_path):
 @pytest.fixture
 def serve(model, tmp_path, monkeypatch):
     """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
-    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    monkeypatch.setattr(
+        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
+    )
     opened = []
 
     def start(fakes, *, push=True, push_with="disk", **settings):
@@ -81,7 +83,7 @@ class Nurse:
 def nurses(fakes, monkeypatch):
     """Let the servers be children, of which a run has two."""
     made = [Nurse(fake) for fake in fakes]
-    monkeypatch.setattr("minirl.servers.launch", lambda *_, **__: made)
+    monkeypatch.setattr("minirl.sglang.servers.launch", lambda *_, **__: made)
     return made
 
 
@@ -375,7 +377,7 @@ def test_a_server_that_hangs_when_weights_come_does_not_hold_the_others_up(
     fakes, serve, monkeypatch
 ):
     servers = serve(fakes, push_s=90)
-    monkeypatch.setattr("minirl.server.BRIEF_S", 3.0)
+    monkeypatch.setattr("minirl.sglang.client.BRIEF_S", 3.0)
     fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
     send(servers, "b")

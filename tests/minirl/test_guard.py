@@ -11,7 +11,7 @@ import pytest
 
 from minirl.config import GuardConfig
 from minirl.errors import UserError
-from minirl.guard import Guard, GuardFacts
+from minirl.train.guard import Guard, GuardFacts
 
 from . import toy_run
 from .test_mesh import batches, make_groups, numbers_of, start

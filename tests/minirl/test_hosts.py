@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from minirl import hosts
+from minirl.run import distributed
 
 from . import toy_run
 from .test_mesh import batches, numbers_of, start
@@ -30,9 +30,10 @@ pytestmark = pytest.mark.timeout(2 * LIMIT_S)
 TALK = """
 import json, sys
 import numpy as np
-from minirl import hosts, preemption
+from minirl.run import distributed
+from minirl.run import preemption
 coordinator, process, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-hosts.join(hosts.Place(coordinator, 2, process, heartbeat_s=10))
+distributed.join(distributed.Place(coordinator, 2, process, heartbeat_s=10))
 from launch import cli
 from minirl.errors import UserError
 
@@ -46,21 +47,21 @@ def large():
 
 def main(arguments):
     if kind == "values":
-        assert hosts.gather(lambda: ("part", process)) == [("part", 0), ("part", 1)]
-        first, second = hosts.gather(large)
+        assert distributed.gather(lambda: ("part", process)) == [("part", 0), ("part", 1)]
+        first, second = distributed.gather(large)
         assert (len(first), len(second), second[-1]) == (400_000, 400_001, 400_000)
-        assert hosts.from_first(lambda: f"of {process}") == "of 0"
-        assert [list(hosts.own_share(n)) for n in (0, 1, 5)] == [
+        assert distributed.from_first(lambda: f"of {process}") == "of 0"
+        assert [list(distributed.own_share(n)) for n in (0, 1, 5)] == [
             [[], [], [0, 1]], [[], [0], [2, 3, 4]]][process]
         print("well")
     if kind == "error":
-        hosts.gather(fail)
+        distributed.gather(fail)
     if kind == "alone" and process == 1:
         raise UserError("only here")
     if kind == "interrupted" and process == 1:
         raise KeyboardInterrupt
     if kind in ("alone", "interrupted"):
-        hosts.check()
+        distributed.check()
 
 cli.run(main)
 """
@@ -163,11 +164,11 @@ import sys
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
-from minirl import hosts
-hosts.join(hosts.Place(sys.argv[1], 2, int(sys.argv[2])))
+from minirl.run import distributed
+distributed.join(distributed.Place(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
-from minirl.local import local_mesh, local_params
-from minirl.sharding import MESH_AXES
+from minirl.sample.local import local_mesh, local_params
+from minirl.model.sharding import MESH_AXES
 whole = jax.tree.leaves(nnx.state(conftest.toy_model()))
 for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):
     devices = np.array([jax.devices()[n] for n in order]).reshape(shape)
@@ -193,19 +194,19 @@ UPDATE = """
 import sys
 from types import SimpleNamespace
 import jax, numpy as np
-from minirl import hosts
+from minirl.run import distributed
 coordinator, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-hosts.join(hosts.Place(coordinator, 2, process))
+distributed.join(distributed.Place(coordinator, 2, process))
 import conftest, test_mesh
-from minirl.sharding import param_path
+from minirl.model.sharding import param_path
 toy = SimpleNamespace(CONFIG=conftest.CONFIG)
 learner, state = test_mesh.start(toy, {"fsdp": 2, "tensor": 2})
 reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
 state, stats = learner.update(state, test_mesh.batches(), reference=reference)
 leaves = jax.tree.leaves_with_path(state.params)
-arrays = {param_path(path): hosts.whole(leaf) for path, leaf in leaves}
+arrays = {param_path(path): distributed.whole(leaf) for path, leaf in leaves}
 (logprobs,) = learner.logprobs(reference, test_mesh.batches())
-if hosts.is_first():
+if distributed.is_first():
     np.savez(f"{folder}/found.npz", loss=stats["loss"], logprobs=logprobs, **arrays)
 """
 
@@ -308,7 +309,7 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert hosts.is_announced() == is_announced
+    assert distributed.is_announced() == is_announced
 
 
 @pytest.mark.parametrize(
@@ -319,7 +320,7 @@ def test_a_slurm_task_alone_on_its_node_takes_all_gpus(monkeypatch, tasks, gpus,
     monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", tasks)
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", gpus)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert hosts._slurm_devices() == devices
+    assert distributed._slurm_devices() == devices
     # The others are for servers; JAX counts those that it sees.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    assert hosts._slurm_devices() == (devices and [0, 1])
+    assert distributed._slurm_devices() == (devices and [0, 1])

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import lora
 from minirl.config import LoraConfig
-from minirl.costs import device_bytes
-from minirl.local import (
+from minirl.model import lora
+from minirl.model.sharding import make_mesh
+from minirl.plan.memory import device_bytes
+from minirl.sample.local import (
     COPY_SHARE,
     copy_shapes,
     in_compute_type,
@@ -21,7 +22,6 @@ from minirl.local import (
     local_model,
     local_params,
 )
-from minirl.sharding import make_mesh
 
 from . import toy_run
 

@@ -17,17 +17,17 @@ from jax.sharding import NamedSharding
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from minirl import weights
-from minirl.attention import causal
-from minirl.batching import TokenRow, micro_batches
 from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
-from minirl.layout import file_tensors
-from minirl.lora import adapter_shapes, add_adapters, merged, split
-from minirl.model import Decoder, read_config
+from minirl.model import huggingface
+from minirl.model.attention import causal
+from minirl.model.decoder import Decoder, read_config
+from minirl.model.layout import file_tensors
+from minirl.model.lora import adapter_shapes, add_adapters, merged, split
+from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.rules import optimizer_contradictions
-from minirl.sft import Demonstration, supervise
-from minirl.sharding import make_mesh, param_path, param_shardings
-from minirl.update import Learner, make_optimizer, policy_objective
+from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.supervised import Demonstration, supervise
+from minirl.train.update import Learner, make_optimizer, policy_objective
 
 from . import toy_run
 
@@ -213,7 +213,7 @@ def peft_adapter():
     """Read PEFT's own adapter of the reference model: settings, and our adapters' state."""
     config = json.loads((PEFT / "adapter_config.json").read_text())
     lora = LoraConfig(rank=config["r"], alpha=config["lora_alpha"])
-    model = weights.load(REFERENCE / "qwen3")
+    model = huggingface.load(REFERENCE / "qwen3")
     add_adapters(model, lora, seed=0)
     graph, params, frozen = split(model)
     stored = load_file(PEFT / "adapter_model.safetensors")
@@ -229,7 +229,7 @@ def peft_adapter():
 def test_logits_are_those_of_peft():
     expected = np.load(PEFT / "reference.npz")
     model = peft_adapter()[2]
-    base = weights.load(REFERENCE / "qwen3")
+    base = huggingface.load(REFERENCE / "qwen3")
     for one in (model, merged(model)):
         found_BTV = np.asarray(forward(one, jnp.asarray(expected["ids_BT"])))
         for b, length in enumerate(expected["lengths_B"]):
@@ -242,8 +242,12 @@ def test_logits_are_those_of_peft():
 def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     config, lora, model = peft_adapter()
     params = split(model)[1]
-    weights.write_adapter(
-        tmp_path / "a", weights.paths_of(params), weights.parts_in_tree(params), lora, base="qwen3"
+    huggingface.write_adapter(
+        tmp_path / "a",
+        huggingface.paths_of(params),
+        huggingface.parts_in_tree(params),
+        lora,
+        base="qwen3",
     )
     written = load_file(tmp_path / "a" / "adapter_model.safetensors")
     original = load_file(PEFT / "adapter_model.safetensors")
@@ -255,10 +259,14 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     some = LoraConfig(rank=1, targets=("o", "up"))
     shapes = adapter_shapes(read_config(REFERENCE / "qwen3"), some)
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
-    weights.write_adapter(
-        tmp_path / "b", weights.paths_of(zeros), weights.parts_in_tree(zeros), some, base="x",
+    huggingface.write_adapter(
+        tmp_path / "b",
+        huggingface.paths_of(zeros),
+        huggingface.parts_in_tree(zeros),
+        some,
+        base="x",
         dtype="bfloat16",
-    )  # fmt: skip
+    )
     with safe_open(tmp_path / "b" / "adapter_model.safetensors", "np") as file:
         assert {name.split(".")[6] for name in file.keys()} == {"o_proj", "up_proj"}  # noqa: SIM118
         assert file.get_slice(next(iter(file.keys()))).get_dtype() == "BF16"

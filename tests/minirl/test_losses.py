@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl import losses
-from minirl.batching import token_weights
 from minirl.config import AlgorithmConfig, Grpo, Gspo
+from minirl.train import losses
+from minirl.train.batching import token_weights
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "objective.json").read_text())
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import weights
-from minirl.batching import TokenRow, micro_batches
-from minirl.checkpoint import Checkpoints, stored_params
 from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
-from minirl.sharding import make_mesh, param_path
-from minirl.update import Learner, make_optimizer, policy_objective
+from minirl.model import huggingface
+from minirl.model.sharding import make_mesh, param_path
+from minirl.run.checkpoint import Checkpoints, stored_params
+from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.update import Learner, make_optimizer, policy_objective
 
 MESHES = (
     {"fsdp": 8},
@@ -51,7 +51,7 @@ def start(toy, shape, *, algorithm="grpo"):
         if shape is None
         else make_mesh(shape, jax.devices()[: int(np.prod([*shape.values()]))])
     )
-    model = weights.init(toy.CONFIG, 0, mesh=mesh)
+    model = huggingface.init(toy.CONFIG, 0, mesh=mesh)
     graph, params = nnx.split(model)
     learner = Learner(
         graph,

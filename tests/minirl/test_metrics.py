@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minirl.errors import UserError
-from minirl.metrics import JsonLines, Metrics, Stopwatch, read_metrics
+from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
 
 
 def lines_of(path):

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from minirl.config import OptimizerConfig
-from minirl.moments import in_bfloat16, round_at_random
-from minirl.update import make_optimizer
+from minirl.train.moments import in_bfloat16, round_at_random
+from minirl.train.update import make_optimizer
 
 
 def test_rounding_goes_to_a_neighbour_and_is_right_on_average():

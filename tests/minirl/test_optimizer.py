@@ -11,8 +11,8 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import OptimizerConfig
-from minirl.sharding import param_path
-from minirl.update import make_optimizer
+from minirl.model.sharding import param_path
+from minirl.train.update import make_optimizer
 
 
 def moves_of(config, gradients, *, start=0.0, per_step=1):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.packing import Extent, layouts, padding
+from minirl.train.packing import Extent, layouts, padding
 
 G = 4
 EXTENTS = st.lists(

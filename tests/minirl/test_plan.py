@@ -14,10 +14,15 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as Spec
 
-from minirl.ahead import Program, abstract_batch, at_depth, compile_program
-from minirl.chips import parse_topology
 from minirl.config import Grpo, ModelSource, OptimizerConfig
-from minirl.costs import (
+from minirl.errors import UserError
+from minirl.model.decoder import ModelConfig
+from minirl.model.logprobs import LOGITS_BYTES
+from minirl.model.sharding import choose_mesh, make_mesh, row_parts
+from minirl.plan.ahead import Program, abstract_batch, at_depth, compile_program
+from minirl.plan.chips import parse_topology
+from minirl.plan.hlo import Collective, Hlo, type_bytes
+from minirl.plan.memory import (
     Tokens,
     abstract_model,
     abstract_opt_state,
@@ -28,13 +33,8 @@ from minirl.costs import (
     published_shape,
     update_flops,
 )
-from minirl.errors import UserError
-from minirl.hlo import Collective, Hlo, type_bytes
-from minirl.model import ModelConfig
-from minirl.plan import largest
-from minirl.sharding import choose_mesh, make_mesh, row_parts
-from minirl.update import Learner, TrainState, make_optimizer, policy_objective
-from minirl.vocabulary import LOGITS_BYTES
+from minirl.plan.plan import largest
+from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
 
 SHAPE = ModelConfig(
     vocab_size=64,

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl import vocabulary
-from minirl.model import Decoder
-from minirl.sampling import sample
+from minirl.model import logprobs
+from minirl.model.decoder import Decoder
+from minirl.model.sampling import sample
 
 # Of a hidden state of ones the logits are 16.0625, 16 and 16.125; the first would round to 16.
 TABLE_VD = [[16.0, 0.0625], [16.0, 0.0], [16.0, 0.125]]
@@ -27,12 +27,12 @@ LOGPROBS = np.array([0.0625, 0.0, 0.125]) - math.log(sum(map(math.exp, (0.0625, 
 @pytest.fixture(params=[1000, 1])
 def at_once(request, monkeypatch):
     """Compute the logits of all tokens at once, or one by one."""
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * 3 * request.param)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * 3 * request.param)
 
 
 def judge(hidden_BCD, table_VD, target_BC):
     is_trained_BC = jnp.ones(target_BC.shape, bool)
-    project = functools.partial(vocabulary.project, temperature=1.0)
+    project = functools.partial(logprobs.project, temperature=1.0)
     return jax.jit(project)(hidden_BCD, table_VD, target_BC, is_trained_BC)
 
 

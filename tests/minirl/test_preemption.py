@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 
-from minirl import preemption
 from minirl.config import GuardConfig, OptimizerConfig
-from minirl.preemption import Preempted
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
 
 from . import toy_run
 

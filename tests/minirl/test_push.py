@@ -17,15 +17,16 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from minirl import leash, push, weights
-from minirl.children import Child, close, launch
 from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.lora import add_adapters, split
-from minirl.push import remove_versions, write_version
+from minirl.model import huggingface
+from minirl.model.lora import add_adapters, split
+from minirl.model.sharding import make_mesh, param_shardings
 from minirl.rules import check_installed
-from minirl.sglang import _whole
-from minirl.sharding import make_mesh, param_shardings
+from minirl.sglang import push, watch
+from minirl.sglang.processes import Child, close, launch
+from minirl.sglang.push import remove_versions, write_version
+from minirl.sglang.sampler import _whole
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,12 +35,12 @@ def by_file(model, folder):
     """Write a model as exports are, and read the tensors."""
     folder.mkdir()
     params = nnx.state(model, nnx.Param)
-    shapes = weights.paths_of(params)
-    tensors = {path: weights.file_tensors(path, shape) for path, shape in shapes.items()}
-    weights.write_shards(
+    shapes = huggingface.paths_of(params)
+    tensors = {path: huggingface.file_tensors(path, shape) for path, shape in shapes.items()}
+    huggingface.write_shards(
         folder,
-        weights.file_shapes(tensors),
-        weights._arrays(tensors, weights.parts_in_tree(params)),
+        huggingface.file_shapes(tensors),
+        huggingface._arrays(tensors, huggingface.parts_in_tree(params)),
         dtype="float32",
         max_bytes=10**9,
     )
@@ -131,7 +132,7 @@ def test_only_one_version_is_kept(toy, tmp_path):
 PARENT = """
 import sys, time
 from pathlib import Path
-from minirl.children import Child
+from minirl.sglang.processes import Child
 child = Child([sys.executable, "-c", sys.argv[2]], {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
 print("up", flush=True)
 if sys.argv[3] == "close":
@@ -202,7 +203,7 @@ def test_no_two_servers_get_the_same_port(tmp_path, monkeypatch):
         def getsockname(self):
             return "127.0.0.1", self.port
 
-    monkeypatch.setattr("minirl.children.socket.socket", First)
+    monkeypatch.setattr("minirl.sglang.processes.socket.socket", First)
     monkeypatch.setattr(Child, "start", lambda self: None)
     children = launch(
         SglangConfig(python=sys.executable, launch=3), tmp_path,
@@ -231,7 +232,7 @@ def test_children_are_ended_all_at_a_time():
 def test_a_server_ends_with_a_leash_that_is_killed():
     server = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     held = subprocess.Popen(
-        [sys.executable, "-P", leash.__file__, sys.executable, "-c", server],
+        [sys.executable, "-P", watch.__file__, sys.executable, "-c", server],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

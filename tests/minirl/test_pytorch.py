@@ -20,7 +20,7 @@ from torch.distributed import (  # noqa: E402  # ty: ignore[import-not-found]
     TCPStore,
 )
 
-from minirl.pytorch import Group, host_tensor, pickled  # noqa: E402
+from minirl.sglang.nccl import Group, host_tensor, pickled  # noqa: E402
 
 ARRAYS = (jnp.arange(6.0).reshape(2, 3), jnp.array([[1.5], [-2.0]], jnp.bfloat16))
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minirl.config import SamplerConfig
-from minirl.rollout import flatten, rollout
+from minirl.sample.rollout import flatten, rollout
 from minirl.types import Decoding, Reply, Trajectory, Turn
 
 

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from minirl import preemption
 from minirl.config import RolloutConfig, SglangConfig
-from minirl.episodes import Player
-from minirl.preemption import Preempted
-from minirl.servers import Servers
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
+from minirl.sample.episodes import Player
+from minirl.sglang.servers import Servers
 
 from . import toy_run
 from .fake_sglang import Fake
@@ -36,7 +36,9 @@ def begin(toy, fake, tmp_path, monkeypatch):
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
-    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    monkeypatch.setattr(
+        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
+    )
     config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=5)
     with Servers(
         config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path

@@ -7,7 +7,7 @@ import pytest
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.servers import Servers
+from minirl.sglang.servers import Servers
 
 from .fake_sglang import STOP, VOCAB, FakeRouter
 from .test_fleet import DEADLINES, REPLY_FAULTS, ask, numbers, send, wait_until
@@ -28,7 +28,9 @@ def router(fakes):
 @pytest.fixture
 def serve(router, tmp_path, monkeypatch):
     """Return `serve(**settings)`: servers behind the router, with the weights `a`."""
-    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB))
+    monkeypatch.setattr(
+        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
+    )
     (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
     opened = []
 
@@ -166,8 +168,8 @@ def test_servers_that_come_and_go_behind_a_router_are_noticed_with_the_next_weig
 
 
 def test_each_process_brings_weights_to_its_share(fakes, serve, monkeypatch):
-    monkeypatch.setattr("minirl.servers.hosts.count", lambda: 2)
-    monkeypatch.setattr("minirl.servers.hosts.gather", lambda make: [make()])
+    monkeypatch.setattr("minirl.sglang.servers.distributed.count", lambda: 2)
+    monkeypatch.setattr("minirl.sglang.servers.distributed.gather", lambda make: [make()])
     servers = serve()
     mine, other = sorted(fakes, key=lambda fake: fake.url)
     assert (mine.weights, other.weights) == ("a", "default")

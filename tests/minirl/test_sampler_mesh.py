@@ -11,10 +11,10 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from minirl.config import SamplerConfig
-from minirl.decode import abstract_calls, empty_pool, pool_shapes
-from minirl.lora import split
-from minirl.pages import device_memory, plan_pools
-from minirl.sharding import MESH_AXES, make_mesh, param_shardings
+from minirl.model.lora import split
+from minirl.model.sharding import MESH_AXES, make_mesh, param_shardings
+from minirl.sample.decode import abstract_calls, empty_pool, pool_shapes
+from minirl.sample.pages import device_memory, plan_pools
 from minirl.types import Decoding, Request
 
 MESHES = ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})

@@ -14,10 +14,10 @@ import pytest
 from benchmarks._scripted_server import scripted
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.lora import split
-from minirl.rollout import rollout
-from minirl.samplers import make_sampler, told_numbers
-from minirl.servers import Servers
+from minirl.model.lora import split
+from minirl.sample.rollout import rollout
+from minirl.sample.samplers import make_sampler, told_numbers
+from minirl.sglang.servers import Servers
 
 from .fake_sglang import Fake
 
@@ -28,7 +28,9 @@ LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 def serve(toy, tmp_path, monkeypatch):
     """Return `serve(urls, **settings)`: servers in use for the toy model."""
     size = toy.CONFIG.vocab_size
-    monkeypatch.setattr("minirl.servers.read_config", lambda _: SimpleNamespace(vocab_size=size))
+    monkeypatch.setattr(
+        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=size)
+    )
     (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
     opened = []
 
@@ -115,7 +117,7 @@ def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
         {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
         {"sglang/retries": 3.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6},
     ]
-    monkeypatch.setattr("minirl.samplers.hosts.gather", lambda _: told)
+    monkeypatch.setattr("minirl.sample.samplers.distributed.gather", lambda _: told)
     sampler: Any = SimpleNamespace(numbers=None)
     found = told_numbers(sampler)
     assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6}

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import OptimizerConfig, SecondStage
-from minirl.schedule import (
+from minirl.train.optimizer import (
     best_checkpoint,
     isotonic_levels,
     learning_rate,

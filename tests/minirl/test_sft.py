@@ -14,7 +14,14 @@ import pytest
 from flax import nnx
 
 from minirl.config import BatchingConfig, OptimizerConfig, SftConfig
-from minirl.sft import Demonstration, encode, epoch_groups, groups_of_step, share_prefix, supervise
+from minirl.train.supervised import (
+    Demonstration,
+    encode,
+    epoch_groups,
+    groups_of_step,
+    share_prefix,
+    supervise,
+)
 
 BATCHING = BatchingConfig(groups_per_batch=2, prompt_multiple=16, answer_multiple=16)
 CONFIG = SftConfig(

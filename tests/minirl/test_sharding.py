@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec
 
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.lora import add_adapters
-from minirl.model import Decoder, ModelConfig
-from minirl.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
+from minirl.model.decoder import Decoder, ModelConfig
+from minirl.model.lora import add_adapters
+from minirl.model.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
 
 from .conftest import CONFIG
 
@@ -74,7 +74,7 @@ def test_specs():
 
 
 def test_what_does_not_divide_stays_whole_with_a_note(caplog):
-    with caplog.at_level(logging.INFO, logger="minirl.sharding"):
+    with caplog.at_level(logging.INFO, logger="minirl.model.sharding"):
         found = specs(make_mesh({"fsdp": 2, "tensor": 4}))
     assert found["layers.q"] == PartitionSpec(None, "fsdp", "tensor", None)
     assert found["layers.k"] == PartitionSpec(None, "fsdp", None, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minirl.summary import summarise
+from minirl.train.summary import summarise
 from minirl.types import Reply, Trajectory, Turn
 
 from .toy_run import Score

@@ -10,8 +10,8 @@ import pytest
 
 from minirl.config import TinyConfig
 from minirl.errors import UserError
-from minirl.tiny import make_tiny, train_tokenizer
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.tiny import make_tiny, train_tokenizer
+from minirl.model.tokenizer import ChatTokenizer
 
 TEXTS = [
     "Table band: band_id integer, name text, age integer",

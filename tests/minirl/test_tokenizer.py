@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.errors import UserError
-from minirl.tiny import train_tokenizer
-from minirl.tokenizer import ChatTokenizer
+from minirl.model.tiny import train_tokenizer
+from minirl.model.tokenizer import ChatTokenizer
 
 TEXTS = ["How many singers are there?", "SELECT count(*) FROM singer", "user assistant tool"]
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl.batching import micro_batches
 from minirl.config import (
     BatchingConfig,
     Dapo,
@@ -29,8 +28,9 @@ from minirl.config import (
     ReinforcePlusPlus,
     Rloo,
 )
-from minirl.task import examples_of_step
-from minirl.update import Learner, make_optimizer, policy_objective
+from minirl.train.batching import micro_batches
+from minirl.train.task import examples_of_step
+from minirl.train.update import Learner, make_optimizer, policy_objective
 
 from . import toy_run
 from .toy_run import metrics_of, without_times
@@ -85,7 +85,7 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     told = {"sglang/retries": 1.0, "time/sglang_out_s": 3.0, "sglang/servers": 2.0}
     gaps = iter((1e-6, 2e-6, 5e-6))
     monkeypatch.setattr(
-        "minirl.trainer.told_numbers", lambda _: told | {"sglang/probe_gap": next(gaps)}
+        "minirl.train.trainer.told_numbers", lambda _: told | {"sglang/probe_gap": next(gaps)}
     )
     toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()

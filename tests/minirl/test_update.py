@@ -12,10 +12,11 @@ import optax
 import pytest
 from flax import nnx
 
-from minirl import attention, update
-from minirl.batching import TokenRow, micro_batches, read_back
 from minirl.config import BatchingConfig, Grpo, Gspo
-from minirl.update import Learner, policy_objective
+from minirl.model import attention
+from minirl.train import update
+from minirl.train.batching import TokenRow, micro_batches, read_back
+from minirl.train.update import Learner, policy_objective
 
 VOCAB = 64
 TEMPERATURE = 0.8

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from minirl import vocabulary
-from minirl.sharding import make_mesh
+from minirl.model import logprobs
+from minirl.model.sharding import make_mesh
 
 B, C, D, V = 4, 24, 16, 64
 TEMPERATURE = 0.8
@@ -37,7 +37,7 @@ def judge(hidden_BCD, table_VD, target_BC, is_trained_BC, *, mesh=None):
     """Return log-probabilities, entropies and the gradient of a sum of both."""
 
     def total(hidden_BCD, table_VD):
-        logp, entropy = vocabulary.project(
+        logp, entropy = logprobs.project(
             hidden_BCD, table_VD, target_BC, is_trained_BC, temperature=TEMPERATURE, mesh=mesh
         )
         slope = jnp.cos(jnp.arange(logp.size)).reshape(logp.shape)
@@ -88,7 +88,7 @@ def widest(function, *args):
 # All tokens at once; chunks of 20, which do not divide 96 tokens; one token at a time.
 @pytest.mark.parametrize("at_once", [B * C, 20, 1])
 def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once):
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * at_once)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * at_once)
     assert_close(compiled()(*tokens), jax.jit(written_out)(*tokens))
     # The logits of a chunk, or all hidden states in whole chunks.
     whole = -(-B * C // at_once) * at_once
@@ -96,7 +96,7 @@ def test_every_chunk_size_gives_what_is_written_out(tokens, monkeypatch, at_once
 
 
 def test_nothing_trained_gives_zeros(tokens, monkeypatch):
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 20)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * 20)
     nothing = jnp.zeros((B, C), bool)
     assert_close(compiled()(*tokens[:3], nothing), [jnp.zeros(())] * 4)
 
@@ -105,7 +105,7 @@ def test_tokens_that_are_not_trained_are_not_projected(tokens, monkeypatch):
     hidden_BCD, table_VD, target_BC, _ = tokens
     # Forty trained tokens fill two chunks, and what is not a number elsewhere is not looked at.
     is_trained_BC = jnp.asarray(np.random.default_rng(1).permutation(B * C) < 40).reshape(B, C)
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 20)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * 20)
     expected = compiled()(hidden_BCD, table_VD, target_BC, is_trained_BC)
     broken_BCD = jnp.where(is_trained_BC[..., None], hidden_BCD, jnp.nan)
     found = compiled()(broken_BCD, table_VD, target_BC, is_trained_BC)
@@ -117,7 +117,7 @@ def test_tokens_that_are_not_trained_are_not_projected(tokens, monkeypatch):
 )
 def test_chunks_on_a_mesh(tokens, monkeypatch, shape):
     expected = compiled()(*tokens)
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 7)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * 7)
     size = int(np.prod([*shape.values()]))
     mesh = make_mesh(shape, jax.devices()[:size])
     rows = PartitionSpec("fsdp" if B % mesh.shape["fsdp"] == 0 else None)
@@ -130,7 +130,7 @@ def test_chunks_on_a_mesh(tokens, monkeypatch, shape):
 
 
 def test_only_the_table_is_gathered(tokens, monkeypatch):
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * V * 7)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * V * 7)
     mesh = make_mesh({"fsdp": 4}, jax.devices()[:4])
     rows = PartitionSpec("fsdp")
     places = (rows, PartitionSpec(None, "fsdp"), rows, rows)
@@ -159,7 +159,7 @@ def temporary_bytes(tokens, words):
 def test_memory_does_not_grow_with_tokens_times_words(monkeypatch):
     tokens, words, limit = 2048, 4096, 2**20
     whole = temporary_bytes(tokens, words)
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", limit)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", limit)
     base = temporary_bytes(tokens, words)
     assert whole > 4 * tokens * words > 4 * base
     # Each alone may cost its own size: some copies of hidden states, of the table's gradient.
@@ -173,11 +173,11 @@ SHARES = np.array([8, 4, 2, 1, 1]) / 16
 
 @pytest.mark.parametrize("at_once", [1000, 2])
 def test_a_nucleus_is_a_distribution_of_its_own(monkeypatch, at_once):
-    monkeypatch.setattr(vocabulary, "LOGITS_BYTES", 4 * 5 * at_once)
+    monkeypatch.setattr(logprobs, "LOGITS_BYTES", 4 * 5 * at_once)
     target_BC, is_trained_BC = jnp.array([[0, 1, 3]]), jnp.ones((1, 3), bool)
 
     def judge(table_VD):
-        return vocabulary.project(
+        return logprobs.project(
             jnp.ones((1, 3, 1)), table_VD, target_BC, is_trained_BC, temperature=1.0, top_p=0.7
         )
 

@@ -14,9 +14,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from minirl.push import whole_tensors
-from minirl.sharding import make_mesh, param_shardings
-from minirl.ways import buckets, host_tensors
+from minirl.model.sharding import make_mesh, param_shardings
+from minirl.sglang.push import whole_tensors
+from minirl.sglang.transfer import buckets, host_tensors
 
 from .test_hosts import ends, processes
 from .test_push import ROOT, by_file, equal
@@ -62,20 +62,20 @@ import os, sys
 import jax, numpy as np
 from flax import nnx
 from pathlib import Path
-from minirl import hosts
-hosts.join(hosts.Place(sys.argv[1], 2, int(sys.argv[2])))
+from minirl.run import distributed
+distributed.join(distributed.Place(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
-from minirl.push import whole_tensors, write_version
-from minirl.sharding import make_mesh
+from minirl.sglang.push import whole_tensors, write_version
+from minirl.model.sharding import make_mesh
 folder = Path(sys.argv[3])
 params = nnx.state(toy_run.spread(conftest.toy_model(), make_mesh({"fsdp": 2, "tensor": 2})))
 assert not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params))
 arrays = {name: np.asarray(array) for name, array in whole_tensors(params, "float32")}
-np.savez(folder / f"{hosts.jax.process_index()}.npz", **arrays)
+np.savez(folder / f"{distributed.jax.process_index()}.npz", **arrays)
 sizes, write = [], os.pwrite
 os.pwrite = lambda file, data, start: sizes.append(len(data)) or write(file, data, start)
 write_version(folder / "w", "x", params, dtype="float32")
-np.save(folder / f"sizes-{hosts.jax.process_index()}.npy", sizes)
+np.save(folder / f"sizes-{distributed.jax.process_index()}.npy", sizes)
 """
 
 
@@ -101,10 +101,10 @@ import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from pathlib import Path
 from conftest import CONFIG
-from minirl.model import Decoder
-from minirl.push import whole_tensors, write_version
-from minirl.sharding import make_mesh, param_shardings
-from minirl.ways import buckets, host_tensors
+from minirl.model.decoder import Decoder
+from minirl.sglang.push import whole_tensors, write_version
+from minirl.model.sharding import make_mesh, param_shardings
+from minirl.sglang.transfer import buckets, host_tensors
 sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
 config = dataclasses.replace(CONFIG, **sizes, num_attention_heads=8)
 shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))), nnx.Param)

@@ -16,12 +16,12 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from minirl import weights
-from minirl.attention import causal
 from minirl.errors import UserError
-from minirl.layout import file_tensors
-from minirl.model import Decoder, read_config
-from minirl.sharding import make_mesh, param_path
+from minirl.model import huggingface
+from minirl.model.attention import causal
+from minirl.model.decoder import Decoder, read_config
+from minirl.model.layout import file_tensors
+from minirl.model.sharding import make_mesh, param_path
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 MODELS = ("qwen2", "qwen2_tied", "qwen3")
@@ -61,7 +61,7 @@ def folder(tmp_path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_are_those_of_transformers(name):
     expected = np.load(REFERENCE / name / "reference.npz")
-    found_BTV = logits(weights.load(REFERENCE / name), expected["ids_BT"])
+    found_BTV = logits(huggingface.load(REFERENCE / name), expected["ids_BT"])
     assert expected["lengths_B"].size > 0
     for b, length in enumerate(expected["lengths_B"]):
         difference = np.abs(found_BTV[b, :length] - expected["logits_BTV"][b, :length]).max()
@@ -72,8 +72,8 @@ def test_logits_are_those_of_transformers(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shape", MESHES, ids=str)
 def test_each_device_holds_its_part_of_the_same_weights(name, shape):
-    model = weights.load(REFERENCE / name, mesh=make_mesh(shape))
-    assert_same(model, weights.load(REFERENCE / name))
+    model = huggingface.load(REFERENCE / name, mesh=make_mesh(shape))
+    assert_same(model, huggingface.load(REFERENCE / name))
     gate = model.layers.gate[...]
     parts = shape.get("fsdp", 1) * shape.get("tensor", 1)
     assert gate.addressable_shards[0].data.size == gate.size // parts
@@ -92,22 +92,22 @@ def test_a_part_is_read_without_the_rest():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
-    model = weights.load(REFERENCE / name)
-    weights.save(model, tmp_path / "new", source=REFERENCE / name)
+    model = huggingface.load(REFERENCE / name)
+    huggingface.save(model, tmp_path / "new", source=REFERENCE / name)
     written = load_file(tmp_path / "new" / "model.safetensors")
     original = load_file(REFERENCE / name / "model.safetensors")
     assert written.keys() == original.keys()
     for key, array in original.items():
         np.testing.assert_array_equal(written[key], array, err_msg=key)
-    assert_same(weights.load(tmp_path / "new"), model)
+    assert_same(huggingface.load(tmp_path / "new"), model)
     assert read_config(tmp_path / "new") == read_config(REFERENCE / name)
 
 
 def test_shards_of_bounded_size(tmp_path):
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
-    model = weights.load(REFERENCE / "qwen2", mesh=mesh)
+    model = huggingface.load(REFERENCE / "qwen2", mesh=mesh)
     new = tmp_path / "new"
-    weights.save(model, new, source=REFERENCE / "qwen2", max_shard_bytes=150_000)
+    huggingface.save(model, new, source=REFERENCE / "qwen2", max_shard_bytes=150_000)
     index = json.loads((new / "model.safetensors.index.json").read_text())
     total = 0
     for path in new.glob("*.safetensors"):
@@ -118,26 +118,26 @@ def test_shards_of_bounded_size(tmp_path):
             load_file(path)
         )
     assert total == index["metadata"]["total_size"]
-    assert_same(weights.load(new, mesh=mesh), model)
+    assert_same(huggingface.load(new, mesh=mesh), model)
 
 
 @pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16])
 def test_half_precision_in_and_out(tmp_path, kind):
-    model = weights.load(REFERENCE / "qwen3")
-    weights.save(model, tmp_path / "half", source=REFERENCE / "qwen3", dtype=kind)
+    model = huggingface.load(REFERENCE / "qwen3")
+    huggingface.save(model, tmp_path / "half", source=REFERENCE / "qwen3", dtype=kind)
     config = json.loads((tmp_path / "half" / "config.json").read_text())
     assert config["dtype"] == np.dtype(kind).name
-    half = params(weights.load(tmp_path / "half"))
+    half = params(huggingface.load(tmp_path / "half"))
     for name, array in params(model).items():
         np.testing.assert_array_equal(half[name], array.astype(kind).astype(np.float32))
-    kept = weights.load(tmp_path / "half", param_dtype=kind)
+    kept = huggingface.load(tmp_path / "half", param_dtype=kind)
     assert {array.dtype for array in params(kept).values()} == {np.dtype(kind)}
 
 
 def test_saving_replaces_a_model(folder):
-    model = weights.init(read_config(folder), 3)
-    weights.save(model, folder, source=folder)
-    assert_same(weights.load(folder), model)
+    model = huggingface.init(read_config(folder), 3)
+    huggingface.save(model, folder, source=folder)
+    assert_same(huggingface.load(folder), model)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
@@ -146,27 +146,27 @@ def test_a_save_that_fails_leaves_the_old_model(folder, monkeypatch):
         raise OSError("disk full")
 
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    model = weights.init(read_config(folder), 3)
-    monkeypatch.setattr(weights, "write_shards", fail)
+    model = huggingface.init(read_config(folder), 3)
+    monkeypatch.setattr(huggingface, "write_shards", fail)
     with pytest.raises(OSError, match="disk full"):
-        weights.save(model, folder, source=folder)
+        huggingface.save(model, folder, source=folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_saving_does_not_delete_other_files(folder):
     (folder / "notes.txt").write_text("mine")
-    model = weights.load(folder)
+    model = huggingface.load(folder)
     with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
-        weights.save(model, folder, source=folder)
+        huggingface.save(model, folder, source=folder)
     assert (folder / "notes.txt").exists()
 
 
 def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh():
     config = read_config(REFERENCE / "qwen2")
-    model = weights.init(config, 0)
-    assert_same(weights.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2})), model)
-    other = weights.init(config, 1)
+    model = huggingface.init(config, 0)
+    assert_same(huggingface.init(config, 0, mesh=make_mesh({"fsdp": 4, "tensor": 2})), model)
+    other = huggingface.init(config, 1)
     assert (params(model)["layers.q"] != params(other)["layers.q"]).any()
 
 
@@ -175,7 +175,7 @@ def test_tied_models_may_carry_an_output_projection(tmp_path):
     tensors = load_file(folder / "model.safetensors")
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
     save_file(tensors, folder / "model.safetensors")
-    assert_same(weights.load(folder), weights.load(REFERENCE / "qwen2_tied"))
+    assert_same(huggingface.load(folder), huggingface.load(REFERENCE / "qwen2_tied"))
 
 
 def change_tensors(change):
@@ -274,7 +274,7 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
 def test_a_broken_folder_is_one_clear_line(folder, change, message):
     change(folder)
     with pytest.raises(UserError) as caught:
-        weights.load(folder)
+        huggingface.load(folder)
     assert message in str(caught.value)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -284,14 +284,14 @@ MEASURE = """
 import sys
 from pathlib import Path
 import jax
-from minirl import weights
-from minirl.sharding import make_mesh
+from minirl.model import huggingface
+from minirl.model.sharding import make_mesh
 from tests.memory import peak_bytes
 
 jax.block_until_ready(jax.numpy.ones(8) + 1)
 before = peak_bytes()
 mesh = make_mesh({"fsdp": 8}) if sys.argv[2] == "mesh" else None
-model = weights.load(Path(sys.argv[1]), mesh=mesh)
+model = huggingface.load(Path(sys.argv[1]), mesh=mesh)
 jax.block_until_ready(model.embed[...])
 print(peak_bytes() - before)
 """

@@ -18,7 +18,6 @@ import numpy as np
 from flax import nnx
 
 from launch import cli
-from minirl import hosts, preemption
 from minirl.config import (
     BatchingConfig,
     Grpo,
@@ -27,10 +26,11 @@ from minirl.config import (
     SecondStage,
     TrainConfig,
 )
-from minirl.metrics import JsonLines
-from minirl.sharding import make_mesh, param_shardings
-from minirl.task import Task
-from minirl.trainer import Trainer
+from minirl.model.sharding import make_mesh, param_shardings
+from minirl.run import distributed, preemption
+from minirl.run.metrics import JsonLines
+from minirl.train.task import Task
+from minirl.train.trainer import Trainer
 
 STEPS = 8
 CONFIG = TrainConfig(
@@ -170,7 +170,7 @@ def make_trainer(
         max_turns=2,
     )
     return Trainer(
-        spread(toy.model(), make_mesh() if hosts.count() > 1 else mesh),
+        spread(toy.model(), make_mesh() if distributed.count() > 1 else mesh),
         toy.Tokenizer(),
         task,
         CONFIG.model_copy(update=changes),
@@ -280,7 +280,9 @@ def is_commit(at):
 
 def main(folder, moment="", at="0", course="plain", coordinator="", processes="1", process="0"):
     if coordinator:
-        hosts.join(hosts.Place(coordinator, int(processes), int(process), heartbeat_s=10))
+        distributed.join(
+            distributed.Place(coordinator, int(processes), int(process), heartbeat_s=10)
+        )
     import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from minirl.config import TinyConfig
-from minirl.tiny import make_tiny
+from minirl.model.tiny import make_tiny
 from rewards.adapters.trl import SqlReward
 from sqlenv.config import DataConfig, DemoConfig, SourceConfig
 from sqlenv.datasets import load

@@ -1,0 +1,1 @@
+"""The Qwen decoder: layers, attention kernels, sharding, LoRA, Hugging Face files, tokenizer."""

@@ -1,0 +1,450 @@
+"""One decoder for Qwen2, Qwen2.5 and Qwen3; what attention looks at is handed in.
+
+The models differ in three settings: biases on q, k, v (Qwen2, Qwen2.5), RMS norms on q and k
+(Qwen3), and whether the output projection is the embedding. All of them come from a Hugging Face
+`config.json`.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+from pydantic import BaseModel, Field, model_validator
+
+from minirl.config import LoraConfig, Remat
+from minirl.model import logprobs
+from minirl.model.sharding import INPUT_AXES, constrain
+from minirl.run.reading import check, read_json
+
+# (q_BTHE, k_BTKE, v_BTKE, the layer's cache) -> (attended values BTHE, the layer's new cache)
+Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
+
+# What `jax.checkpoint` may keep of a layer, by the name of the setting; "none" is no checkpoint.
+_KEPT: dict[Remat, Any] = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+# Logical axes of activations.
+_ROWS = ("batch", "position", "model")
+_HEADS = ("batch", "position", "heads", "head_size")
+_KV_HEADS = ("batch", "position", "kv_heads", "head_size")
+_FF = ("batch", "position", "ff")
+_LOW_RANK = ("batch", "position", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder, under Hugging Face's names where they exist."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    qk_norm: bool
+
+
+_Size = Annotated[int, Field(gt=0, lt=2**31)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Rope(BaseModel):
+    """Rotary embedding, as newer files have it."""
+
+    rope_type: Literal["default"] = "default"
+    type: Literal["default"] = "default"
+    rope_theta: _Positive | None = None
+
+
+class _HuggingFace(BaseModel):
+    """What this decoder does of all that a `config.json` may ask for."""
+
+    model_type: Literal["qwen2", "qwen3"]
+    hidden_act: Literal["silu"] = "silu"
+    use_sliding_window: Literal[False] | None = None
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    rope_theta: _Positive = 10_000.0
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    rms_norm_eps: _Positive = 1e-6
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        heads, kv_heads, width = self.num_attention_heads, self.kv_heads, self.hidden_size
+        if heads % kv_heads:
+            raise ValueError(f"num_key_value_heads = {kv_heads} does not divide {heads} heads")
+        if self.head_dim is None and width % heads:
+            raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
+        if self.head_size % 2:
+            raise ValueError(
+                f"head_dim = {self.head_size} is odd; the rotary embedding turns pairs"
+            )
+        return self
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    @property
+    def head_size(self) -> int:
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def theta(self) -> float:
+        rope = self.rope_parameters or self.rope_scaling
+        return self.rope_theta if rope is None else rope.rope_theta or self.rope_theta
+
+
+_ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5 or Qwen3"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read the shape of a Qwen2, Qwen2.5 or Qwen3 model from its `config.json`.
+
+    Raises:
+        UserError: The file is missing or not JSON, or asks for something this decoder does not do.
+    """
+    path = folder / "config.json"
+    return parse_config(read_json(path, dict[str, Any], advice=_ADVICE), where=str(path))
+
+
+def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
+    """Turn the content of a `config.json` into a `ModelConfig`; `where` names it in errors."""
+    read = check(_HuggingFace, raw, where=where, advice=_ADVICE)
+    return ModelConfig(
+        vocab_size=read.vocab_size,
+        hidden_size=read.hidden_size,
+        intermediate_size=read.intermediate_size,
+        num_hidden_layers=read.num_hidden_layers,
+        num_attention_heads=read.num_attention_heads,
+        num_key_value_heads=read.kv_heads,
+        head_dim=read.head_size,
+        rope_theta=read.theta,
+        rms_norm_eps=read.rms_norm_eps,
+        tie_word_embeddings=bool(read.tie_word_embeddings),
+        attention_bias=read.model_type == "qwen2" or bool(read.attention_bias),
+        qk_norm=read.model_type == "qwen3",
+    )
+
+
+def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float) -> Array:
+    """Divide by the root mean square over the last axis, in fp32, and scale."""
+    x32 = x.astype(jnp.float32)
+    normal = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (normal * jnp.expand_dims(scale, range(x.ndim - 1))).astype(x.dtype)
+
+
+def rotate(x_BTHE: Array, angles_BTE: Float[Array, "B T e"]) -> Array:
+    """Apply rotary position embedding (arXiv:2104.09864) in Hugging Face's half-split layout."""
+    cos_BTE = jnp.cos(angles_BTE)[:, :, None, :]
+    sin_BTE = jnp.sin(angles_BTE)[:, :, None, :]
+    left, right = jnp.split(x_BTHE.astype(jnp.float32), 2, axis=-1)
+    turned = (left * cos_BTE - right * sin_BTE, right * cos_BTE + left * sin_BTE)
+    return jnp.concatenate(turned, axis=-1).astype(x_BTHE.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def look_up(
+    table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], dtype: Any
+) -> Float[Array, "B T D"]:
+    """Return the rows of a table in a type; its gradient, a sum over tokens, is made in fp32."""
+    return table_VD.astype(dtype)[tokens_BT]
+
+
+def _look_up_forward(table_VD: Array, tokens_BT: Array, dtype: Any) -> tuple[Array, Any]:
+    return look_up(table_VD, tokens_BT, dtype), (tokens_BT, table_VD[:, :0])
+
+
+def _look_up_backward(dtype: Any, known: Any, gradient_BTD: Array) -> tuple[Array, None]:
+    del dtype
+    tokens_BT, empty_V0 = known
+    shape = (len(empty_V0), gradient_BTD.shape[-1])
+    total_VD = jnp.zeros(shape).at[tokens_BT].add(gradient_BTD.astype(jnp.float32))
+    return total_VD.astype(empty_V0.dtype), None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+def _product(x: Array, weight: Array, *, axes: int = 1) -> Array:
+    """Multiply the last axes of x by the first of a weight, in the type of x.
+
+    As one product of two matrices: a gradient that sums over rows and positions at once would be
+    of transposed copies.
+    """
+    size = math.prod(weight.shape[:axes])
+    product = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
+    return product.reshape(*x.shape[:-axes], *weight.shape[axes:])
+
+
+class Block(nnx.Module):
+    """One transformer layer: attention and a gated feed-forward, each after a norm."""
+
+    def __init__(
+        self, config: ModelConfig, *, key: Array, param_dtype: Any, mesh: Mesh | None
+    ) -> None:
+        self.config = config
+        self.mesh = mesh
+        self.lora: LoraConfig | None = None
+        width, ff, size = config.hidden_size, config.intermediate_size, config.head_dim
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        rngs = nnx.Rngs(key)
+
+        def normal(*shape: int, fan_in: int) -> nnx.Param:
+            return nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * fan_in**-0.5)
+
+        def constant(*shape: int, value: float) -> nnx.Param:
+            return nnx.Param(jnp.full(shape, value, param_dtype))
+
+        # Residual branches start small, so that depth does not change the scale at the start.
+        residual_fan_in = 2 * config.num_hidden_layers
+        self.attn_norm = constant(width, value=1.0)
+        self.q = normal(width, heads, size, fan_in=width)
+        self.k = normal(width, kv_heads, size, fan_in=width)
+        self.v = normal(width, kv_heads, size, fan_in=width)
+        self.o = normal(heads, size, width, fan_in=heads * size * residual_fan_in)
+        if config.attention_bias:
+            self.q_bias = constant(heads, size, value=0.0)
+            self.k_bias = constant(kv_heads, size, value=0.0)
+            self.v_bias = constant(kv_heads, size, value=0.0)
+        if config.qk_norm:
+            self.q_norm = constant(size, value=1.0)
+            self.k_norm = constant(size, value=1.0)
+        self.mlp_norm = constant(width, value=1.0)
+        self.gate = normal(width, ff, fan_in=width)
+        self.up = normal(width, ff, fan_in=width)
+        self.down = normal(ff, width, fan_in=ff * residual_fan_in)
+
+    def __call__(
+        self, x_BTD: Array, angles_BTE: Array, attend: Attend, cache: Any
+    ) -> tuple[Array, Any]:
+        """Return the layer's output, BTD, and its new cache."""
+        config, dtype, mesh = self.config, x_BTD.dtype, self.mesh
+        h_BTD = rms_norm(x_BTD, self.attn_norm[...], config.rms_norm_eps)
+        q_BTHE = self._times("q", h_BTD)
+        k_BTKE = self._times("k", h_BTD)
+        v_BTKE = self._times("v", h_BTD)
+        if config.attention_bias:
+            q_BTHE += self.q_bias[...].astype(dtype)[None, None]
+            k_BTKE += self.k_bias[...].astype(dtype)[None, None]
+            v_BTKE += self.v_bias[...].astype(dtype)[None, None]
+        if config.qk_norm:
+            q_BTHE = rms_norm(q_BTHE, self.q_norm[...], config.rms_norm_eps)
+            k_BTKE = rms_norm(k_BTKE, self.k_norm[...], config.rms_norm_eps)
+        q_BTHE, k_BTKE = rotate(q_BTHE, angles_BTE), rotate(k_BTKE, angles_BTE)
+        q_BTHE = constrain(q_BTHE, _HEADS, mesh)
+        k_BTKE = constrain(k_BTKE, _KV_HEADS, mesh)
+        v_BTKE = constrain(v_BTKE, _KV_HEADS, mesh)
+        attended_BTHE, cache = attend(q_BTHE, k_BTKE, v_BTKE, cache)
+        attended_BTHE = constrain(attended_BTHE, _HEADS, mesh)
+        x_BTD += self._times("o", attended_BTHE)
+        x_BTD = constrain(x_BTD, _ROWS, mesh)
+        h_BTD = rms_norm(x_BTD, self.mlp_norm[...], config.rms_norm_eps)
+        gate_BTF = self._times("gate", h_BTD)
+        up_BTF = self._times("up", h_BTD)
+        inner_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, _FF, mesh)
+        x_BTD += self._times("down", inner_BTF)
+        return constrain(x_BTD, _ROWS, mesh), cache
+
+    def _times(self, name: str, x: Array) -> Array:
+        """Multiply by a matrix W, or by W + scale A B with an adapter (`minirl.model.lora`)."""
+        inputs = INPUT_AXES[name]
+        y = _product(x, getattr(self, name)[...], axes=inputs)
+        if self.lora is None or name not in self.lora.targets:
+            return y
+        a, b = (getattr(self, f"{name}_{end}")[...] for end in "ab")
+        low_BTR = constrain(_product(x, a, axes=inputs), _LOW_RANK, self.mesh)
+        return y + self.lora.scale * _product(low_BTR, b)
+
+
+# (layer, what goes through the layers, the layer's cache) -> (the same after it, its new cache)
+_Body = Callable[[Block, Any, Any], tuple[Any, Any]]
+
+
+def _over(angles_BTE: Array, attend: Attend) -> _Body:
+    return lambda layer, x_BTD, cache: layer(x_BTD, angles_BTE, attend, cache)
+
+
+class Decoder(nnx.Module):
+    """A Qwen-class language model.
+
+    The parameters of all layers are stacked, the layer first: a loop over them is compiled once
+    whatever the depth, and there are as many arrays as a layer has. `unstacked` takes them apart.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        key: Array,
+        param_dtype: Any = jnp.float32,
+        dtype: Any = jnp.float32,
+        remat: Remat = "none",
+        mesh: Mesh | None = None,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.mesh = mesh
+        self.remat = remat
+        shape = (config.vocab_size, config.hidden_size)
+        keys = jax.random.split(key, 1 + config.num_hidden_layers)
+        rngs = nnx.Rngs(keys[0])
+        # At this scale a token's identity is as loud as what the layers add to it.
+        scale = config.hidden_size**-0.5
+
+        def layer(key: Array) -> Block:
+            return Block(config, key=key, param_dtype=param_dtype, mesh=mesh)
+
+        self.embed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
+        graph = nnx.graphdef(nnx.eval_shape(layer, keys[0]))
+        self.layers = nnx.merge(graph, jax.vmap(lambda key: nnx.state(layer(key)))(keys[1:]))
+        self.final_norm = nnx.Param(jnp.ones(config.hidden_size, param_dtype))
+        if not config.tie_word_embeddings:
+            self.unembed = nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * scale)
+
+    def __call__(
+        self,
+        tokens_BT: Int[Array, "B T"],
+        positions_BT: Int[Array, "B T"],
+        attend: Attend,
+        caches: Any = None,
+        *,
+        scan: bool = False,
+    ) -> tuple[Float[Array, "B T D"], Any]:
+        """Return the final hidden states, BTD, and the new caches.
+
+        Args:
+            tokens_BT: Token ids.
+            positions_BT: 0-based positions for the rotary embedding.
+            attend: What each query may look at; see `minirl.model.attention`.
+            caches: What is handed to `attend`, in the form that comes back: a list with one entry
+                a layer, or, with `scan`, the entries stacked; None for no cache.
+            scan: Compile one layer and loop over it, in place of compiling each: quicker to
+                compile, slower for a few small layers.
+        """
+        body = _over(self._angles(positions_BT), attend)
+        x_BTD, new_caches = self._run(body, self._embedded(tokens_BT), caches, scan=scan)
+        return self._normed(x_BTD), new_caches
+
+    def continued(
+        self,
+        tokens: tuple[Int[Array, "N P"], Int[Array, "B C"]],
+        positions: tuple[Int[Array, "N P"], Int[Array, "B C"]],
+        attends: tuple[Attend, Attend],
+        *,
+        scan: bool = False,
+    ) -> Float[Array, "B C D"]:
+        """Return the final hidden states, BCD, of what goes on from prefixes, layer by layer.
+
+        So the gradient of a layer's weights is one sum, and prefixes' keys are those of a layer.
+
+        Args:
+            tokens: Ids of the prefixes, and of what follows.
+            positions: As `__call__`.
+            attends: The second is handed the cache that the first gives back.
+            scan: As `__call__`.
+        """
+        first, second = (
+            _over(self._angles(position_BT), attend)
+            for position_BT, attend in zip(positions, attends, strict=True)
+        )
+
+        def body(layer: Block, states: tuple[Array, Array], cache: Any) -> tuple[Any, None]:
+            prefix_NPD, cache = first(layer, states[0], cache)
+            return (prefix_NPD, second(layer, states[1], cache)[0]), None
+
+        states = (self._embedded(tokens[0]), self._embedded(tokens[1]))
+        (_, x_BCD), _ = self._run(body, states, None, scan=scan)
+        return self._normed(x_BCD)
+
+    def _angles(self, positions_BT: Array) -> Array:
+        size = self.config.head_dim
+        exponent_E = jnp.arange(0, size, 2, dtype=jnp.float32) / size
+        frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
+        return positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
+
+    def _embedded(self, tokens_BT: Array) -> Array:
+        return constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
+
+    def _normed(self, x_BTD: Array) -> Array:
+        return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps)
+
+    def _run(self, body: _Body, carry: Any, caches: Any, *, scan: bool) -> tuple[Any, Any]:
+        """Take what goes through the layers from the first to the last."""
+        if scan:
+            return self._scan(body, carry, caches)
+        layers, new_caches = unstacked(self).layers, []
+        for layer, cache in zip(layers, caches or [None] * len(layers), strict=True):
+            carry, new_cache = body(layer, carry, cache)
+            new_caches.append(new_cache)
+        return carry, new_caches
+
+    def _scan(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
+        graph, stacked = nnx.split(self.layers)
+
+        def step(carry: Any, layer: Any) -> tuple[Any, Any]:
+            state, cache = layer
+            return body(nnx.merge(graph, state), carry, cache)
+
+        kept: Callable[..., Any] = step
+        if self.remat != "none":
+            kept = jax.checkpoint(step, prevent_cse=False, policy=_KEPT[self.remat])
+        return jax.lax.scan(kept, carry, (stacked, caches))
+
+    @property
+    def output_table(self) -> Float[Array, "V D"]:
+        """Return what projects hidden states onto the vocabulary."""
+        return (self.embed if self.config.tie_word_embeddings else self.unembed)[...]
+
+    def logits(self, hidden: Float[Array, "... D"]) -> Float[Array, "... V"]:
+        """Project hidden states onto the vocabulary, in fp32."""
+        return logprobs.logits(hidden, self.output_table)
+
+
+def unstacked(model: Decoder) -> Decoder:
+    """Return the same model with a list of layers, each with parameters of its own.
+
+    Sampling wants it so: a step reads every weight once, and cutting a layer out of the stack
+    would read and write it once more.
+    """
+    if isinstance(model.layers, nnx.List):
+        return model
+    graph, stacked = nnx.split(model.layers)
+    leaves, tree = jax.tree.flatten(stacked)
+    depth = model.config.num_hidden_layers
+    # Not by index: the gradient of a split is one concatenation.
+    parts = [jax.lax.split(leaf, (1,) * depth) for leaf in leaves]
+    apart = copy.copy(model)
+    apart.layers = nnx.List(
+        [
+            nnx.merge(graph, jax.tree.unflatten(tree, [part.squeeze(0) for part in layer]))
+            for layer in zip(*parts, strict=True)
+        ]
+    )
+    return apart

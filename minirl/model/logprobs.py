@@ -1,0 +1,261 @@
+"""Log-probabilities and entropies of trained tokens, without the logits of all tokens at once.
+
+A vocabulary has some 150,000 entries: the logits of 64,000 tokens in fp32 would be 40 GB, and their
+gradient as much. Here logits exist for a chunk of tokens at a time, in the forward pass and again
+in the backward pass, and not at all for tokens that are not trained on.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from minirl.model.sampling import in_nucleus
+from minirl.model.sharding import axis_parts, constrain
+
+# Largest array of logits that a device holds at once, in bytes.
+LOGITS_BYTES = 2**29
+# The logit of what is never drawn.
+_NEVER = -1e30
+
+
+def project(
+    hidden_BCD: Float[Array, "B C D"],
+    table_VD: Float[Array, "V D"],
+    target_BC: Int[Array, "B C"],
+    is_trained_BC: Bool[Array, "B C"],
+    *,
+    temperature: float,
+    top_p: float = 1.0,
+    mesh: Mesh | None = None,
+) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
+    """Return the log-probability of every target, and the entropy of its distribution.
+
+    Logits are hidden states times the table, in fp32, over the temperature. Where those of all
+    tokens are small, they are computed at once and kept for the gradient; else trained tokens are
+    moved to the front and taken chunk by chunk, and chunks without any are skipped.
+
+    Args:
+        hidden_BCD: Final hidden states.
+        table_VD: The output projection, in the dtype of its weights.
+        target_BC: The token to judge at each position.
+        is_trained_BC: Where the numbers are wanted.
+        temperature: Divides the logits.
+        top_p: Below 1 all numbers are those of the nucleus, the target in it in any case; which
+            tokens it has is not differentiated.
+        mesh: What rows and vocabulary are split over. Every part of the rows is ordered by itself;
+            the gradient of the table is added up among the parts once, at the end.
+
+    Returns:
+        Log-probabilities, BC, and entropies, BC, which have no gradient; 0 where nothing is
+        trained.
+    """
+    B, C, D = hidden_BCD.shape
+    V = table_VD.shape[0]
+    parts = axis_parts("batch", B, mesh)
+    by_part = (parts, B * C // parts)
+    token_bytes = 4 * V // axis_parts("vocab", V, mesh)
+    if by_part[1] * token_bytes <= LOGITS_BYTES:
+        logits_BCV = _drawn_from(logits(hidden_BCD, table_VD) / temperature, target_BC, top_p=top_p)
+        found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
+    else:
+        length = max(1, LOGITS_BYTES // token_bytes)
+        cut = _Cut(length, temperature, top_p, mesh, table_VD.dtype)
+        tokens = (target_BC.reshape(by_part), is_trained_BC.reshape(by_part))
+        found = _in_chunks(cut, hidden_BCD.reshape(*by_part, D), table_VD, *tokens)
+    logp, entropy = (one.reshape(B, C) for one in found)
+    return logp, jax.lax.stop_gradient(entropy)
+
+
+@jax.custom_vjp
+def logits(hidden: Float[Array, "... D"], table_VD: Float[Array, "V D"]) -> Float[Array, "... V"]:
+    """Multiply hidden states by the table in their own type, and sum in fp32.
+
+    The table's gradient is a sum in fp32 too, and is not rounded if the weights are not.
+    """
+    table_VD = table_VD.astype(hidden.dtype)
+    return jnp.einsum("...d,vd->...v", hidden, table_VD, preferred_element_type=jnp.float32)
+
+
+def _logits_forward(hidden: Array, table_VD: Array) -> tuple[Array, tuple[Array, Array]]:
+    return logits(hidden, table_VD), (hidden, table_VD)
+
+
+def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array, Array]:
+    hidden, table_VD = known
+    (V, D), dtype = table_VD.shape, hidden.dtype
+    dlogits = dlogits.astype(dtype)
+    dhidden = jnp.einsum("...v,vd->...d", dlogits, table_VD.astype(dtype))
+    pair = (dlogits.reshape(-1, V), hidden.reshape(-1, D))
+    dtable_VD = jnp.einsum("tv,td->vd", *pair, preferred_element_type=jnp.float32)
+    return dhidden, dtable_VD.astype(table_VD.dtype)
+
+
+logits.defvjp(_logits_forward, _logits_backward)
+
+
+def _drawn_from(logits_TV: Array, target_T: Array, *, top_p: float) -> Array:
+    """Take tokens that are never drawn out of a distribution; any dimensions before V."""
+    if top_p >= 1:
+        return logits_TV
+    frozen_TV = jax.lax.stop_gradient(logits_TV)
+    weights_TV = jnp.exp(frozen_TV - frozen_TV.max(axis=-1, keepdims=True))
+    is_in_TV = in_nucleus(weights_TV, jnp.full(target_T.shape, top_p))
+    places = jnp.expand_dims(jnp.arange(logits_TV.shape[-1]), range(target_T.ndim))
+    is_in_TV |= target_T[..., None] == places
+    # Finite: the entropy multiplies it by a probability of 0.
+    return jnp.where(is_in_TV, logits_TV, _NEVER)
+
+
+def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
+    """Return log-probabilities of the targets and entropies; any dimensions before V."""
+    total_T = jax.nn.logsumexp(logits_TV, axis=-1)
+    logp_T = jnp.take_along_axis(logits_TV, target_T[..., None], axis=-1)[..., 0] - total_T
+    frozen_TV = jax.lax.stop_gradient(logits_TV)
+    mean_T = jnp.sum(jax.nn.softmax(frozen_TV) * frozen_TV, axis=-1)
+    return logp_T, jax.lax.stop_gradient(total_T) - mean_T
+
+
+class _Cut(NamedTuple):
+    """How tokens are cut: into chunks of so many of every part of the rows (X parts, T tokens).
+
+    Attributes:
+        length: So many.
+        temperature: Divides the logits.
+        top_p: Narrows the distributions.
+        mesh: What rows and vocabulary are split over.
+        table_dtype: Type of the table, and so of its gradient.
+    """
+
+    length: int
+    temperature: float
+    top_p: float
+    mesh: Mesh | None
+    table_dtype: Any
+
+
+class _Chunk(NamedTuple):
+    """Q tokens of every part, trained ones first."""
+
+    place_XQ: Array
+    is_trained_XQ: Array
+    hidden_XQD: Array
+    target_XQ: Array
+    logits_XQV: Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_chunks(
+    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
+) -> tuple[Array, Array]:
+    return _in_chunks_forward(cut, hidden_XTD, table_VD, target_XT, is_trained_XT)[0]
+
+
+def _in_chunks_forward(
+    cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
+) -> tuple[tuple[Array, Array], Any]:
+    # All chunks use one copy of the table with all its columns, in the type of the computation.
+    table_VD = constrain(table_VD.astype(hidden_XTD.dtype), ("vocab", "model"), cut.mesh)
+    order_XT, count_X = _trained_first(is_trained_XT)
+
+    def add(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
+        chunk = _chunk(cut, number, order_XT, count_X, hidden_XTD, table_VD, target_XT)
+        values = _judge(chunk.logits_XQV, chunk.target_XQ)
+        logp_XQ, entropy_XQ = (jnp.where(chunk.is_trained_XQ, value, 0.0) for value in values)
+        return _write(found[0], number, logp_XQ), _write(found[1], number, entropy_XQ)
+
+    X, T = target_XT.shape
+    empty = _empty(cut, (X, T))
+    logp, entropy = jax.lax.fori_loop(0, _chunks(cut, count_X), add, (empty, empty))
+    found = _back(logp, order_XT), _back(entropy, order_XT)
+    return found, (hidden_XTD, table_VD, target_XT, is_trained_XT)
+
+
+def _in_chunks_backward(cut: _Cut, arrays: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
+    """Compute the logits of each chunk anew: their gradient is (is target - probability) dlogp."""
+    hidden_XTD, table_VD, target_XT, is_trained_XT = arrays
+    order_XT, count_X = _trained_first(is_trained_XT)
+    (X, T), (V, D), dtype = target_XT.shape, table_VD.shape, hidden_XTD.dtype
+
+    def add(number: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
+        dhidden, dtable_XVD = total
+        chunk = _chunk(cut, number, order_XT, count_X, hidden_XTD, table_VD, target_XT)
+        dlogp_XQ = jnp.take_along_axis(gradients[0], chunk.place_XQ, axis=1)
+        scale_XQ = jnp.where(chunk.is_trained_XQ, dlogp_XQ, 0.0) / cut.temperature
+        is_target_XQV = chunk.target_XQ[..., None] == jnp.arange(V)[None, None]
+        dlogits_XQV = is_target_XQV - jax.nn.softmax(chunk.logits_XQV)
+        dlogits_XQV = (dlogits_XQV * scale_XQ[..., None]).astype(dtype)
+        dhidden_XQD = jnp.einsum("xqv,vd->xqd", dlogits_XQV, table_VD)
+        dtable_XVD += jnp.einsum(
+            "xqv,xqd->xvd", dlogits_XQV, chunk.hidden_XQD, preferred_element_type=jnp.float32
+        )
+        dtable_XVD = constrain(dtable_XVD, ("batch", "vocab", "model"), cut.mesh)
+        return _write(dhidden, number, dhidden_XQD), dtable_XVD
+
+    dtable_XVD = constrain(jnp.zeros((X, V, D)), ("batch", "vocab", "model"), cut.mesh)
+    start = (_empty(cut, (X, T), D, dtype=dtype), dtable_XVD)
+    dhidden, dtable_XVD = jax.lax.fori_loop(0, _chunks(cut, count_X), add, start)
+    dtable_VD = constrain(dtable_XVD.sum(axis=0), ("vocab", "width"), cut.mesh)
+    return _back(dhidden, order_XT), dtable_VD.astype(cut.table_dtype), None, None
+
+
+_in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
+
+
+def _trained_first(is_trained_XT: Array) -> tuple[Array, Array]:
+    """Return the places of each part's tokens, trained ones first, and how many those are."""
+    return jnp.argsort(~is_trained_XT, axis=1, stable=True), is_trained_XT.sum(axis=1)
+
+
+def _chunks(cut: _Cut, count_X: Array) -> Array:
+    """Return how many chunks hold a trained token of any part."""
+    return -(-count_X.max() // cut.length)
+
+
+def _chunk(
+    cut: _Cut,
+    number: Array,
+    order_XT: Array,
+    count_X: Array,
+    hidden_XTD: Array,
+    table_VD: Array,
+    target_XT: Array,
+) -> _Chunk:
+    slot_Q = number * cut.length + jnp.arange(cut.length)
+    # The last chunk may end after the last token.
+    place_XQ = order_XT[:, jnp.minimum(slot_Q, order_XT.shape[1] - 1)]
+    hidden_XQD = jnp.take_along_axis(hidden_XTD, place_XQ[..., None], axis=1)
+    hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
+    target_XQ = jnp.take_along_axis(target_XT, place_XQ, axis=1)
+    logits_XQV = logits(hidden_XQD, table_VD) / cut.temperature
+    logits_XQV = _drawn_from(logits_XQV, target_XQ, top_p=cut.top_p)
+    return _Chunk(
+        place_XQ,
+        slot_Q[None] < count_X[:, None],
+        hidden_XQD,
+        target_XQ,
+        constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh),
+    )
+
+
+def _empty(cut: _Cut, shape_XT: tuple[int, int], *rest: int, dtype: Any = jnp.float32) -> Array:
+    """Return zeros for the chunks of all tokens, in order."""
+    X, T = shape_XT
+    zeros = jnp.zeros((X, -(-T // cut.length) * cut.length, *rest), dtype)
+    return constrain(zeros, ("batch", "position", "model")[: zeros.ndim], cut.mesh)
+
+
+def _write(array: Array, number: Array, chunk: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, chunk, number * chunk.shape[1], axis=1)
+
+
+def _back(array: Array, order_XT: Array) -> Array:
+    """Bring values of ordered tokens back to the tokens' places."""
+    place_XT = jnp.argsort(order_XT, axis=1)
+    place = place_XT.reshape(*place_XT.shape, *(1,) * (array.ndim - 2))
+    return jnp.take_along_axis(array, place, axis=1)

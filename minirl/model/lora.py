@@ -1,0 +1,132 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): W stays as it is, and A and B of W + scale A B learn.
+
+Where the learner has them, gradients, optimizer state, reference and checkpoints are those of the
+adapters alone: what it calls weights is what `split` calls so, and the rest is handed along. The
+reference of a KL is the adapters as they began, which add nothing.
+
+The learner multiplies by A and by B and never makes the sum: neither that nor the gradient of W,
+which has its size and is a third of an update's work, is ever needed. The sampler, which reads
+every weight once a token and cannot share the learner's stacked ones anyway, takes the sum.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from minirl.config import LoraConfig
+from minirl.model.decoder import Block, Decoder, ModelConfig
+from minirl.model.sharding import INPUT_AXES, param_shardings
+
+
+def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
+    """Give the matrices of every layer adapters, in float32, that add nothing yet.
+
+    Args:
+        model: Changed in place.
+        lora: Rank, scale and targets.
+        seed: Decides A, which depends neither on the mesh nor on the other targets.
+
+    Note:
+        The paper draws A from a Gaussian of a width it does not tell: here a unit input makes unit
+        products. B is 0, as there.
+    """
+    layers: Block = model.layers
+    shapes = {name: getattr(layers, name).shape for name in lora.targets}
+
+    def draw(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
+        found = {}
+        for place, name in enumerate(INPUT_AXES):
+            if name in shapes:
+                depth, *axes = shapes[name]
+                inputs, outputs = axes[: INPUT_AXES[name]], axes[INPUT_AXES[name] :]
+                normal = jax.random.normal(
+                    jax.random.fold_in(key, place), (depth, *inputs, lora.rank)
+                )
+                found[f"{name}_a"] = normal * math.prod(inputs) ** -0.5
+                found[f"{name}_b"] = jnp.zeros((depth, lora.rank, *outputs))
+        return {"layers": found}
+
+    key = jax.random.key(seed)
+    places = None
+    if model.mesh is not None:
+        places = param_shardings(jax.eval_shape(draw, key), model.mesh)
+    for name, array in jax.jit(draw, out_shardings=places)(key)["layers"].items():
+        setattr(layers, name, nnx.LoRAParam(array))
+    layers.lora = lora
+
+
+def adapter_shapes(config: ModelConfig, lora: LoraConfig) -> nnx.State:
+    """Return the shapes of a model's adapters."""
+
+    def make() -> Decoder:
+        model = Decoder(config, key=jax.random.key(0))
+        add_adapters(model, lora, seed=0)
+        return model
+
+    return split(nnx.eval_shape(make))[1]
+
+
+def split(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """Take a model apart.
+
+    Returns:
+        Its structure; what is trained: adapters where it has them, else all weights; and the rest,
+        which may be empty.
+    """
+    kind = nnx.Param if model.layers.lora is None else nnx.LoRAParam
+    graph, trained, rest = nnx.split(model, kind, ...)
+    return graph, trained, rest
+
+
+def merged(model: Decoder) -> Decoder:
+    """Return a model without adapters that computes the same; the model itself if it has none."""
+    lora = model.layers.lora
+    if lora is None:
+        return model
+    layers = copy.copy(model.layers)
+    for name in dict.fromkeys(lora.targets):
+        matrix = getattr(layers, name)[...]
+        a, b = (getattr(layers, f"{name}_{end}")[...] for end in "ab")
+        whole = matrix.astype(jnp.float32) + lora.scale * product(a, b)
+        setattr(layers, name, nnx.Param(whole.astype(matrix.dtype)))
+        for end in "ab":
+            delattr(layers, f"{name}_{end}")
+    layers.lora = None
+    whole_model = copy.copy(model)
+    whole_model.layers = layers
+    return whole_model
+
+
+def merged_parts(
+    parts: Callable[[str], Iterator[np.ndarray]],
+    read: Callable[[str], np.ndarray],
+    lora: LoraConfig,
+) -> Callable[[str], Iterator[np.ndarray]]:
+    """Add adapters to weights that are read part by part (`weights.Parts`).
+
+    Args:
+        parts: Gives the weights.
+        read: Gives an adapter by its path, all layers of it.
+        lora: Scale and targets.
+    """
+
+    def merged(path: str) -> Iterator[np.ndarray]:
+        if path.rpartition(".")[2] not in lora.targets:
+            yield from parts(path)
+            return
+        for part, a, b in zip(parts(path), read(f"{path}_a"), read(f"{path}_b"), strict=True):
+            yield part + lora.scale * np.tensordot(a, b, axes=1)
+
+    return merged
+
+
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Return A B of each layer, in the shape of its matrix."""
+    return jax.vmap(lambda a, b: jnp.tensordot(a, b, axes=1, precision="highest"))(a, b)

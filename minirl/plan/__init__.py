@@ -1,0 +1,1 @@
+"""What fits in the memory of a device, by estimate and by compilers."""

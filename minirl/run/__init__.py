@@ -1,0 +1,1 @@
+"""What a run needs beside learning: processes, preemption, checkpoints, metrics, files."""

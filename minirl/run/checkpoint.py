@@ -1,0 +1,388 @@
+"""Checkpoints: weights, optimizer state and where the run stands, through Orbax.
+
+Orbax writes beside and renames, so a kill inside a save leaves the checkpoints before it whole.
+Those of a run's own plan lie in one folder. One that is made because the run is stopped lies beside
+it, so that the others are those of a run that was not; it goes when the plan's next one is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from pydantic import BaseModel
+
+from minirl.errors import UserError
+from minirl.model.sharding import param_path
+from minirl.run import distributed
+from minirl.run.reading import check, read_json
+
+# Orbax reports every save at INFO, and of one that fails the traceback at ERROR; we tell the user.
+logging.getLogger("absl").setLevel(logging.CRITICAL)
+
+Tree = Any
+_Kind = TypeVar("_Kind")
+_APART = "preempted"
+
+
+class Checkpoints:
+    """The checkpoints of one phase of a run: the newest few, and the best by a score.
+
+    Args:
+        folder: Made if it is not there.
+        keep: How many of the newest are kept.
+
+    Raises:
+        UserError: The folder cannot be made, or the score of a checkpoint there cannot be read.
+    """
+
+    def __init__(self, folder: Path, *, keep: int = 2) -> None:
+        self._folder = folder.absolute()
+        self._apart = self._folder.with_name(_APART)
+        with _writing(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        policies = ocp.checkpoint_managers
+        self._manager = _open(
+            self._folder,
+            item_handlers={
+                "tree": ocp.StandardCheckpointHandler(),
+                "facts": ocp.JsonCheckpointHandler(),
+            },
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=policies.AnyPreservationPolicy(
+                    [
+                        policies.LatestN(keep),
+                        policies.BestN(get_metric_fn=_score, reverse=False, n=1),
+                    ]
+                ),
+                best_fn=_score,
+                enable_async_checkpointing=True,
+                # Where a folder cannot be made in the background, Orbax's other threads wait for it
+                # for 20 minutes, and the process with them.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            ),
+        )
+
+    def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
+        """Write a checkpoint in the background.
+
+        Args:
+            step: Updates done.
+            tree: Arrays; they may be donated as soon as this returns.
+            facts: Anything else that a resume needs, as JSON.
+            score: What the best checkpoint is chosen by, the larger the better.
+
+        Raises:
+            UserError: It cannot be written, or the one before could not.
+        """
+        self.wait()
+        self._check_room(tree)
+        if jax.default_backend() == "cpu":
+            # A host copy of a CPU array is the array itself, and the next update overwrites it.
+            tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
+        with _writing(self._folder):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
+                ),
+                metrics={"score": score},
+                force=True,
+            )
+        if self._apart.exists() and self._apart != self._folder:
+            self.wait()
+            if distributed.is_first():
+                shutil.rmtree(self._apart)
+
+    def _check_room(self, tree: Tree) -> None:
+        """Refuse what the disk has no room for; found in the middle it leaves much noise."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise _unwritable(
+                self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+            )
+
+    def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint because the run is being stopped, unless there is one of this step.
+
+        Args:
+            step: Updates done.
+            tree: As in `save`.
+            facts: As in `save`.
+
+        Raises:
+            UserError: It cannot be written, or the one before could not.
+        """
+        self.wait()
+        if step and step == self.newest_step():
+            return
+        with closing(Checkpoints(self._apart, keep=1)) as apart:
+            apart.save(step, tree, facts, score=0.0)
+
+    def newest_step(self) -> int:
+        """Return the step that a run goes on from; 0 without a checkpoint."""
+        return max(self.latest_step() or 0, _newest(self._apart))
+
+    def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
+        """Read the checkpoint of `newest_step`.
+
+        Args:
+            like: See `restore`.
+            kind: What its facts have to be, as pydantic knows it.
+
+        Raises:
+            UserError: See `restore`; or its facts are of another kind.
+        """
+        step = self.newest_step()
+        if step != self.latest_step():
+            with closing(Checkpoints(self._apart, keep=1)) as apart:
+                return apart.restore_newest(like, kind)
+        tree, facts = self.restore(step, like)
+        return tree, check(
+            kind,
+            facts,
+            where=f"{self._folder / str(step)}: facts",
+            advice="delete that folder to go on from the one before",
+        )
+
+    def latest_step(self) -> int | None:
+        """Return the newest complete checkpoint's step."""
+        return self._manager.latest_step()
+
+    def best_step(self) -> int | None:
+        """Return the best checkpoint's step."""
+        return self._manager.best_step()
+
+    def restore(self, step: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
+        """Read a checkpoint.
+
+        Args:
+            step: Which one.
+            like: A tree of the same structure, for shapes, types and shardings.
+
+        Raises:
+            UserError: The checkpoint is damaged, or belongs to another model or optimizer.
+        """
+        where = self._folder / str(step)
+        self._check(where, step, like)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(like))
+        try:
+            restored = self._manager.restore(
+                step,
+                args=ocp.args.Composite(
+                    tree=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
+                ),
+            )
+        # Orbax and TensorStore raise many types for a damaged file.
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        leaves = [restored["tree"][name] for name in _named(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), leaves), restored["facts"]
+
+    def _check(self, where: Path, step: int, like: Tree) -> None:
+        """Compare names and shapes before anything is read."""
+        try:
+            stored = dict(self._manager.item_metadata(step)["tree"])
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        _compare(where, shapes, _named(like))
+
+    def wait(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        with _writing(self._folder):
+            self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Wait for what is being written, and end.
+
+        Raises:
+            UserError: It cannot be written.
+        """
+        try:
+            self.wait()
+        finally:
+            # Orbax tells of an error once.
+            self._manager.close()
+
+
+def given_up(tree: Tree) -> Tree:
+    """Give the memory of arrays back; return their shapes, types and shardings.
+
+    What is read in their place would lie beside them: whoever made them may know them still.
+    """
+
+    def give_up(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+        leaf.delete()
+        return shape
+
+    return jax.tree.map(give_up, tree)
+
+
+def _newest(folder: Path) -> int:
+    """Return the step of the newest checkpoint in a folder that may not be there; else 0."""
+    paths = folder.iterdir() if folder.exists() else ()
+    return max((int(path.name) for path in paths if path.name.isdigit()), default=0)
+
+
+def best_step(folder: Path) -> int | None:
+    """Return the step of the best checkpoint in a folder, which is left as it is."""
+    options = ocp.CheckpointManagerOptions(best_fn=_score, read_only=True)
+    with _open(folder.absolute(), options=options) as manager:
+        return manager.best_step()
+
+
+def read_params(where: Path, like: Tree) -> Tree:
+    """Read the weights of a checkpoint, without the optimizer's state.
+
+    Args:
+        where: Folder of one checkpoint.
+        like: Weights of the same structure, for shapes, types and shardings.
+
+    Raises:
+        UserError: The checkpoint is damaged, or belongs to another model.
+    """
+    wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
+    with _reading(where, wanted) as reader:
+        restored = _restore(
+            reader, where, abstract, ocp.checkpoint_utils.construct_restore_args(abstract)
+        )
+    leaves = [restored[name] for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+@contextmanager
+def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarray]]:
+    """Let the weights of a checkpoint be read one at a time.
+
+    Args:
+        where: Folder of one checkpoint.
+        like: Shapes and types of the weights; others may be in the checkpoint too.
+
+    Yields:
+        Reads a parameter by its path (`sharding.param_path`), whole, into host memory.
+
+    Raises:
+        UserError: The checkpoint is damaged, or belongs to another model.
+    """
+    wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
+    paths = [param_path(path) for path, _ in jax.tree.leaves_with_path(like)]
+    names = dict(zip(paths, wanted, strict=True))
+    with _reading(where, wanted) as reader:
+
+        def read(path: str) -> np.ndarray:
+            name = names[path]
+            how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
+            return _restore(reader, where, {name: wanted[name]}, how)[name]
+
+        yield read
+
+
+_PARAMS = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
+
+
+@contextmanager
+def _reading(where: Path, wanted: Mapping[str, Any]) -> Generator[ocp.PyTreeCheckpointer]:
+    """Open the arrays of a checkpoint that holds all that is wanted."""
+    with ocp.PyTreeCheckpointer() as reader:
+        try:
+            stored = dict(reader.metadata(where.absolute() / "tree").item_metadata)
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+        # Orbax and TensorStore raise many types for a damaged file.
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        _compare(where, shapes, wanted)
+        yield reader
+
+
+def _restore(
+    reader: ocp.PyTreeCheckpointer, where: Path, wanted: Mapping[str, Any], how: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Read arrays by their names."""
+    try:
+        return reader.restore(
+            where.absolute() / "tree",
+            args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
+        )
+    except Exception as error:  # noqa: BLE001
+        raise _damaged(where, error) from None
+
+
+def _compare(where: Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Any]) -> None:
+    """Raise a `UserError` unless all that is wanted is stored in the same shape."""
+    for name, leaf in wanted.items():
+        if stored.get(name) != tuple(leaf.shape):
+            raise UserError(
+                f"{where}: a checkpoint of another model: {name} is "
+                f"{stored.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
+                "use the settings it was made with, or another run.dir"
+            )
+
+
+class _Scores(BaseModel):
+    """What Orbax chooses the best checkpoint by."""
+
+    score: float
+
+
+def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
+    """Open a folder of checkpoints; Orbax reads the score of each at once."""
+    for scores in sorted(folder.glob("*/metrics/metrics")):
+        checkpoint = scores.parents[1]
+        if checkpoint.name.isdigit():  # and not what a kill inside a save left
+            advice = f"delete {checkpoint} to go on from the one before"
+            read_json(scores, _Scores, advice=advice)
+    return ocp.CheckpointManager(folder, **settings)
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"]
+
+
+def _named(tree: Tree) -> dict[str, Any]:
+    """Flatten to names, so that structures of libraries may change."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+@contextmanager
+def _writing(folder: Path) -> Generator[None]:
+    """Turn an error of writing into a line for the user; TensorStore raises `ValueError`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise _unwritable(folder, _reason(error)) from None
+
+
+def _unwritable(folder: Path, reason: str) -> UserError:
+    return UserError(
+        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: mend "
+        "that, and the same command goes on from the newest"
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Say an error in a line; of a long one the middle is left out, the cause comes last."""
+    words = " ".join(str(error).split())
+    words = words if len(words) <= 160 else f"{words[:60]} ... {words[-100:]}"
+    return f"{type(error).__name__}: {words}"
+
+
+def _damaged(where: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{where}: the checkpoint cannot be read ({_reason(error)}); "
+        "delete that folder to go on from the one before"
+    )

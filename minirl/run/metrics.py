@@ -1,0 +1,196 @@
+"""Numbers of a run: one JSON line a step, and TensorBoard beside it.
+
+Keys that begin with `time/` depend on the clock and the process; all others are the same in every
+run of one configuration on one machine, also across a kill and a resume.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from time import perf_counter, time
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import (
+    Event,  # ty: ignore[import-not-found]
+    SessionLog,  # ty: ignore[import-not-found]
+)
+from tensorboardX.summary import scalar
+
+from minirl.errors import UserError
+from minirl.run import distributed
+from minirl.run.files import settle
+from minirl.run.reading import read_lines
+from minirl.run.writing import writing
+
+
+class Line(BaseModel):
+    """A line of a file of JSON lines; beside the step it may hold anything."""
+
+    step: int
+
+
+class Numbers(Line):
+    """A line of `metrics.jsonl`; null stands for what JSON has no number for."""
+
+    model_config = ConfigDict(extra="allow")
+    # pydantic checks the other fields against this.
+    __pydantic_extra__: dict[str, float | None]  # ty: ignore[incompatible-mutable-override]
+
+
+_METRICS = "metrics.jsonl"
+_ADVICE = "mend or delete that line, or set run.dir to another folder"
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the numbers of each step of a run.
+
+    Raises:
+        UserError: There are none, or the file is damaged.
+    """
+    lines = read_lines(folder / _METRICS, Numbers, advice=_ADVICE)
+    return [line.model_dump() for _, line in lines]
+
+
+class JsonLines:
+    """A file of JSON lines, each with the step it belongs to.
+
+    Args:
+        path: The file, made when the first line is written.
+        resume_step: Lines of later steps, left by a run that was killed, are taken away.
+        kind: What a line has to be.
+
+    Raises:
+        UserError: The file is damaged.
+    """
+
+    def __init__(self, path: Path, *, resume_step: int, kind: type[Line] = Line) -> None:
+        self._path = path
+        self.last_step = 0
+        self._is_writer = distributed.is_first()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            lines = read_lines(path, kind, advice=_ADVICE)
+            kept = [(text, line.step) for text, line in lines if line.step <= resume_step]
+            self.last_step = kept[-1][1] if kept else 0
+            if self._is_writer:
+                scratch = path.with_suffix(".part")
+                with writing(scratch):
+                    scratch.write_bytes(b"".join(text for text, _ in kept))
+                settle(scratch, path)
+
+    def write(self, step: int, record: Mapping[str, Any]) -> None:
+        """Append one record; of several processes the first does."""
+        if not self._is_writer:
+            return
+        line = json.dumps({"step": step} | _finite(record), ensure_ascii=False)
+        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """Write what JSON has no number for as null, at any depth."""
+    if isinstance(value, Mapping):
+        return {key: _finite(member) for key, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(member) for member in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Metrics:
+    """Writes `metrics.jsonl` and TensorBoard event files into a run folder.
+
+    Raises:
+        UserError: What an earlier start wrote is damaged, or is not there any more.
+    """
+
+    def __init__(self, folder: Path, *, resume_step: int) -> None:
+        path, board = folder / _METRICS, folder / "tensorboard"
+        self._lines = JsonLines(path, resume_step=resume_step, kind=Numbers)
+        if self._lines.last_step != resume_step:
+            raise UserError(
+                f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
+                "go as far; bring them back, or set run.dir to another folder"
+            )
+        self._board: _Board | None = None
+        if not distributed.is_first():
+            return
+        try:
+            self._board = _Board(board, purge_step=resume_step + 1)
+        except FileExistsError as error:
+            raise UserError(
+                f"{board}: cannot be written ({error.strerror}); move it away"
+            ) from None
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        """Record the numbers of a step."""
+        self._lines.write(step, dict(sorted(numbers.items())))
+        if self._board is not None:
+            self._board.write(step, numbers)
+
+    def close(self) -> None:
+        """Close the files; all is written."""
+        if self._board is not None:
+            self._board.close()
+
+
+class _Board:
+    """A file of TensorBoard's events, written at once.
+
+    tensorboardX's `SummaryWriter` writes in a thread: on a full disk that ends, and whoever fills
+    its queue waits for ever.
+    """
+
+    def __init__(self, folder: Path, *, purge_step: int) -> None:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._purge_step = folder, purge_step
+        self._file: EventsWriter | None = None
+
+    def write(self, step: int, numbers: Mapping[str, float]) -> None:
+        now = time()
+        events = [
+            Event(step=step, wall_time=now, summary=scalar(name, value))
+            for name, value in numbers.items()
+        ]
+        with writing(self._folder):
+            if self._file is None:
+                self._file = EventsWriter(str(self._folder / "events"))
+                begun = SessionLog(status=SessionLog.START)
+                events.insert(0, Event(step=self._purge_step, wall_time=now, session_log=begun))
+            for event in events:
+                self._file.write_event(event)
+            self._file.flush()
+
+    def close(self) -> None:
+        # What could not be written was told then.
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+
+
+class Stopwatch:
+    """Seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._began = perf_counter()
+
+    @contextmanager
+    def phase(self, name: str) -> Generator[None]:
+        """Add the time spent inside to a phase."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - start
+
+    def numbers(self) -> dict[str, float]:
+        """Return the seconds by metric name, and those of the whole step up to now."""
+        whole = {"step": perf_counter() - self._began}
+        return {f"time/{name}_s": seconds for name, seconds in (self.seconds | whole).items()}

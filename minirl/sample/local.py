@@ -1,0 +1,182 @@
+"""The weights on this process's own devices: each process samples alone, from a whole model.
+
+Training splits weights over all devices and gathers a layer when it computes it, which pays for a
+batch of many tokens. A sampler reads all weights for one token of each slot, so it has a copy, in
+the type of the computation, split over as few devices as have the memory for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from minirl.config import SamplerConfig
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.sharding import (
+    MESH_AXES,
+    PARAM_AXES,
+    mesh_of,
+    param_path,
+    param_shardings,
+    placed,
+)
+from minirl.plan.memory import device_bytes
+from minirl.run import distributed
+from minirl.sample.pages import device_memory
+from minirl.sample.sampler import NativeSampler
+from minirl.types import Tokenizer
+
+# A copy takes at most this part of a device's memory, if there are devices enough to share it.
+COPY_SHARE = 0.25
+
+_frozen_copies: WeakKeyDictionary[Decoder, nnx.State] = WeakKeyDictionary()
+
+
+def local_mesh(
+    params: Any, devices: Sequence[Any], *, dtype: Any, memory_bytes: float
+) -> Mesh | None:
+    """Arrange devices for sampling: the fewest on `tensor` that hold a copy, the rest on `data`.
+
+    Args:
+        params: All weights of the model, or their shapes.
+        devices: Those of one process.
+        dtype: In which it computes.
+        memory_bytes: Of one device.
+
+    Returns:
+        None for a single device.
+    """
+    if len(devices) == 1:
+        return None
+    count = len(devices)
+    mesh = None
+    for tensor in (size for size in range(1, count + 1) if count % size == 0):
+        grid = np.array(devices).reshape(count // tensor, 1, tensor)
+        mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+        if device_bytes(copy_shapes(params, mesh, dtype)) <= COPY_SHARE * memory_bytes:
+            break
+    return mesh
+
+
+def copy_shapes(params: Any, own: Mesh | None, dtype: Any) -> Any:
+    """Return the shapes and places of what `local_params` makes of weights."""
+    return placed(
+        jax.tree.map_with_path(
+            lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, _copy_type(path, leaf, dtype)),
+            params,
+        ),
+        own,
+    )
+
+
+def local_model(model: Decoder) -> Decoder:
+    """Return the model on this process's devices; the same one where it lies on one device.
+
+    What is not trained is copied once for all of a model's samplers.
+    """
+    if model.mesh is None:
+        return model
+    graph, trained, frozen = split(model)
+    own = local_mesh(
+        nnx.merge_state(trained, frozen),
+        [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
+        dtype=model.dtype,
+        # All have to arrange their devices alike, and the memories of two hosts may differ.
+        memory_bytes=min(distributed.gather(lambda: device_memory(model.mesh))),
+    )
+    if model not in _frozen_copies:
+        _frozen_copies[model] = local_params(frozen, own, model.dtype)
+    trained = local_params(trained, own, model.dtype)
+    copied = nnx.merge(graph, trained, _frozen_copies[model])
+    for _, node in nnx.iter_graph(copied):
+        if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
+            node.mesh = own
+    return copied
+
+
+def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
+    """Copy weights that are split over a mesh to this process's devices, one after the other.
+
+    A process receives what it does not hold, in the type of the computation. All processes have to
+    ask. Weights that lie on no mesh stay where they are, and what lies whole on every device may
+    share the learner's memory: whoever samples gives it back before an update takes it.
+
+    Args:
+        params: All weights of a model, or those that are trained.
+        own: The mesh of `local_model`.
+        dtype: In which the model computes.
+    """
+    mesh = mesh_of(params) if jax.tree.leaves(params) else None
+    if mesh is None:
+        return params
+    shape = (1, 1, 1) if own is None else own.devices.shape
+    # One row a process: what is split along a row is there once for each of them.
+    everyone = Mesh(np.array(_ordered(mesh)).reshape(-1, *shape), ("process", *MESH_AXES))
+    single = SingleDeviceSharding(mesh.local_devices[0])
+    targets = () if own is None else (param_shardings(params, own),)
+
+    def copy(path: Any, leaf: jax.Array, target: NamedSharding | None = None) -> jax.Array:
+        leaf = leaf.astype(_copy_type(path, leaf, dtype))
+        spec = PartitionSpec() if target is None else target.spec
+        spread = jax.device_put(leaf, NamedSharding(everyone, spec))
+        parts = [shard.data for shard in spread.addressable_shards]
+        return jax.make_array_from_single_device_arrays(leaf.shape, target or single, parts)
+
+    return jax.tree.map_with_path(copy, params, *targets)
+
+
+def in_compute_type(params: nnx.State, dtype: Any) -> nnx.State:
+    """Copy weights where they lie, in the type of the computation."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: jnp.array(leaf, dtype=_copy_type(path, leaf, dtype), copy=True), params
+    )
+
+
+def _copy_type(path: Any, leaf: Any, dtype: Any) -> Any:
+    """Return the type of a weight's copy; norms and adapters enter in full precision."""
+    axes = PARAM_AXES.get(param_path(path).rpartition(".")[2], ())
+    return dtype if len(axes) > 1 and "rank" not in axes else leaf.dtype
+
+
+def _ordered(mesh: Mesh) -> list[Any]:
+    """List the devices of a mesh, those of a process side by side, alike on every process."""
+    return sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
+
+
+class LocalSampler(NativeSampler):
+    """The native sampler of a learner: takes weights as they lie there.
+
+    Args:
+        model: The learner's.
+        config: Slots and token limits.
+        tokenizer: Its tokenizer.
+        group_size: Episodes of a prompt.
+        seed: Of the random streams.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        config: SamplerConfig,
+        tokenizer: Tokenizer,
+        *,
+        group_size: int,
+        seed: int,
+    ) -> None:
+        local = local_model(model)
+        self._learner_dtype, self._own_mesh = model.dtype, local.mesh
+        super().__init__(local, config, tokenizer, group_size=group_size, seed=seed)
+
+    def set_weights(self, weights: Any, *, version: int) -> None:
+        """Sample with a copy of the learner's weights on this process's devices."""
+        super().set_weights(
+            local_params(weights, self._own_mesh, self._learner_dtype), version=version
+        )

@@ -1,0 +1,86 @@
+"""The sampler of a job: in this process, or behind servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+import optax
+from flax import nnx
+
+from minirl.config import BatchingConfig, SamplerConfig
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.run import distributed
+from minirl.sample.local import LocalSampler
+from minirl.sglang.pool import EVENTS, IN_USE, OUT_S, PROBE_GAP
+from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
+from minirl.sglang.servers import Servers
+from minirl.train.batching import micro_batches, read_back, sizes_on
+from minirl.train.update import Learner, likelihood_objective
+from minirl.types import Tokenizer
+
+JobSampler = LocalSampler | SglangSampler
+
+
+def make_sampler(
+    model: Decoder,
+    config: SamplerConfig,
+    tokenizer: Tokenizer,
+    *,
+    group_size: int,
+    seed: int,
+    servers: Servers | None = None,
+) -> JobSampler:
+    """Make what samples with the weights of a model.
+
+    Args:
+        model: Structure and first weights; servers have to be told those too (`set_weights`).
+        config: Slots and token limits, of the native sampler.
+        tokenizer: Its tokenizer.
+        group_size: Episodes of a prompt.
+        seed: Of the random streams; servers have their own.
+        servers: Those that sample; None for this process.
+    """
+    if servers is None:
+        return LocalSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+    return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
+
+
+def told_numbers(sampler: JobSampler) -> dict[str, float]:
+    """Return what samplers of all processes tell since they were last asked; all have to ask.
+
+    Counts add up over processes; of those of servers in use the fewest are told, of other numbers
+    the largest.
+    """
+    told = distributed.gather(sampler.numbers)
+    over = dict.fromkeys(EVENTS, sum) | dict.fromkeys(IN_USE, min)
+    return {name: over.get(name, max)(one[name] for one in told) for name in told[0]}
+
+
+def joined(step: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
+    """Return those numbers of a step that what samplers told after it changes.
+
+    Counts and outages add up, the largest difference to the learner stays.
+    """
+    found = {name: step.get(name, 0.0) + told[name] for name in (*EVENTS, OUT_S) if name in told}
+    if PROBE_GAP in told:
+        found[PROBE_GAP] = max(step.get(PROBE_GAP, 0.0), told[PROBE_GAP])
+    return found
+
+
+def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
+    """Return what computes log-probabilities as the learner does."""
+    graph, _, frozen = split(model)
+    learner = Learner(
+        graph, likelihood_objective(), optax.identity(), frozen=frozen, mesh=model.mesh
+    )
+    sizes = sizes_on(BatchingConfig(), model.mesh)
+    cut = partial(micro_batches, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id)
+
+    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
+        values = learner.logprobs(params, cut(rows), temperature=temperature)
+        return read_back(rows, values, sizes=sizes)
+
+    return logprobs

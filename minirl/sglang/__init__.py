@@ -1,0 +1,1 @@
+"""Rollouts from SGLang servers: client, pool, weight transfer, processes."""

@@ -1,0 +1,163 @@
+"""Weights for servers, by way of the disk: folders of safetensors under Hugging Face names.
+
+The devices bring one tensor at a time together, and every process writes its share of them whole,
+at their places in one file. The folder has its name only when all is on the disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from minirl.model.huggingface import file_shapes, paths_of
+from minirl.model.layout import Tensor, file_tensors
+from minirl.model.sharding import param_path
+from minirl.model.shards import header, total_bytes
+from minirl.run import distributed
+from minirl.run.files import SINGLE
+from minirl.run.writing import writing
+
+_FOLDER = "version-"
+_NEW = ".new"
+
+
+def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> tuple[Path, int]:
+    """Write all weights of a model; all processes have to ask.
+
+    Args:
+        place: Folder of all versions, seen by all processes.
+        name: Of this version.
+        params: Where they lie.
+        dtype: What they are converted to.
+
+    Returns:
+        The folder, and the bytes in it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    shapes = file_shapes(
+        {path: file_tensors(path, shape) for path, shape in paths_of(params).items()}
+    )
+    head, starts = header(shapes, dtype)
+    size = len(head) + total_bytes(shapes, dtype)
+    folder = version_folder(place, name)
+    new = folder.with_name(folder.name + _NEW)
+    path = new / SINGLE
+
+    def begin() -> None:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        with writing(path), path.open("wb") as file:
+            file.write(head)
+            file.truncate(size)
+
+    def write_own() -> None:
+        wholes = whole_tensors(params, dtype)
+        try:
+            with writing(path), path.open("r+b") as file:
+                for number, (tensor, whole) in enumerate(wholes):
+                    if number % distributed.count() == jax.process_index():
+                        _write_all(file.fileno(), np.asarray(whole), starts[tensor])
+                os.fsync(file.fileno())
+        finally:
+            # All processes bring a tensor together: after an error here the others go on.
+            for _ in wholes:
+                pass
+
+    def end() -> None:
+        _sync_folder(new)
+        new.rename(folder)
+        _sync_folder(place)
+
+    distributed.from_first(begin)
+    distributed.gather(write_own)
+    distributed.from_first(end)
+    return folder, size
+
+
+def version_folder(place: Path, name: str) -> Path:
+    """Return where a version is."""
+    return place / f"{_FOLDER}{name}"
+
+
+def remove_versions(place: Path, *, but: Path | None = None) -> None:
+    """Remove the folders of all versions but one; of several processes the first does."""
+    for folder in place.glob(f"{_FOLDER}*") if distributed.is_first() else ():
+        if folder != but:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Array]]:
+    """Yield each tensor as Hugging Face has it, whole on the first device of this process.
+
+    Of a parameter that holds all layers one layer at a time is brought together, by the devices.
+    All processes have to ask.
+    """
+    for path, leaf in jax.tree.leaves_with_path(params):
+        tensors = file_tensors(param_path(path), leaf.shape)
+        wholes = in_file(leaf, tensors, dtype=dtype, place=_everywhere(leaf))
+        for tensor, whole in zip(tensors, wholes, strict=True):
+            yield tensor.name, whole.addressable_data(0)
+
+
+def in_file(
+    array: jax.Array, tensors: Sequence[Tensor], *, dtype: Any, place: Sharding | None = None
+) -> Iterator[jax.Array]:
+    """Yield a parameter, or a part of one, as it is in the file, each tensor when it is computed.
+
+    Args:
+        array: On one device, or as `place` says.
+        tensors: From `file_tensors`: one, or one a layer.
+        dtype: What it is converted to.
+        place: Where it is to lie.
+    """
+    is_stacked = array.ndim > len(tensors[0].shape)
+    for layer, tensor in enumerate(tensors):
+        # All layers share a program.
+        make = _program(dataclasses.replace(tensor, name=""), jnp.dtype(dtype), place)
+        # What is not yet computed has memory of its own.
+        yield (make(array, layer) if is_stacked else make(array)).block_until_ready()
+
+
+@functools.lru_cache
+def _program(tensor: Tensor, dtype: Any, place: Sharding | None) -> Callable[..., jax.Array]:
+    def in_file(array: jax.Array, layer: Any = None) -> jax.Array:
+        if layer is not None:
+            array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        return tensor.ordered(array.astype(dtype))
+
+    return jax.jit(in_file, out_shardings=place)
+
+
+def _everywhere(leaf: jax.Array) -> Sharding | None:
+    place = leaf.sharding
+    return NamedSharding(place.mesh, PartitionSpec()) if isinstance(place, NamedSharding) else None
+
+
+def _write_all(file: int, array: np.ndarray, start: int) -> None:
+    """Write an array, as many bytes at a time as the system takes."""
+    # As bytes: bfloat16 is no type of Python's buffers.
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    while len(data):
+        written = os.pwrite(file, data, start)
+        data, start = data[written:], start + written
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,1 @@
+"""The learner: one training step, its losses, advantages, batches and optimizer."""

@@ -1,0 +1,259 @@
+"""The one objective, of which the algorithms are settings.
+
+Every function is per token; how tokens are averaged is a weight that `batching.token_weights`
+computes over the whole batch, so that a sum over micro-batches is the same number.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from minirl.config import AlgorithmConfig, Correction, KlEstimator, RatioLevel
+from minirl.train.batching import Batch
+
+
+def probability_ratio(
+    logp_BT: Float[Array, "B T"],
+    old_logp_BT: Float[Array, "B T"],
+    is_action_BT: Bool[Array, "B T"],
+    *,
+    level: RatioLevel,
+    own_BT: Int[Array, "B T"] | None = None,
+) -> Float[Array, "B T"]:
+    """Return the importance ratio of each token.
+
+    Args:
+        logp_BT: Natural-log probability of each token under the policy being trained.
+        old_logp_BT: The same under the policy that sampled it.
+        is_action_BT: True where the policy sampled the token.
+        level: `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the
+            geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7), repeated;
+            `sequence_token` is GSPO-token's (Eq. 14): s in value, with the gradient of the token's
+            own log-probability.
+        own_BT: Number of each token's sequence in its row, where a row holds several.
+
+    Returns:
+        Ratios, BT; 1 where nothing was sampled.
+    """
+    log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
+    if level != "token":
+        count_BT = jnp.maximum(_sequence_sum(is_action_BT.astype(jnp.int32), own_BT), 1)
+        mean_BT = _sequence_sum(log_ratio_BT, own_BT) / count_BT
+        row_BT = jnp.where(is_action_BT, mean_BT, 0.0)
+        if level == "sequence_token":
+            row_BT = jax.lax.stop_gradient(row_BT - log_ratio_BT) + log_ratio_BT
+        log_ratio_BT = row_BT
+    return jnp.exp(log_ratio_BT)
+
+
+def _sequence_sum(values_BT: Array, own_BT: Array | None) -> Array:
+    """Sum over each token's sequence: the numbered tokens of its row, or (B1) the whole row."""
+    if own_BT is None:
+        return values_BT.sum(axis=1, keepdims=True)
+    # No row holds more sequences than tokens.
+    total = partial(jax.ops.segment_sum, num_segments=own_BT.shape[1] + 1)
+    return jnp.take_along_axis(jax.vmap(total)(values_BT, own_BT), own_BT, axis=1)
+
+
+def importance_correction(
+    logp_BT: Float[Array, "B T"],
+    sampler_logp_BT: Float[Array, "B T"],
+    is_action_BT: Bool[Array, "B T"],
+    *,
+    kind: Correction,
+    low: float,
+    high: float,
+) -> Float[Array, "B T"]:
+    """Return a weight of each token that makes up for the gap between sampler and learner.
+
+    The weight is rho = p(learner) / p(sampler), both of the weights that sampled: min(rho, high)
+    where it is `truncated` (Yao et al. 2025, TIS), rho between the bounds and 0 outside of them
+    where it is `masked` (Ling team 2025, IcePop).
+
+    Args:
+        logp_BT: Natural-log probability of each token as the learner computes it.
+        sampler_logp_BT: The same as the sampler reported it.
+        is_action_BT: True where the policy sampled the token.
+        kind: Which of the two; `none` gives 1.
+        low: Lower bound of `masked`.
+        high: Upper bound.
+
+    Returns:
+        Weights, BT, without a gradient; 1 where nothing was sampled.
+    """
+    if kind == "none":
+        return jnp.ones_like(logp_BT)
+    gap_BT = jnp.where(is_action_BT, logp_BT - sampler_logp_BT, 0.0)
+    rho_BT = jnp.exp(jax.lax.stop_gradient(gap_BT))
+    if kind == "truncated":
+        return jnp.minimum(rho_BT, high)
+    return jnp.where((rho_BT >= low) & (rho_BT <= high), rho_BT, 0.0)
+
+
+def clipped_surrogate(
+    ratio_BT: Float[Array, "B T"],
+    advantage_BT: Float[Array, "B T"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Float[Array, "B T"]:
+    """Return PPO's clipped objective of each token, to be maximised (arXiv:1707.06347, Eq. 7).
+
+    With different bounds it is DAPO's (arXiv:2503.14476, Eq. 10).
+
+    Args:
+        ratio_BT: Importance ratios.
+        advantage_BT: Advantages, dimensionless.
+        clip_low: Largest allowed fall of the ratio below 1.
+        clip_high: Largest allowed rise above 1.
+        dual_clip: Where the advantage is negative, the objective is at least this times the
+            advantage (arXiv:1912.09729, Eq. 5).
+    """
+    clipped_BT = jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
+    objective_BT = jnp.minimum(ratio_BT * advantage_BT, clipped_BT * advantage_BT)
+    if dual_clip is None:
+        return objective_BT
+    bounded_BT = jnp.maximum(objective_BT, dual_clip * advantage_BT)
+    return jnp.where(advantage_BT < 0, bounded_BT, objective_BT)
+
+
+def kl_divergence(
+    logp_BT: Float[Array, "B T"],
+    reference_logp_BT: Float[Array, "B T"],
+    *,
+    estimator: KlEstimator,
+) -> Float[Array, "B T"]:
+    """Estimate KL(policy || reference) of each sampled token (Schulman, 2020).
+
+    k1 = log p - log r; k2 = k1^2 / 2; k3 = r/p - log(r/p) - 1. In a loss use k2 or k3: the expected
+    gradient of k1 is zero on-policy.
+    """
+    k1_BT = logp_BT - reference_logp_BT
+    table = {
+        "k1": k1_BT,
+        "k2": jnp.square(k1_BT) / 2,
+        "k3": jnp.exp(-k1_BT) + k1_BT - 1,
+    }
+    return table[estimator]
+
+
+def is_clipped(
+    ratio_BT: Float[Array, "B T"],
+    advantage_BT: Float[Array, "B T"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> Bool[Array, "B T"]:
+    """Tell where the clipped side is the smaller one, that is where no gradient flows."""
+    above_BT = (advantage_BT > 0) & (ratio_BT > 1 + clip_high)
+    below_BT = (advantage_BT < 0) & (ratio_BT < 1 - clip_low)
+    if dual_clip is None:
+        return above_BT | below_BT
+    return above_BT | below_BT | ((advantage_BT < 0) & (ratio_BT > dual_clip))
+
+
+def policy_loss(
+    logp_BT: Float[Array, "B T"],
+    old_logp_BT: Float[Array, "B T"],
+    advantage_BT: Float[Array, "B T"],
+    is_action_BT: Bool[Array, "B T"],
+    weight_BT: Float[Array, "B T"],
+    *,
+    ratio_level: RatioLevel,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+    own_BT: Int[Array, "B T"] | None = None,
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Return the policy-gradient loss and the weighted share of clipped tokens.
+
+    Args:
+        logp_BT: Natural-log probability of each token under the policy being trained.
+        old_logp_BT: The same under the policy that sampled it.
+        advantage_BT: Advantage of each token.
+        is_action_BT: True where the policy sampled the token; False on prompts, observations,
+            padding.
+        weight_BT: The share of each token in the batch's mean; 0 where nothing was sampled.
+        ratio_level: Importance ratio of a token, or of its whole sequence.
+        clip_low: See `clipped_surrogate`.
+        clip_high: See `clipped_surrogate`.
+        dual_clip: See `clipped_surrogate`.
+        own_BT: See `probability_ratio`.
+
+    Returns:
+        Two scalars: the loss to minimise, and the clip fraction; both 0 where nothing is an action.
+    """
+    ratio_BT = probability_ratio(
+        logp_BT, old_logp_BT, is_action_BT, level=ratio_level, own_BT=own_BT
+    )
+    bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
+    objective_BT = clipped_surrogate(ratio_BT, advantage_BT, **bounds)
+    clipped_BT = is_clipped(jax.lax.stop_gradient(ratio_BT), advantage_BT, **bounds)
+    loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
+    return loss, jnp.sum(weight_BT, where=is_action_BT & clipped_BT)
+
+
+def objective(
+    logp_BT: Float[Array, "B T"],
+    reference_logp_BT: Float[Array, "B T"],
+    batch: Batch,
+    algorithm: AlgorithmConfig,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the whole loss of a micro-batch, and what is worth knowing of it.
+
+    With a correction, the ratio is that of the learner to itself at the weights that sampled. In
+    the only update of a step these are the weights at hand: the ratio is 1 and never clipped. With
+    several mini-batches the learner's log-probabilities at those weights come in the batch. Of
+    episodes that older weights sampled neither is known: `rules.of_rollouts` refuses them.
+
+    Args:
+        logp_BT: Natural-log probability of each target under the policy being trained.
+        reference_logp_BT: The same under the reference; any numbers where no KL is wanted.
+        batch: Everything else.
+        algorithm: The settings.
+
+    Returns:
+        The scalar to minimise, and scalars by name: `clip_fraction`, `logp_gap_max`, `kl`, and
+        `correction_mean` where there is a correction.
+    """
+    gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
+    old_logp_BT, advantage_BT, stats = batch.old_logp_BC, batch.advantage_BC, {}
+    if algorithm.correction != "none":
+        start_logp_BT = batch.start_logp_BC
+        old_logp_BT = jax.lax.stop_gradient(logp_BT) if start_logp_BT is None else start_logp_BT
+        weight_BT = importance_correction(
+            old_logp_BT,
+            batch.old_logp_BC,
+            batch.is_action_BC,
+            kind=algorithm.correction,
+            low=algorithm.correction_low,
+            high=algorithm.correction_high,
+        )
+        # The clipped term is homogeneous in the advantage, so that is where the weight goes.
+        advantage_BT = advantage_BT * weight_BT
+        stats["correction_mean"] = jnp.sum(weight_BT * batch.weight_BC)
+    loss, clip_fraction = policy_loss(
+        logp_BT,
+        old_logp_BT,
+        advantage_BT,
+        batch.is_action_BC,
+        batch.weight_BC,
+        ratio_level=algorithm.ratio_level,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        dual_clip=algorithm.dual_clip,
+        own_BT=None if batch.packed is None else batch.packed.own_BC,
+    )
+    stats["clip_fraction"] = clip_fraction
+    stats["logp_gap_max"] = jnp.max(gap_BT, where=batch.is_action_BC, initial=0.0)
+    kl_BT = kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator)
+    stats["kl"] = jnp.sum(kl_BT * batch.weight_BC, where=batch.is_action_BC)
+    if algorithm.kl_coef and algorithm.kl_in == "loss":
+        loss += algorithm.kl_coef * stats["kl"]
+    return loss, stats

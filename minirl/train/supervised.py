@@ -1,0 +1,231 @@
+"""Supervised training on demonstrations, through the same batches and update as everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from random import Random
+
+import numpy as np
+from flax import nnx
+
+from minirl.config import SftConfig
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.run import distributed
+from minirl.run.checkpoint import Checkpoints, given_up
+from minirl.run.metrics import Metrics, Stopwatch
+from minirl.run.preemption import Preempted
+from minirl.sample.rollout import flatten
+from minirl.train.batching import Batch, TokenRow, micro_batches, sizes_on
+from minirl.train.guard import Guard, GuardFacts
+from minirl.train.update import Learner, TrainState, likelihood_objective, make_optimizer
+from minirl.types import Message, Reply, Tokenizer, Trajectory, Turn
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A conversation that ends in the reply to learn.
+
+    Attributes:
+        observations: What the policy is shown, one more than `replies`.
+        replies: Earlier replies, such as a mistake to be mended.
+        target: The last reply, which is trained on.
+        key: Demonstrations of one key begin alike and are put side by side.
+        learnt: How many of the last replies are trained on, the target among them; all of them
+            where the prompt is learnt.
+        learn_responses: Where the prompt is learnt, learn the later observations too. Not those
+            that a tool writes.
+    """
+
+    observations: tuple[Sequence[Message], ...]
+    replies: tuple[str, ...]
+    target: str
+    key: Hashable = None
+    learnt: int = 1
+    learn_responses: bool = True
+
+
+def encode(
+    demonstration: Demonstration, tokenizer: Tokenizer, *, learn_prompt: bool = False
+) -> TokenRow:
+    """Encode a demonstration as an episode that the policy could have played.
+
+    Args:
+        demonstration: Its texts.
+        tokenizer: Encodes them.
+        learn_prompt: Train on every token, not on the replies to learn alone.
+    """
+    turns = _turns(demonstration, tokenizer)
+    flat = flatten(Trajectory(turns, None, "done"))
+    first = len(turns) - demonstration.learnt
+    is_learnt: list[bool] = []
+    for number, turn in enumerate(turns):
+        is_shown_to_learn = learn_prompt and (number == 0 or demonstration.learn_responses)
+        is_learnt += [is_shown_to_learn] * len(turn.observation_ids)
+        is_learnt += [learn_prompt or number >= first] * len(turn.reply.ids)
+    before = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in turns[:first])
+    prompt_length = before + len(turns[first].observation_ids)
+    return TokenRow(flat.ids, np.array(is_learnt), flat.logprobs, 1.0, prompt_length)
+
+
+def _turns(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Turn, ...]:
+    question, *later = demonstration.observations
+    shown = [tokenizer.encode_chat(question)]
+    shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
+    turns = []
+    for seen, text in zip(shown, (*demonstration.replies, demonstration.target), strict=True):
+        ids = (*tokenizer.encode(text), tokenizer.stop_ids[0])
+        zeros = (0,) * len(ids)
+        turns.append(Turn(tuple(seen), Reply(ids, zeros, text, "stop", zeros)))
+    return tuple(turns)
+
+
+def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
+    """Let rows share the tokens with which all their prompts begin."""
+    shortest = min(row.prompt_length for row in rows)
+    first = rows[0].ids[:shortest]
+    common = min(_common(first, row.ids[:shortest]) for row in rows)
+    length = max(common, 1)
+    # What is shared is never a target: a row's first target is the token after it.
+    own = [np.arange(len(row.ids)) >= length for row in rows]
+    return [
+        replace(row, prompt_length=length, is_action=row.is_action & mask)
+        for row, mask in zip(rows, own, strict=True)
+    ]
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    different = np.flatnonzero(a != b)
+    return int(different[0]) if different.size else len(a)
+
+
+@lru_cache(maxsize=2)
+def epoch_groups(
+    kinds: tuple[tuple[Hashable, int], ...], *, group_size: int, seed: int, epoch: int
+) -> list[list[int]]:
+    """Shuffle demonstrations into groups of one key and of like length.
+
+    Args:
+        kinds: Key and length of every demonstration.
+        group_size: Members of a group; a key's last group is filled up with others of the key.
+        seed: With the epoch it decides the order.
+        epoch: From 0.
+
+    Returns:
+        Groups of numbers, in the order of training.
+    """
+    rng = Random(f"{seed} supervised {epoch}")
+    members: dict[Hashable, list[int]] = {}
+    for number, (key, _) in enumerate(kinds):
+        members.setdefault(key, []).append(number)
+    groups = []
+    for numbers in members.values():
+        rng.shuffle(numbers)
+        missing = -len(numbers) % group_size
+        filled = numbers + [numbers[i % len(numbers)] for i in range(missing)]
+        # Rows are padded to the longest of their group.
+        filled.sort(key=lambda number: kinds[number][1])
+        groups += [filled[i : i + group_size] for i in range(0, len(filled), group_size)]
+    rng.shuffle(groups)
+    return groups
+
+
+def groups_of_step(
+    kinds: tuple[tuple[Hashable, int], ...], step: int, *, config: SftConfig, seed: int
+) -> list[list[int]]:
+    """Return the groups of a step, counted from 0, from the step's number alone."""
+
+    def groups(epoch: int) -> list[list[int]]:
+        return epoch_groups(kinds, group_size=config.group_size, seed=seed, epoch=epoch)
+
+    per_epoch = len(groups(0))
+    wanted = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
+    return [groups(place // per_epoch)[place % per_epoch] for place in wanted]
+
+
+def supervise(
+    model: Decoder,
+    demonstrations: Sequence[Demonstration],
+    tokenizer: Tokenizer,
+    config: SftConfig,
+    *,
+    seed: int,
+    folder: Path,
+    progress: Progress | None = None,
+) -> nnx.State:
+    """Train on demonstrations; a run that was killed goes on from its last checkpoint.
+
+    Args:
+        model: Where to start from; with adapters, they alone are trained.
+        demonstrations: What to learn.
+        tokenizer: Encodes them.
+        config: Its settings.
+        seed: Decides the order.
+        folder: For `metrics.jsonl` and checkpoints.
+        progress: Called with (steps done, steps in all, a line on how it goes).
+
+    Returns:
+        The weights that were trained.
+
+    Raises:
+        Preempted: A signal came, and all is saved.
+    """
+    graph, params, frozen = split(model)
+    optimizer = make_optimizer(config.optimizer, steps=config.steps)
+    learner = Learner(graph, likelihood_objective(), optimizer, frozen=frozen, mesh=model.mesh)
+    state = learner.init(params)
+    norm = config.optimizer.max_grad_norm
+    guard = Guard(config.guard, max_grad_norm=norm, folder=folder, key="warm_start.guard")
+    rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
+    kinds = tuple((one.key, len(row.ids)) for one, row in zip(demonstrations, rows, strict=True))
+    pack = partial(
+        micro_batches,
+        aggregation="token_mean",
+        sizes=sizes_on(config.batching, model.mesh),
+        pad_id=tokenizer.pad_id,
+    )
+    with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
+        done = checkpoints.newest_step()
+        if done:
+            state, facts = checkpoints.restore_newest(given_up(state), GuardFacts)
+            guard.restart(facts)
+        with closing(Metrics(folder, resume_step=done)) as metrics:
+            try:
+                while done < config.steps:
+                    chosen = groups_of_step(kinds, done, config=config, seed=seed)
+                    groups = [share_prefix([rows[n] for n in group]) for group in chosen]
+                    state, numbers = _step(learner, state, groups, pack(groups), guard, step=done)
+                    done += 1
+                    metrics.write(done, numbers)
+                    if done % config.checkpoint_every == 0 or done == config.steps:
+                        score = -numbers["sft/loss"]
+                        checkpoints.save(done, state, guard.facts, score=score)
+                    if progress is not None:
+                        progress(done, config.steps, f"loss {numbers['sft/loss']:.3f}")
+            except Preempted as stop:
+                checkpoints.leave(done, state, guard.facts)
+                saved = f"{done} steps of the warm start are saved"
+                raise Preempted(stop.signal, saved) from None
+    return state.params
+
+
+def _step(
+    learner: Learner,
+    state: TrainState,
+    groups: Sequence[Sequence[TokenRow]],
+    batches: Iterable[Batch],
+    guard: Guard,
+    *,
+    step: int,
+) -> tuple[TrainState, dict[str, float]]:
+    watch = Stopwatch()
+    with watch.phase("update"):
+        state, stats = learner.update(state, distributed.checked(batches), max_norm=guard.limit)
+    guard.note(stats, groups, step=step + 1)
+    return state, {f"sft/{name}": value for name, value in stats.items()} | watch.numbers()
