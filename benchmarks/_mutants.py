@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from sqlenv.parse import parse
+from sqlenv.sql.extraction import parse
 
 Change = Callable[[exp.Expression], Iterator[None]]
 """Changes a tree in place, a place at a time: each step is one mutant, and undoes the last one."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 from sqlenv.config import DemoConfig, Layout, SourceConfig
-from sqlenv.datasets import read_all
+from sqlenv.data.loading import read_all
 from sqlenv.demo import generate
 from sqlenv.types import Dialect, Example
 

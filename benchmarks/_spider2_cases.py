@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlenv.comparators import Case
-from sqlenv.spider2 import read_references
+from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.spider2 import read_references
 
 Names = Sequence[str]
 

@@ -26,10 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._ask import ask
-from sqlenv.comparators import Case
 from sqlenv.config import OFFICIAL
+from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
-from sqlenv.hardness import grade
 
 NAMES = ("spider_ex", "spider_ts")
 DATABASES = {"spider_ex": "spider_data/database", "spider_ts": "test_suite_database"}

@@ -28,8 +28,8 @@ from rich.table import Table as RichTable
 
 from benchmarks._ask import ask
 from benchmarks._mutants import SPELLINGS, mutants
-from sqlenv.comparators import Case
 from sqlenv.config import OFFICIAL
+from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 
 NAMES = (

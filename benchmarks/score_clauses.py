@@ -25,11 +25,11 @@ from pathlib import Path
 from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
 from rewards.config import ExpoConfig
-from rewards.expo import ExpoReward
-from sqlenv.compare import matches
+from rewards.expo.reward import ExpoReward
 from sqlenv.config import ExecutorConfig
+from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
-from sqlenv.schema import read_schema
+from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, Table
 
 BATCH = 64

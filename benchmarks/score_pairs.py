@@ -25,10 +25,10 @@ from statistics import median
 
 from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
-from rewards.progressive import columns_of
+from rewards.progress.reward import columns_of
 from rewards.workbench import Workbench
-from sqlenv.compare import matches
 from sqlenv.config import ExecutorConfig
+from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 

@@ -23,13 +23,13 @@ from contextlib import contextmanager
 from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
 from rewards.config import ProgressiveConfig
-from rewards.diagnosis import diagnose
-from rewards.lexical import lexical_similarity
-from rewards.progressive import ProgressiveReward
-from sqlenv.compare import matches
+from rewards.progress.diagnosis import diagnose
+from rewards.progress.lexical import lexical_similarity
+from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import ExecutorConfig
+from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
-from sqlenv.schema import read_schema
+from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example
 
 TRAJECTORIES, TURNS, GROUP = 512, 4, 8

@@ -29,11 +29,11 @@ from typing import Any
 
 from benchmarks._ask import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
-from sqlenv.bird import ves_reward
-from sqlenv.comparators import Case
 from sqlenv.config import OFFICIAL
+from sqlenv.evaluators.bird import ves_reward
+from sqlenv.evaluators.comparators import Case
+from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
-from sqlenv.hardness import grade
 
 FAILURES = "ibm_spider_dev_failures.jsonl"
 

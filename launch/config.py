@@ -31,10 +31,10 @@ from sqlenv.config import (
     ExecutorConfig,
     Settings,
 )
+from sqlenv.data.held_out import validation_of
 from sqlenv.errors import UserError
-from sqlenv.held_out import validation_of
 from sqlenv.prompts import PromptStyle
-from sqlenv.schema_text import Style
+from sqlenv.schema.rendering import Style
 
 
 class RunConfig(Settings):
@@ -89,7 +89,7 @@ class WarmStartConfig(SftConfig):
 
     mistake_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the answers, repairs apart, that have a mistake, as of a weak annotator
-    (`sqlenv.mistakes`)."""
+    (`sqlenv.data.corruptions`)."""
     repair_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the demonstrations that mend such a mistake after its diagnosis, in a second turn;
     the mistake itself is learnt only with `learn_prompt`."""

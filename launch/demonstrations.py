@@ -8,7 +8,7 @@ from typing import Protocol
 
 from launch.forms import Form
 from minirl.train.supervised import Demonstration
-from sqlenv.mistakes import mistake
+from sqlenv.data.corruptions import mistake
 from sqlenv.types import Episode, Example, Observation
 
 
@@ -43,7 +43,7 @@ def demonstrations(
         examples: Questions with gold queries.
         environment: Asks them, and diagnoses wrong replies.
         mistake_share: Of those that are no repairs, the share whose answer has a mistake
-            (`sqlenv.mistakes`).
+            (`sqlenv.data.corruptions`).
         repair_share: Share that first make that mistake, then mend it after the environment's
             feedback. Where the mistake does not change the result, the right answer alone is shown.
         seed: Decides which ones.

@@ -27,8 +27,8 @@ from launch import cli
 from launch.testsets import SPLITS, TEST_SETS, VERDICTS, Split, find, read_limits
 from launch.votes import Decode
 from minirl.errors import UserError
-from sqlenv.ballots import VoteBy
 from sqlenv.config import DataConfig
+from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
 
 # What a file of predictions does not need is imported where it is used.

@@ -35,12 +35,12 @@ from launch.testsets import (
 from launch.texts import write_text
 from launch.verdicts import PREDICTIONS, Verdict
 from launch.votes import Decode
-from sqlenv.comparators import COMPARATORS
 from sqlenv.config import SourceConfig
-from sqlenv.datasets import fingerprint
+from sqlenv.data.loading import fingerprint
 from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import COMPARATORS
+from sqlenv.evaluators.spider2 import Reference
 from sqlenv.executor import Executor
-from sqlenv.spider2 import Reference
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)

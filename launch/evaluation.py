@@ -24,9 +24,9 @@ from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
 from minirl.sglang.servers import Servers
 from minirl.types import Decoding
-from sqlenv.ballots import ballot, without_rows
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.types import Attempt, Episode, Example, Observation
 
 # Episode numbers name random streams: those of evaluations lie above all of training.

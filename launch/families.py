@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Column
 from rich.table import Table as RichTable
 
-from rewards.expo import CASES
-from rewards.mismatch import CATEGORIES, labels_of, mismatches
+from rewards.expo.reward import CASES
+from rewards.progress.mismatch import CATEGORIES, labels_of, mismatches
 from rewards.workbench import MODES, STATUSES, PairScore
 from sqlenv.envs.tags import TAG_SENTENCES
 

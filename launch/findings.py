@@ -12,10 +12,10 @@ from typing import Any, Self
 
 import apsw
 
-from sqlenv.connection import open_new
-from sqlenv.database import identify
+from sqlenv.data.issues import Checked
 from sqlenv.errors import UserError
-from sqlenv.flaws import Checked
+from sqlenv.executor.connection import open_new
+from sqlenv.executor.database import identify
 from sqlenv.types import Example
 
 Ask = Callable[[Sequence[Example]], Iterable[tuple[int, Checked]]]

@@ -20,7 +20,7 @@ from launch.config import JobConfig, dump
 from launch.texts import write_json, write_text
 from minirl.run.files import PART
 from minirl.run.reading import read_json
-from sqlenv.datasets import fingerprint
+from sqlenv.data.loading import fingerprint
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 

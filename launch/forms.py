@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from minirl.config import MARKS
 from sqlenv.config import AgenticConfig, Wrapping
-from sqlenv.parse import tables_of
 from sqlenv.prompts import astra
+from sqlenv.sql.extraction import tables_of
 from sqlenv.types import Example
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from minirl.errors import UserError as ModelError
 from minirl.rules import check_installed
 from minirl.run.files import check_folder
 from sqlenv.config import DataConfig
-from sqlenv.database import check_database
-from sqlenv.datasets import LoadedData, load, make_pools
+from sqlenv.data.held_out import hold_out
+from sqlenv.data.layouts import locate
+from sqlenv.data.loading import LoadedData, load, make_pools
+from sqlenv.data.sources import GoldRunner
 from sqlenv.errors import UserError
-from sqlenv.held_out import hold_out
-from sqlenv.layouts import locate
-from sqlenv.sources import GoldRunner
+from sqlenv.executor.database import check_database
 from sqlenv.types import Example
 
 

@@ -17,10 +17,7 @@ from launch.leaks import shape_of
 from launch.lint import Flaw, Look, look, open_both
 from launch.prompts import Prompts
 from sqlenv.config import ExecutorConfig
-from sqlenv.database import check_contents, fingerprint, identify
-from sqlenv.errors import UserError
-from sqlenv.executor import Executor
-from sqlenv.flaws import (
+from sqlenv.data.issues import (
     BLANK_GOLD,
     EMPTY_GOLD,
     FAILING_GOLD,
@@ -28,18 +25,21 @@ from sqlenv.flaws import (
     UNSTABLE_GOLD,
     Checked,
 )
-from sqlenv.gold import FLEETING
-from sqlenv.hints import ValueIndex, build_index
-from sqlenv.prepared import (
+from sqlenv.data.prepared import (
     SCHEMAS,
     DatabaseEntry,
     StoredSchema,
     read_stored_schema,
     write_schema,
 )
-from sqlenv.schema import Descriptions, read_schema
-from sqlenv.schema_text import render_schema
-from sqlenv.sources import gold
+from sqlenv.data.sources import gold
+from sqlenv.errors import UserError
+from sqlenv.executor import Executor
+from sqlenv.executor.database import check_contents, fingerprint, identify
+from sqlenv.executor.gold import FLEETING
+from sqlenv.schema.reading import Descriptions, read_schema
+from sqlenv.schema.rendering import render_schema
+from sqlenv.schema.values import ValueIndex, build_index
 from sqlenv.types import Example, Table
 
 VALUES = "values"

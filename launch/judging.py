@@ -15,18 +15,18 @@ from launch.testsets import TEST_SETS
 from launch.verdicts import turns_of
 from launch.votes import VOTE_TIMEOUT_S, Decode, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
-from rewards.diagnosis import diagnose
-from rewards.mismatch import labels_of
-from rewards.progressive import ColumnsOf, columns_of
-from sqlenv.ballots import VoteBy
-from sqlenv.breakdown import clauses_of
-from sqlenv.comparators import COMPARATORS, Case
+from rewards.progress.diagnosis import diagnose
+from rewards.progress.mismatch import labels_of
+from rewards.progress.reward import ColumnsOf, columns_of
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
 from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import COMPARATORS, Case
+from sqlenv.evaluators.features import clauses_of
+from sqlenv.evaluators.hardness import grade
+from sqlenv.evaluators.spider2 import Reference, as_read
+from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
-from sqlenv.hardness import grade
-from sqlenv.spider2 import Reference, as_read
 from sqlenv.types import Example, Result, SqlError, Table
 
 _FIRST, _MOST = 16, 256

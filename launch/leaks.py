@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from sqlenv.errors import UserError
-from sqlenv.schema import DatabaseSchema
+from sqlenv.schema.reading import DatabaseSchema
 from sqlenv.types import Example
 
 Kind = Literal[

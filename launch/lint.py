@@ -21,14 +21,14 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from launch.page import clean
-from rewards.clauses import scan_clauses
-from rewards.differences import differences
-from sqlenv.compare import is_ordered
+from rewards.expo.clauses import scan_clauses
+from rewards.expo.differences import differences
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import carry_over
 from sqlenv.envs.diagnosed import describe_failure
+from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
-from sqlenv.gold import FLEETING
+from sqlenv.executor.gold import FLEETING
 from sqlenv.types import Example, Result, Table
 
 Flaw = Literal["fails", "empty", "slow", "varies", "row_order", "ties"]

@@ -14,9 +14,9 @@ from launch.config import JobConfig
 from launch.inputs import rooted
 from launch.testsets import Split
 from sqlenv.config import SourceConfig
-from sqlenv.database import fingerprint
-from sqlenv.layouts import locate, read_records
-from sqlenv.prepared import DATABASES
+from sqlenv.data.layouts import locate, read_records
+from sqlenv.data.prepared import DATABASES
+from sqlenv.executor.database import fingerprint
 
 if TYPE_CHECKING:
     from launch.policy import PolicySource

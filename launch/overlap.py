@@ -16,13 +16,13 @@ from launch.config import JobConfig
 from launch.leaks import Leak, Questions, database_leaks, refuse, shape_of
 from launch.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.database import Identity, fingerprint, identify
+from sqlenv.data.detection import recognise
+from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files
+from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
 from sqlenv.errors import UserError
-from sqlenv.layouts import MANIFEST, SETS, is_file, locate, question_files
-from sqlenv.recognise import recognise
-from sqlenv.schema import read_schema
-from sqlenv.sources import Pool
+from sqlenv.executor.database import Identity, fingerprint, identify
+from sqlenv.schema.reading import read_schema
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)

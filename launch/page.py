@@ -16,12 +16,12 @@ from rich.text import Text
 from rich.tree import Tree
 
 from rewards.config import TreeConfig
-from rewards.signatures import schema_of
-from rewards.tree import Node, Profile, build_tree
+from rewards.progress.normalisation import schema_of
+from rewards.progress.tree import Node, Profile, build_tree
 from rewards.workbench import PairScore
-from sqlenv.compare import is_ordered
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.envs.tags import TAG_SENTENCES
+from sqlenv.evaluators.equality import is_ordered
 from sqlenv.types import Result, Row, Table, Value
 
 SHOWN_ROWS = 20

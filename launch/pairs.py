@@ -13,9 +13,9 @@ from typing import Any
 from launch.crew import make_pair_scorer, spread
 from launch.texts import read_lines
 from sqlenv.config import ExecutorConfig
-from sqlenv.database import check_database
 from sqlenv.dialects import dialect_of
 from sqlenv.errors import UserError
+from sqlenv.executor.database import check_database
 from sqlenv.types import Example
 
 _NAMED = 3

@@ -34,10 +34,10 @@ from launch.prepare_plan import Request
 from launch.prepare_report import JOB, job_settings, remarks, render, summarise
 from launch.samples import SAMPLES, check_sample
 from launch.texts import write_json, write_text
+from sqlenv.data.detection import choose_sets
+from sqlenv.data.layouts import MANIFEST, SETS, locate
+from sqlenv.data.prepared import DATABASES
 from sqlenv.errors import UserError
-from sqlenv.layouts import MANIFEST, SETS, locate
-from sqlenv.prepared import DATABASES
-from sqlenv.recognise import choose_sets
 
 
 def main(arguments: list[str]) -> None:

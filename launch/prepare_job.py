@@ -31,13 +31,13 @@ from launch.prepare_plan import (
 )
 from minirl.run.files import settle
 from minirl.run.writing import writing
-from sqlenv.datasets import Fingerprint
-from sqlenv.descriptions import stream_descriptions
+from sqlenv.data.descriptions import stream_descriptions
+from sqlenv.data.issues import Checked
+from sqlenv.data.layouts import locate
+from sqlenv.data.loading import Fingerprint
+from sqlenv.data.prepared import DATABASES, SCHEMAS, DatabaseEntry, write_question
+from sqlenv.data.sources import Check, SourceReport
 from sqlenv.errors import UserError
-from sqlenv.flaws import Checked
-from sqlenv.layouts import locate
-from sqlenv.prepared import DATABASES, SCHEMAS, DatabaseEntry, write_question
-from sqlenv.sources import Check, SourceReport
 from sqlenv.types import Example
 
 FLAWS = "flaws.jsonl"

@@ -11,12 +11,12 @@ from launch.config import JobConfig
 from launch.inspection import Preparation
 from launch.samples import SAMPLES
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.datasets import choose
+from sqlenv.data.held_out import hold_out, validation_of
+from sqlenv.data.issues import Checked
+from sqlenv.data.layouts import SETS, locate
+from sqlenv.data.loading import choose
+from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.errors import UserError
-from sqlenv.flaws import Checked
-from sqlenv.held_out import hold_out, validation_of
-from sqlenv.layouts import SETS, locate
-from sqlenv.sources import Accept, Check, Pool
 from sqlenv.types import Example
 
 BATCH = 2_048

@@ -17,7 +17,7 @@ from launch.prepare_job import FLAWS, Outcome, SetSummary
 from launch.prepare_plan import Request
 from launch.samples import SAMPLES
 from sqlenv.config import DataConfig
-from sqlenv.layouts import SETS
+from sqlenv.data.layouts import SETS
 
 JOB = "job.yaml"
 _SHARES = {"median": 0.5, "p95": 0.95, "longest": 1.0}

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from launch.config import PromptConfig
 from sqlenv.config import AgenticConfig, EnvConfig
-from sqlenv.datasets import LoadedData
-from sqlenv.hints import with_hints
-from sqlenv.prepared import StoredSchema, read_stored_schema
+from sqlenv.data.loading import LoadedData
+from sqlenv.data.prepared import StoredSchema, read_stored_schema
 from sqlenv.prompts import agent_observation, first_observation, judge_observation
-from sqlenv.schema import DatabaseSchema, Descriptions, read_schema
-from sqlenv.schema_text import render_schema
+from sqlenv.schema.reading import DatabaseSchema, Descriptions, read_schema
+from sqlenv.schema.rendering import render_schema
+from sqlenv.schema.values import with_hints
 from sqlenv.types import Example, Observation
 
 

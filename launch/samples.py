@@ -18,7 +18,7 @@ class Part:
     """A data set of a sample.
 
     Attributes:
-        name: Of `sqlenv.layouts.SETS`.
+        name: Of `sqlenv.data.layouts.SETS`.
         more: Settings of `SourceConfig`.
     """
 

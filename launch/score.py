@@ -48,13 +48,13 @@ from launch.predictions import (
 )
 from launch.testsets import check_databases, check_golds
 from minirl.run.files import naming, whole_file
-from rewards.progressive import columns_of
+from rewards.progress.reward import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
-from sqlenv.database import check_contents
-from sqlenv.datasets import read_all
+from sqlenv.data.layouts import FORMS, check_open
+from sqlenv.data.loading import read_all
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS, check_open
+from sqlenv.executor.database import check_contents
 from sqlenv.types import Example
 
 Write = Callable[[Mapping[str, Any]], None]

@@ -22,7 +22,7 @@ from launch.texts import write_text
 from launch.verdicts import rank
 from minirl.run.files import PART, naming
 from minirl.run.reading import keep_lines, read_json
-from rewards.mismatch import UNPARSED, mismatch_rates
+from rewards.progress.mismatch import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 
 NO_GOLD = "none"
@@ -42,7 +42,7 @@ class Judged:
         samples: Queries that were sampled; 0 where the answer is the only one.
         right: Samples that are right by the first measure.
         turns: Replies of the answer's episode; 0 where the model has no tool.
-        clauses: What the gold query has (`sqlenv.breakdown.clauses_of`); none without one.
+        clauses: What the gold query has (`sqlenv.evaluators.features.clauses_of`), if there is one.
         tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
             tree), `none` where in nothing, `unparsed` where it is no query; none without a gold
             query, or where the tree cannot read it.

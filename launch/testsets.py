@@ -16,12 +16,12 @@ from typing import Literal
 
 from launch.cli import progress_bar
 from sqlenv.config import OFFICIAL, ExecutorConfig, Layout, SourceConfig
-from sqlenv.database import check_contents
-from sqlenv.datasets import read_all
+from sqlenv.data.detection import choose_sets
+from sqlenv.data.layouts import FORMS, SETS, NamedSet, foreign, locate, read_records
+from sqlenv.data.loading import read_all
 from sqlenv.errors import UserError
-from sqlenv.layouts import FORMS, SETS, NamedSet, foreign, locate, read_records
-from sqlenv.recognise import choose_sets
-from sqlenv.spider2 import Reference, read_references
+from sqlenv.evaluators.spider2 import Reference, read_references
+from sqlenv.executor.database import check_contents
 from sqlenv.types import Example
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ class Published:
 
     Attributes:
         questions: As published (for SQLite).
-        comparators: Names in `sqlenv.comparators.COMPARATORS`; the first is the set's own measure.
+        comparators: Names in `sqlenv.evaluators.comparators.COMPARATORS`; the first is the set's
+            own measure.
     """
 
     questions: int

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minirl.run.files import whole_file
+from sqlenv.data.layouts import is_utf16
 from sqlenv.errors import UserError
-from sqlenv.layouts import is_utf16
 
 _log = logging.getLogger(__name__)
 

@@ -37,7 +37,7 @@ from sqlenv.dialects import carry_over
 from sqlenv.dialects import run as run_sql
 from sqlenv.envs.single_turn import find_matches
 from sqlenv.errors import UserError
-from sqlenv.parse import extract_sql
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Example, Result, SqlError
 
 _log = logging.getLogger(__name__)

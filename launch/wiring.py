@@ -33,9 +33,9 @@ from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, tree_of
 from rewards.execution import gold_result
-from rewards.expo import ExpoReward
-from rewards.feedback import build_feedback
-from rewards.progressive import ProgressiveReward, columns_of
+from rewards.expo.reward import ExpoReward
+from rewards.progress.feedback import build_feedback
+from rewards.progress.reward import ProgressiveReward, columns_of
 from sqlenv.config import AgenticConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
@@ -44,7 +44,7 @@ from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.schema_text import sample_columns
+from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from rewards.config import AstraConfig
 from rewards.execution import GoldResults, gold_result, is_correct, is_luck
 from rewards.trajectory import SHAPES, aggregate, shape_of
 from rewards.types import CreditSpan, Score
-from sqlenv.parse import one_line
+from sqlenv.sql.extraction import one_line
 from sqlenv.types import Attempt, AttemptKind, Episode
 
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlenv.compare import MatchMode, matches
+from sqlenv.evaluators.equality import MatchMode, matches
 from sqlenv.types import Result, Table, Value
 
 Variant = Literal["paper", "code"]

@@ -13,9 +13,9 @@ from rewards.config import (
     ProgressiveConfig,
     RewardConfig,
 )
-from rewards.expo import ExpoReward, Runner
+from rewards.expo.reward import ExpoReward, Runner
 from rewards.paverl import PaverlReward
-from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
+from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
 from rewards.types import Score
 from sqlenv.config import Wrapping
 from sqlenv.types import Episode

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from sqlenv.compare import MatchMode
 from sqlenv.config import EnvConfig, Settings
+from sqlenv.evaluators.equality import MatchMode
 
 Qualify = Literal["resolve", "bare", "raw"]
 

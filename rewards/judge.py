@@ -17,7 +17,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from rewards.config import JudgeConfig
-from sqlenv.parse import one_line, parse, tokens
+from sqlenv.sql.extraction import one_line, parse, tokens
 from sqlenv.types import Observation, Result, Table
 
 Kind = Literal["generate", "judge"]

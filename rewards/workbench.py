@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from rewards.astra import AstraReward
-from rewards.clauses import Clause
 from rewards.columns import binary_of, csmr, fractional_accuracy
 from rewards.config import (
     AstraConfig,
@@ -20,15 +19,16 @@ from rewards.config import (
     PaverlConfig,
     ProgressiveConfig,
 )
-from rewards.diagnosis import Diagnosis
 from rewards.execution import gold_result, is_correct, is_luck
-from rewards.expo import ExpoReward, Runner, Verdict
+from rewards.expo.clauses import Clause
+from rewards.expo.reward import ExpoReward, Runner, Verdict
 from rewards.paverl import PaverlReward, payment
-from rewards.progressive import ColumnsOf, OneShotReward, ProgressiveReward
+from rewards.progress.diagnosis import Diagnosis
+from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
 from rewards.types import Turn
-from sqlenv.compare import MatchMode, matches
 from sqlenv.dialects import carry_over, run
 from sqlenv.envs.single_turn import find_matches, judge_query
+from sqlenv.evaluators.equality import MatchMode, matches
 from sqlenv.types import (
     Attempt,
     Episode,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sqlenv.compare import ExecutionMatch
+from sqlenv.evaluators.equality import ExecutionMatch
 from sqlenv.types import Dialect
 
 
@@ -183,7 +183,7 @@ class SingleTurnConfig(Settings):
     """Tag of the union."""
 
     match: ExecutionMatch = "set"
-    """The comparator that says which query is right (`sqlenv.comparators`)."""
+    """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -203,7 +203,7 @@ class DiagnosedConfig(Settings):
     """Most attempts (T)."""
 
     match: ExecutionMatch = "set"
-    """The comparator that says which query is right (`sqlenv.comparators`)."""
+    """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
     """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
@@ -234,7 +234,7 @@ class AgenticConfig(Settings):
     final query stands in a message without a call."""
 
     match: ExecutionMatch = "set"
-    """The comparator that says which query is right (`sqlenv.comparators`)."""
+    """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
 
     wrapping: Wrapping = "fence"
     """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""

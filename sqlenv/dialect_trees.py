@@ -31,7 +31,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.dialect_guards import guard
 from sqlenv.dialect_rules import COMPARED, TYPE, RefusedError, bare_value, check, kind_of
-from sqlenv.parse import (
+from sqlenv.sql.extraction import (
     MAX_CHARS,
     MAX_TREE_DEPTH,
     Query,
@@ -101,7 +101,7 @@ _MYSQL_DASHES = re.compile(r"--(?=\S)")
 
 
 def _read(sql: str, dialect: str) -> Query:
-    """Parse a query within the limits of `sqlenv.parse`."""
+    """Parse a query within the limits of `sqlenv.sql.extraction`."""
     if found := _OWN_TEXT.search(sql):
         raise RefusedError(f"{found[0]} in the text")
     if dialect == "mysql" and _MYSQL_DASHES.search(sql):

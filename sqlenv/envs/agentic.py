@@ -15,7 +15,7 @@ from typing import Any
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.envs.single_turn import Asking, judge_query
-from sqlenv.parse import extract_sql
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import (
     Attempt,
     Episode,

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from sqlenv.comparators import COMPARATORS, Case, Runs
-from sqlenv.compare import ExecutionMatch
 from sqlenv.config import Luck, SingleTurnConfig, Wrapping
 from sqlenv.dialects import carry_over, run
-from sqlenv.parse import extract_sql
+from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
+from sqlenv.evaluators.equality import ExecutionMatch
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
 
 Config = TypeVar("Config")

@@ -13,7 +13,7 @@ import yaml
 
 from launch.config import JobConfig, load_config
 from rewards.compose import build_reward
-from rewards.expo import ExpoReward
+from rewards.expo.reward import ExpoReward
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor

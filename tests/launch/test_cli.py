@@ -17,9 +17,9 @@ from launch.inputs import check_data, check_inputs
 from launch.testsets import SPLITS
 from minirl.run import preemption
 from sqlenv.config import DemoConfig
+from sqlenv.data.layouts import locate
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
-from sqlenv.layouts import locate
 from sqlenv.types import Example
 
 # Runs many command lines in one process, and says what each one printed and whether JAX came in.

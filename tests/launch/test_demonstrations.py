@@ -10,9 +10,9 @@ import pytest
 from launch.demonstrations import demonstrations
 from launch.forms import Form, write_reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
+from sqlenv.data.corruptions import mistake
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor
-from sqlenv.mistakes import mistake
 from sqlenv.types import Episode, Example, Message, Observation
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"

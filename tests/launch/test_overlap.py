@@ -20,8 +20,8 @@ from launch.inputs import check_inputs, check_questions, held_out, load_split
 from launch.layers import packaged
 from launch.overlap import check_overlap
 from launch.testsets import SPLITS, TEST_SETS
+from sqlenv.data.layouts import SETS
 from sqlenv.errors import UserError
-from sqlenv.layouts import SETS
 
 from .downloads import make_downloads
 from .test_prepare import QUICK

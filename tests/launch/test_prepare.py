@@ -11,7 +11,7 @@ import pytest
 from launch import prepare
 from launch.samples import SAMPLES
 from sqlenv.config import DataConfig, ExecutorConfig
-from sqlenv.datasets import load
+from sqlenv.data.loading import load
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import Example

@@ -16,7 +16,7 @@ from launch.inputs import check_inputs, held_out, load_split
 from launch.prompts import Prompts
 from launch.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
-from sqlenv.datasets import LoadedData, load, read_all
+from sqlenv.data.loading import LoadedData, load, read_all
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
 

@@ -10,16 +10,16 @@ import pytest
 from launch.families import pair_means
 from launch.predictions import pair_up, read_predictions, short_names
 from launch.score import main
-from rewards.mismatch import CATEGORIES
-from rewards.progressive import columns_of
+from rewards.progress.mismatch import CATEGORIES
+from rewards.progress.reward import columns_of
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.datasets import read_all
+from sqlenv.data.layouts import FORMS
+from sqlenv.data.loading import read_all
 from sqlenv.demo import generate
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.layouts import FORMS
 from sqlenv.types import Example
 
 

@@ -11,8 +11,8 @@ from launch import judging
 from launch.judging import Task, judge
 from launch.sheet import journal
 from launch.votes import ERROR_SQL, Decode, choose, majority
-from sqlenv.ballots import ballot, without_rows
 from sqlenv.config import ExecutorConfig
+from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
 from sqlenv.types import Example, SqlError, Table, TimedOut
 

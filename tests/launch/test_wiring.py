@@ -7,7 +7,7 @@ import yaml
 
 from launch.config import load_config
 from launch.wiring import SqlSide
-from rewards.expo import ExpoReward
+from rewards.expo.reward import ExpoReward
 
 
 @pytest.mark.parametrize("wrapping", ["sql_tag", "fence"])

@@ -16,7 +16,7 @@ from launch.score import main as run_command
 from sqlenv.config import DemoConfig, ExecutorConfig
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
-from sqlenv.parse import extract_sql
+from sqlenv.sql.extraction import extract_sql
 
 from .conftest import ROOT, example
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.attributes import is_computed, with_attributes
-from rewards.clauses import WHOLE, Clause, clause_at, scan_clauses
-from rewards.differences import CANDIDATES, differences
-from rewards.errors import trace_error
-from rewards.incremental import find_blamed, plan_steps
-from rewards.lexer import references, sources, tokenize
+from rewards.expo.attributes import is_computed, with_attributes
+from rewards.expo.attribution import find_blamed, plan_steps
+from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
+from rewards.expo.differences import CANDIDATES, differences
+from rewards.expo.failures import trace_error
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
+from sqlenv.sql.lexer import references, sources, tokenize
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut
 
 DATA = Path(__file__).parents[1] / "data"

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import TreeConfig, TreeWeights
-from rewards.diagnosis import diagnose, jaccard, local_similarity, number_similarity
-from rewards.lexical import lexical_similarity
-from rewards.signatures import schema_of
-from rewards.tree import Node, build_tree
+from rewards.progress.diagnosis import diagnose, jaccard, local_similarity, number_similarity
+from rewards.progress.lexical import lexical_similarity
+from rewards.progress.normalisation import schema_of
+from rewards.progress.tree import Node, build_tree
 from sqlenv.envs.tags import TAG_SENTENCES
 
 DATA = Path(__file__).parents[1] / "data"

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from rewards.clauses import KINDS, scan_clauses
 from rewards.compose import build_reward
 from rewards.config import ExpoConfig, RewardConfig
-from rewards.expo import ExpoReward
-from rewards.lexer import tokenize
+from rewards.expo.clauses import KINDS, scan_clauses
+from rewards.expo.reward import ExpoReward
 from rewards.types import Score
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Attempt, Dialect, Episode, Example, TimedOut
 
 DATA = Path(__file__).parents[1] / "data"

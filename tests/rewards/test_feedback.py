@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rewards.config import TreeConfig
-from rewards.feedback import build_feedback
+from rewards.progress.feedback import build_feedback
 from sqlenv.prompts import FeedbackStyle
 from sqlenv.types import Example
 

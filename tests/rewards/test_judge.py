@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rewards.config import JudgeConfig
 from rewards.judge import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
-from sqlenv.parse import extract_sql
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Message, SqlError, Table
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "judgements.json").read_text())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rewards.diagnosis import diagnose
-from rewards.mismatch import CATEGORIES, UNPARSED, labels_of, mismatch_rates, mismatches
+from rewards.progress.diagnosis import diagnose
+from rewards.progress.mismatch import CATEGORIES, UNPARSED, labels_of, mismatch_rates, mismatches
 from sqlenv.envs.tags import TAG_SENTENCES
 
 

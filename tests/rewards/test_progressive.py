@@ -11,9 +11,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from rewards.compose import build_reward
 from rewards.config import OneShotConfig, ProgressiveConfig, RewardConfig
-from rewards.diagnosis import Diagnosis
 from rewards.execution import follows_format
-from rewards.progressive import Alignment, OneShotReward, ProgressiveReward
+from rewards.progress.diagnosis import Diagnosis
+from rewards.progress.reward import Alignment, OneShotReward, ProgressiveReward
 from sqlenv.types import Attempt, Episode, Example, SqlError, Table
 
 DATA = Path(__file__).parents[1] / "data"

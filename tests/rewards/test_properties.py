@@ -11,19 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from rewards.clauses import scan_clauses
 from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
-from rewards.expo import ExpoReward
-from rewards.lexer import tokenize
-from rewards.progressive import ProgressiveReward, columns_of
+from rewards.expo.clauses import scan_clauses
+from rewards.expo.reward import ExpoReward
+from rewards.progress.reward import ProgressiveReward, columns_of
 from rewards.types import Score
-from sqlenv.compare import MatchMode
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.datasets import load
+from sqlenv.data.loading import load
 from sqlenv.demo import generate
 from sqlenv.envs.single_turn import judge
+from sqlenv.evaluators.equality import MatchMode
 from sqlenv.executor import Executor
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Episode, Example, Table
 
 DEMO = DemoConfig(

@@ -5,7 +5,7 @@ import json
 import apsw
 
 from sqlenv.config import DataConfig
-from sqlenv.datasets import load
+from sqlenv.data.loading import load
 
 
 def make_database(folder, name="band"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sqlenv.bird import soft_f1, ves_reward
+from sqlenv.evaluators.bird import soft_f1, ves_reward
 from sqlenv.types import Table
 
 

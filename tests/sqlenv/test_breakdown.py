@@ -1,6 +1,6 @@
 import pytest
 
-from sqlenv.breakdown import clauses_of
+from sqlenv.evaluators.features import clauses_of
 
 
 @pytest.mark.parametrize(

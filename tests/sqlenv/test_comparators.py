@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from sqlenv.comparators import COMPARATORS, Case, Runs, judge
-from sqlenv.compare import ExecutionMatch
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge
+from sqlenv.evaluators.equality import ExecutionMatch
 from sqlenv.executor import Executor
 from sqlenv.types import SqlError, Table
 
@@ -204,7 +204,7 @@ def test_slow_queries_are_wrong_and_hold_nothing_up(files, isolation):
 def test_it_is_told_where_time_decides(name, seconds, score, is_late, files, monkeypatch):
     database, _ = files
     clock = count(0, seconds)  # so that every query takes as long
-    monkeypatch.setattr("sqlenv.comparators.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("sqlenv.evaluators.comparators.time.perf_counter", lambda: next(clock))
     runs = Runs(lambda _path, _sql: Table(("a",), ((1,),)))
     judged = judge(Case("SELECT 1", "SELECT 2", database), [name], runs)
     assert (judged.scores[name], judged.is_late) == (score, is_late)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.compare import is_ordered, matches
+from sqlenv.evaluators.equality import is_ordered, matches
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
 
 MODES: list[Any] = ["set", "bag", "bag_ordered", "test_suite"]

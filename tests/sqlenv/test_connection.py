@@ -9,11 +9,11 @@ from pathlib import Path
 import apsw
 import pytest
 
-from sqlenv.connection import connect, heap_limit, reading
-from sqlenv.database import check_contents
 from sqlenv.errors import UserError
-from sqlenv.hints import build_index
-from sqlenv.schema import Column, DatabaseSchema, TableSchema, read_schema
+from sqlenv.executor.connection import connect, heap_limit, reading
+from sqlenv.executor.database import check_contents
+from sqlenv.schema.reading import Column, DatabaseSchema, TableSchema, read_schema
+from sqlenv.schema.values import build_index
 
 ROOT = Path(__file__).parents[2]
 # Megabytes in a cell, of a file of 8 KB.
@@ -128,8 +128,8 @@ def test_every_database_is_opened_here() -> None:
         check=True,
     )
     assert {line for line in found.stdout.split() if line.endswith(".py")} == {
-        "sqlenv/allowed.py",
-        "sqlenv/connection.py",
+        "sqlenv/executor/allowed.py",
+        "sqlenv/executor/connection.py",
         "sqlenv/demo/databases.py",
     }
 

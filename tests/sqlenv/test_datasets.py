@@ -9,10 +9,10 @@ import apsw
 import pytest
 
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.datasets import load, read_all
+from sqlenv.data.loading import load, read_all
 from sqlenv.errors import UserError
-from sqlenv.schema import read_schema
-from sqlenv.schema_text import render_schema
+from sqlenv.schema.reading import read_schema
+from sqlenv.schema.rendering import render_schema
 from sqlenv.types import SqlError, Table
 
 from .data_folders import bird, load_one, make_database, spider, write

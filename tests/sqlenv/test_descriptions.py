@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.descriptions import full_descriptions
+from sqlenv.data.descriptions import full_descriptions
 
 HEAD = "original_column_name,column_name,column_description,data_format,value_description\r\n"
 

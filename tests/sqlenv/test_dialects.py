@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.compare import matches
 from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
-from sqlenv.datasets import fingerprint, load
+from sqlenv.data.issues import NOT_CARRIED, OTHER_ENGINE
+from sqlenv.data.loading import fingerprint, load
 from sqlenv.dialects import carry_over
 from sqlenv.envs.single_turn import SingleTurn
+from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
-from sqlenv.flaws import NOT_CARRIED, OTHER_ENGINE
 from sqlenv.prompts import first_observation
 from sqlenv.types import Example, SqlError, Table
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from sqlenv.comparators import Case
 from sqlenv.config import (
     AgenticConfig,
     DiagnosedConfig,
@@ -20,6 +19,7 @@ from sqlenv.envs.build import build_environment
 from sqlenv.envs.diagnosed import Diagnosed
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.envs.tags import TAG_SENTENCES, sentences
+from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text
 from sqlenv.types import Denied, Example, Message, Observation, SqlError, Table

@@ -13,10 +13,10 @@ from typing import Any
 import apsw
 import pytest
 
-from sqlenv import allowed
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor import Executor, check_database
+from sqlenv.executor import Executor, allowed
+from sqlenv.executor.executor import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.conftest import make_database
 from tests.sqlenv.hostile import Measured, read_hostile, read_legal
@@ -442,7 +442,7 @@ def test_a_query_can_have_a_budget_of_its_own(executor, database):
 
 def test_a_budget_beyond_what_sqlite_counts_is_counted_in_lots(database, monkeypatch):
     """Official programs know no steps; one lot of 2,147 million is 8 to 20 seconds."""
-    monkeypatch.setattr("sqlenv.guard._MOST_STRIDE", 1000)
+    monkeypatch.setattr("sqlenv.executor.guard._MOST_STRIDE", 1000)
     config = ExecutorConfig(isolation="thread", workers=1)
     counting = (
         "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 500) SELECT count(*) FROM r"

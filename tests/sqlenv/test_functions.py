@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sqlenv.functions import add_functions, trim, unhex
+from sqlenv.executor.functions import add_functions, trim, unhex
 
 NAMES = ("trim", "ltrim", "rtrim", "unhex")
 PLAIN, OURS = apsw.Connection(":memory:"), apsw.Connection(":memory:")

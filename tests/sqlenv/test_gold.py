@@ -197,7 +197,7 @@ def test_golds_in_memory_are_bounded_in_bytes(
     database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A result of 1,000 numbers counts as some 100 kB, and ten of these have room."""
-    monkeypatch.setattr("sqlenv.gold._MEMORY_BYTES", 1_200_000)
+    monkeypatch.setattr("sqlenv.executor.gold._MEMORY_BYTES", 1_200_000)
     queries = [(database, f"SELECT n, {number} FROM number") for number in range(12)]
     with make_executor() as executor:
         ran = count_runs(executor)
@@ -262,7 +262,7 @@ def test_a_full_disk_leaves_no_part_behind(
     def fill(*_arguments: Any, **_keywords: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sqlenv.gold.json.dump", fill)
+    monkeypatch.setattr("sqlenv.executor.gold.json.dump", fill)
     with (
         make_executor(tmp_path / "cache") as executor,
         pytest.raises(UserError, match="No space left on device"),

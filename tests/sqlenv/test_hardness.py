@@ -2,7 +2,7 @@
 
 import pytest
 
-from sqlenv.hardness import hardness
+from sqlenv.evaluators.hardness import hardness
 
 COLUMN = [0, [0, [0, 1, False], None]]
 COUNT = [3, [0, [0, 0, False], None]]

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sqlenv.config import DataConfig, ExecutorConfig
-from sqlenv.datasets import LoadedData, load, make_pools
+from sqlenv.data.held_out import hold_out, validation_of
+from sqlenv.data.loading import LoadedData, load, make_pools
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.held_out import hold_out, validation_of
 
 from .data_folders import make_database
 

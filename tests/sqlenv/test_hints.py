@@ -8,9 +8,9 @@ import apsw
 import pytest
 
 from sqlenv.errors import UserError
-from sqlenv.hints import MOST, SHOWN, ValueIndex, best, build_index, share, with_hints
-from sqlenv.schema import read_schema
-from sqlenv.schema_text import render_schema
+from sqlenv.schema.reading import read_schema
+from sqlenv.schema.rendering import render_schema
+from sqlenv.schema.values import MOST, SHOWN, ValueIndex, best, build_index, share, with_hints
 from sqlenv.types import Example
 
 TOWNS = """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.mistakes import mistake
-from sqlenv.parse import parse
+from sqlenv.data.corruptions import mistake
+from sqlenv.sql.extraction import parse
 
 DATA = Path(__file__).parents[1] / "data"
 CASES = {

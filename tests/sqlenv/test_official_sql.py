@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.official_sql import as_omnisql_writes, as_spider_runs, count_statements, same_query
+from sqlenv.evaluators.official import (
+    as_omnisql_writes,
+    as_spider_runs,
+    count_statements,
+    same_query,
+)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv import parse
+from sqlenv.sql import extraction
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from sqlenv import parse
     ],
 )
 def test_last_complete_tag_counts(reply, expected):
-    assert parse.extract_sql(reply, "sql_tag") == expected
+    assert extraction.extract_sql(reply, "sql_tag") == expected
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_last_complete_tag_counts(reply, expected):
     ],
 )
 def test_last_complete_fence_counts(reply, expected):
-    assert parse.extract_sql(reply, "fence") == expected
+    assert extraction.extract_sql(reply, "fence") == expected
 
 
 @pytest.mark.parametrize(
@@ -54,30 +54,30 @@ def test_last_complete_fence_counts(reply, expected):
     ],
 )
 def test_place_of_the_sql(reply, tag, place):
-    assert parse.locate_sql(reply, tag) == place
+    assert extraction.locate_sql(reply, tag) == place
 
 
 @given(st.text(), st.lists(st.sampled_from(["<sql>", "</sql>", " ", "a", "\n", "é"])).map("".join))
 def test_the_place_holds_what_is_extracted(before, after):
-    start, end = parse.locate_sql(before + after, "sql_tag")
+    start, end = extraction.locate_sql(before + after, "sql_tag")
     assert 0 <= start <= end <= len(before + after)
-    assert (before + after)[start:end].strip() == parse.extract_sql(before + after, "sql_tag")
+    assert (before + after)[start:end].strip() == extraction.extract_sql(before + after, "sql_tag")
 
 
 @pytest.mark.parametrize("tag", ["sql_tag", "fence"])
 def test_extraction_takes_linear_time(tag):
     for piece in ("<sql>", "</sql>", "```sql", "```", "<sql></sql>"):
         start = time.thread_time()
-        parse.extract_sql(piece * 200_000, tag)
+        extraction.extract_sql(piece * 200_000, tag)
         assert time.thread_time() - start < 1.0, piece
 
 
 def test_comments_go_before_whitespace():
     sql = "SELECT a -- the 'first'\n, b /* two\nlines */ FROM t -- end"
-    assert parse.one_line(sql) == "SELECT a , b FROM t"
+    assert extraction.one_line(sql) == "SELECT a , b FROM t"
     # Collapsing whitespace first would comment out the rest of the query.
-    assert parse.one_line(" ".join(sql.split())) == "SELECT a"
-    assert parse.parse(parse.one_line(sql)) == parse.parse(sql) is not None
+    assert extraction.one_line(" ".join(sql.split())) == "SELECT a"
+    assert extraction.parse(extraction.one_line(sql)) == extraction.parse(sql) is not None
 
 
 @pytest.mark.parametrize(
@@ -85,23 +85,23 @@ def test_comments_go_before_whitespace():
     ["SELECT '-- no  comment'", 'SELECT "/* a */"', "SELECT 'it''s -- x'", "SELECT `--a`, [/*b*/]"],
 )
 def test_quoted_text_is_no_comment(sql):
-    assert parse.strip_comments(sql) == sql
-    assert parse.one_line(sql) == sql
+    assert extraction.strip_comments(sql) == sql
+    assert extraction.one_line(sql) == sql
 
 
 def test_unterminated_comment_runs_to_the_end():
-    assert parse.one_line("SELECT 1 /* and so on") == "SELECT 1"
+    assert extraction.one_line("SELECT 1 /* and so on") == "SELECT 1"
 
 
 def test_tokens():
-    assert parse.tokens("SELECT T.\"Na me\", 'It''s', 1.5e3 FROM [A b]<=`C`||x!=.5 ;; ") == (
+    assert extraction.tokens("SELECT T.\"Na me\", 'It''s', 1.5e3 FROM [A b]<=`C`||x!=.5 ;; ") == (
         *("select", "t", ".", '"Na me"', ",", "'It''s'", ",", "1.5e3", "from", "[a b]"),
         *("<=", "`c`", "||", "x", "!=", ".5"),
     )
-    assert parse.tokens("a<>b==c>=d 'open") == (
+    assert extraction.tokens("a<>b==c>=d 'open") == (
         *("a", "<>", "b", "==", "c", ">=", "d", "'", "open"),
     )
-    assert parse.tokens("") == parse.tokens(" ; ") == ()
+    assert extraction.tokens("") == extraction.tokens(" ; ") == ()
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_tokens():
         "\ud800",
         "SELECT '\ud800",
         "\x1b[31m" * 20,
-        "SELECT 1" + " " * parse.MAX_CHARS,
+        "SELECT 1" + " " * extraction.MAX_CHARS,
     ],
 )
 def test_what_is_not_one_query_has_no_tree(sql):
-    assert parse.parse(sql) is None
+    assert extraction.parse(sql) is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_is_not_one_query_has_no_tree(sql):
     ids=lambda sql: sql[:40],
 )
 def test_large_but_honest_queries_have_a_tree(sql):
-    assert parse.parse(sql) is not None
+    assert extraction.parse(sql) is not None
 
 
 # Each of these once crashed the interpreter (compiled sqlglot overflows the C stack), or cost time
@@ -236,8 +236,8 @@ def test_hostile_text_costs_neither_stack_nor_time(head, piece, tail, count):
 
     def work() -> None:
         for text in texts:
-            parse.parse(text)
-            parse.extract_sql(text, "sql_tag")
+            extraction.parse(text)
+            extraction.extract_sql(text, "sql_tag")
 
     start = time.thread_time()
     _on_small_stack(work)
@@ -245,18 +245,18 @@ def test_hostile_text_costs_neither_stack_nor_time(head, piece, tail, count):
 
 
 def test_tree_depth_is_bounded():
-    chain = "SELECT 1" + "+1" * (parse.MAX_TREE_DEPTH - 10)
-    assert parse.parse(chain) is not None
-    assert parse.parse(chain + "+1" * 20) is None
+    chain = "SELECT 1" + "+1" * (extraction.MAX_TREE_DEPTH - 10)
+    assert extraction.parse(chain) is not None
+    assert extraction.parse(chain + "+1" * 20) is None
 
 
 @given(st.one_of(st.text(), st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))))
 def test_no_text_raises(text):
-    parse.extract_sql(text, "fence")
-    parse.one_line(text)
-    parse.tokens(text)
-    parse.parse(text)
-    parse.parse("SELECT " + text)
+    extraction.extract_sql(text, "fence")
+    extraction.one_line(text)
+    extraction.tokens(text)
+    extraction.parse(text)
+    extraction.parse("SELECT " + text)
 
 
 def _on_small_stack(work) -> None:

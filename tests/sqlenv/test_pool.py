@@ -18,11 +18,10 @@ from typing import Any, cast
 
 import pytest
 
-from sqlenv import pool
 from sqlenv.config import ExecutorConfig
-from sqlenv.executor import Executor
-from sqlenv.line import Line
-from sqlenv.pool import CRASHED, Worker
+from sqlenv.executor import Executor, pool
+from sqlenv.executor.channel import Line
+from sqlenv.executor.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +38,7 @@ def find_workers(parent: int) -> list[int]:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # it ended meanwhile
             continue
-        if "sqlenv.worker" in command and int(fields[1]) == parent and fields[0] != "Z":
+        if "sqlenv.executor.worker" in command and int(fields[1]) == parent and fields[0] != "Z":
             found.append(int(folder.name))
     return found
 
@@ -277,7 +276,7 @@ def test_workers_leave_ctrl_c_to_their_parent(executor: Executor, database: Path
 
 
 def test_a_worker_imports_no_learner() -> None:
-    code = "import sys, sqlenv.worker; print(*sys.modules)"
+    code = "import sys, sqlenv.executor.worker; print(*sys.modules)"
     modules = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).split()
     assert not {"jax", "numpy", "transformers", "sqlglot"} & set(modules)
 

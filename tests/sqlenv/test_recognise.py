@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from sqlenv.data.detection import choose_sets, recognise
 from sqlenv.errors import UserError
-from sqlenv.recognise import choose_sets, recognise
 
 from .data_folders import bird, make_database, spider, write
 

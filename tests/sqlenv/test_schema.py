@@ -4,15 +4,15 @@ import apsw
 import pytest
 
 from sqlenv.errors import UserError
-from sqlenv.hints import build_index
-from sqlenv.schema import (
+from sqlenv.schema.reading import (
     Column,
     DatabaseSchema,
     ForeignKey,
     TableSchema,
     read_schema,
 )
-from sqlenv.schema_text import render_schema, sample_columns
+from sqlenv.schema.rendering import render_schema, sample_columns
+from sqlenv.schema.values import build_index
 
 BAND_DDL = """
     CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);
@@ -59,7 +59,7 @@ def test_examples_are_the_first_distinct_values_that_are_not_empty(bands):
 
 
 def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
-    monkeypatch.setattr("sqlenv.schema.PROFILED_ROWS", 2)
+    monkeypatch.setattr("sqlenv.schema.reading.PROFILED_ROWS", 2)
     rows = (
         "CREATE TABLE t (a TEXT, b TEXT); INSERT INTO t VALUES ('z', '-'), ('y', '-'), ('x', '-');"
     )

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.comparators import COMPARATORS, Case, Runs
 from sqlenv.errors import UserError
-from sqlenv.spider2 import Reference, agrees, columns_of_csv, columns_of_rows, read_references
+from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
+from sqlenv.evaluators.spider2 import (
+    Reference,
+    agrees,
+    columns_of_csv,
+    columns_of_rows,
+    read_references,
+)
 from sqlenv.types import Table
 
 DB = Path("db")

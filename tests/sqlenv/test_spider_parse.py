@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sqlenv.hardness import grade, hardness
-from sqlenv.spider_parse import NotSpiderError, spider_parse
+from sqlenv.evaluators.hardness import grade, hardness
+from sqlenv.evaluators.spider_parse import NotSpiderError, spider_parse
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from minirl.config import TinyConfig
 from minirl.model.tiny import make_tiny
 from rewards.adapters.trl import SqlReward
 from sqlenv.config import DataConfig, DemoConfig, SourceConfig
-from sqlenv.datasets import load
+from sqlenv.data.loading import load
 from sqlenv.demo import generate
 from sqlenv.prompts import first_observation
-from sqlenv.schema import read_schema
-from sqlenv.schema_text import render_schema
+from sqlenv.schema.reading import read_schema
+from sqlenv.schema.rendering import render_schema
 from sqlenv.types import Example
 
 ROWS, GROUP = 2, 4

@@ -1,0 +1,1 @@
+"""EXPO-SQL: clauses, differences of results, attribution, clause-level reward."""

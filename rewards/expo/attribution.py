@@ -1,0 +1,402 @@
+"""Which clauses make a result wrong: clause-wise execution (EXPO-SQL, algorithm 1, appendix A.2).
+
+A query is run clause by clause in logical order, each step a slice of its own text. A step whose
+effect is among the differences between the gold result and the predicted one is blamed; or, without
+types of difference, one that leads away from the gold result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from rewards.config import FromCheck
+from rewards.expo.attributes import is_computed, with_attributes
+from rewards.expo.clauses import WHOLE, Clause, ClauseKind
+from rewards.expo.differences import (
+    CANDIDATES,
+    OF_COLUMNS,
+    Difference,
+    Differences,
+    differences,
+    leads_away,
+    with_missing,
+)
+from sqlenv.sql.lexer import replace_names, select_aliases, sources
+from sqlenv.types import Result, SqlError, Table
+
+Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
+Run = Callable[[str], Result]
+
+_EVERY: Differences = frozenset(CANDIDATES)
+_REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
+# What a step can do to the result before it; what it cannot do is not looked for.
+_POSSIBLE: dict[Effect, Differences] = {
+    "source": _EVERY,
+    "filter": _REMOVAL,
+    "limit": _REMOVAL,
+    "project": _EVERY,
+    "collapse": _EVERY,  # a SELECT with a HAVING of its own
+    "order": frozenset({"row_order"}),
+    "compound": frozenset(),
+}
+_NOTHING: Differences = frozenset()
+_SEEN_IN_ONE_ROW: Differences = frozenset({"col_count", "col_name", "row_emptied", "row_created"})
+_EFFECTS: dict[ClauseKind, Effect] = {"ORDER BY": "order", "LIMIT": "limit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A query that ends with one more clause than the step before.
+
+    Attributes:
+        sql: The query.
+        effect: What the last clause does to rows.
+        clauses: Numbers of the clauses that answer for it.
+        plain: The same with select aliases written out, for where `sql` may not use them.
+    """
+
+    sql: str
+    effect: Effect
+    clauses: tuple[int, ...]
+    plain: str = ""
+
+
+def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
+    """List the steps of a query in logical order.
+
+    FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
+    are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
+
+    Returns:
+        One list for each operand of a set operation, then one for its own ORDER BY and LIMIT, where
+        it has them. WITH items stand before every step of an operand.
+    """
+    numbers = sorted({clause.operand for clause in clauses} - {WHOLE})
+    chains = [list(_operand_steps(sql, clauses, number)) for number in numbers]
+    if len(numbers) > 1:
+        outer = [n for n, c in enumerate(clauses) if c.operand == WHOLE and c.kind != "WITH"]
+        if outer:
+            whole = Step(sql[: clauses[outer[0] - 1].stop], "compound", ())
+            chains.append([whole, *_last_steps(sql, clauses, outer)])
+    else:
+        chains = [
+            chain + list(_last_steps(sql, clauses, _of_kinds(clauses, 0, "ORDER BY", "LIMIT")))
+            for chain in chains
+        ]
+    return chains
+
+
+def find_blamed(
+    sql: str,
+    clauses: Sequence[Clause],
+    *,
+    gold: Table,
+    predicted: Table,
+    sought: Differences,
+    run: Run,
+    from_check: FromCheck,
+    whole_result: bool,
+    max_rows: int,
+    is_matched: bool = True,
+    computed_rule: bool = True,
+    widths_apart: bool = True,
+) -> frozenset[int]:
+    """Number the clauses whose own effect is part of what is wrong with the result.
+
+    Args:
+        sql: A query that ran.
+        clauses: Its clauses.
+        gold: The right result, its columns named by their attributes.
+        predicted: The query's result.
+        sought: What sets the two results apart (D*).
+        run: Runs the query of a step.
+        from_check: What the first step must not do, seen against the gold result.
+        whole_result: Seek the differences of the whole result in every operand of a set operation,
+            instead of those of the operand's own result.
+        max_rows: Rows of a step that are compared one by one. Of larger steps the first rows are;
+            of what a filter leaves of them only the count.
+        is_matched: Blame steps for differences that are sought; else, whatever is sought, for
+            leading away from the gold result.
+        computed_rule: Whether `row_partial` may come of computing every output.
+        widths_apart: Tell apart rows that differ in width from rows that differ: seek the former
+            only where the columns are wrong too, and else in what filters take away.
+
+    Returns:
+        Possibly none: several differences cannot arise in any single step.
+    """
+    chains = plan_steps(sql, clauses)
+    steps = _Steps(run, max_rows, computed_rule=computed_rule, widths_apart=widths_apart)
+    if len(chains) == 1 or (chains and _is_outer(chains[-1])):
+        steps.know(chains[-1], predicted)
+    blamed: set[int] = set()
+    for chain in chains:
+        wanted = sought
+        if not whole_result and len(chains) > 1 and not _is_outer(chain):
+            own = steps.rows(chain[-1])
+            wanted = steps.differences(gold, chain[-1], own, _EVERY) if own else _NOTHING
+        first = chain[0]
+        source = _check_source(first, steps, gold, from_check)
+        if source & wanted if is_matched else source:
+            blamed.update(first.clauses)
+        if is_matched:
+            blamed |= _blame_chain(chain, steps, wanted)
+        else:
+            blamed |= _blame_away(chain, steps, gold)
+    return frozenset(blamed)
+
+
+def _blame_chain(chain: Sequence[Step], steps: _Steps, wanted: Differences) -> set[int]:
+    """Blame the steps that make a difference which is sought (algorithm 1)."""
+    blamed: set[int] = set()
+    for at in range(1, len(chain)):
+        sought = steps.seek(chain[at], wanted)
+        # Filters keep the columns, so that one row tells only whether any is left.
+        several = _POSSIBLE[chain[at].effect] == _REMOVAL and sought != {"row_emptied"}
+        look = steps.rows if several else steps.probe
+        if not sought or look(chain[at]) is None:
+            continue
+        # A step that cannot run alone is one with the next that can.
+        before = next((n for n in range(at - 1, -1, -1) if look(chain[n])), None)
+        if before is not None and steps.change(chain[before], chain[at], sought) & sought:
+            blamed.update(n for step in chain[before + 1 : at + 1] for n in step.clauses)
+    return blamed
+
+
+def _blame_away(chain: Sequence[Step], steps: _Steps, gold: Table) -> set[int]:
+    """Blame the steps that lead away from the gold result, without types (table 5)."""
+    blamed: set[int] = set()
+    before: Table | None = None
+    waiting: list[int] = []
+    for step in chain:
+        waiting += step.clauses
+        after = steps.rows(step)
+        if after is None:
+            continue
+        if before is not None and steps.leads_away(gold, before, after, step):
+            blamed.update(waiting)
+        before, waiting = after, []
+    return blamed
+
+
+def _check_source(step: Step, steps: _Steps, gold: Table, from_check: FromCheck) -> Differences:
+    """Compare FROM and its JOINs with the gold result (ambiguity E1)."""
+    if step.effect != "source":
+        return _NOTHING
+    if from_check == "full":
+        rows = steps.rows(step)
+        return steps.differences(gold, step, rows, _EVERY) if rows else _NOTHING
+    probe = steps.probe(step)
+    if probe is None:
+        return _NOTHING
+    wrong = probe.width < gold.width if from_check == "fewer" else probe.width != gold.width
+    count: Difference = "col_count"
+    return frozenset({count}) if wrong else _NOTHING
+
+
+class _Steps:
+    """Runs steps when their results are asked for, each once."""
+
+    def __init__(self, run: Run, max_rows: int, *, computed_rule: bool, widths_apart: bool) -> None:
+        self._run = run
+        self._max_rows = max_rows
+        self._computed_rule = computed_rule
+        self._widths_apart = widths_apart
+        self._known: dict[str, Table] = {}
+        self._empty: set[str] = set()
+        self._seen: dict[str, tuple[int, Table | None]] = {}
+
+    def know(self, chain: Sequence[Step], result: Table) -> None:
+        """Take the result of the last step, which is the query itself.
+
+        An empty result was empty before SELECT and ORDER BY too: a slow query is not run again.
+        """
+        self._known[chain[-1].sql] = result
+        for step in reversed(chain) if not result.rows else ():
+            self._empty.add(step.sql)
+            if step.effect not in ("project", "order"):
+                return
+
+    def probe(self, step: Step) -> Table | None:
+        """Return the columns of a step and at most one row; None where it does not run."""
+        return self._fetch(step, 1)
+
+    def rows(self, step: Step) -> Table | None:
+        """Return the first rows of a step, one more than are compared."""
+        return self._fetch(step, self._max_rows + 1)
+
+    def seek(self, step: Step, wanted: Differences) -> Differences:
+        """Name what a step is to be blamed for, of what sets the result apart.
+
+        Rows all different, under the right columns, are rows missing that WHERE or HAVING took
+        away (A.1; which of them LIMIT keeps is not its choice).
+        """
+        if self._widths_apart and step.effect == "filter":
+            wanted = with_missing(wanted)
+        return wanted & _POSSIBLE[step.effect]
+
+    def change(self, before: Step, after: Step, sought: Differences) -> Differences:
+        """Name what a step changes, as far as it is sought."""
+        first, second = self.probe(before), self.probe(after)
+        assert first is not None
+        assert second is not None
+        if "col_name" in sought:
+            first = with_attributes(before.sql, first)
+        if first.width != second.width or not (first.rows and second.rows):
+            return self._at_a_glance(first, second, sought)
+        if sought <= _SEEN_IN_ONE_ROW:
+            return self.differences(first, after, second, sought) & _SEEN_IN_ONE_ROW
+        left, right = self.rows(before), self.rows(after)
+        if left is None or right is None:
+            return _NOTHING
+        if after.effect == "order":
+            # The same rows in any case, of which the first ones may be all others.
+            same = _cut(left, self._max_rows).rows == _cut(right, self._max_rows).rows
+            return _NOTHING if same else _POSSIBLE["order"]
+        if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > self._max_rows:
+            return self._fewer(before, after)
+        left = _cut(replace(left, columns=first.columns), self._max_rows)
+        return self.differences(left, after, _cut(right, self._max_rows), sought)
+
+    def differences(
+        self, reference: Table, step: Step, table: Table, sought: Differences
+    ) -> Differences:
+        """Name what sets the result of a step apart from another one, named by attributes.
+
+        What is not sought may be wrong.
+        """
+        if "col_name" in sought:
+            table = with_attributes(step.sql, table)
+        computed = self._computed_rule and step.effect in ("project", "collapse")
+        return differences(reference, table, is_computed=computed and is_computed(step.sql))
+
+    def leads_away(self, gold: Table, before: Table, after: Table, step: Step) -> bool:
+        """Tell whether a step leads away from the gold result; of large results few ways show."""
+        if after.rows and len(before.rows) > self._max_rows and step.effect != "order":
+            return False
+        return leads_away(gold, before, after)
+
+    def _at_a_glance(self, first: Table, second: Table, sought: Differences) -> Differences:
+        """Compare tables of which one row each tells it all."""
+        found = differences(first, second)
+        if self._widths_apart and "col_count" in found and not sought & OF_COLUMNS:
+            return found - {"row_disjoint"}
+        return found
+
+    def _fewer(self, before: Step, after: Step) -> Differences:
+        """Compare counts: a filter only takes rows away."""
+        left, right = self._count(before), self._count(after)
+        if left is None or right is None or left == right:
+            return _NOTHING
+        return frozenset({"row_subset"})
+
+    def _fetch(self, step: Step, limit: int) -> Table | None:
+        known = self._known.get(step.sql)
+        if known:
+            return _cut(known, limit)
+        fetched, table = self._seen.get(step.sql, (-1, None))
+        if fetched < limit:
+            table = self._fetch_anew(step, 0 if step.sql in self._empty else limit)
+            # What does not run once does not run with another limit.
+            self._seen[step.sql] = (limit if table else self._max_rows + 1, table)
+        return table and _cut(table, limit)
+
+    def _fetch_anew(self, step: Step, limit: int) -> Table | None:
+        result = self._run(f"{step.sql}\nLIMIT {limit}")
+        if step.plain and isinstance(result, SqlError):
+            result = self._run(f"{step.plain}\nLIMIT {limit}")
+        return result if isinstance(result, Table) else None
+
+    def _count(self, step: Step) -> int | None:
+        known = self._known.get(step.sql)
+        if known:
+            return len(known.rows)
+        for sql in filter(None, (step.sql, step.plain)):
+            result = self._run(f"SELECT count(*) FROM ({sql}\n)")
+            if isinstance(result, Table):
+                return int(str(result.rows[0][0]))
+        return None
+
+
+def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterator[Step]:
+    """Yield the steps of one SELECT up to its HAVING."""
+
+    def text(numbers: Sequence[int]) -> str:
+        return "\n".join(clauses[n].text(sql) for n in numbers)
+
+    items = _of_kinds(clauses, WHOLE, "WITH")
+    head = sql[: clauses[items[-1]].stop] + "\n" if items else ""
+    selects = _of_kinds(clauses, operand, "SELECT")
+    tables = _of_kinds(clauses, operand, "FROM", "JOIN")
+    where, group, having = (
+        _of_kinds(clauses, operand, kind) for kind in ("WHERE", "GROUP BY", "HAVING")
+    )
+    if tables:
+        source = f"{head}SELECT *\n"
+        aliases = _aliases(sql, clauses, selects)
+
+        def plain(numbers: Sequence[int]) -> str:
+            written = _written_out(sql, clauses, aliases, numbers)
+            return written and source + written
+
+        yield Step(source + text(tables), "source", (*items, *tables), plain(tables))
+        if where:
+            read = [*tables, *where]
+            yield Step(source + text(read), "filter", (*where,), plain(read))
+    select, windows = selects[:1], selects[1:]
+    body = [*select, *tables, *where, *group]
+    if having and group:
+        yield Step(head + text([*body, *windows]), "project", (*select, *windows, *group))
+        yield Step(head + text([*body, *having, *windows]), "filter", (*having,))
+    else:
+        numbers = [*select, *windows, *group, *having]
+        effect: Effect = "collapse" if having else "project"
+        yield Step(head + text([*body, *having, *windows]), effect, tuple(numbers))
+
+
+def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> Iterator[Step]:
+    """Yield the steps that add ORDER BY, then LIMIT, to what stands before them in the text."""
+    for number in numbers:
+        clause = clauses[number]
+        yield Step(sql[: clause.stop], _EFFECTS[clause.kind], (number,))
+
+
+def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Mapping[str, str]:
+    """Map the select aliases of an operand, those that name a table too left out, to their text."""
+    aliases: Mapping[str, str] = {}
+    for number in selects[:1]:
+        aliases = select_aliases(sql, clauses[number].start, clauses[number].stop)
+    if not aliases:
+        return aliases
+    tables = {name for source in sources(sql) for name in (source.table, source.alias)}
+    return {name: text for name, text in aliases.items() if name not in tables}
+
+
+def _written_out(
+    sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
+) -> str:
+    """Write FROM to WHERE without select aliases, which `SELECT *` does not define.
+
+    A column of that name comes first in SQLite, so this is for queries that fail as they stand.
+
+    Returns:
+        "" where there are none.
+    """
+    if not aliases:
+        return ""
+    start, stop = clauses[numbers[0]].start, clauses[numbers[-1]].stop
+    plain = replace_names(sql, start, stop, aliases)
+    return plain if plain != sql[start:stop] else ""
+
+
+def _of_kinds(clauses: Sequence[Clause], operand: int, *kinds: ClauseKind) -> list[int]:
+    return [n for n, c in enumerate(clauses) if c.operand == operand and c.kind in kinds]
+
+
+def _is_outer(chain: Sequence[Step]) -> bool:
+    return chain[0].effect == "compound"
+
+
+def _cut(table: Table, limit: int) -> Table:
+    return table if len(table.rows) <= limit else Table(table.columns, table.rows[:limit])

@@ -1,0 +1,158 @@
+"""How one result differs from another: EXPO-SQL's ten types (table 1, appendix A.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rewards.expo.clauses import ClauseKind
+from sqlenv.types import Row, Table, Value
+
+Difference = Literal[
+    "col_count",
+    "col_name",
+    "row_order",
+    "row_dedup",
+    "row_subset",
+    "row_superset",
+    "row_emptied",
+    "row_created",
+    "row_disjoint",
+    "row_partial",
+]
+Differences = frozenset[Difference]
+
+CANDIDATES: Mapping[Difference, frozenset[ClauseKind]] = {
+    "col_count": frozenset({"SELECT", "FROM", "JOIN"}),
+    "col_name": frozenset({"SELECT", "FROM", "JOIN"}),
+    "row_order": frozenset({"ORDER BY"}),
+    "row_dedup": frozenset({"SELECT", "GROUP BY"}),
+    "row_subset": frozenset({"WHERE", "JOIN", "HAVING", "LIMIT"}),
+    "row_superset": frozenset({"JOIN", "WHERE"}),
+    "row_emptied": frozenset({"WHERE", "JOIN", "HAVING"}),
+    "row_created": frozenset({"FROM", "JOIN"}),
+    "row_disjoint": frozenset({"FROM", "JOIN", "WHERE"}),
+    "row_partial": frozenset({"SELECT"}),
+}
+"""The clauses that can cause each type (table 12)."""
+
+OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})
+"""The types that tell of columns."""
+
+_MISSING: Differences = frozenset({"row_subset"})
+_DIGITS = 6
+
+
+def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
+    """Name what sets a candidate apart from a reference, in columns and in rows.
+
+    Values compare as Python's do, floats rounded to 6 decimals. Rows of different width are never
+    the same, so a wrong projection is `col_count` and `row_disjoint` (figure 5).
+
+    Args:
+        reference: A result, its columns named by their attributes (`with_attributes`).
+        candidate: Another one, likewise.
+        is_computed: Whether the candidate's query computes every output: where they are as many,
+            its rows then align with the reference's, though no column agrees.
+
+    Returns:
+        At most one type for the columns, and one or two for the rows; empty for equal tables.
+    """
+    return _of_columns(reference, candidate) | _of_rows(
+        reference, candidate, is_computed=is_computed
+    )
+
+
+def with_missing(sought: Differences) -> Differences:
+    """Add that rows are missing where all rows differ and the columns are right.
+
+    Where columns are wrong too, rows differ for that alone.
+    """
+    if "row_disjoint" in sought and not sought & OF_COLUMNS:
+        return sought | _MISSING
+    return sought
+
+
+def leads_away(gold: Table, before: Table, after: Table) -> bool:
+    """Tell whether a step leads away from the gold result, whatever the type of its change.
+
+    It does where less of the gold result can be found in it than before, each gold column in the
+    column that has most of its values; where rows are there that should not be; or where it sorts
+    rows of the gold result into another order than that.
+    """
+    if before.rows == after.rows and before.width == after.width:
+        return False
+    if not gold.rows:
+        return len(after.rows) > len(before.rows)
+    if _count_held(gold, after) < _count_held(gold, before):
+        return True
+    ordered, found = (dict.fromkeys(rounded(table.rows)) for table in (gold, after))
+    is_sorted = before.width == after.width and len(before.rows) == len(after.rows)
+    return is_sorted and [r for r in ordered if r in found] != [r for r in found if r in ordered]
+
+
+def _count_held(gold: Table, table: Table) -> int:
+    """Count the values of the gold columns that some column of a table has, at best."""
+    held = [Counter(column) for column in zip(*rounded(table.rows), strict=True)]
+    wanted = [Counter(column) for column in zip(*rounded(gold.rows), strict=True)]
+    return sum(max(((want & have).total() for have in held), default=0) for want in wanted)
+
+
+def _of_columns(reference: Table, candidate: Table) -> Differences:
+    if reference.width != candidate.width:
+        return frozenset({"col_count"})
+    names = ([name.lower() for name in table.columns] for table in (reference, candidate))
+    first, second = names
+    return frozenset() if first == second else frozenset({"col_name"})
+
+
+def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differences:
+    """Apply the first rule that fires, in the order of the notes' decision table."""
+    if not reference.rows or not candidate.rows:
+        return _of_emptiness(reference, candidate)
+    if reference.width != candidate.width:
+        return frozenset({"row_disjoint"})
+    left, right = rounded(reference.rows), rounded(candidate.rows)
+    if left == right:
+        return frozenset()
+    left_set, right_set = set(left), set(right)
+    if left_set == right_set:
+        same_bag = len(left) == len(right) and Counter(left) == Counter(right)
+        return frozenset({"row_order"}) if same_bag else frozenset({"row_dedup"})
+    if len(left) == len(right) and (is_computed or _shares_a_column(left, right)):
+        return frozenset({"row_partial"})
+    return _of_sets(left_set, right_set)
+
+
+def _of_emptiness(reference: Table, candidate: Table) -> Differences:
+    if reference.rows:
+        return frozenset({"row_emptied"})
+    return frozenset({"row_created"}) if candidate.rows else frozenset()
+
+
+def _of_sets(reference: set[Row], candidate: set[Row]) -> Differences:
+    if candidate < reference:
+        return frozenset({"row_subset"})
+    if candidate > reference:
+        return frozenset({"row_superset"})
+    if reference.isdisjoint(candidate):
+        return frozenset({"row_disjoint"})
+    return frozenset({"row_subset", "row_superset"})
+
+
+def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:
+    """Tell whether some column position holds the same bag of values on both sides."""
+    pairs = zip(zip(*left, strict=True), zip(*right, strict=True), strict=True)
+    return any(Counter(ours) == Counter(theirs) for ours, theirs in pairs)
+
+
+def rounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Round floats as they are compared."""
+    if not any(isinstance(value, float) for row in rows for value in row):
+        return rows
+    return tuple([tuple([_round(value) for value in row]) for row in rows])
+
+
+def _round(value: Value) -> Value:
+    return round(value, _DIGITS) if isinstance(value, float) else value

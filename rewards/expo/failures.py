@@ -1,0 +1,321 @@
+"""Which clauses make a query fail: SQLite's message, traced to its root (EXPO-SQL, 3.2.3, A.3).
+
+The message names an element or a place; a table of patterns says how to find the clauses that are
+to blame. Where SQLite tells no place (an offset of -1), every clause that mentions the element is
+taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from rewards.expo.clauses import KINDS, OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
+from sqlenv.sql.lexer import (
+    Reference,
+    is_query_start,
+    nested,
+    references,
+    row_values,
+    select_aliases,
+    sources,
+    tokenize,
+)
+from sqlenv.types import Result, SqlError
+
+Columns = Mapping[str, Sequence[str]]
+Numbers = set[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """A query that failed, as the finders see it.
+
+    Attributes:
+        at: Number of the clause where SQLite stopped; None where it does not say.
+        traced: Also follow the element back to the clauses that define it.
+    """
+
+    sql: str
+    clauses: Sequence[Clause]
+    at: int | None
+    columns: Columns
+    traced: bool
+
+    def holding(self, places: Iterable[int]) -> Numbers:
+        """Number the clauses that hold some characters."""
+        return {clause_at(self.clauses, place) for place in places}
+
+    def of_kinds(self, *kinds: ClauseKind) -> Numbers:
+        """Number the clauses of some kinds."""
+        return {n for n, clause in enumerate(self.clauses) if clause.kind in kinds}
+
+    def near(self, numbers: Numbers) -> Numbers:
+        """Keep the clauses that share a SELECT with the place of the error.
+
+        Operands of a set operation may use the same aliases for other tables.
+        """
+        if self.at is None:
+            return numbers
+        here = self.clauses[self.at].operand
+        return {n for n in numbers if here in (WHOLE, self.clauses[n].operand)} | {self.at}
+
+    def beside(self, numbers: Numbers, others: Numbers) -> Numbers:
+        """Keep those of `others` that share a SELECT with one of `numbers`."""
+        operands = {self.clauses[n].operand for n in numbers}
+        if WHOLE in operands:
+            return others
+        return {n for n in others if self.clauses[n].operand in operands}
+
+    def owners(self, name: str) -> set[str]:
+        """Name the tables of the database that have a column, all in lower case."""
+        tables = self.columns.items()
+        return {t.lower() for t, columns in tables if any(name == c.lower() for c in columns)}
+
+    def place_or(self, numbers: Numbers) -> Numbers:
+        """Number the clause where SQLite stopped, else those given."""
+        return numbers if self.at is None else {self.at}
+
+
+Finder = Callable[[_Failure, re.Match[str]], Numbers]
+
+
+def trace_error(
+    sql: str,
+    clauses: Sequence[Clause],
+    result: Result,
+    *,
+    columns: Columns | None = None,
+    traced: bool = True,
+) -> frozenset[int]:
+    """Number the clauses to blame for a query that gave no table.
+
+    Args:
+        sql: The query, as it was run.
+        clauses: Its clauses.
+        result: What it gave.
+        columns: Column names by table of the database, None where unknown.
+        traced: Follow columns back to the tables they should come from; False stops at the clauses
+            that the message points at (table 6).
+
+    Returns:
+        All clauses where the message is of no known kind, points at nothing, or is none.
+    """
+    everything = frozenset(range(len(clauses)))
+    if not isinstance(result, SqlError) or not clauses:
+        return everything
+    failure = _Failure(sql, clauses, _locate(sql, clauses, result.offset), columns or {}, traced)
+    for pattern, find in _FINDERS:
+        match = pattern.fullmatch(result.message)
+        if match:
+            return frozenset(find(failure, match)) or everything
+    return everything
+
+
+def _locate(sql: str, clauses: Sequence[Clause], offset: int) -> int | None:
+    """Number the clause at a byte offset; SQLite counts UTF-8 bytes."""
+    if offset < 0:
+        return None
+    return clause_at(clauses, len(sql.encode()[:offset].decode(errors="ignore")))
+
+
+def _no_column(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame the clauses that use a column, and those that fail to provide it."""
+    *_, qualifier, name = ["", *_parts(match["element"])]
+    using = failure.near(_using(failure, qualifier, name))
+    if not failure.traced:
+        return failure.place_or(using)
+    return using | (
+        _defining(failure, qualifier, using) if qualifier else _lacking(failure, name, using)
+    )
+
+
+def _defining(failure: _Failure, qualifier: str, using: Numbers) -> Numbers:
+    """Number the clauses that define an alias, else all that could; a CTE's own item too."""
+    found = [source for source in sources(failure.sql) if source.alias == qualifier]
+    defining = failure.beside(using, failure.holding(source.start for source in found))
+    if not defining:
+        return failure.beside(using, failure.of_kinds("FROM", "JOIN"))
+    return defining | _items_named(failure, {source.table for source in found})
+
+
+def _lacking(failure: _Failure, name: str, using: Numbers) -> Numbers:
+    """Number FROM and JOINs where some table has the column, and no table of the query does."""
+    owners = failure.owners(name)
+    read = {source.table for source in sources(failure.sql)}
+    if not owners or owners & read:
+        return set()
+    return failure.beside(using, failure.of_kinds("FROM", "JOIN"))
+
+
+def _ambiguous(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame the clauses that use a column bare, and the JOINs that bring it in again."""
+    *_, qualifier, name = ["", *_parts(match["element"])]
+    using = failure.near(_using(failure, qualifier, name))
+    if not failure.traced:
+        return failure.place_or(using)
+    owners = failure.owners(name)
+    bringing = failure.holding(s.start for s in sources(failure.sql) if s.table in owners)
+    mentioning = failure.holding(r.start for r in references(failure.sql) if r.name == name)
+    joins = failure.of_kinds("JOIN") & (bringing | mentioning)
+    return using | failure.beside(using, joins)
+
+
+def _no_table(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame the clauses that read a table; of `t.*` without `t`, that and those to define it."""
+    *_, name = _parts(match["element"])
+    reading = failure.holding(s.start for s in sources(failure.sql) if s.table == name)
+    if reading:
+        return reading
+    using = failure.holding(t.start for t in tokenize(failure.sql) if t.is_name(name))
+    return using | _defining(failure, name, using) if failure.traced else using
+
+
+def _function(failure: _Failure, match: re.Match[str]) -> Numbers:
+    name = match["element"].lower()
+    calls = (r.start for r in references(failure.sql) if r.is_call and r.name == name)
+    return failure.place_or(failure.holding(calls))
+
+
+def _aggregate(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame the clause that calls an aggregate where none may stand.
+
+    SQLite points into the SELECT where another clause uses an alias of it; then that clause is to
+    blame.
+    """
+    found = _function(failure, match)
+    for number in found & failure.of_kinds("SELECT") if failure.traced else ():
+        select = failure.clauses[number]
+        aliases = select_aliases(failure.sql, select.start, select.stop)
+        bare = (r for r in references(failure.sql) if not r.qualifier and not r.is_call)
+        using = failure.holding(r.start for r in bare if r.name in aliases)
+        using &= failure.of_kinds("FROM", "JOIN", "WHERE", "GROUP BY")
+        found = failure.beside({number}, using) or found
+    return found
+
+
+def _alias(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame the clauses that use an alias where it may not stand: not the SELECT that gives it.
+
+    That of a window function may stand in ORDER BY too.
+    """
+    using = _using(failure, "", match["element"].lower())
+    legal = failure.of_kinds("SELECT")
+    if "window function" in match[0]:
+        legal |= failure.of_kinds("ORDER BY")
+    return failure.place_or(using - legal or using)
+
+
+def _syntax(failure: _Failure, match: re.Match[str]) -> Numbers:
+    place = failure.sql.rfind(match["element"])
+    return failure.place_or(failure.holding([place]) if place >= 0 else set())
+
+
+def _last(failure: _Failure, _match: re.Match[str]) -> Numbers:
+    return {len(failure.clauses) - 1}
+
+
+def _named_kind(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Number the clauses of a kind, and those that hold a nested query with one."""
+    own = failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
+    return failure.place_or(own | _with_nested(failure, match))
+
+
+def _early(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Number the clauses of a kind that a set operator follows; nested ones as their holders."""
+    operators = [t.start for t in tokenize(failure.sql) if not t.depth and t.is_word(*OPERATORS)]
+    kinds = failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
+    followed = {n for n in kinds if operators and failure.clauses[n].start < operators[-1]}
+    return followed | _with_nested(failure, match)
+
+
+def _with_nested(failure: _Failure, match: re.Match[str]) -> Numbers:
+    opener, *_ = match["element"].lower().split()
+    return failure.holding(nested(failure.sql, opener))
+
+
+def _operands(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Number the SELECTs of a set operation; of a nested one the clauses that hold it."""
+    operator = match["element"].lower().split()[0]
+    words = [token for token in tokenize(failure.sql) if token.is_word(operator)]
+    own = failure.of_kinds("SELECT") if any(not word.depth for word in words) else set()
+    return own | failure.holding(word.start for word in words if word.depth)
+
+
+def _subqueries(failure: _Failure, _match: re.Match[str]) -> Numbers:
+    starts = (t.start for t in tokenize(failure.sql) if t.depth and is_query_start(t))
+    return failure.place_or(failure.holding(starts))
+
+
+def _row_value(failure: _Failure, _match: re.Match[str]) -> Numbers:
+    """Number the clauses where several values in brackets stand for one."""
+    return failure.place_or(failure.holding(row_values(failure.sql)))
+
+
+def _mismatch(failure: _Failure, match: re.Match[str]) -> Numbers:
+    """Blame a LIMIT that is no number, else WHERE and JOINs.
+
+    A query that only reads has no other place for this message than LIMIT and OFFSET.
+    """
+    words = tokenize(failure.sql)
+    odd = failure.holding(
+        a.start for a, b in pairwise(words) if a.is_word("limit", "offset") and b.kind != "number"
+    )
+    return odd or _constraint(failure, match)
+
+
+def _constraint(failure: _Failure, _match: re.Match[str]) -> Numbers:
+    return failure.of_kinds("WHERE", "JOIN")
+
+
+def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
+    """Number the clauses that mention a column exactly so."""
+
+    def is_meant(found: Reference) -> bool:
+        return found.name == name and found.qualifier == qualifier and not found.is_call
+
+    return failure.holding(found.start for found in references(failure.sql) if is_meant(found))
+
+
+def _items_named(failure: _Failure, tables: set[str]) -> Numbers:
+    """Number the WITH items that define some of the tables."""
+    items = {n: failure.clauses[n].text(failure.sql) for n in failure.of_kinds("WITH")}
+    return {number for number, text in items.items() if item_name(text) in tables}
+
+
+def _parts(element: str) -> list[str]:
+    """Split `table.column` as SQLite's message has it, without quotes."""
+    return [part.strip('"`[]') for part in element.lower().split(".")][-2:]
+
+
+_FUNCTION = r"(?P<element>.+?)\(\)"
+_CLAUSE = r"(?P<element>ORDER BY|GROUP BY|HAVING|LIMIT)"
+_FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
+    (re.compile(pattern, re.DOTALL), find)
+    for pattern, find in (
+        # `"x"` where strings in double quotes are off comes with advice.
+        (r"no such column: (?P<element>.+?)(?: - should this be .*)?", _no_column),
+        (r"ambiguous column name: (?P<element>.+)", _ambiguous),
+        (r"no such table: (?P<element>.+)", _no_table),
+        (rf"misuse of aggregate(?: function|:) {_FUNCTION}", _aggregate),
+        (rf"misuse of window function {_FUNCTION}", _function),
+        (r"no such function: (?P<element>.+)", _function),
+        (rf"wrong number of arguments to function {_FUNCTION}", _function),
+        (r"misuse of aliased (?:aggregate|window function|identifier) (?P<element>.+)", _alias),
+        (r'near "(?P<element>.*)": syntax error', _syntax),
+        (r'unrecognized token: "(?P<element>.*)"', _syntax),
+        (r"incomplete input", _last),
+        (rf"\d+\w+ {_CLAUSE} term .*", _named_kind),
+        (rf"{_CLAUSE} clause should come after .*", _early),
+        (rf"{_CLAUSE} clause .*", _named_kind),
+        (rf"too many terms in {_CLAUSE} clause", _named_kind),
+        (rf"aggregate functions are not allowed in the {_CLAUSE} clause", _named_kind),
+        (r"SELECTs to the left and right of (?P<element>.+) do not have the same.*", _operands),
+        (r"sub-select returns \d+ columns.*", _subqueries),
+        (r"row value misused", _row_value),
+        (r"datatype mismatch", _mismatch),
+        (r".* constraint failed.*", _constraint),
+    )
+)

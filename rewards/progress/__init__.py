@@ -1,0 +1,1 @@
+"""Progress-SQL: trees, diagnosis, progressive reward."""

@@ -1,0 +1,296 @@
+"""Expressions in normal form: what the diagnostic tree compares (Progress-SQL, appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from sqlglot import exp
+
+from rewards.config import Qualify
+from sqlenv.sql import extraction
+
+Features = frozenset[str]
+SUBQUERY = "<sub>"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schema:
+    """Column names by table, lower-cased; hashed by identity."""
+
+    columns: Mapping[str, Features]
+
+
+@lru_cache(maxsize=1024)
+def _schema(key: tuple[tuple[str, tuple[str, ...]], ...]) -> Schema:
+    return Schema({table.lower(): frozenset(map(str.lower, names)) for table, names in key})
+
+
+def schema_of(columns: Mapping[str, Sequence[str]] | None) -> Schema | None:
+    """Intern a schema: equal ones give the same object, so that caches can use it as a key."""
+    if columns is None:
+        return None
+    return _schema(tuple((table, tuple(names)) for table, names in columns.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean inside one SELECT.
+
+    Attributes:
+        sources: Alias of each source, with its base table, or None for a CTE or derived table.
+        ctes: Names of the CTEs that this query may read.
+    """
+
+    parent: Scope | None
+    sources: Mapping[str, str | None]
+    ctes: Features
+
+    def outward(self) -> Iterator[Scope]:
+        """Yield this scope and those around it."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
+
+
+class Writer:
+    """Writes the expressions of one SELECT.
+
+    Attributes:
+        aggregate: Whether an aggregate was written so far, those of windows aside.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        schema: Schema | None,
+        qualify: Qualify,
+        nest: Callable[[exp.Expression], None],
+    ) -> None:
+        self.aggregate = False
+        self._scope = scope
+        self._schema = schema
+        self._qualify = qualify
+        self._nest = nest
+
+    def text(self, node: exp.Expression) -> str:
+        """Write an expression in normal form."""
+        writer = _WRITERS.get(type(node))
+        if writer is not None:
+            return writer(self, node)
+        if isinstance(node, exp.AggFunc):
+            self.aggregate = True
+        return f"{node.key}({self._arguments(node)})"
+
+    def qualified(self, alias: str, name: str) -> str:
+        """Write a column of one of the sources, as USING names it."""
+        table = self._scope.sources.get(alias) if self._qualify == "resolve" else None
+        return f"{table}.{name}" if table else name
+
+    def owners(self, name: str) -> list[str]:
+        """List the base tables with such a column in the nearest scope that has any."""
+        if self._schema is None:
+            return []
+        for scope in self._scope.outward():
+            tables = {table for table in scope.sources.values() if table}
+            owners = [t for t in tables if name in self._schema.columns.get(t, ())]
+            if owners:
+                return owners
+        return []
+
+    def _column(self, column: exp.Expression) -> str:
+        name = column.name.lower() if not isinstance(column.this, exp.Star) else "*"
+        qualifier = column.args.get("table")
+        mode = self._qualify
+        if mode == "raw" and qualifier is not None:
+            return f"{qualifier.name.lower()}.{name}"
+        table = self._base_table(qualifier.name.lower()) if qualifier is not None else None
+        if qualifier is None:
+            owners = self.owners(name)
+            if not owners and column.this.args.get("quoted") and self._knows_all_columns():
+                return "?"  # SQLite takes "x" for text where no column has that name
+            table = owners[0] if len(owners) == 1 else self._only_table(owners)
+        return f"{table}.{name}" if table and mode == "resolve" else name
+
+    def _base_table(self, alias: str) -> str | None:
+        for scope in self._scope.outward():
+            if alias in scope.sources:
+                return scope.sources[alias]
+        return None
+
+    def _only_table(self, owners: list[str]) -> str | None:
+        if owners or len(self._scope.sources) != 1:
+            return None
+        return next(iter(self._scope.sources.values()))
+
+    def _knows_all_columns(self) -> bool:
+        """Tell whether the schema has every source in reach, so that no other column can be."""
+        known = self._schema.columns if self._schema else {}
+        return bool(known) and all(
+            table in known for scope in self._scope.outward() for table in scope.sources.values()
+        )
+
+    def _arguments(self, node: exp.Expression) -> str:
+        parts: list[str] = []
+        for value in node.args.values():
+            for one in value if isinstance(value, list) else (value,):
+                if isinstance(one, exp.Expression):
+                    parts.append(self.text(one))
+                elif isinstance(one, str):
+                    parts.append(one.lower())
+        return ",".join(parts)
+
+    def _subquery(self, node: exp.Expression) -> str:
+        self._nest(node)
+        return SUBQUERY
+
+    def _exists(self, node: exp.Expression) -> str:
+        return f"exists {self.text(node.this)}"
+
+    def _literal(self, node: exp.Expression) -> str:
+        return "?"
+
+    def _null(self, node: exp.Expression) -> str:
+        return "null"
+
+    def _inside(self, node: exp.Expression) -> str:
+        return self.text(node.this)
+
+    def _negative(self, node: exp.Expression) -> str:
+        inner = self.text(node.this)
+        return "?" if inner == "?" else f"-{inner}"
+
+    def _not(self, node: exp.Expression) -> str:
+        inner = extraction.bare(node.this) if isinstance(node.this, exp.Paren) else node.this
+        if isinstance(inner, exp.Is):
+            return f"{self.text(inner.this)} is not {self.text(inner.expression)}"
+        if isinstance(inner, exp.In):
+            return self._in(inner, "not in")
+        if isinstance(inner, exp.Between):
+            return self._between(inner, "not between")
+        if type(inner) in _LIKES:
+            return self._like(inner, negate=True)
+        return f"not {self.text(inner)}"
+
+    def _comparison(self, node: exp.Expression) -> str:
+        left, right = node.this, node.expression
+        sign = _COMPARISONS[type(node)]
+        first, second = self.text(left), self.text(right)
+        if first == "?" and second != "?":
+            return f"{second}{_FLIPPED[sign]}{first}"
+        both_columns = isinstance(left, exp.Column) and isinstance(right, exp.Column)
+        if sign in ("=", "!=") and both_columns and "?" != second < first:
+            first, second = second, first
+        return f"{first}{sign}{second}"
+
+    def _binary(self, node: exp.Expression) -> str:
+        return f"({self.text(node.this)}{_OPERATORS[type(node)]}{self.text(node.expression)})"
+
+    def _is(self, node: exp.Expression) -> str:
+        word = "is not" if isinstance(node, exp.NullSafeNEQ) else "is"
+        return f"{self.text(node.this)} {word} {self.text(node.expression)}"
+
+    def _in(self, node: exp.Expression, word: str = "in") -> str:
+        subject = self.text(node.this)
+        query = node.args.get("query")
+        if query is not None:
+            return f"{subject} {word} {self.text(query)}"
+        field = node.args.get("field")
+        listed = {self.text(item) for item in ([field] if field else node.expressions)}
+        return f"{subject} {word} ({','.join(sorted(listed))})"
+
+    def _between(self, node: exp.Expression, word: str = "between") -> str:
+        low, high = self.text(node.args["low"]), self.text(node.args["high"])
+        return f"{self.text(node.this)} {word} {low} and {high}"
+
+    def _like(self, node: exp.Expression, *, negate: bool = False) -> str:
+        word = _LIKES[type(node)]
+        negate = negate != bool(node.args.get("negate"))
+        subject, pattern = self.text(node.this), self.text(node.expression)
+        return f"{subject} {'not ' if negate else ''}{word} {pattern}"
+
+    def _or(self, node: exp.Expression) -> str:
+        return f"({' or '.join(sorted(self.text(arm) for arm in extraction.split(node, exp.Or)))})"
+
+    def _and(self, node: exp.Expression) -> str:
+        return (
+            f"({' and '.join(sorted(self.text(arm) for arm in extraction.split(node, exp.And)))})"
+        )
+
+    def _distinct(self, node: exp.Expression) -> str:
+        return f"distinct {','.join(self.text(item) for item in node.expressions)}"
+
+    def _anonymous(self, node: exp.Expression) -> str:
+        name = node.name.lower()
+        self.aggregate |= name in _OTHER_AGGREGATES
+        return f"{name}({','.join(self.text(item) for item in node.expressions)})"
+
+    def _window(self, node: exp.Expression) -> str:
+        outside = self.aggregate
+        text = f"window({self._arguments(node)})"
+        self.aggregate = outside
+        return text
+
+    def _order_item(self, node: exp.Expression) -> str:
+        return f"{self.text(node.this)} {'desc' if node.args.get('desc') else 'asc'}"
+
+    def _star(self, node: exp.Expression) -> str:
+        return "*"
+
+    def _type(self, node: exp.Expression) -> str:
+        return str(node.this).rpartition(".")[2].lower()
+
+
+_OTHER_AGGREGATES = frozenset({"total"})
+_COMPARISONS: dict[type, str] = {
+    exp.EQ: "=",
+    exp.NEQ: "!=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+    exp.LT: "<",
+    exp.LTE: "<=",
+}
+_FLIPPED = {"=": "=", "!=": "!=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_OPERATORS: dict[type, str] = {
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.Mod: "%",
+    exp.DPipe: "||",
+}
+_LIKES: dict[type, str] = {exp.Like: "like", exp.Glob: "glob", exp.RegexpLike: "regexp"}
+_WRITERS: dict[type, Callable[[Writer, exp.Expression], str]] = {
+    exp.Column: Writer._column,
+    exp.Literal: Writer._literal,
+    exp.Boolean: Writer._literal,
+    exp.Null: Writer._null,
+    exp.Star: Writer._star,
+    exp.Paren: Writer._inside,
+    exp.Alias: Writer._inside,
+    exp.Neg: Writer._negative,
+    exp.Not: Writer._not,
+    exp.Is: Writer._is,
+    exp.NullSafeEQ: Writer._is,
+    exp.NullSafeNEQ: Writer._is,
+    exp.In: Writer._in,
+    exp.Between: Writer._between,
+    exp.Exists: Writer._exists,
+    exp.And: Writer._and,
+    exp.Or: Writer._or,
+    exp.Distinct: Writer._distinct,
+    exp.Anonymous: Writer._anonymous,
+    exp.Window: Writer._window,
+    exp.Ordered: Writer._order_item,
+    exp.DataType: Writer._type,
+    exp.Select: Writer._subquery,
+    exp.Union: Writer._subquery,
+    exp.Except: Writer._subquery,
+    exp.Intersect: Writer._subquery,
+    exp.Subquery: Writer._subquery,
+    **dict.fromkeys(_COMPARISONS, Writer._comparison),
+    **dict.fromkeys(_OPERATORS, Writer._binary),
+    **dict.fromkeys(_LIKES, Writer._like),
+}

@@ -1,0 +1,141 @@
+"""Progress-SQL's progressive reward (paper 000, section 4.2) and its one-shot baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from rewards.config import OneShotConfig, ProgressiveConfig
+from rewards.execution import first_match, follows_format, is_correct, is_executable
+from rewards.progress.diagnosis import Diagnosis, diagnose
+from rewards.progress.lexical import lexical_similarity
+from rewards.types import Score
+from sqlenv.schema.reading import read_schema
+from sqlenv.types import Episode, Example
+
+ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
+
+
+def columns_of() -> ColumnsOf:
+    """Return what reads the columns of an example's database, each file once."""
+
+    @cache
+    def read(database: Path) -> Mapping[str, Sequence[str]]:
+        return read_schema(database, examples=0).column_names()
+
+    return lambda example: read(example.database)
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How close a query is to the gold query, in structure and in words."""
+
+    value: float
+    lexical: float
+    diagnosis: Diagnosis
+
+
+class ProgressiveReward:
+    """Rewards the progress from the first to the last query of an episode (equation 4)."""
+
+    def __init__(self, config: ProgressiveConfig, columns_of: ColumnsOf) -> None:
+        self._config = config
+        self._columns_of = columns_of
+
+    def __call__(self, episode: Episode) -> Score:
+        """Score an episode.
+
+        Returns:
+            The sum of `format`, `execution`, `latency` and `alignment`. Without any attempt the
+            total is the stagnation reward, as for attempts that never rise.
+        """
+        parts = {
+            "format": self._format(episode),
+            "execution": self._execution(episode),
+            "latency": self._latency(episode),
+            "alignment": self._alignment(episode),
+        }
+        return Score(sum(parts.values()), is_correct(episode), parts)
+
+    def align(self, example: Example, sql: str) -> Alignment:
+        """Measure F of one query, in [0, 1]: the mean of structural and lexical alignment, or one
+        of them where an ablation leaves the other out.
+        """
+        columns = self._columns_of(example)
+        found = diagnose(sql, example.gold_sql, columns, self._config.tree)
+        lexical = lexical_similarity(sql, example.gold_sql)
+        mean = (found.struct + lexical) / 2
+        if self._config.gold_unparsed == "lexical" and not found.gold_parsed:
+            mean = lexical
+        value = {"both": mean, "structural": found.struct, "lexical": lexical}
+        return Alignment(value[self._config.alignment], lexical, found)
+
+    def diagnostics(self, episode: Episode) -> dict[str, float]:
+        """Name numbers for the metrics: F, structure and words of the first and the last query,
+        the turns, and 1.0 for every tag of the last query.
+        """
+        if not episode.attempts:
+            return {"turns": 0.0}
+        first, last = self._ends(episode)
+        return {
+            "turns": float(len(episode.attempts)),
+            "align/first": first.value,
+            "align/last": last.value,
+            "struct/last": last.diagnosis.struct,
+            "lexical/last": last.lexical,
+            **{f"tag/{tag}": 1.0 for tag in last.diagnosis.tags},
+        }
+
+    def _ends(self, episode: Episode) -> tuple[Alignment, Alignment]:
+        first, last = episode.attempts[0].sql, episode.attempts[-1].sql
+        return self.align(episode.example, first), self.align(episode.example, last)
+
+    def _format(self, episode: Episode) -> float:
+        judged = episode.attempts if self._config.fmt_scope == "all" else episode.attempts[-1:]
+        kept = bool(judged) and all(follows_format(attempt.text) for attempt in judged)
+        return self._config.format_weight if kept else 0.0
+
+    def _execution(self, episode: Episode) -> float:
+        """Reward the change of execution status (equation 3)."""
+        if not episode.attempts:
+            return 0.0
+        first, last = is_executable(episode.attempts[0]), is_executable(episode.attempts[-1])
+        if last:
+            return self._config.keep if first else self._config.recovery
+        return self._config.deterioration if first else 0.0
+
+    def _latency(self, episode: Episode) -> float:
+        """Reward a match, less for every turn it comes later (equation 2)."""
+        turn = first_match(episode)
+        return self._config.accuracy_weight * self._config.decay ** (turn - 1) if turn else 0.0
+
+    def _alignment(self, episode: Episode) -> float:
+        """Reward a rise of alignment, punish its absence (equation 1)."""
+        if self._config.align_k1 == "zero" and first_match(episode) == 1:
+            return 0.0
+        if len(episode.attempts) > 1:
+            first, last = self._ends(episode)
+            if last.value > first.value:
+                return self._config.align_gain * (last.value - first.value)
+        return self._config.align_stagnation
+
+
+class OneShotReward:
+    """Rewards the last query alone: match, executable, format (the paper's baseline)."""
+
+    def __init__(self, config: OneShotConfig) -> None:
+        self._config = config
+
+    def __call__(self, episode: Episode) -> Score:
+        """Score an episode by its last attempt; without any, all parts are 0."""
+        attempts = episode.attempts[-1:]
+        ran = any(is_executable(attempt) for attempt in attempts)
+        formatted = any(follows_format(attempt.text) for attempt in attempts)
+        parts = {
+            "match": self._config.match_weight * is_correct(episode),
+            "executable": self._config.executable_weight * ran,
+            "format": self._config.format_weight * formatted,
+        }
+        return Score(sum(parts.values()), is_correct(episode), parts)

@@ -1,0 +1,244 @@
+"""Queries as trees of clause profiles (Progress-SQL, appendix D)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sqlglot import exp
+
+from rewards.config import TreeConfig
+from rewards.progress.normalisation import SUBQUERY, Features, Schema, Scope, Writer
+from sqlenv.sql import extraction
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The clauses of one SELECT, as sets of normalised signatures."""
+
+    joins: int
+    items: int
+    join: Features
+    where: Features
+    select: Features
+    tables: Features
+    group: Features
+    having: Features
+    order: Features
+    distinct: bool
+    aggregate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the diagnostic tree.
+
+    Attributes:
+        name: Of a CTE its name, of a set operation its operator, else empty.
+        profile: Of a SELECT only.
+    """
+
+    kind: Literal["ROOT", "SELECT", "SET_OP", "CTE", "SUBQUERY"]
+    children: tuple[Node, ...]
+    name: str = ""
+    profile: Profile | None = None
+
+
+@extraction.cached(maxsize=8192)
+def build_tree(sql: str, schema: Schema | None, config: TreeConfig) -> Node | None:
+    """Build the tree of a query.
+
+    Returns:
+        The ROOT node; None when the text does not parse as one query.
+    """
+    query = extraction.parse(sql)
+    if query is None:
+        return None
+    return Node("ROOT", _nodes_of(query, Scope(None, {}, frozenset()), schema, config))
+
+
+def _nodes_of(
+    query: exp.Expression, scope: Scope, schema: Schema | None, config: TreeConfig
+) -> tuple[Node, ...]:
+    """Build what hangs under the owner of a query: its main node, then one CTE node a WITH item."""
+    query = extraction.bare(query)
+    items = extraction.ctes(query) if isinstance(query, extraction.Query) else []
+    scope = Scope(scope.parent, scope.sources, scope.ctes | {item.alias.lower() for item in items})
+    below = [
+        Node("CTE", _nodes_of(item.this, scope, schema, config), item.alias.lower())
+        for item in items
+    ]
+    if isinstance(query, exp.Subquery):  # bracketed, with a WITH of its own
+        return (*_nodes_of(query.this, scope, schema, config), *below)
+    if isinstance(query, exp.SetOperation):
+        operands = (query.this, query.expression)
+        children = [n for side in operands for n in _nodes_of(side, scope, schema, config)]
+        return (Node("SET_OP", tuple(children), query.key), *below)
+    if isinstance(query, exp.Select):
+        return (_Reader(query, scope, schema, config).node(), *below)
+    return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
+
+
+class _Sources:
+    """The sources of one SELECT: what its names mean, and what is joined with what."""
+
+    def __init__(self, select: exp.Select, ctes: Features) -> None:
+        self.tables: set[str] = set()
+        self.derived: list[exp.Expression] = []
+        self.joins: list[tuple[exp.Join, str, str]] = []  # with the sources left and right of it
+        self.names: dict[str, str | None] = {}
+        self._ctes = ctes
+        first = extraction.from_table(select)
+        last = self._add(first) if first is not None else ""
+        for join in extraction.joins(select):
+            last = self._join(join, last)
+
+    def _add(self, source: exp.Expression) -> str:
+        """Register a source and what it is joined with inside brackets; return its name."""
+        alias, inner = source.alias.lower(), source
+        joined: list[exp.Join] = []
+        while isinstance(inner, exp.Subquery | exp.Paren):
+            inner = inner.this
+            if not isinstance(inner, exp.Select):
+                joined = [*extraction.joins(inner), *joined]
+        if isinstance(inner, exp.Table):
+            table = inner.this.name.lower()
+            name = alias or inner.alias.lower() or table
+            self.names[name] = None if table in self._ctes else table
+            self.tables.add(table)
+        else:
+            name = alias or f"{SUBQUERY}{len(self.names)}"
+            self.names[name] = None
+            self.tables.add(SUBQUERY)
+            self.derived.append(inner)
+        for join in joined:
+            name = self._join(join, name)
+        return name
+
+    def _join(self, join: exp.Join, left: str) -> str:
+        at = len(self.joins)
+        right = self._add(join.this)
+        self.joins.insert(at, (join, left, right))
+        return right
+
+
+class _Reader:
+    """Reads one SELECT: its clauses as sets of signatures, its nested queries as children."""
+
+    def __init__(
+        self, select: exp.Select, outer: Scope, schema: Schema | None, config: TreeConfig
+    ) -> None:
+        self._select = select
+        self._schema = schema
+        self._config = config
+        self._outer = outer
+        self._sources = _Sources(select, outer.ctes)
+        self._scope = Scope(outer, self._sources.names, outer.ctes)
+        self._writer = Writer(self._scope, schema, config.qualify, self._nest)
+        self._children: list[Node] = []
+
+    def node(self) -> Node:
+        """Read the clauses in the order they are written, as the children are."""
+        select = self._select
+        items = [self._writer.text(_unalias(item)) for item in select.expressions]
+        for derived in self._sources.derived:
+            self._nest(derived, self._outer)
+        join = {atom for one in self._sources.joins for atom in self._join_atoms(*one)}
+        where: set[str] = set()
+        for atom in self._atoms(extraction.clause(select, "where")):
+            lifted = self._config.lift_implicit and _links_tables(atom)
+            (join if lifted else where).add(self._writer.text(atom))
+        names = {
+            item.alias.lower(): text
+            for item, text in zip(select.expressions, items, strict=True)
+            if isinstance(item, exp.Alias)
+        }
+        group = {
+            self._item(expression, items, names, alias_first=False)
+            for expression in extraction.clause(select, "group")
+        }
+        having = {
+            self._writer.text(atom) for atom in self._atoms(extraction.clause(select, "having"))
+        }
+        order = {self._ordered(item, items, names) for item in extraction.clause(select, "order")}
+        profile = Profile(
+            joins=len(self._sources.joins),
+            items=len(items),
+            join=frozenset(join),
+            where=frozenset(where),
+            select=frozenset(items),
+            tables=frozenset(self._sources.tables),
+            group=frozenset(group),
+            having=frozenset(having),
+            order=frozenset(order | {"limit"})
+            if extraction.has_limit(select)
+            else frozenset(order),
+            distinct=extraction.is_distinct(select),
+            aggregate=self._writer.aggregate,
+        )
+        return Node("SELECT", tuple(self._children), profile=profile)
+
+    def _join_atoms(self, join: exp.Join, left: str, right: str) -> Iterable[str]:
+        condition = join.args.get("on")
+        atoms = [
+            self._writer.text(atom)
+            for atom in self._atoms([condition] if condition else [])
+            if not isinstance(atom, exp.Boolean)  # sqlglot writes ON TRUE where there is no ON
+        ]
+        for column in join.args.get("using") or []:
+            name = column.name.lower()
+            atoms.append(
+                "=".join(sorted(self._writer.qualified(side, name) for side in (left, right)))
+            )
+        if self._config.join_type == "included":
+            kind = " ".join(filter(None, (join.side, join.kind))).lower()
+            return [f"{kind} {atom}" for atom in atoms]
+        return atoms
+
+    def _atoms(self, conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
+        return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
+
+    def _item(
+        self,
+        node: exp.Expression,
+        items: Sequence[str],
+        names: Mapping[str, str],
+        *,
+        alias_first: bool,
+    ) -> str:
+        """Write an item of GROUP BY or ORDER BY; a number or alias stands for a SELECT item."""
+        node = extraction.bare(node)
+        if isinstance(node, exp.Literal) and not node.is_string:
+            places = {str(at): item for at, item in enumerate(items, start=1)}
+            return places.get(node.this, "?")
+        if isinstance(node, exp.Column) and not node.args.get("table"):
+            name = node.name.lower()
+            if name in names and (alias_first or not self._writer.owners(name)):
+                return names[name]
+        return self._writer.text(node)
+
+    def _ordered(self, node: exp.Expression, items: Sequence[str], names: Mapping[str, str]) -> str:
+        target = node.this if isinstance(node, exp.Ordered) else node
+        direction = "desc" if node.args.get("desc") else "asc"
+        return f"{self._item(target, items, names, alias_first=True)} {direction}"
+
+    def _nest(self, query: exp.Expression, scope: Scope | None = None) -> None:
+        nodes = _nodes_of(query, scope or self._scope, self._schema, self._config)
+        self._children.append(Node("SUBQUERY", nodes))
+
+
+def _unalias(item: exp.Expression) -> exp.Expression:
+    return item.this if isinstance(item, exp.Alias) else item
+
+
+def _links_tables(atom: exp.Expression) -> bool:
+    sides = (atom.this, atom.args.get("expression"))
+    return (
+        isinstance(atom, exp.EQ)
+        and all(isinstance(side, exp.Column) for side in sides)
+        and atom.this.table.lower() != atom.expression.table.lower()
+    )
+
+
+_EMPTY = Profile(0, 0, *[frozenset[str]()] * 7, distinct=False, aggregate=False)

@@ -1,0 +1,1 @@
+"""Data sets: layouts, loading, checks, prepared folders."""

@@ -1,0 +1,142 @@
+"""What columns hold, as a data set's own files say it: natural names, or BIRD's descriptions."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import shorten
+
+from sqlenv.config import SourceConfig
+from sqlenv.data.layouts import FORMS, Location, read_records
+from sqlenv.data.records import Named, TableNames, check
+from sqlenv.errors import UserError
+from sqlenv.schema.reading import ColumnKey, Descriptions
+
+_log = logging.getLogger(__name__)
+
+DESCRIPTION_CHARACTERS = 240
+"""Full descriptions are cut here: some of BIRD's explain common sense at length."""
+
+_FIELDS = ("original_column_name", "column_name", "column_description", "value_description")
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_FOLDER = "database_description"
+
+
+def read_descriptions(
+    location: Location, source: SourceConfig, databases: Mapping[str, Path]
+) -> dict[Path, Descriptions]:
+    """Read what columns hold: tables.json's natural names, or BIRD's full descriptions.
+
+    Args:
+        location: The source's files.
+        source: Says which of the two.
+        databases: The databases in use, by `db_id`.
+    """
+    found: dict[Path, dict[ColumnKey, str]] = {}
+    for path, descriptions in stream_descriptions(location, source, databases):
+        found.setdefault(path, {}).update(descriptions)
+    return dict(found)
+
+
+def stream_descriptions(
+    location: Location, source: SourceConfig, databases: Mapping[str, Path]
+) -> Iterator[tuple[Path, Descriptions]]:
+    """Yield the descriptions of one database after another; later ones go over earlier ones.
+
+    Raises:
+        UserError: A file is damaged.
+    """
+    for file in _beside(location, FORMS[source.layout].tables):
+        for number, entry in enumerate(read_records(file)):
+            where = {"where": f"{file}: record {number}", "advice": "correct it or fetch it again"}
+            if path := databases.get(check(Named, entry, **where).db_id):
+                yield path, _natural_names(check(TableNames, entry, **where))
+    if source.comments == "full":
+        for path in dict.fromkeys(databases.values()):
+            if described := full_descriptions(path.parent):
+                yield path, described
+
+
+def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
+    """Read BIRD's database_description: one CSV a table, in mixed encodings, names padded.
+
+    Names of the folder, of files and of columns may differ from the database's in case.
+
+    Args:
+        folder: Of the database.
+
+    Raises:
+        UserError: A file is not a CSV file of descriptions.
+    """
+    found = {}
+    for file in _description_files(folder):
+        for row in _rows(file):
+            column, name, description, values = ((row.get(key) or "").strip() for key in _FIELDS)
+            text = "; ".join(filter(None, (description or name, values)))
+            found[file.stem.strip().lower(), column.lower()] = shorten(
+                text, DESCRIPTION_CHARACTERS, placeholder=" ..."
+            )
+    return found
+
+
+def _description_files(folder: Path) -> list[Path]:
+    folders = (path for path in folder.iterdir() if path.name.strip().lower() == _FOLDER)
+    files = (file for path in folders if path.is_dir() for file in path.iterdir())
+    # macOS leaves `._name.csv` beside each file of an archive.
+    return sorted(
+        file
+        for file in files
+        if file.suffix.lower() == ".csv" and not file.name.startswith(".") and file.is_file()
+    )
+
+
+def _rows(file: Path) -> list[dict[str, str]]:
+    try:
+        text = _decoded(file.read_bytes()).replace("\0", "")
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        reader.fieldnames = [_field(name) for name in reader.fieldnames or ()]
+        rows = list(reader)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read ({error.strerror}); allow it") from None
+    except csv.Error as error:
+        raise UserError(f"{file}: not a readable CSV file ({error}); fetch it again") from error
+    if rows and _FIELDS[0] not in reader.fieldnames:
+        _log.warning(
+            "%s: line 1 has no column %s, but %s; its descriptions are not used",
+            file, _FIELDS[0], ", ".join(reader.fieldnames)[:120],
+        )  # fmt: skip
+        return []
+    return rows
+
+
+def _field(name: str | None) -> str:
+    return re.sub(r"[\s_]+", "_", (name or "").strip().lower())
+
+
+def _decoded(content: bytes) -> str:
+    if content.startswith(_UTF16_MARKS):
+        return content.decode("utf-16", errors="replace")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return content.removeprefix(b"\xef\xbb\xbf").decode("cp1252", errors="replace")
+
+
+def _natural_names(entry: TableNames) -> dict[ColumnKey, str]:
+    tables = entry.table_names_original
+    pairs = zip(entry.column_names_original, entry.column_names, strict=True)
+    return {
+        (tables[table].lower(), original.lower()): natural
+        for (table, original), (_, natural) in pairs
+        if table >= 0
+    }
+
+
+def _beside(location: Location, names: tuple[str, ...]) -> list[Path]:
+    folders = (location.files[0].parent, location.root, *(d.parent for d in location.databases))
+    paths = (folder / name for folder in folders for name in names)
+    return [path for path in dict.fromkeys(paths) if path.is_file()]

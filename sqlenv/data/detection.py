@@ -1,0 +1,183 @@
+"""Which data sets lie below a folder, told by where files are and what fields they have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from sqlenv.config import SourceConfig
+from sqlenv.data.layouts import (
+    FORMS,
+    MANIFEST,
+    SETS,
+    check_open,
+    foreign,
+    is_open,
+    locate,
+    question_files,
+    read_records,
+)
+from sqlenv.errors import UserError
+
+_SEARCHED = 1_000
+"""Folders that are looked at."""
+_STRANGE = "its records are of"
+"""Begins what is said of a file with the fields of another data set."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """What was found below a folder.
+
+    Attributes:
+        sources: The data sets, by their names in `SETS`.
+        left: Files that looked like a data set's and are not, or whose databases are missing, and
+            why, by the name of the data set.
+        unused: A line on each of these files that no other data set has.
+    """
+
+    sources: Mapping[str, SourceConfig]
+    left: Mapping[str, str]
+    unused: tuple[str, ...]
+
+
+def recognise(root: Path) -> Recognised:
+    """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`.
+
+    Raises:
+        UserError: The folder is not there, or was itself prepared.
+    """
+    if not root.is_dir():
+        what = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"{root} {what}; give the folder of the downloads")
+    check_open(root)
+    if (root / MANIFEST).is_file():
+        raise UserError(f"{root}: was itself prepared; give the folder of the downloads")
+    sources: dict[str, SourceConfig] = {}
+    left: dict[str, str] = {}
+    looked_at: list[tuple[str, SourceConfig, str]] = []
+    for name in SETS:
+        tried = [_try(source) for source in _candidates(root, name)]
+        good = [source for source, problem in tried if not problem]
+        near = [source for source in good if source.path in _near(root, name)]
+        if len(good) == 1 or near:
+            sources[name] = (near or good)[0]
+        elif good:
+            places = " and in ".join(str(source.path) for source in good[:2])
+            left[name] = f"is in {places}; give the folder of one, or move the other away"
+        elif tried:
+            left[name] = tried[0][1]
+        if name in left:
+            looked_at += [(name, source, problem or left[name]) for source, problem in tried]
+    return Recognised(sources, left, _unused(sources, looked_at))
+
+
+def _unused(
+    sources: Mapping[str, SourceConfig], looked_at: Sequence[tuple[str, SourceConfig, str]]
+) -> tuple[str, ...]:
+    """Say of each file that no data set has what keeps it from being one's."""
+    told = {file for source in sources.values() for file in _files(source)}
+    lines: dict[str, None] = {}
+    # A file with a data set's fields is that one's, whoever else has files of this name.
+    for name, source, problem in sorted(looked_at, key=lambda one: _STRANGE in one[2]):
+        if not told.issuperset(_files(source)):
+            lines[f"{name}: {problem}"] = None
+            told.update(_files(source))
+    return tuple(lines)
+
+
+def _files(source: SourceConfig) -> tuple[Path, ...]:
+    return question_files(source.path, source)
+
+
+def _near(root: Path, name: str) -> tuple[Path, ...]:
+    """Return the folders of a data set that go before any deeper one."""
+    return root / FORMS[SETS[name].layout].omnisql, root
+
+
+def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
+    """Find the data sets that were asked for, or all that are there.
+
+    Args:
+        root: Folder of the downloads.
+        names: Of `SETS`; none for all, where files that look like a data set's and are not
+            are told.
+
+    Raises:
+        UserError: One is not there; says what was expected where.
+    """
+    found = recognise(root)
+    for name in names:
+        if name in found.sources:
+            continue
+        if name in found.left:
+            raise UserError(f"{name}: {found.left[name]}")
+        for folder in root.glob("*/"):
+            check_open(folder)
+        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {_found(found)}")
+    if not names and not found.sources:
+        if found.left:
+            name, problem = next(iter(found.left.items()))
+            raise UserError(f"{root}: no data set is whole; {name}: {problem}")
+        known = "; ".join(f"{name}: {_expected(name)}" for name in ("bird-dev", "spider-dev"))
+        raise UserError(
+            f"{root}: no data set recognised: {_listing(root)}; expected such as {known} "
+            "(README, 'Data'), there or up to two folders deeper"
+        )
+    if not names:
+        for line in found.unused:
+            _log.warning("left out: %s", line)
+    return {name: found.sources[name] for name in names or found.sources}
+
+
+def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
+    """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
+    named = SETS[name]
+    seen: set[tuple[Path, ...]] = set()
+    for folder in (*_near(root, name), *_below(root)):
+        source = SourceConfig(layout=named.layout, path=folder, split=named.split, file=named.file)
+        files = question_files(folder, source) if folder.is_dir() else ()
+        if files and files not in seen:
+            seen.add(files)
+            yield source
+
+
+def _below(root: Path) -> Iterator[Path]:
+    paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
+    return islice((path for path in paths if path.is_dir() and is_open(path)), _SEARCHED)
+
+
+def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
+    """Return a source and what keeps it from being one; empty if nothing does."""
+    try:
+        for file in question_files(source.path, source):
+            first = next(read_records(file))
+            if other := foreign(source.layout, first):
+                return source, (
+                    f"{file}: {_STRANGE} {other} (they have {', '.join(list(first)[:8])}), "
+                    f"not of {source.layout}; put {source.layout}'s own file there"
+                )
+        locate(source)
+    except UserError as error:
+        return source, str(error)
+    return source, ""
+
+
+def _expected(name: str) -> str:
+    named = SETS[name]
+    form = FORMS[named.layout]
+    files = named.file or " or ".join(form.files[named.split])
+    return f"{files} with {' or '.join(form.databases)} beside it"
+
+
+def _found(found: Recognised) -> str:
+    return ", ".join(found.sources) or "no data set"
+
+
+def _listing(root: Path) -> str:
+    names = sorted(path.name + "/" * path.is_dir() for path in islice(root.iterdir(), _SEARCHED))
+    return f"it has {', '.join(names[:8])}{' ...' * (len(names) > 8)}" if names else "it is empty"

@@ -1,0 +1,130 @@
+"""Databases of the training sources that are set aside, so that checkpoints are chosen by others.
+
+Questions of one database are alike: those to choose by come from databases that no question to
+learn from has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from sqlenv.config import DataConfig
+from sqlenv.data.loading import open_sample, split_by_weight
+from sqlenv.data.sources import Accept, Pool
+from sqlenv.errors import UserError
+
+MakePools = Callable[[DataConfig, Accept], Sequence[Pool]]
+"""Opens the sources of a mixture, to read the questions that are accepted."""
+
+
+def validation_of(config: DataConfig, count: int) -> DataConfig:
+    """Turn the settings of questions to learn from into those of the questions held out."""
+    sources = (source.model_copy(update={"limit": None}) for source in config.sources)
+    return config.model_copy(update={"total": count, "sources": tuple(sources)})
+
+
+def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset[str]:
+    """Choose databases to hold out, by `config.seed` and their names alone.
+
+    Of each source they have as large a share of the questions as the questions to validate by are
+    of those that are wanted in all, and more where too few of their gold queries may stay.
+
+    Args:
+        config: Settings of the questions to learn from.
+        count: Questions to validate by.
+        make_pools: Called once to count questions, then until those held out are enough.
+
+    Returns:
+        Names of databases, which have at least `count` questions that may stay.
+
+    Raises:
+        UserError: So many would leave a source without questions to learn from.
+    """
+    own = validation_of(config, count)
+    found = [_count(pool) for pool in make_pools(own, lambda _example: True)]
+    needs = split_by_weight(count, [source.weight for source in config.sources])
+    targets = [
+        _target(counts.total(), need, wanted)
+        for counts, need, wanted in zip(found, needs, _wanted(config), strict=True)
+    ]
+    while True:
+        held: frozenset[str] = frozenset()
+        for counts, target in zip(found, targets, strict=True):
+            held |= _pick(counts, target, held, config.seed)
+        if not any(found) or any(counts and held.issuperset(counts) for counts in found):
+            everything = sum(counts.total() for counts in found)
+            names = set().union(*found)
+            raise UserError(
+                f"{count:,} are too many: there are {everything:,} questions of {len(names):,} "
+                "databases to learn from; set fewer aside"
+            )
+        pools = make_pools(own, lambda example: example.db_id in held)  # noqa: B023 - read at once
+        short = [
+            _shortage(pool, need) if counts else 0
+            for counts, need, pool in zip(found, needs, pools, strict=True)
+        ]
+        if not any(short):
+            return held
+        targets = [
+            _have(counts, held) + missing if missing else target
+            for counts, missing, target in zip(found, short, targets, strict=True)
+        ]
+
+
+def _count(pool: Pool) -> Counter[str]:
+    return Counter(checked.example.db_id for checked in pool.questions())
+
+
+def _shortage(pool: Pool, need: int) -> int:
+    """Look at questions until enough may stay; return how many are missing."""
+    open_sample(pool, None)
+    pool.draw(need)
+    return need - len(pool.kept)
+
+
+def _wanted(config: DataConfig) -> list[float]:
+    """Return how many questions each source is to give to learn from; infinite for all."""
+    total = config.total
+    weights = [source.weight for source in config.sources]
+    shares = [float("inf")] * len(weights) if total is None else split_by_weight(total, weights)
+    limits = (source.limit or float("inf") for source in config.sources)
+    return [min(share, limit) for share, limit in zip(shares, limits, strict=True)]
+
+
+def _target(everything: int, need: int, wanted: float) -> float:
+    """Return the questions whose databases are held out of a source."""
+    wanted = max(1, min(wanted, everything - need))
+    return everything * need / (need + wanted)
+
+
+def _have(counts: Mapping[str, int], names: Collection[str]) -> int:
+    return sum(counts[name] for name in names if name in counts)
+
+
+def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) -> frozenset[str]:
+    """Add databases in an order by seed while they fit, then the one that exceeds least.
+
+    Args:
+        counts: Questions by database.
+        target: Questions to reach.
+        held: Databases that are held out already, whatever their source.
+        seed: Decides the order, in which each database has a place of its own.
+    """
+
+    def place(name: str) -> bytes:
+        return hashlib.sha256(f"{seed} held out {name}".encode()).digest()
+
+    have = _have(counts, held)
+    rest = sorted(counts.keys() - held, key=place)
+    taken = []
+    while rest and have < target:
+        name = rest[0]
+        if have + counts[name] > target:
+            enough = [one for one in rest if have + counts[one] >= target]
+            name = min(enough, key=counts.__getitem__)
+        rest.remove(name)
+        taken.append(name)
+        have += counts[name]
+    return frozenset(taken)

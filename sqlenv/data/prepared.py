@@ -1,0 +1,265 @@
+"""The folder that `launch.prepare` writes: sets of questions, checked once, and their databases.
+
+prepared.json     number and fingerprint of the questions of each set
+<set>.jsonl       a question a line, with its flaws, hints and the fingerprint of all that
+databases.jsonl   a database a line: where it is, its size and fingerprint, its schema's file
+schemas/          what `read_schema` read, as JSON, and the text that prompts show
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os.path
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from sqlenv.data.issues import Checked
+from sqlenv.data.layouts import MANIFEST, Record, read_records
+from sqlenv.data.records import check
+from sqlenv.errors import UserError
+from sqlenv.schema.reading import DatabaseSchema, Descriptions
+from sqlenv.types import Example, Hint
+
+DATABASES = "databases.jsonl"
+SCHEMAS = "schemas"
+_AGAIN = "run launch.prepare again"
+
+
+class _Question(BaseModel):
+    """A line of a set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    db_id: str
+    database: str
+    question: str
+    evidence: str
+    query: str
+    difficulty: str
+    dialect: str
+    source: str
+    style: str
+    hints: tuple[Hint, ...]
+    flaws: tuple[str, ...]
+    note: str
+    rows: int | None
+    prompt_tokens: int | None
+    fingerprint: str
+
+
+class DatabaseEntry(BaseModel):
+    """A line of databases.jsonl.
+
+    Attributes:
+        bytes: Size of the file.
+        fingerprint: SHA-256 of its contents.
+        shape: Hash of the names of its tables and columns.
+        schema_file: Relative to the folder.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    db_id: str
+    database: str
+    bytes: int
+    fingerprint: str
+    shape: str
+    schema_file: str
+
+
+class SetEntry(BaseModel):
+    """What prepared.json says of a set."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    questions: int
+    fingerprint: str
+
+
+class Manifest(BaseModel):
+    """What prepared.json must say."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    sets: dict[str, SetEntry]
+
+
+def write_question(checked: Checked) -> str:
+    """Write a question as a line, without the line's end."""
+    e = checked.example
+    record = {
+        "id": e.id,
+        "db_id": e.db_id,
+        "database": str(e.database),
+        "question": e.question,
+        "evidence": e.evidence,
+        "query": e.gold_sql,
+        "difficulty": e.difficulty,
+        "dialect": e.dialect,
+        "source": e.source,
+        "style": checked.style,
+        "hints": e.hints,
+        "flaws": checked.flaws,
+        "note": checked.note,
+        "rows": checked.rows,
+        "prompt_tokens": checked.prompt_tokens,
+    }
+    record["fingerprint"] = _digest(record)
+    return json.dumps(record, ensure_ascii=False)
+
+
+def read_question(file: Path, index: int, record: Record) -> Checked:
+    """Read a line of a set.
+
+    Raises:
+        UserError: It is not one, or was changed.
+    """
+    where = f"{file}: line {index + 1}"
+    q = check(_Question, record, where=where, advice=_AGAIN)
+    if _digest({key: value for key, value in record.items() if key != "fingerprint"}) != (
+        q.fingerprint
+    ):
+        raise UserError(f"{where} was changed after it was prepared; {_AGAIN}")
+    example = Example(
+        id=q.id,
+        question=q.question,
+        db_id=q.db_id,
+        database=Path(q.database),
+        gold_sql=q.query,
+        evidence=q.evidence,
+        difficulty=q.difficulty,
+        dialect=q.dialect,
+        source=q.source,
+        hints=q.hints,
+    )
+    return Checked(example, q.flaws, q.note, q.style, q.rows, q.prompt_tokens)
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    # Where the database lies is not the question's: the same data has one fingerprint anywhere.
+    told = {key: value for key, value in record.items() if key != "database"}
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=16)
+def _manifest(path: Path, _stamp: tuple[int, int]) -> Manifest:
+    try:
+        return Manifest.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        problem = " ".join(str(error).split())[:120]
+        raise UserError(f"{path}: cannot be read ({problem}); {_AGAIN}") from None
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read which sets a prepared folder has.
+
+    Raises:
+        UserError: It is no prepared folder, or a damaged one.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder}: no {MANIFEST} in it; {_AGAIN}")
+    stat = path.stat()
+    return _manifest(path, (stat.st_mtime_ns, stat.st_size))
+
+
+def check_count(folder: Path, file: Path, count: int) -> None:
+    """Refuse a set that is not whole.
+
+    Raises:
+        UserError: It has more or fewer questions than were prepared.
+    """
+    entry = read_manifest(folder).sets.get(file.stem)
+    if entry is None:
+        raise UserError(f"{file}: is no set of {folder / MANIFEST}; {_AGAIN}")
+    if entry.questions != count:
+        raise UserError(
+            f"{file}: {count:,} questions, but {entry.questions:,} were prepared; it is cut off or "
+            f"was added to: {_AGAIN}"
+        )
+
+
+def read_databases(folder: Path, used: Mapping[Path, str]) -> dict[Path, Path]:
+    """Find the files of schemas of the databases in use.
+
+    Args:
+        folder: A prepared folder.
+        used: Databases, and a question that needs each.
+
+    Raises:
+        UserError: One is not there any more, or is of another size than when it was prepared.
+    """
+    found: dict[Path, Path] = {}
+    for index, record in enumerate(read_records(folder / DATABASES)):
+        where = f"{folder / DATABASES}: line {index + 1}"
+        entry = check(DatabaseEntry, record, where=where, advice=_AGAIN)
+        database = Path(entry.database)
+        if database not in used:
+            continue
+        size = os.path.getsize(database) if database.is_file() else None  # noqa: PTH202
+        if size != entry.bytes:
+            is_there = "is not there any more" if size is None else f"has {size:,} bytes now"
+            raise UserError(
+                f"{database} {is_there}, but question {used[database]} was prepared with its "
+                f"{entry.bytes:,} bytes; bring it back, or {_AGAIN}"
+            )
+        found[database] = folder / entry.schema_file
+    if missing := [path for path in used if path not in found]:
+        raise UserError(f"{folder / DATABASES}: has no line for {missing[0]}; {_AGAIN}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSchema:
+    """A schema as it was read, and how.
+
+    Attributes:
+        examples, profile: As `read_schema` takes them.
+        style: Of `text`.
+        text: As `render_schema` wrote it.
+    """
+
+    schema: DatabaseSchema
+    examples: int
+    profile: bool
+    style: str
+    text: str
+
+    def descriptions(self) -> Descriptions:
+        """Return what columns hold, as `read_schema` takes it."""
+        return {
+            (table.name.lower(), column.name.lower()): column.description
+            for table in self.schema.tables
+            for column in table.columns
+            if column.description
+        }
+
+
+_STORED = TypeAdapter(StoredSchema)
+
+
+def write_schema(path: Path, stored: StoredSchema) -> None:
+    """Write a schema's file, whole or not at all."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
+    scratch.write_text(json.dumps(asdict(stored), ensure_ascii=False), encoding="utf-8")
+    scratch.replace(path)
+
+
+def read_stored_schema(path: Path) -> StoredSchema:
+    """Read a schema's file.
+
+    Raises:
+        UserError: It is not there or damaged.
+    """
+    try:
+        return _STORED.validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        problem = " ".join(str(error).split())[:120]
+        raise UserError(f"{path}: cannot be read ({problem}); {_AGAIN}") from None

@@ -1,0 +1,305 @@
+"""One data set of a mixture: its questions streamed, checked, and counted by what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.data import prepared
+from sqlenv.data.issues import (
+    BLANK_GOLD,
+    EMPTY_GOLD,
+    EXCLUDED_DATABASE,
+    FAILING_GOLD,
+    MISSING_DATABASE,
+    NOT_CARRIED,
+    OTHER_ENGINE,
+    OTHER_KIND,
+    UNPARSED_GOLD,
+    Checked,
+)
+from sqlenv.data.layouts import (
+    FORMS,
+    Form,
+    Location,
+    Record,
+    check_open,
+    foreign,
+    is_file,
+    read_records,
+)
+from sqlenv.data.records import Question, check, question_kind
+from sqlenv.dialects import NAMES, carry_over
+from sqlenv.errors import UserError
+from sqlenv.types import Example, Result, SqlError, Table
+
+_BATCH = 256
+"""Questions at a time, since the results of their gold queries are held together."""
+_NAMED_FAILURES = 3
+
+Check = Callable[[Sequence[Example]], Iterable[Checked]]
+"""Looks at the gold queries of some questions; answers in order."""
+Accept = Callable[[Example], bool]
+Candidate = tuple[int, Checked]
+"""Position among the source's questions, and the question; its flaws are known of prepared ones."""
+
+
+class GoldRunner(Protocol):
+    """The part of the executor that checks gold queries."""
+
+    def gold_many(self, queries: Sequence[tuple[Path, str]], /) -> Sequence[Result]:
+        """Run (database, query) pairs; results come in the same order, and may be cached."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReport:
+    """What was found in one source.
+
+    Attributes:
+        read: Records in the files.
+        checked: Gold queries that were executed.
+        kept: Questions that the run uses.
+        found: How many questions have each flaw, dropped or not.
+        failures: The first gold queries that fail or cannot be carried over, and why.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    read: int
+    checked: int
+    kept: int
+    found: Mapping[str, int]
+    failures: tuple[str, ...]
+
+    def line(self) -> str:
+        """Say it in a line."""
+        flaws = "".join(f", {count:,} {flaw}" for flaw, count in sorted(self.found.items()))
+        checks = f", {self.checked:,} golds executed" if self.checked else ""
+        failures = f" ({'; '.join(self.failures)})" if self.failures else ""
+        return f"{self.name}: {self.kept:,} of {self.read:,} questions{checks}{flaws}{failures}"
+
+
+@dataclass(slots=True)
+class Pool:
+    """Candidates of one source in the order of the draw, of which some are kept.
+
+    Attributes:
+        check: Looks at gold queries; None trusts them all.
+        accept: Which questions are candidates at all.
+        advice: What to do about a missing database, but unpacking it.
+        batch: Questions that are checked at a time.
+    """
+
+    source: SourceConfig
+    location: Location
+    config: DataConfig
+    check: Check | None
+    advice: str = ""
+    accept: Accept = lambda _example: True
+    batch: int = _BATCH
+    drops: set[str] = field(init=False)  # flaws that leave a question out
+    found: Counter[str] = field(default_factory=Counter)
+    waiting: deque[Candidate] = field(default_factory=deque)
+    kept: list[Candidate] = field(default_factory=list)
+    read: int = 0
+    checked: int = 0
+    kept_count: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED, OTHER_KIND, EXCLUDED_DATABASE}
+        self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
+        self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
+
+    @property
+    def name(self) -> str:
+        """Name the source, the same on every machine."""
+        of = "-".join(self.source.levels).replace(" ", "_")
+        parts = (self.source.layout, self.source.file or self.source.split, of)
+        return "/".join(filter(None, parts))
+
+    @property
+    def spent(self) -> bool:
+        """Tell whether there is nothing more to draw."""
+        return not self.waiting or len(self.kept) == self.source.limit
+
+    def questions(self) -> Iterator[Checked]:
+        """Stream the questions that have a database, and a gold query where one is needed."""
+        database_of = cache(self.location.database)
+        for file in self.location.files:
+            before = self.read
+            for index, record in enumerate(read_records(file)):
+                self.read += 1
+                if self.location.layout == "prepared":
+                    checked = prepared.read_question(file, index, record)
+                    is_wanted = _is_wanted(self.source, checked.example, checked.style)
+                    flaws = [flaw for flaw in checked.flaws if flaw == BLANK_GOLD]
+                    flaws = flaws if is_wanted else [OTHER_KIND]
+                else:
+                    checked, flaws = _question(self.source, file, index, record, database_of)
+                    if not flaws and isinstance(refused := gold(checked.example), SqlError):
+                        flaws = [NOT_CARRIED]
+                        self._note(checked.example, refused.message)
+                if checked.example.db_id in self.config.exclude_databases:
+                    flaws = [EXCLUDED_DATABASE]
+                self.found.update(flaws)
+                if MISSING_DATABASE in flaws and not self.config.drop_missing_database:
+                    problem = _no_database(self.location, checked.example)
+                    raise UserError(f"{problem}, or {self.advice}")
+                if not self.drops.intersection(flaws) and self.accept(checked.example):
+                    yield checked
+            if self.location.layout == "prepared":
+                prepared.check_count(self.location.root, file, self.read - before)
+
+    def draw(self, count: int) -> None:
+        """Keep `count` more questions, or as many as there are."""
+        wanted = len(self.kept) + count
+        wanted = min(wanted, self.source.limit or wanted)
+        while self.waiting and len(self.kept) < wanted:
+            size = min(wanted - len(self.kept), len(self.waiting), self.batch)
+            self.kept += self._checked([self.waiting.popleft() for _ in range(size)])
+
+    def stream(self) -> Iterator[Checked]:
+        """Yield the questions of the whole source that may stay, a batch in memory at a time."""
+        questions = enumerate(self.questions())
+        while batch := list(islice(questions, self.batch)):
+            for _, question in self._checked(batch):
+                yield question
+
+    def report(self) -> SourceReport:
+        """Say what was found."""
+        return SourceReport(
+            name=self.name,
+            files=self.location.files,
+            read=self.read,
+            checked=self.checked,
+            kept=self.kept_count,
+            found=dict(self.found),
+            failures=tuple(self.failures),
+        )
+
+    def _checked(self, batch: Sequence[Candidate]) -> Iterator[Candidate]:
+        """Look at the gold queries of some candidates, and pass on those that may stay."""
+        found = self._look([candidate for _, candidate in batch])
+        for (position, _), checked in zip(batch, found, strict=True):
+            self.found.update(flaw for flaw in checked.flaws if flaw != BLANK_GOLD)  # as read
+            if FAILING_GOLD in checked.flaws:
+                self._note(checked.example, checked.note)
+            if not self.drops.intersection(checked.flaws):
+                self.kept_count += 1
+                yield position, checked
+
+    def _look(self, candidates: Sequence[Checked]) -> Iterable[Checked]:
+        if self.check is None or self.location.layout == "prepared":
+            return candidates
+        self.checked += sum(bool(candidate.example.gold_sql) for candidate in candidates)
+        # What a source says beside the question stays with it.
+        styles = (candidate.style for candidate in candidates)
+        found = self.check([candidate.example for candidate in candidates])
+        return (one.of_style(style) for one, style in zip(found, styles, strict=True))
+
+    def _note(self, example: Example, words: str) -> None:
+        if len(self.failures) < _NAMED_FAILURES:
+            self.failures.append(f"{example.id}: {words}")
+
+
+def by_running(executor: GoldRunner) -> Check:
+    """Make a check that runs gold queries and tells those that fail or return nothing."""
+
+    def look(examples: Sequence[Example]) -> Iterator[Checked]:
+        queries = [(example.database, str(gold(example))) for example in examples]
+        results = iter(executor.gold_many([pair for pair in queries if pair[1]]))
+        for example in examples:
+            yield _judged(example, next(results)) if example.gold_sql else Checked(example)
+
+    return look
+
+
+def _judged(example: Example, result: Result) -> Checked:
+    if isinstance(result, Table):
+        return Checked(example, () if result.rows else (EMPTY_GOLD,))
+    words = result.message if isinstance(result, SqlError) else type(result).__name__
+    return Checked(example, (FAILING_GOLD,), words)
+
+
+def gold(example: Example) -> str | SqlError:
+    """Write the gold query for SQLite."""
+    return carry_over(example.gold_sql, example.dialect)
+
+
+def _question(
+    source: SourceConfig,
+    file: Path,
+    index: int,
+    record: Record,
+    database_of: Callable[[str], Path | None],
+) -> tuple[Checked, list[str]]:
+    """Read a record, and name its flaws."""
+    layout = source.layout
+    form = FORMS[layout]
+    where = f"{file}: record {index}"
+    if other := foreign(layout, record):
+        raise UserError(
+            f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
+            f"put {layout}'s own file there, or correct `layout`"
+        )
+    kind = question_kind(question=form.question, gold=form.gold, evidence=form.evidence)
+    asked = check(kind, record, where=where, advice=f"correct it if the layout is really {layout}")
+    name = asked.instance_id or f"{file.stem}/{index}"
+    database, written = database_of(asked.db_id), (asked.gold or "").strip()
+    dialect = NAMES.get((asked.dialect or source.dialect).lower())
+    is_local = asked.instance_id is None or name.startswith("local")
+    example = Example(
+        id=f"{layout}/{name}",
+        question=asked.question.strip(),
+        db_id=asked.db_id,
+        database=database or Path(asked.db_id),
+        gold_sql=written,
+        evidence=_evidence(form, file.parent, asked),
+        difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
+        dialect=dialect or "sqlite",
+        source=layout,
+    )
+    style = asked.question_style or ""
+    other_engine = not (is_local and dialect)
+    flaws = {
+        OTHER_KIND: not _is_wanted(source, example, style),
+        OTHER_ENGINE: other_engine,
+        MISSING_DATABASE: database is None and not other_engine,
+        BLANK_GOLD: not written,
+        UNPARSED_GOLD: asked.parsed is None,
+    }
+    if flaws[OTHER_KIND]:
+        return Checked(example), [OTHER_KIND]
+    return Checked(example, style=style), [flaw for flaw, present in flaws.items() if present]
+
+
+def _is_wanted(source: SourceConfig, example: Example, style: str) -> bool:
+    """Tell whether a question is of the levels and styles that its source is to give."""
+    is_level = not source.levels or example.difficulty in source.levels
+    return is_level and style not in source.exclude_styles
+
+
+def _evidence(form: Form, folder: Path, asked: Question) -> str:
+    """Read the external knowledge; Spider 2 names a file that holds it."""
+    text = (asked.evidence or "").strip()
+    document = folder / form.documents / text
+    if form.documents and text and is_file(document):
+        return document.read_text(encoding="utf-8", errors="replace").strip()
+    return text
+
+
+def _no_database(location: Location, example: Example) -> str:
+    for folder in location.databases:
+        check_open(folder)
+        if (folder / example.db_id).is_dir():
+            check_open(folder / example.db_id)
+    expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
+    return f"{expected} is not there, but question {example.id} needs it; unpack it"

@@ -1,0 +1,1 @@
+"""Official evaluators, and when two results are the same."""

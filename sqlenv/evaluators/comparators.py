@@ -1,0 +1,438 @@
+"""Every evaluator by name: how its official program decides whether a prediction is right.
+
+    with Executor(ExecutorConfig(timeout_s=60)) as executor:
+        judged = executor.judge([Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
+    judged[0].scores["spider_ex"]  # 1.0 or 0.0
+
+`COMPARATORS` is the table of them. A comparator is a function of a `Case` (the two queries, the
+database files, for Spider 2 the gold results) and of `Runs`, which runs queries and remembers their
+results, so that several comparators share them. It gives a score of which a program reports the
+mean: 1 or 0, or for `bird_soft_f1` and `bird_r_ves` a number. `judge` asks several comparators
+about one case; `Executor.judge` does so for many cases, on all workers.
+
+What the programs do by accident is kept, since scores are compared with theirs. Three things are
+not: they also run statements that write, they have no limit of size, and Spider's has no limit of
+time that works and ends at a gold query that fails, which here matches nothing.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Literal, TypeGuard
+
+from sqlenv.errors import UserError
+from sqlenv.evaluators.bird import soft_f1, ves_reward
+from sqlenv.evaluators.equality import MatchMode, matches
+from sqlenv.evaluators.official import (
+    as_omnisql_writes,
+    as_spider_runs,
+    count_statements,
+    same_query,
+)
+from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
+from sqlenv.types import Result, SqlError, Status, Table, TimedOut, status_of
+
+_LATE = TimedOut("wall")
+_REPETITIONS = 100
+"""How often R-VES runs each query."""
+_OMNISQL_S = 10.0
+_REMEMBERED_CELLS = 1_000_000
+"""Cells of the results that `Runs` remembers, some 100 MB of short texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prediction and what it is judged by.
+
+    Attributes:
+        predicted: The predicted query, as the official program's input file has it.
+        gold: The gold query.
+        database: The question's own database.
+        suite: All database files of the test suite, for `spider_ts` and its like.
+        reference: Gold results, for `spider2_local` and its like.
+    """
+
+    predicted: str
+    gold: str
+    database: Path
+    suite: tuple[Path, ...] = ()
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What the comparators say of a case.
+
+    Attributes:
+        scores: By comparator.
+        predicted: How the predicted query ended on its own database, as the first comparator runs
+            it; as it stands where there is none.
+        gold: How the gold query ended there, likewise.
+        is_late: Whether a limit of time decided a score: a machine with less to do may differ.
+    """
+
+    scores: Mapping[str, float]
+    predicted: Status
+    gold: Status
+    is_late: bool = False
+
+
+Ask = Callable[[Path, str], Result]
+"""Runs a query on a database: an executor's `execute` or `gold`."""
+
+
+class Runs:
+    """Results of queries, each of which runs once, as long as they are few or small.
+
+    Args:
+        execute: Runs predicted queries.
+        gold: Runs gold queries; None for the same.
+        known: Results that are there already.
+        stopwatch: Measures the seconds of a query that is run on a connection of its own.
+    """
+
+    def __init__(
+        self,
+        execute: Ask,
+        gold: Ask | None = None,
+        *,
+        known: Mapping[tuple[Path, str], Result] | None = None,
+        stopwatch: Callable[[Path, str], float] | None = None,
+    ):
+        self._execute, self._gold = execute, gold or execute
+        self._stopwatch = stopwatch
+        self._results = {
+            (database, same_query(sql)): result for (database, sql), result in (known or {}).items()
+        }
+        self._seconds: dict[tuple[Path, str], float] = {}
+        self._cells = 0
+        self.is_late = False
+        """Whether a query or several together took longer than they may, since this was reset."""
+
+    def predicted(self, database: Path, sql: str) -> Result:
+        """Run a predicted query."""
+        return self._find(database, sql, self._execute)
+
+    def gold(self, database: Path, sql: str) -> Result:
+        """Run a gold query."""
+        return self._find(database, sql, self._gold)
+
+    def in_time(self, database: Path, sqls: Sequence[str], limit_s: float) -> bool:
+        """Say whether queries that were run took no longer than this together."""
+        seconds = sum(self._seconds.get((database, same_query(sql)), 0.0) for sql in sqls)
+        self.is_late |= seconds > limit_s
+        return seconds <= limit_s
+
+    def seconds_anew(self, database: Path, sql: str) -> float:
+        """Run a query once more and say how long it takes."""
+        if self._stopwatch:
+            return self._stopwatch(database, sql)
+        start_s = time.perf_counter()
+        self._execute(database, sql)
+        return time.perf_counter() - start_s
+
+    def _find(self, database: Path, sql: str, run: Ask) -> Result:
+        key = (database, same_query(sql))
+        if (known := self._results.get(key)) is not None:
+            self.is_late |= known == _LATE
+            return known
+        start_s = time.perf_counter()
+        result = run(database, sql)
+        self._seconds[key] = time.perf_counter() - start_s
+        self.is_late |= result == _LATE
+        self._cells += len(result.rows) * result.width if isinstance(result, Table) else 0
+        if self._cells > _REMEMBERED_CELLS:
+            self._results.clear()
+            self._cells = 0
+        self._results[key] = result
+        return result
+
+
+Function = Callable[[Case, Runs], float]
+Results = Callable[[Case, Runs], tuple[Result, Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparator:
+    """One way to decide whether a prediction is right.
+
+    Attributes:
+        name: Its key in `COMPARATORS`.
+        source: Repository and files of the official program; empty for a rule of no program.
+        version: Commit that it was checked against.
+        function: Scores a case.
+        results: Gives the results of the predicted and the gold query on the question's own
+            database, as the program runs them: it may write them anew first.
+        needs: The part of a case that it takes, beside the queries and the database.
+    """
+
+    name: str
+    source: str
+    version: str
+    function: Function = field(repr=False)
+    results: Results = field(repr=False)
+    needs: Literal["", "suite", "reference"] = ""
+
+
+def check_case(case: Case, names: Sequence[str]) -> None:
+    """Make sure that a case has what comparators need.
+
+    Raises:
+        UserError: It has no suite, or no gold results.
+    """
+    for name in names:
+        needs = COMPARATORS[name].needs
+        if needs and not getattr(case, needs):
+            what = "files of a test suite" if needs == "suite" else "gold results"
+            raise UserError(f"{case.database}: {name} needs {what}; give them, or leave it out")
+
+
+def judge(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
+    """Ask comparators about a case."""
+    runs.is_late = False
+    results = COMPARATORS[names[0]].results if names else _as_they_stand
+    predicted, gold = results(case, runs)
+    scores = {name: COMPARATORS[name].function(case, runs) for name in names}
+    return Judgement(scores, status_of(predicted), status_of(gold), runs.is_late)
+
+
+def _as_they_stand(case: Case, runs: Runs) -> tuple[Result, Result]:
+    predicted = runs.predicted(case.database, case.predicted)
+    return predicted, runs.gold(case.database, case.gold)
+
+
+def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> float:
+    """Compare the results of both queries as they stand."""
+    return float(matches(*_as_they_stand(case, runs), mode=mode, gold_sql=case.gold))
+
+
+def _as_bird_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
+    predicted = _ask(runs.predicted, case.database, case.predicted)
+    return predicted, _ask(runs.gold, case.database, case.gold)
+
+
+def _bird(
+    case: Case, runs: Runs, *, score: Callable[[Table, Table], float], limit_s: float
+) -> float:
+    """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
+    predicted, gold = _as_bird_runs(case, runs)
+    if not (_is_clean(predicted) and _is_clean(gold)):
+        return 0.0
+    is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
+    return score(predicted, gold) if is_in_time else 0.0
+
+
+def _same_rows(predicted: Table, gold: Table) -> float:
+    return float(matches(predicted, gold, mode="set"))
+
+
+def _bird_r_ves(case: Case, runs: Runs) -> float:
+    """Return the root of the reward, whose mean the program reports."""
+    if not _bird(case, runs, score=_same_rows, limit_s=30.0 * _REPETITIONS):
+        return 0.0
+    ratios = []
+    for _ in range(_REPETITIONS):
+        predicted_s = runs.seconds_anew(case.database, case.predicted)
+        ratios.append(runs.seconds_anew(case.database, case.gold) / predicted_s)
+    return math.sqrt(ves_reward(ratios))
+
+
+def _as_spider_writes(
+    case: Case, *, keep_value: bool = False, keep_distinct: bool = False
+) -> tuple[str, str]:
+    """Write both queries as Spider's program runs them.
+
+    Args:
+        case: The queries.
+        keep_value: Leave the letters `value` of a prediction alone; the program makes them 1.
+        keep_distinct: Keep DISTINCT, as the program does when told to (`--keep_distinct`).
+    """
+    text = case.predicted if keep_value else case.predicted.replace("value", "1")
+    predicted = as_spider_runs(text, keep_distinct=keep_distinct)
+    return predicted, as_spider_runs(case.gold, keep_distinct=keep_distinct)
+
+
+def _as_spider_runs(case: Case, runs: Runs, **switch: bool) -> tuple[Result, Result]:
+    predicted, gold = _as_spider_writes(case, **switch)
+    return _as_bird_runs(replace(case, predicted=predicted, gold=gold), runs)
+
+
+def _spider(case: Case, runs: Runs, *, suite: bool, **switch: bool) -> float:
+    """Compare results on one database, or on all of a suite, where all have to agree.
+
+    Args:
+        case: What to score.
+        runs: Runs queries.
+        suite: Run on all files of the suite.
+        switch: Of `_as_spider_writes`.
+    """
+    predicted, gold = _as_spider_writes(case, **switch)
+    find, know = _asking(runs.predicted, predicted), _asking(runs.gold, gold)
+    if suite and same_query(predicted) == same_query(gold):
+        result = know(case.database)
+        # The same query gives the same rows on every file.
+        suite = isinstance(result, Table) and result.nondeterministic
+    databases = _as_known(case.suite, case.database) if suite else (case.database,)
+    results = ((find(database), know(database)) for database in databases)
+    return float(all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in results))
+
+
+@lru_cache(maxsize=1024)
+def _as_known(suite: tuple[Path, ...], database: Path) -> tuple[Path, ...]:
+    """Put a database in place of its copy in a suite, so that what ran on it is known."""
+    return tuple([database if _is_copy(file, database) else file for file in suite])
+
+
+def _is_copy(file: Path, database: Path) -> bool:
+    same_size = file.stat().st_size == database.stat().st_size
+    return same_size and filecmp.cmp(file, database, shallow=False)
+
+
+def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> float:
+    """Ask Spider's program about a query that runs within 10 seconds, put on one line."""
+    if not _runs_for_omnisql(case, runs):
+        return 0.0
+    return _spider(replace(case, predicted=as_omnisql_writes(case.predicted)), runs, suite=suite)
+
+
+def _as_omnisql_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
+    """Give the prediction's first failure: it runs as it stands, and then as Spider's does."""
+    first = _ask(runs.predicted, case.database, case.predicted)
+    written = replace(case, predicted=as_omnisql_writes(case.predicted))
+    predicted, gold = _as_spider_runs(written, runs)
+    return (predicted if _is_clean(first) else first), gold
+
+
+def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
+    result = _ask(runs.predicted, case.database, case.predicted)
+    return _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
+
+
+def _spider2(case: Case, runs: Runs) -> float:
+    """Look for the gold columns among the predicted ones."""
+    return _finds_gold(replace(case, predicted=fenced_sql(case.predicted)), runs, nan_is_zero=True)
+
+
+def _as_spider2_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
+    return _as_they_stand(replace(case, predicted=fenced_sql(case.predicted)), runs)
+
+
+def _omnisql_spider2(case: Case, runs: Runs) -> float:
+    """Do as an older copy of that program does, with a query that runs within 10 seconds."""
+    if not _runs_for_omnisql(case, runs):
+        return 0.0
+    return _finds_gold(case, runs, nan_is_zero=False)
+
+
+def _finds_gold(case: Case, runs: Runs, *, nan_is_zero: bool) -> float:
+    assert case.reference is not None  # `check_case`
+    if count_statements(case.predicted) != "one":
+        return 0.0
+    result = runs.predicted(case.database, case.predicted)
+    is_match = _is_clean(result) and agrees(result, case.reference, nan_is_zero=nan_is_zero)
+    return float(is_match)
+
+
+def _is_clean(result: Result) -> TypeGuard[Table]:
+    """Say whether Python's sqlite3 module would read the result: it refuses what is no UTF-8."""
+    return isinstance(result, Table) and not result.is_mended
+
+
+def _ask(run: Ask, database: Path, sql: str) -> Result:
+    return _asking(run, sql)(database)
+
+
+def _asking(run: Ask, sql: str) -> Callable[[Path], Result]:
+    """Run a query as Python's sqlite3 module would, which all these programs use."""
+    match count_statements(sql):
+        case "none":
+            return lambda _: Table((), ())
+        case "several":
+            return lambda _: SqlError("more than one statement")
+        case _:
+            return lambda database: run(database, sql)
+
+
+_RULES: tuple[MatchMode, ...] = ("set", "bag", "bag_ordered", "test_suite")
+_SPIDER = ("taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py", "e97acc546ecb")
+_BIRD = "bird-bench/mini_dev: evaluation/"
+_BIRD_VERSION = "4d970a9a97b1"
+_SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c5f1e6550")
+_OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/"
+_OMNISQL_VERSION = "a66d732010c8"
+
+COMPARATORS: Mapping[str, Comparator] = {
+    comparator.name: comparator
+    for comparator in (
+        *[
+            Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
+            for mode in _RULES
+        ],
+        Comparator(
+            "bird_ex",
+            f"{_BIRD}evaluation_ex.py",
+            _BIRD_VERSION,
+            partial(_bird, score=_same_rows, limit_s=30.0),
+            _as_bird_runs,
+        ),
+        Comparator(
+            "bird_soft_f1",
+            f"{_BIRD}evaluation_f1.py",
+            _BIRD_VERSION,
+            partial(_bird, score=soft_f1, limit_s=30.0),
+            _as_bird_runs,
+        ),
+        Comparator(
+            "bird_r_ves", f"{_BIRD}evaluation_ves.py", _BIRD_VERSION, _bird_r_ves, _as_bird_runs
+        ),
+        *[
+            Comparator(
+                f"spider_{name}{ending}",
+                *_SPIDER,
+                partial(_spider, suite=suite, **switch),
+                partial(_as_spider_runs, **switch),
+                needs="suite" if suite else "",
+            )
+            for name, suite in (("ex", False), ("ts", True))
+            for ending, switch in (
+                ("", {}),
+                ("_keep_value", {"keep_value": True}),
+                ("_keep_distinct", {"keep_distinct": True}),
+            )
+        ],
+        Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, needs="reference"),
+        Comparator(
+            "omnisql_bird",
+            f"{_OMNISQL}evaluate_bird.py",
+            _OMNISQL_VERSION,
+            partial(_bird, score=_same_rows, limit_s=_OMNISQL_S),
+            _as_bird_runs,
+        ),
+        *[
+            Comparator(
+                f"omnisql_spider_{name}",
+                f"{_OMNISQL}evaluate_spider.py",
+                _OMNISQL_VERSION,
+                partial(_omnisql_spider, suite=suite),
+                _as_omnisql_runs,
+                needs="suite" if suite else "",
+            )
+            for name, suite in (("ex", False), ("ts", True))
+        ],
+        Comparator(
+            "omnisql_spider2",
+            f"{_OMNISQL}evaluate_spider2.py",
+            _OMNISQL_VERSION,
+            _omnisql_spider2,
+            _as_they_stand,
+            needs="reference",
+        ),
+    )
+}
+"""Every comparator by its name."""

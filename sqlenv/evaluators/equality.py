@@ -1,0 +1,169 @@
+"""The one definition of when two results are the same."""
+
+from __future__ import annotations
+
+import marshal
+import re
+from collections import Counter, defaultdict
+from itertools import chain
+from typing import Literal
+
+from sqlenv.types import Result, Row, Table, Value
+
+MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
+"""A rule for two results, whatever the queries were."""
+ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
+"""Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
+
+_Column = tuple[Value, ...]
+_Bag = frozenset[tuple[Value, int]]
+
+_SEARCHED_CELLS = 10_000_000
+"""Cells that a search for the order of columns looks at, some seconds of work; a result that needs
+more is no match. Only tables of many columns with the same few values come near it."""
+
+# Quoted names and strings, and comments: whatever stands in them is not SQL.
+_OPAQUE = re.compile(
+    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\]
+    | --[^\n]* | /\*.*?(?:\*/|\Z)""",
+    re.VERBOSE | re.DOTALL,
+)
+_TOKENS = re.compile(r"[()]|\border\s+by\b", re.IGNORECASE)
+
+
+def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str = "") -> bool:
+    """Say whether a prediction is right.
+
+    Values compare as Python's do: 1 equals 1.0 and not '1', with no tolerance. Column names are
+    ignored, column order is not, except by `test_suite`.
+
+    Args:
+        predicted: What the prediction gave.
+        gold: What the gold query gave.
+        mode: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order;
+            `bag_ordered` ignores it unless the gold query orders its rows; `test_suite` (Spider's
+            evaluator, on one database) ignores the order of columns, and that of rows unless
+            `order by` stands anywhere in the gold query. Spider's program deletes DISTINCT from
+            both queries before it runs them; here both stay as they are.
+        gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
+
+    Returns:
+        False where either did not give a table. Two empty tables match, whatever their columns.
+    """
+    if not isinstance(predicted, Table) or not isinstance(gold, Table):
+        return False
+    if mode == "test_suite":
+        return _matches_suite(predicted, gold, in_order="order by" in gold_sql.lower())
+    if predicted.rows == gold.rows:
+        return True
+    if mode == "set":
+        return set(predicted.rows) == set(gold.rows)
+    if len(predicted.rows) != len(gold.rows) or (mode == "bag_ordered" and is_ordered(gold_sql)):
+        return False
+    return Counter(predicted.rows) == Counter(gold.rows)
+
+
+def is_ordered(sql: str) -> bool:
+    """Say whether a query has an ORDER BY of its own, outside all parentheses."""
+    depth = 0
+    for token in _TOKENS.findall(_OPAQUE.sub(" ", sql)):
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        if depth == 0 and token not in "()":
+            return True
+    return False
+
+
+def _matches_suite(predicted: Table, gold: Table, *, in_order: bool) -> bool:
+    """Compare as Spider's program does."""
+    # Most results that match are equal to the bit, which takes one look.
+    if predicted is gold or marshal.dumps(predicted.rows, 2) == marshal.dumps(gold.rows, 2):
+        return True
+    if predicted.rows != gold.rows and not _matches_permuted(predicted, gold, in_order=in_order):
+        return False
+    return not _is_rejected(predicted, gold, in_order=in_order)
+
+
+def _is_rejected(predicted: Table, gold: Table, *, in_order: bool) -> bool:
+    """Say whether the program's quick look rejects results that are equal.
+
+    It compares rows whose values are sorted by how they are written: of 1 and 10 the latter comes
+    first, of 1.0 and 10.0 the former. Only floats are equal to what is written in another way.
+    """
+    values = chain.from_iterable(chain(predicted.rows, gold.rows))
+    if gold.width < 2 or float not in set(map(type, values)):
+        return False
+    found, wanted = ([_by_writing(row) for row in table.rows] for table in (predicted, gold))
+    return found != wanted if in_order else set(found) != set(wanted)
+
+
+def _by_writing(row: Row) -> Row:
+    return tuple(sorted(row, key=lambda value: f"{value}{type(value)}"))
+
+
+def _matches_permuted(predicted: Table, gold: Table, *, in_order: bool) -> bool:
+    """Say whether some order of the predicted columns makes the rows those of the gold result."""
+    if len(predicted.rows) != len(gold.rows) or predicted.width != gold.width:
+        return False
+    wanted, found = _columns(gold), _columns(predicted)
+    if in_order:
+        return Counter(wanted) == Counter(found)
+    if Counter(predicted.rows) == Counter(gold.rows):
+        return True
+    if Counter(map(_bag, wanted)) != Counter(map(_bag, found)):
+        return False
+    return _can_permute(wanted, found)
+
+
+def _can_permute(wanted: list[_Column], found: list[_Column]) -> bool:
+    """Search for an order of the columns, gold column by gold column, depth first.
+
+    Rows that agree in the columns placed so far have one number on both sides, so that a start
+    which leads nowhere is given up at its first wrong column.
+    """
+    wanted = sorted(wanted, key=lambda column: -len(set(column)))
+    by_bag: defaultdict[_Bag, list[int]] = defaultdict(list)
+    for at, column in enumerate(found):
+        by_bag[_bag(column)].append(at)
+    fitting = [by_bag[_bag(column)] for column in wanted]
+    # Equal columns share a number: one is as good as the other.
+    seen: dict[_Column, int] = {}
+    alike = [seen.setdefault(column, at) for at, column in enumerate(found)]
+    row_count = len(wanted[0])
+    tries = len(wanted) + _SEARCHED_CELLS // row_count
+    start = (0,) * row_count
+    # Columns placed, and the numbers of the rows on both sides before the last of them.
+    stack: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [((), start, start)]
+    while stack and tries > 0:
+        placed, left, right = stack.pop()
+        tries -= 1
+        if placed:
+            column = wanted[len(placed) - 1]
+            numbered = _number_rows(left, column, right, found[placed[-1]])
+            if numbered is None:
+                continue
+            left, right = numbered
+        if len(placed) == len(wanted):
+            return True
+        free = {alike[at]: at for at in fitting[len(placed)] if at not in placed}
+        stack += [((*placed, at), left, right) for at in free.values()]
+    return False
+
+
+def _number_rows(
+    left: tuple[int, ...], wanted: _Column, right: tuple[int, ...], found: _Column
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Number rows by their number so far and one more value; None where the sides differ."""
+    numbers: dict[tuple[int, Value], int] = {}
+    ours = tuple(
+        [numbers.setdefault(pair, len(numbers)) for pair in zip(left, wanted, strict=True)]
+    )
+    theirs = tuple([numbers.get(pair, -1) for pair in zip(right, found, strict=True)])
+    return (ours, theirs) if Counter(ours) == Counter(theirs) else None
+
+
+def _columns(table: Table) -> list[_Column]:
+    return list(zip(*table.rows, strict=True))
+
+
+def _bag(column: _Column) -> _Bag:
+    return frozenset(Counter(column).items())

@@ -1,0 +1,146 @@
+"""What a query may use: all of it is listed here, and everything else is forbidden.
+
+A list of what is dangerous would miss what the next version of SQLite brings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Literal
+
+import apsw
+
+from sqlenv.executor.clock import FUNCTIONS as CLOCK
+
+Kind = Literal["plain", "virtual", "foreign"]
+"""A table or view with rows of its own, a virtual table that may be read, or one that may not."""
+
+_PRAGMAS = frozenset(
+    {
+        *("table_info", "table_xinfo", "table_list"),
+        *("foreign_key_list", "index_list", "index_info", "index_xinfo"),
+    }
+)
+_TABLE_FUNCTIONS = frozenset({"json_each", "json_tree", "jsonb_each", "jsonb_tree"})
+_SCHEMA_TABLES = frozenset(
+    {"sqlite_schema", "sqlite_master", "sqlite_temp_schema", "sqlite_temp_master"}
+)
+_ANY_TABLE = _TABLE_FUNCTIONS | _SCHEMA_TABLES | {f"pragma_{name}" for name in _PRAGMAS}
+_RTREES = frozenset({"rtree", "rtree_i32"})
+_MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"}) | _RTREES
+"""Modules of stock SQLite, of which a database may have virtual tables."""
+# SQLite writes the words in front of the name itself, whatever was there in their place.
+_NO_TABLE = re.compile(r"CREATE (?:UNIQUE INDEX|INDEX|TRIGGER)\b", re.IGNORECASE)
+_TABLE = re.compile(r"CREATE (?:TABLE|VIEW)\b", re.IGNORECASE)
+_VIRTUAL_TABLE = re.compile(
+    r"""CREATE\ VIRTUAL\ TABLE\ (?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[\w$]+)
+    \s+USING\s+["'`\[]?(\w+)""",
+    re.IGNORECASE | re.VERBOSE,
+)
+CHANCE = frozenset({"random", "randomblob"})
+"""SQLite's functions whose value nobody can foretell."""
+SCANS = frozenset({"glob", "instr", "like", "replace"})
+"""Those that look at one text from each place of another."""
+_LONGEST_NAME = 64
+"""Of whatever SQLite itself brings."""
+_NAMES = """
+abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
+length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round
+rtrim sign soundex sqlite_version substr substring subtype total_changes trim typeof unhex
+unicode unistr unistr_quote unlikely upper zeroblob
+
+avg count group_concat string_agg sum total
+cume_dist dense_rank first_value lag last_value lead nth_value ntile percent_rank rank
+row_number
+
+acos acosh asin asinh atan atan2 atanh ceil ceiling cos cosh degrees exp floor ln log log10 log2
+mod pi pow power radians sin sinh sqrt tan tanh trunc
+
+-> ->> json json_array json_array_insert json_array_length json_error_position json_extract
+json_group_array json_group_object json_insert json_object json_quote json_remove json_replace
+json_set json_type json_valid jsonb jsonb_array jsonb_array_insert jsonb_extract
+jsonb_group_array jsonb_group_object jsonb_insert jsonb_object jsonb_remove jsonb_replace
+jsonb_set
+
+bm25 highlight match matchinfo offsets regexp snippet
+"""
+_FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK)
+
+
+def forbidden(action: int, first: str | None, second: str | None) -> str:
+    """Name what a statement may not do; empty where it may. Whatever is not listed is forbidden."""
+    # A query can bring names of any length, which are not to be kept.
+    is_short = len(first or "") <= _LONGEST_NAME >= len(second or "")
+    return (_forbidden if is_short else _forbidden.__wrapped__)(action, first, second)
+
+
+@lru_cache(maxsize=4096)
+def _forbidden(action: int, first: str | None, second: str | None) -> str:
+    if action in (apsw.SQLITE_SELECT, apsw.SQLITE_RECURSIVE):
+        return ""
+    if action == apsw.SQLITE_READ:
+        # A database's own tables are the guard's to know.
+        table = str(first).lower()
+        if table in _ANY_TABLE:
+            return ""
+        # Of what no column is read, SQLite gives the name as it is written: mostly that of a CTE.
+        return "" if second == "" and not _is_built_in(table) else f"table {table}"
+    if action == apsw.SQLITE_FUNCTION:
+        function = str(second).lower()
+        return "" if function in _FUNCTIONS else f"function {function}"
+    if action == apsw.SQLITE_PRAGMA and str(first).lower() in _PRAGMAS:
+        return ""
+    if first in ("sqlite_master", "sqlite_temp_master"):
+        return "schema change"
+    return str(apsw.mapping_authorizer_function.get(action, action)).removeprefix("SQLITE_")
+
+
+def _is_built_in(table: str) -> bool:
+    """Ask SQLite whether every database has such a table; some are made when they are named."""
+    name = table.replace('"', '""')
+    connection = apsw.Connection(":memory:")
+    try:
+        connection.execute(f'SELECT 1 FROM "{name}"', can_cache=False)
+    except apsw.Error as error:
+        return "no such table" not in str(error)
+    finally:
+        connection.close(True)  # noqa: FBT003 - positional in APSW
+    return True
+
+
+def read_kinds(connection: apsw.Connection, codec: str) -> dict[str, Kind]:
+    """Say of what kind a database's own tables and views are, by their names in small letters.
+
+    Args:
+        connection: To the database.
+        codec: Of its text.
+    """
+    # The text alone says it: nothing makes the other columns agree with that.
+    kinds: dict[str, Kind] = {}
+    for name, sql in _read_texts(connection, codec):
+        if _NO_TABLE.match(sql):
+            continue
+        made = _VIRTUAL_TABLE.match(sql)
+        kind: Kind = "plain" if _TABLE.match(sql) else "foreign"
+        kinds[name.lower()] = "virtual" if made and made[1].lower() in _MODULES else kind
+    return kinds
+
+
+def find_rtrees(connection: apsw.Connection, codec: str) -> list[str]:
+    """Name the tables that a connection must have opened before anything is forbidden.
+
+    An R*Tree prepares at that moment what it would write with.
+    """
+    made = [(name, _VIRTUAL_TABLE.match(sql)) for name, sql in _read_texts(connection, codec)]
+    return [name for name, match in made if match and match[1].lower() in _RTREES]
+
+
+def _read_texts(connection: apsw.Connection, codec: str) -> Iterator[tuple[str, str]]:
+    rows = connection.execute(
+        "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
+    )
+    for row in rows:
+        name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
+        yield name, sql

@@ -1,0 +1,377 @@
+"""One read-only connection, under every control that a query by a model needs.
+
+| what a query tries | what stops it |
+|---|---|
+| writes, attached files, pragmas, unsafe functions and tables | `allowed.py`, while it compiles |
+| several statements, EXPLAIN, parameters | `_inspect`, before its first row |
+| running for ever | the step budget here, the deadline in `engine.py` |
+| huge values | `_limit_values` |
+| one slow call that nothing can interrupt | `connection.py`, `allowed.py`, `functions.py` |
+| many of them in a row, with no loop around | `_limit_values` |
+| sorts and aggregates that fill memory | the heap limit in `engine.py` |
+| many rows | `_collect` |
+
+Also marks results that depend on chance (`functions.add_chance`) or on the clock (`clock.py`).
+"""
+
+from __future__ import annotations
+
+import marshal
+import re
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from sys import getsizeof
+from typing import TYPE_CHECKING
+
+import apsw
+
+from sqlenv.errors import UserError
+from sqlenv.executor.allowed import SCANS, find_rtrees, forbidden, read_kinds
+from sqlenv.executor.clock import FUNCTIONS as CLOCK_FUNCTIONS
+from sqlenv.executor.clock import clock
+from sqlenv.executor.connection import connect
+from sqlenv.executor.database import check_database
+from sqlenv.executor.functions import REPLACED, add_chance
+from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
+
+if TYPE_CHECKING:
+    from sqlenv.config import ExecutorConfig
+
+# Semicolons and comments in front of a query, which are statements of nothing.
+_BEFORE = re.compile(r"(?:[;\s]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
+_CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
+
+_UNREADABLE = (
+    *(apsw.NotADBError, apsw.CorruptError, apsw.SQLError),
+    *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError, apsw.TooBigError),
+)
+# What Python takes for a row, and for a number in it with its place.
+_ROW_BYTES = 64
+_CELL_BYTES = 40
+# Above this mean of a cell, its text decides: up to four times what it is in UTF-8.
+_TEXT_BYTES = 16
+# A value in a result of very many columns may have at least this length, whatever `max_bytes` is.
+_WIDE_VALUE_BYTES = 16_000
+# Rows that are read together, of values that have at least this length if need be.
+_ROWS_AT_ONCE = 100
+_SHORT_VALUE_BYTES = 1000
+# Steps that SQLite can count at once.
+_MOST_STRIDE = 2**31 - 1
+# Full-text search takes a time with the square of its pattern, in one call.
+_VIRTUAL_VALUE_BYTES = 30_000
+# Calls between two looks at the time that may each take the time of the longest values; of more
+# the values are shorter.
+_LONG_SCANS = 4
+# SQLite's own `trim` takes a time with the square of what it is given.
+_NATIVE_VALUE_BYTES = 30_000
+_NATIVE_SCANS = SCANS | frozenset(REPLACED)
+
+
+class _AsksClockError(Exception):
+    """A query that may read the clock, before its first row: it has to run where that is seen."""
+
+
+class _RefusedError(Exception):
+    """A query that is given up; carries the result that says why."""
+
+    def __init__(self, result: Result):
+        super().__init__(result)
+        self.result = result
+
+
+def refuse_text(sql: str, *, max_sql_chars: int) -> Result | None:
+    """Say what is wrong with a text that must not even reach SQLite; None when nothing is."""
+    if len(sql) > max_sql_chars:
+        return TooLarge("sql")
+    if "\0" in sql:
+        return SqlError("the query contains a NUL character")
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        return SqlError("the query is not valid Unicode text")
+    return None if sql.strip() else SqlError("the query is empty")
+
+
+class Guard:
+    """A connection to one database, for one query at a time.
+
+    Raises:
+        UserError: The file cannot be used (`check_database`), or its schema cannot be read.
+    """
+
+    def __init__(self, path: Path, config: ExecutorConfig):
+        check_database(path)
+        self._path = str(path)
+        self._config = config
+        try:
+            self.connection = self._open()
+            self._codec = _CODECS[self.connection.pragma("encoding")]
+            self._kinds = read_kinds(self.connection, self._codec)
+        except _UNREADABLE as error:
+            raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
+        self._is_timed = self._is_native = False
+        self._connections = {(False, False): self.connection}
+        self._watch(self.connection)
+        self._forget()
+
+    def run(self, sql: str, max_steps: int) -> Result:
+        """Run one query whose text passed `refuse_text`."""
+        asked = clock().asked
+        try:
+            rows = self._read_anywhere(sql, max_steps)
+        except _RefusedError as refusal:
+            return refusal.result
+        except apsw.Error as error:
+            return self._explain(error)
+        except MemoryError:
+            return TooLarge("memory")
+        except UnicodeDecodeError:
+            return SqlError("the database holds text that is not valid")
+        if not self._statement:
+            return SqlError("the query is empty")
+        varies = self._uses_chance or clock().asked != asked
+        return Table(self._columns, tuple(rows), self._is_mended, varies)
+
+    def close(self) -> None:
+        """Close the connection."""
+        for connection in self._connections.values():
+            connection.close(True)  # noqa: FBT003 - positional in APSW
+
+    def _open(self, *, vfs: str = "", replacing: bool = True) -> apsw.Connection:
+        config = self._config
+        connection = connect(
+            Path(self._path),
+            max_value_bytes=config.max_value_bytes,
+            vfs=vfs,
+            replacing=replacing,
+        )
+        add_chance(connection, self._note_chance)
+        # In memory: no temporary file; the heap limit bounds it.
+        connection.pragma("temp_store", 2)
+        connection.pragma("reverse_unordered_selects", config.reverse_unordered)
+        return connection
+
+    def _watch(self, connection: apsw.Connection) -> None:
+        # Reads the schema, so that a broken one shows now and not as an error of some query.
+        connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
+        for table in find_rtrees(connection, self._codec):
+            name = table.replace('"', '""')
+            with suppress(apsw.Error):  # who reads it will be told
+                connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')
+        connection.exec_trace = self._inspect
+        connection.authorizer = self._authorize
+
+    def _read_anywhere(self, sql: str, max_steps: int) -> list[Row]:
+        """Run a query, where it is seen whether it reads the clock if it may do so.
+
+        Where it gives our functions what is no valid text, it runs with SQLite's own.
+        """
+        self._is_timed = self._is_native = False
+        while True:
+            self._choose()
+            try:
+                return self._start(sql, max_steps)
+            except _AsksClockError:
+                self._is_timed = True
+            except UnicodeDecodeError:
+                if self._is_native or self._config.text == "strict":
+                    raise
+                self._is_native = True
+
+    def _choose(self) -> None:
+        key = self._is_timed, self._is_native
+        if key not in self._connections:
+            vfs = clock().name if self._is_timed else ""
+            connection = self._open(vfs=vfs, replacing=not self._is_native)
+            self._watch(connection)
+            self._connections[key] = connection
+        self.connection = self._connections[key]
+
+    def _note_chance(self) -> int:
+        self._uses_chance = True
+        return self._longest
+
+    def _start(self, sql: str, max_steps: int) -> list[Row]:
+        stride = min(max_steps, _MOST_STRIDE)
+        self._steps_left, self._stride = max_steps, stride
+        self.connection.set_progress_handler(self._out_of_steps, stride)
+        self._forget()
+        return self._read(sql)
+
+    def _forget(self, *, short: bool = True) -> None:
+        self._columns: tuple[str, ...] = ()
+        self._statement = ""
+        self._denied = ""
+        self._is_mended = False
+        self._uses_chance = False
+        self._asks_clock = False
+        self._spent = False
+        self._reads_virtual = False
+        self._scans = 0
+        self._wants_short, self._is_shortened = short, False
+        self._longest = self._config.max_value_bytes
+        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
+
+    def _read(self, sql: str) -> list[Row]:
+        try:
+            return self._collect(sql)
+        except UnicodeDecodeError:
+            if self._config.text == "strict" or not self._columns:
+                raise
+        columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
+        self._forget()
+        try:
+            rows = self._collect(query, is_bytes=True)
+        except apsw.SQLError as error:
+            # Its place would be one in the query around, which nobody wrote.
+            raise _RefusedError(SqlError(str(error))) from None
+        self._columns = columns
+        self._is_mended = True
+        return rows
+
+    def _collect(self, sql: str, *, is_bytes: bool = False) -> list[Row]:
+        """Run a query as if its values were short, and as it is if they are not."""
+        try:
+            return self._fetch(sql, is_bytes=is_bytes)
+        except apsw.TooBigError:
+            if not self._is_shortened:
+                raise
+        self._forget(short=False)
+        return self._fetch(sql, is_bytes=is_bytes)
+
+    def _fetch(self, sql: str, *, is_bytes: bool) -> list[Row]:
+        config = self._config
+        cursor = self.connection.cursor()
+        try:
+            cursor.execute(sql)
+            # The most that a row can take, at four bytes a character.
+            row_bytes = 4 * self._longest * max(len(self._columns), 1)
+            rows: list[Row] = []
+            size_bytes = 0
+            # Few enough that they cannot pass the limit, however large their values are; but one.
+            while chunk := list(
+                islice(cursor, min(1 + (config.max_bytes - size_bytes) // row_bytes, 1000))
+            ):
+                if is_bytes:
+                    chunk = [self._decode(row) for row in chunk]
+                rows += chunk
+                size_bytes += weigh(chunk)
+                if len(rows) > config.max_rows:
+                    raise _RefusedError(TooLarge("rows"))
+                if size_bytes > config.max_bytes:
+                    raise _RefusedError(TooLarge("bytes"))
+            return rows
+        finally:
+            cursor.close(True)  # noqa: FBT003 - positional in APSW
+
+    def _decode(self, row: Row) -> Row:
+        def text(value: Value) -> Value:
+            is_bytes = isinstance(value, bytes)
+            return value.decode(self._codec, self._config.text) if is_bytes else value
+
+        half = len(row) // 2
+        pairs = zip(row[:half], row[half:], strict=True)
+        return tuple(text(value) if is_text else value for value, is_text in pairs)
+
+    def _inspect(self, cursor: apsw.Cursor, sql: str, _bindings: object) -> bool:
+        """Judge a prepared statement before its first row (SQLite calls this)."""
+        if not cursor.has_vdbe:  # a trailing comment
+            return True
+        if self._statement:
+            raise _RefusedError(Denied("several statements"))
+        if cursor.is_explain:
+            raise _RefusedError(Denied("EXPLAIN"))
+        columns = cursor.get_description()
+        if not cursor.is_readonly or not columns:
+            raise _RefusedError(Denied("not a query"))
+        if self._asks_clock and not self._is_timed:
+            raise _AsksClockError
+        self._statement = sql
+        self._columns = tuple([column[0] for column in columns])
+        self._limit_values(len(columns))
+        return True
+
+    def _limit_values(self, width: int) -> None:
+        """Bound what a row weighs, which nothing can look at before all of it is in memory."""
+        max_bytes = self._config.max_bytes
+        longest = min(self._longest, max(max_bytes // (6 * width), _WIDE_VALUE_BYTES))
+        if self._reads_virtual:
+            longest = min(longest, _VIRTUAL_VALUE_BYTES)
+        if self._is_native:
+            longest = min(longest, _NATIVE_VALUE_BYTES)
+        if self._scans > _LONG_SCANS:
+            longest = min(longest, _LONG_SCANS * self._config.max_value_bytes // self._scans)
+        # Of short values many rows fit at once, and few at once take twice the time.
+        short = max(max_bytes // (4 * width * _ROWS_AT_ONCE), _SHORT_VALUE_BYTES)
+        self._is_shortened = self._wants_short and short < longest
+        self._longest = short if self._is_shortened else longest
+        self.connection.limit(apsw.SQLITE_LIMIT_LENGTH, self._longest)
+
+    def _authorize(
+        self, action: int, first: str | None, second: str | None, *_where: str | None
+    ) -> int:
+        """Judge one thing that a statement would do, while it is compiled (SQLite calls this).
+
+        Later is too late: many pragmas take effect when they are compiled.
+        """
+        # Full-text search asks for this of its own accord, while a query that passed is running.
+        if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
+            return apsw.SQLITE_OK
+        kind = self._kinds.get(str(first).lower()) if action == apsw.SQLITE_READ else None
+        if kind is None:
+            denied = forbidden(action, first, second)
+        else:
+            denied = f"table {first}" if kind == "foreign" else ""
+            self._reads_virtual |= kind == "virtual"
+        if action == apsw.SQLITE_FUNCTION:
+            function = str(second).lower()
+            self._scans += function in (_NATIVE_SCANS if self._is_native else SCANS)
+            self._asks_clock |= function in CLOCK_FUNCTIONS
+        if denied:
+            self._denied = denied
+        return apsw.SQLITE_DENY if denied else apsw.SQLITE_OK
+
+    def _out_of_steps(self) -> bool:
+        self._steps_left -= self._stride
+        self._spent = self._steps_left <= 0
+        return self._spent
+
+    def _explain(self, error: apsw.Error) -> Result:
+        if isinstance(error, apsw.InterruptError):
+            return TimedOut("steps" if self._spent else "wall")
+        if isinstance(error, apsw.NoMemError):
+            return TooLarge("memory")
+        if isinstance(error, apsw.TooBigError):
+            return TooLarge("bytes")
+        if isinstance(error, apsw.BindingsError):
+            return Denied("parameters")
+        if self._denied:
+            return Denied(self._denied)
+        offset = getattr(error, "error_offset", -1)
+        return SqlError(str(error).replace(self._path, "the database"), offset)
+
+
+def _as_bytes(statement: str, width: int) -> str:
+    """Wrap a query so that text arrives as bytes, beside flags that say which cells are text."""
+    names = [f"c{i}" for i in range(width)]
+    values = [f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in names]
+    flags = [f"typeof({c}) = 'text'" for c in names]
+    start = _BEFORE.match(statement)
+    body = statement[start.end() if start else 0 :].rstrip("; \t\r\n\f") + "\n"
+    # A comment need not end where the text does; here more text follows.
+    body += "" if apsw.complete(f"{body};") else "*/"
+    query = "_q"
+    while query in statement.lower():  # which may have a table of that name
+        query += "q"
+    selected = ", ".join(values + flags)
+    return f"WITH {query}({', '.join(names)}) AS ({body}) SELECT {selected} FROM {query}"
+
+
+def weigh(rows: list[Row] | tuple[Row, ...]) -> int:
+    """Estimate the memory of rows in bytes: exact where texts are long, else some numbers off."""
+    cells = len(rows[0]) * len(rows)
+    text_bytes = len(marshal.dumps(rows))
+    if text_bytes > _TEXT_BYTES * cells:
+        return sum(map(getsizeof, chain.from_iterable(rows))) + _ROW_BYTES * len(rows) + 8 * cells
+    return text_bytes + _ROW_BYTES * len(rows) + _CELL_BYTES * cells

@@ -1,0 +1,120 @@
+"""The child's side of `pool.py`: `python -m sqlenv.executor.worker FD CONFIG` answers queries.
+
+Only the standard library and APSW are imported here: a worker starts in 0.06 s and never loads
+pydantic, JAX nor the program that uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import Runs, judge
+from sqlenv.evaluators.votes import Ballot, ballot
+from sqlenv.executor.channel import Line
+from sqlenv.executor.engine import Engine
+from sqlenv.executor.serialization import Answer, Wire, decode_case, encode
+from sqlenv.types import Result
+
+if TYPE_CHECKING:
+    from sqlenv.config import ExecutorConfig
+
+USER_ERROR = "UserError"
+OUT_OF_MEMORY = 77  # exit status
+
+Question = tuple[Any, ...]
+"""Database, query, and the step budget where it is not the settings'; after these also what makes
+two results one vote, where the vote is all that is asked for. Or a case (`encode_case`)."""
+
+_VOTE_FIELDS = 4
+
+# Answers are sent together, since a message costs more than a tiny query; none waits longer.
+_GATHER_S = 0.02
+# Address space that is not SQLite's heap: Python, stacks, and a result in its forms on the way out.
+_OTHER_BYTES = 1_000_000_000
+
+
+def main() -> None:
+    """Answer lists of queries from the parent, in order, until it closes its end."""
+    descriptor, settings = int(sys.argv[1]), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    # The settings were checked where they come from; their class would take longest to import.
+    config = cast("ExecutorConfig", SimpleNamespace(**json.loads(settings)))
+    _limit_memory(config)
+    # Results are many small tuples, which the collector would look through again and again.
+    gc.set_threshold(50_000)
+    engine = Engine(config)
+    line = Line(socket.socket(fileno=descriptor))
+    line.send([])  # ready
+    while True:
+        try:
+            questions = line.receive()
+        except (EOFError, ConnectionResetError):
+            return
+        _answer(line, engine, questions)
+
+
+def _answer(line: Line, engine: Engine, questions: list[Question]) -> None:
+    answers: list[Wire] = []
+    last_s = time.monotonic()
+
+    def send(*, at_once: bool) -> None:
+        nonlocal last_s
+        if at_once or time.monotonic() - last_s > _GATHER_S:
+            line.send(answers)
+            answers.clear()
+            last_s = time.monotonic()
+
+    def ask(database: Path, sql: str) -> Result:
+        result = engine.ask(database, sql)
+        send(at_once=False)  # a case of many slow queries is not overdue
+        return result
+
+    runs = Runs(ask, stopwatch=engine.seconds)
+    for position, question in enumerate(questions, 1):
+        try:
+            answers.append(encode(_reply(engine, runs, question)))
+        except UserError as error:
+            answers.append((USER_ERROR, str(error)))
+        send(at_once=position == len(questions))
+
+
+def _reply(engine: Engine, runs: Runs, question: Question) -> Answer:
+    if len(question) > _VOTE_FIELDS:
+        return judge(*decode_case(question), runs)
+    database, sql, max_steps, *by = question
+    result = engine.execute(Path(database), sql, max_steps)
+    return Ballot(ballot(result, by[0])) if by else result
+
+
+def _die_with_parent() -> None:
+    """End this process when its parent ends, however that happens: then standard input closes."""
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+def _limit_memory(config: ExecutorConfig) -> None:
+    limit = 2 * config.heap_bytes + 8 * config.max_bytes + _OTHER_BYTES
+    with contextlib.suppress(OSError, ValueError):  # macOS has no such limit; or a lower one is set
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)

@@ -1,0 +1,1 @@
+"""Schemas: read from the file, rendered for a prompt, values that a question names."""

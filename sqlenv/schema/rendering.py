@@ -1,0 +1,206 @@
+"""The text that tells a model what a database looks like."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable
+from random import Random
+from typing import Literal
+
+import apsw
+
+from sqlenv.schema.reading import Column, ColumnKey, DatabaseSchema, TableSchema, quoted
+from sqlenv.types import Value
+
+Style = Literal["omnisql", "profile", "compact", "bare"]
+
+_PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_IDENTIFIER = re.compile(r'"([^"]+)"|`([^`]+)`|\[([^\]]+)\]|([^\W\d]\w*)')
+
+
+def render_schema(
+    schema: DatabaseSchema,
+    *,
+    style: Style = "omnisql",
+    keep: Collection[ColumnKey] | None = None,
+) -> str:
+    """Write the schema as a prompt shows it.
+
+    Args:
+        schema: What to write.
+        style: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
+            PaVeRL's (paper 003, appendix B); `compact`: one line a table; `bare`: the same with
+            names and references alone, the fewest tokens that SQLite still takes.
+        keep: The only (table, column) pairs to show; None for all.
+    """
+    if keep is not None:
+        schema = schema.only(keep)
+    render = {
+        "omnisql": _omnisql_table,
+        "profile": _profile_table,
+        "compact": _compact_table,
+        "bare": _bare_table,
+    }
+    between = "\n\n" if style == "omnisql" else "\n"
+    return between.join(render[style](schema, table) for table in schema.tables)
+
+
+def sample_columns(
+    schema: DatabaseSchema,
+    gold_sql: str,
+    *,
+    seed: int | str,
+    fits: Callable[[str], bool],
+    style: Style = "omnisql",
+) -> DatabaseSchema:
+    """Cut a schema that is too long for a training prompt; evaluation never does this.
+
+    Keeps the key columns, the columns that the gold query names, and as large a random share of
+    the rest as fits (OmniSQL; paper 003, section on context). Where that is still too long, only
+    the tables of the gold query keep their keys, then not even those.
+
+    Args:
+        schema: The whole schema.
+        gold_sql: The query whose columns must stay.
+        seed: Chooses the random share.
+        fits: Whether a rendered schema is short enough.
+        style: How it will be rendered.
+    """
+
+    def short(keep: Collection[ColumnKey]) -> bool:
+        return fits(render_schema(schema, style=style, keep=keep))
+
+    everything = [(table.name, c.name) for table in schema.tables for c in table.columns]
+    if short(everything):
+        return schema
+    gold = _gold_columns(schema, gold_sql)
+    gold_tables = {table for table, _ in gold}
+    keys = _key_columns(schema)
+    near_keys = {key for key in keys if key[0] in gold_tables}
+    base = next((base for base in (gold | keys, gold | near_keys) if short(base)), gold)
+    rest = [column for column in everything if column not in base]
+    Random(seed).shuffle(rest)
+    # The candidates grow, so those that fit come first: count them by bisection.
+    sizes = range(1, len(rest) + 1)
+    fitting = bisect_left(sizes, 1, key=lambda size: int(not short(base.union(rest[:size]))))
+    return schema.only(base.union(rest[:fitting]))
+
+
+def _key_columns(schema: DatabaseSchema) -> set[ColumnKey]:
+    primary = {(table.name, name) for table in schema.tables for name in table.primary_key}
+    return primary.union(*(key.ends for key in schema.foreign_keys))
+
+
+def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
+    """Find the columns that the query names, at least one of each table that it names."""
+    words = {"".join(groups).lower() for groups in _IDENTIFIER.findall(gold_sql)}
+    found = set()
+    for table in schema.tables:
+        if table.name.lower() in words:
+            named = [c.name for c in table.columns if c.name.lower() in words]
+            found |= {(table.name, name) for name in named or [table.columns[0].name]}
+    return found
+
+
+def _identifier(name: str) -> str:
+    """Quote a name that SQLite would not read as one."""
+    if _PLAIN_NAME.fullmatch(name) and name.upper() not in apsw.keywords:
+        return name
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(map(_identifier, names))
+
+
+def _one_line(value: Value) -> str:
+    return " ".join(str(value).split())
+
+
+def _comment(column: Column) -> str:
+    """Say what the column holds, unless its name says the same."""
+
+    def bare(text: str) -> str:
+        return text.lower().replace("_", "").replace(" ", "")
+
+    return "" if bare(column.description) == bare(column.name) else column.description
+
+
+def _block(head: str, lines: list[tuple[str, str]]) -> str:
+    """Join (definition, comment) lines; the comma stands between them."""
+    texts = [definition + "," + comment for definition, comment in lines[:-1]]
+    texts += [definition + comment for definition, comment in lines[-1:]]
+    return "\n".join([head, *texts, ");"])
+
+
+def _omnisql_table(schema: DatabaseSchema, table: TableSchema) -> str:
+    lines = []
+    for column in table.columns:
+        notes = [f"example: {list(column.examples)}"] if column.examples else []
+        notes = [note for note in (_comment(column), *notes) if note]
+        comment = f" -- {', '.join(notes)}" if notes else ""
+        lines.append((f"    {_identifier(column.name)} {column.type}".rstrip(), comment))
+    if table.primary_key:
+        lines.append((f"    PRIMARY KEY ({_names(table.primary_key)})", ""))
+    for key in schema.keys_of(table):
+        label = "_".join(("fk", table.name, *key.columns)).lower().replace(" ", "_")
+        foreign = f"FOREIGN KEY ({_names(key.columns)}) REFERENCES {_identifier(key.ref_table)}"
+        text = f"    CONSTRAINT {_identifier(label)} {foreign} ({_names(key.ref_columns)})"
+        lines.append((text, ""))
+    return _block(f"CREATE TABLE {_identifier(table.name)} (", lines)
+
+
+def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
+    def all_quoted(names: Iterable[str]) -> str:
+        return ", ".join(map(quoted, names))
+
+    lines = []
+    for column in table.columns:
+        notes = [_comment(column)] if _comment(column) else []
+        if column.span:
+            notes.append(f"MIN {column.span[0]} MAX {column.span[1]}")
+        elif column.examples:
+            notes.append("Example " + ", ".join(map(_one_line, column.examples)))
+        comment = f" --{', '.join(notes)}," if notes else ""
+        lines.append((f"{_identifier(column.name)} {column.type}".rstrip(), comment))
+    if table.primary_key:
+        lines.append((f"PRIMARY KEY ({all_quoted(table.primary_key)})", ""))
+    for key in schema.keys_of(table):
+        target = f"{quoted(key.ref_table)}({all_quoted(key.ref_columns)})"
+        lines.append((f"FOREIGN KEY({all_quoted(key.columns)}) REFERENCES {target}", ""))
+    return _block(f"{table.name}\nCREATE TABLE {_identifier(table.name)} (", lines)
+
+
+def _bare_table(schema: DatabaseSchema, table: TableSchema) -> str:
+    target = {key.columns: key.ref_table for key in schema.keys_of(table)}
+    parts = [_identifier(column.name) for column in table.columns]
+    for number, column in enumerate(table.columns):
+        if (column.name,) in target:
+            parts[number] += f" REFERENCES {_identifier(target[column.name,])}"
+    for columns, name in target.items():
+        if len(columns) > 1:
+            parts.append(f"FOREIGN KEY ({_names(columns)}) REFERENCES {_identifier(name)}")
+    return f"CREATE TABLE {_identifier(table.name)} ({', '.join(parts)});"
+
+
+def _compact_table(schema: DatabaseSchema, table: TableSchema) -> str:
+    single = {key.columns[0]: key for key in schema.keys_of(table) if len(key.columns) == 1}
+    parts = []
+    for column in table.columns:
+        words = [_identifier(column.name), column.type]
+        if table.primary_key == (column.name,):
+            words.append("PRIMARY KEY")
+        if key := single.get(column.name):
+            words.append(f"REFERENCES {_identifier(key.ref_table)}({_names(key.ref_columns)})")
+        if column.examples:
+            values = ", ".join(map(_one_line, column.examples)).replace("*/", "")
+            words.append(f"/*{values}*/")
+        parts.append(" ".join(filter(None, words)))
+    if len(table.primary_key) > 1:
+        parts.append(f"PRIMARY KEY ({_names(table.primary_key)})")
+    for key in schema.keys_of(table):
+        if key != single.get(key.columns[0]):
+            reference = f"{_identifier(key.ref_table)}({_names(key.ref_columns)})"
+            parts.append(f"FOREIGN KEY ({_names(key.columns)}) REFERENCES {reference}")
+    return f"CREATE TABLE {_identifier(table.name)} ({', '.join(parts)});"

@@ -1,0 +1,224 @@
+"""Values of a database that a question names, as OmniSQL shows them in its prompts.
+
+OmniSQL (its process_dataset.py and build_contents_index.py) indexes all texts of a database with
+Lucene, asks it for each run of up to 8 words of the question, and keeps the values of which more
+than 85 % stands in the question. Here SQLite's FTS5 takes Lucene's place: both rank by BM25 and
+stem English, but their scores differ, so that now and then another value is shown. A run of words
+finds the values that have all of its words, where Lucene also takes some of them; those are found
+by shorter runs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import apsw
+
+from sqlenv.errors import UserError
+from sqlenv.executor.connection import connect, open_new, reading
+from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted
+from sqlenv.types import Example, Hint
+
+VALUE_CHARACTERS = 40
+"""Longer values are not indexed."""
+WORDS = 8
+"""Words of a run at most."""
+HITS = 10
+"""Values that a run of words finds at most."""
+SHARE = 0.85
+"""More than this share of a value has to stand in the question, in one piece."""
+MOST = 20
+"""Values of a question at most."""
+SHOWN = 6
+"""Values of a column that are shown at most, sampled ones included."""
+
+_WORD = re.compile(r"[^\W_]+")
+# Lucene's own list for English: such words are not searched for.
+_STOP_WORDS = frozenset(
+    {"a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is", "it"}
+    | {"no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there", "these"}
+    | {"they", "this", "to", "was", "will", "with"}
+)
+_INDEX = """
+CREATE VIRTUAL TABLE value USING fts5(
+    text, "table" UNINDEXED, "column" UNINDEXED, tokenize = 'porter unicode61'
+)
+"""
+_INSERT = 'INSERT INTO value ("table", "column", text) VALUES (?, ?, ?)'
+_SEARCH = f"""
+SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, rowid LIMIT {HITS}
+"""
+
+
+def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
+    """Write the index of a database's texts to a file, whole or not at all.
+
+    Numbers written as text are left out, as are empty and long values.
+
+    Args:
+        database: The SQLite file.
+        schema: Its tables and columns.
+        index: The file to write, a SQLite database too.
+
+    Returns:
+        The number of values.
+
+    Raises:
+        UserError: The database cannot be read to its end.
+    """
+    scratch = index.with_name(f".{index.name}.{os.getpid()}.part")
+    scratch.unlink(missing_ok=True)
+    connection = open_new(scratch)
+    try:
+        # A file that a kill leaves half written is never used: nothing has to reach the disk.
+        connection.execute("PRAGMA journal_mode = off; PRAGMA synchronous = off")
+        connection.execute("BEGIN").execute(_INDEX)
+        connection.executemany(_INSERT, _texts(database, schema))
+        (count,) = next(connection.execute("SELECT count(*) FROM value"))
+        connection.execute("INSERT INTO value(value) VALUES ('optimize')").execute("COMMIT")
+    except apsw.CorruptError as error:
+        raise UserError(f"{database}: the database file is damaged ({error})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{database}: a generated column cannot be read ({error}); drop it"
+        ) from None
+    finally:
+        connection.close()
+    scratch.replace(index)
+    return int(str(count))
+
+
+def _texts(database: Path, schema: DatabaseSchema) -> Iterator[Hint]:
+    """Yield each column's distinct texts."""
+    with reading(database) as connection:
+        for table in schema.tables:
+            for column in table.columns:
+                if not is_utf8(column.name):
+                    continue
+                name = quoted(column.name)
+                # As bytes, since they may not be valid text.
+                rows = connection.execute(
+                    f"SELECT DISTINCT CAST({name} AS BLOB) FROM {quoted(table.name)} NOT INDEXED "
+                    f"WHERE typeof({name}) = 'text' AND length({name}) "
+                    f"BETWEEN 1 AND {VALUE_CHARACTERS}"
+                )
+                for (value,) in rows:
+                    text = bytes(value).decode(errors="ignore")  # type: ignore[arg-type]
+                    if text and not _is_number(text):
+                        yield table.name, column.name, text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class ValueIndex:
+    """An index that `build_index` has written. Close it after use."""
+
+    def __init__(self, index: Path) -> None:
+        self._connection = connect(index)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def hints(self, example: Example) -> tuple[Hint, ...]:
+        """Find the values that a question and its evidence name, the best first."""
+        asked = "\n".join(filter(None, (example.evidence, example.question)))
+        found: dict[Hint, None] = {}
+        for words in self._runs(asked):
+            found.update(dict.fromkeys(words))
+        return best(list(found), asked)
+
+    def _runs(self, asked: str) -> Iterator[list[Hint]]:
+        """Yield what each run of words finds, short runs first.
+
+        A run is searched for where both of the runs one word shorter have found something.
+        """
+        words = [word.lower() for word in _WORD.findall(asked)]
+        alive = [True] * (len(words) + 1)
+        searched: dict[frozenset[str], list[Hint]] = {}
+        for length in range(1, WORDS + 1):
+            spans = range(len(words) - length + 1)
+            alive = [alive[at] and alive[at + 1] for at in spans]
+            for at in spans:
+                wanted = frozenset(words[at : at + length]) - _STOP_WORDS
+                if not alive[at] or not wanted:
+                    continue
+                if wanted not in searched:
+                    searched[wanted] = self._search(wanted)
+                    yield searched[wanted]
+                alive[at] = bool(searched[wanted])
+            if not any(alive):
+                return
+
+    def _search(self, words: frozenset[str]) -> list[Hint]:
+        query = " ".join(f'"{word}"' for word in sorted(words))
+        rows = self._connection.execute(_SEARCH, (query,))
+        return [(str(table), str(column), str(text)) for text, table, column in rows]
+
+
+def best(found: Sequence[Hint], asked: str) -> tuple[Hint, ...]:
+    """Keep the values of which enough stands in the question.
+
+    The largest share comes first, then the longest, then the one found last, as in OmniSQL.
+    """
+    asked = asked.lower()
+    scored = [(share(hint[2], asked), len(hint[2]), at) for at, hint in enumerate(found)]
+    kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
+    return tuple(found[at] for _, _, at in kept[:MOST])
+
+
+def share(value: str, asked: str) -> float:
+    """Return which share of a value stands in the question in one piece, where it is over `SHARE`.
+
+    Args:
+        value: Not empty.
+        asked: In small letters.
+
+    Returns:
+        0 where it is not over `SHARE`.
+    """
+    value = value.lower()
+    for length in range(len(value), int(SHARE * len(value)), -1):
+        pieces = (value[at : at + length] for at in range(len(value) - length + 1))
+        if any(piece in asked for piece in pieces):
+            return length / len(value)
+    return 0.0
+
+
+def with_hints(schema: DatabaseSchema, hints: Sequence[Hint]) -> DatabaseSchema:
+    """Show the values of hints as examples of their columns, before the sampled ones."""
+    values: dict[tuple[str, str], list[str]] = {}
+    for table, column, value in hints:
+        values.setdefault((table.lower(), column.lower()), []).append(value)
+
+    def shown(table: str, column: Column) -> Column:
+        named = values.get((table.lower(), column.name.lower()))
+        if not named or column.span:
+            return column
+        examples = tuple(dict.fromkeys((*named, *column.examples)))
+        return replace(column, examples=examples[:SHOWN])
+
+    return replace(
+        schema,
+        tables=tuple(
+            replace(table, columns=tuple(shown(table.name, column) for column in table.columns))
+            for table in schema.tables
+        ),
+    )

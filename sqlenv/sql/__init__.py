@@ -1,0 +1,1 @@
+"""SQL as text: tokens, and SQL out of replies."""

@@ -1,0 +1,329 @@
+"""SQL out of replies, tokens out of SQL, syntax trees out of SQL.
+
+Predictions are hostile input here too: sqlglot's compiled parser overflows the C stack on deep
+nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests),
+so a scan over the tokens refuses such text before sqlglot sees it. Arguments of sqlglot's nodes are
+named here and in `sqlenv/data/corruptions.py` (`from_` and `with_` are the spelling of release 30).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache, wraps
+from typing import Literal, TypeVar, TypeVarTuple
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.dialects.sqlite import SQLite
+from sqlglot.errors import ErrorLevel, SqlglotError
+
+from sqlenv.config import Wrapping
+
+Query = exp.Select | exp.SetOperation | exp.Subquery
+
+MAX_CHARS = 10_000
+"""Longer text has no tokens and no tree; the benchmarks' gold queries stay below 3,000."""
+MAX_CACHED_CHARS = 4_000
+"""Of longer texts only the last one is remembered."""
+MAX_BRACKETS = 64
+"""Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
+MAX_PREFIXES = 32
+"""Prefix operators in a row (`NOT NOT …`, `- - …`), each one a level of recursion."""
+MAX_RETRIED = 6
+"""Nested brackets that sqlglot parses twice: time doubles with each."""
+MAX_BARE_JOINS = 8
+"""JOINs without ON or USING: time doubles with each."""
+MAX_REPEATS = 200
+"""FROMs, `<` signs and STRUCTs: the first two may recurse, time grows with the third's square."""
+MAX_TREE_DEPTH = 200
+"""Levels of a tree, so that recursive readers of trees stay within Python's limit."""
+
+_TAGS: dict[Wrapping, tuple[str, str]] = {
+    "sql_tag": ("<sql>", "</sql>"),
+    "fence": ("```sql", "```"),
+}
+_QUOTED = r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|\[[^\[\]]*\]"""
+# An unterminated block comment runs to the end, as in SQLite.
+_COMMENT = re.compile(rf"({_QUOTED})|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
+_SPACE = re.compile(rf"({_QUOTED})|\s+")
+_TOKEN = re.compile(
+    rf"{_QUOTED}|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|<=|>=|<>|!=|==|\|\||\S"
+)
+_CLOSED_BY = {"(": ")", "case": "end"}
+_REFUSED = frozenset({";", "?", "[", "{"})  # outside quotes no part of one SQLite query
+_PREFIX = frozenset(
+    {"not", "-", "+", "~", "!", "@", ":", "*", "any", "all", "some", "array", "interval"}
+    | {"exists", "distinct", "prior"}
+)
+_RETRIED = frozenset(
+    {
+        "union",
+        "except",
+        "intersect",
+        "limit",
+        "offset",
+        "fetch",
+        "struct",
+        "table",
+        "lateral",
+        "map",
+        "array",
+    }
+)
+_TYPES = frozenset(
+    _TOKEN.findall(word.lower())[-1]  # of `double precision` the one before the bracket
+    for word, token in SQLite.Tokenizer.KEYWORDS.items()
+    if token in SQLite.Parser.TYPE_TOKENS
+)
+_REPEATED = ("from", "<", "struct")
+_AFTER_FROM = frozenset(
+    {"where", "group", "having", "order", "limit", "window", "union", "except", "intersect", ","}
+)
+_START = frozenset({"select", "with", "("})
+# What sqlglot cannot parse it logs too; a policy that writes nonsense would fill the run's log.
+logging.getLogger("sqlglot").setLevel(logging.ERROR)
+# What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
+_PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
+
+
+Rest = TypeVarTuple("Rest")
+R = TypeVar("R")
+
+
+def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str, *Rest], R]]:
+    """Cache a pure function of a query; of long ones the last, for a rambling policy fills memory.
+
+    Args:
+        maxsize: Most entries; an entry costs some 100 times the length of the query.
+    """
+
+    def decorate(function: Callable[[str, *Rest], R]) -> Callable[[str, *Rest], R]:
+        remembered, last = lru_cache(maxsize)(function), lru_cache(1)(function)
+
+        @wraps(function)
+        def call(sql: str, *rest: *Rest) -> R:
+            return (last if len(sql) > MAX_CACHED_CHARS else remembered)(sql, *rest)
+
+        return call
+
+    return decorate
+
+
+def extract_sql(text: str, tag: Wrapping) -> str:
+    """Find the SQL of a reply: the last complete `<sql>…</sql>`, or the last complete fence.
+
+    Returns:
+        The text inside, stripped; empty when no block is complete.
+    """
+    start, end = locate_sql(text, tag)
+    return text[start:end]
+
+
+def locate_sql(text: str, tag: Wrapping) -> tuple[int, int]:
+    """Find where the SQL of a reply stands: the characters [start, end) that `extract_sql` gives.
+
+    Returns:
+        Two equal places when no block is complete or the last one is blank.
+    """
+    opening, closing = _TAGS[tag]
+    found, at = (0, 0), 0
+    while (start := text.find(opening, at)) >= 0:
+        end = text.find(closing, start + len(opening))
+        if end < 0:
+            break
+        start = text.rfind(opening, start, end) + len(opening)
+        found, at = (start, end), end + len(closing)
+    start, end = found
+    start = end - len(text[start:end].lstrip())
+    return start, start + len(text[start:end].rstrip())
+
+
+def strip_comments(sql: str) -> str:
+    """Replace every comment by a space; quoted text is left alone."""
+    if "--" not in sql and "/*" not in sql:
+        return sql
+    return _COMMENT.sub(lambda match: match[1] or " ", sql)
+
+
+def one_line(sql: str) -> str:
+    """Write a query on one line: comments first, then whitespace outside quotes."""
+    return _SPACE.sub(lambda match: match[1] or " ", strip_comments(sql)).strip()
+
+
+def tokens(sql: str) -> tuple[str, ...]:
+    """Split a query into tokens (Progress-SQL's lexical alignment).
+
+    Quoted text, numbers, words, two-character operators, else single characters; lower-cased
+    except inside `'` and `"`; comments and trailing semicolons dropped.
+
+    Returns:
+        No token for empty text and for text beyond `MAX_CHARS`.
+    """
+    if len(sql) > MAX_CHARS:
+        return ()
+    body = strip_comments(sql).rstrip("; \t\r\n")
+    return tuple(t if t[0] in "'\"" else t.lower() for t in _TOKEN.findall(body))
+
+
+@cached(maxsize=512)
+def parse(sql: str) -> Query | None:
+    """Parse one SQLite query.
+
+    Returns:
+        The tree, shared between callers: never change it. None for whatever is not one query
+        (another statement, two statements, broken syntax) or lies beyond the limits above.
+    """
+    if "\0" in sql or not is_within_limits(tokens(sql)):
+        return None
+    try:
+        tree = sqlglot.parse_one(
+            strip_comments(sql).rstrip("; \t\r\n"), read="sqlite", error_level=ErrorLevel.IMMEDIATE
+        )
+    except _PARSE_FAILURES:
+        return None
+    if not isinstance(tree, Query):
+        return None
+    if len(sql) > MAX_TREE_DEPTH and depth(tree) > MAX_TREE_DEPTH:
+        return None
+    return tree if tree.selects else None  # sqlglot takes `SELECT FROM t` for a query
+
+
+def is_within_limits(words: tuple[str, ...]) -> bool:
+    """Tell whether sqlglot parses these tokens, one query's, in bounded stack and time."""
+    if not words or words[0] not in _START or not _REFUSED.isdisjoint(words):
+        return False
+    if max(words.count(word) for word in _REPEATED) > MAX_REPEATS:
+        return False
+    return _count_bare_joins(words) <= MAX_BARE_JOINS and _nests_little(words)
+
+
+def _count_bare_joins(words: tuple[str, ...]) -> int:
+    """Count the JOINs that no ON or USING follows before their FROM clause ends."""
+    if words.count("join") + words.count("straight_join") <= MAX_BARE_JOINS:
+        return 0
+    bare = waiting = 0
+    outside: list[int] = []  # of each open bracket, the JOINs waiting before it
+    for word in words:
+        if word in ("join", "straight_join"):
+            waiting += 1
+        elif word in ("on", "using"):
+            waiting = max(0, waiting - 1)
+        elif word == "(":
+            outside.append(waiting)
+            waiting = 0
+        elif word == ")":
+            bare += waiting
+            waiting = outside.pop() if outside else 0
+        elif word in _AFTER_FROM:
+            bare += waiting
+            waiting = 0
+    return bare + waiting + sum(outside)
+
+
+def _nests_little(words: tuple[str, ...]) -> bool:
+    """Follow the brackets; see `MAX_BRACKETS`, `MAX_PREFIXES`, `MAX_RETRIED`."""
+    levels: list[tuple[str, bool, bool]] = []  # word that closes it, parsed twice, state around it
+    retried_here = False
+    prefixes = 0
+    before = ""
+    for word in words:
+        prefixes = prefixes + 1 if word in _PREFIX else 0
+        if word in _CLOSED_BY:
+            levels.append((_CLOSED_BY[word], retried_here or before in _TYPES, retried_here))
+            retried_here = False
+            if len(levels) > MAX_BRACKETS or sum(level[1] for level in levels) > MAX_RETRIED:
+                return False
+        elif levels and word == levels[-1][0]:
+            retried_here = levels.pop()[2]
+        elif word == ")" or (word == "from" and before == "("):  # the latter: time doubles
+            return False
+        elif word in _RETRIED:
+            retried_here = True
+        if prefixes > MAX_PREFIXES:
+            return False
+        before = word
+    return True
+
+
+def depth(tree: exp.Expression) -> int:
+    """Measure the levels of a tree without recursion."""
+    count, level = 0, [tree]
+    while level:
+        count += 1
+        level = [child for node in level for child in node.iter_expressions()]
+    return count
+
+
+def ctes(query: Query) -> list[exp.CTE]:
+    """List the WITH items of a query."""
+    clause = query.args.get("with_")
+    return clause.expressions if clause else []
+
+
+def from_table(select: exp.Select) -> exp.Expression | None:
+    """Return the first source of a SELECT: a table, a subquery, or None."""
+    clause = select.args.get("from_")
+    return clause.this if clause else None
+
+
+def joins(node: exp.Expression) -> list[exp.Join]:
+    """List the joins of a SELECT or of a bracketed group of tables, comma joins included."""
+    return node.args.get("joins") or []
+
+
+def clause(
+    select: exp.Select, name: Literal["where", "group", "having", "order"]
+) -> list[exp.Expression]:
+    """List the expressions of a clause: one for WHERE and HAVING, empty where it is absent."""
+    found = select.args.get(name)
+    if not found:
+        return []
+    return [found.this] if name in ("where", "having") else found.expressions
+
+
+def is_distinct(select: exp.Select) -> bool:
+    """Tell SELECT DISTINCT."""
+    return bool(select.args.get("distinct"))
+
+
+def has_limit(select: exp.Select) -> bool:
+    """Tell whether a LIMIT or OFFSET cuts the rows of a SELECT."""
+    return bool(select.args.get("limit") or select.args.get("offset"))
+
+
+def bare(node: exp.Expression) -> exp.Expression:
+    """Take off brackets: `((x))` gives x, `(SELECT …)` the query unless it carries a WITH."""
+    while isinstance(node, exp.Paren) or (
+        isinstance(node, exp.Subquery) and not node.args.get("with_")
+    ):
+        node = node.this
+    return node
+
+
+def split(node: exp.Expression, kind: type[exp.And] | type[exp.Or]) -> Iterator[exp.Expression]:
+    """Yield the operands of a chain of ANDs (or ORs), left to right, brackets taken off."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        while isinstance(node, exp.Paren):
+            node = node.this
+        if isinstance(node, kind):
+            stack += [node.expression, node.this]
+        else:
+            yield node
+
+
+def tables_of(sql: str) -> tuple[str, ...]:
+    """Return the names of the tables that a query reads, each once, in the order of the text.
+
+    Returns:
+        Empty for a query that does not parse.
+    """
+    tree = parse(sql)
+    if tree is None:
+        return ()
+    own = {cte.alias for cte in tree.find_all(exp.CTE)}
+    names = (table.name for table in tree.find_all(exp.Table, bfs=False))
+    return tuple(name for name in dict.fromkeys(names) if name and name not in own)
