@@ -159,8 +159,10 @@ def _in_chunks(
 def _in_chunks_forward(
     cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
 ) -> tuple[tuple[Array, Array], Any]:
-    # All chunks use one copy of the table with all its columns, in the type of the computation.
-    table_VD = constrain(table_VD.astype(hidden_XTD.dtype), ("vocab", "model"), cut.mesh)
+    # All chunks use one copy of the table with all its columns, in the type of the computation. The
+    # barrier keeps XLA from gathering it in the type of the weights, which is twice the bytes.
+    table_VD = jax.lax.optimization_barrier(table_VD.astype(hidden_XTD.dtype))
+    table_VD = constrain(table_VD, ("vocab", "model"), cut.mesh)
     order_XT, count_X = _trained_first(is_trained_XT)
 
     def add(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
