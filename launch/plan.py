@@ -1,7 +1,7 @@
-"""Plan a job for chips that are not here: does it fit, how long does a step take, and why.
+"""Plan a job for devices that are not here: does it fit, and with which micro-batch.
 
-The programs of the update and of the sampler are compiled for the chips, ahead of time; nothing is
-computed and no weights are needed.
+The programs of the update and of the sampler are compiled ahead of time by the devices' own
+compiler; nothing is computed and no weights are needed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from minirl.errors import UserError
 
 if TYPE_CHECKING:
     from minirl.model.decoder import ModelConfig
-    from minirl.plan.chips import Topology
-    from minirl.plan.estimate import Estimate
-    from minirl.plan.plan import Fit
-    from minirl.plan.resident import Job
+    from minirl.plan.compile import Topology
+    from minirl.plan.fit import Fit
+    from minirl.plan.memory import Workload
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +40,7 @@ def main(arguments: list[str]) -> None:
         "--topology",
         required=True,
         metavar="CHIPS",
-        help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x8, h200x1 (GPUs)",
+        help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, h100x8, h200x8, h100x16 (GPUs)",
     )
     parser.add_argument(
         "--model",
@@ -92,14 +91,14 @@ def make_plan(
 
     Args:
         config: The job.
-        topology_name: The chips, as `minirl.plan.chips.parse_topology` reads them.
+        topology_name: The devices, as `minirl.plan.compile.parse_topology` reads them.
         model: Name of a published shape; None for the job's own model.
         prompt: Mean length of the prompts in tokens; None for the longest.
         response: The same of the responses.
         progress: Called as `cli.progress_bar` says.
 
     Returns:
-        Everything that there is to say, as JSON has it.
+        The plan, as JSON has it.
 
     Raises:
         UserError: The topology or the model is not known, or nothing fits.
@@ -112,41 +111,39 @@ def make_plan(
     jax.config.update("jax_platforms", "cpu")
     from launch.wiring import mesh_sizes
     from minirl.model.sharding import make_mesh
-    from minirl.plan.chips import described_devices, parse_topology
-    from minirl.plan.estimate import estimate
-    from minirl.plan.plan import check_lengths, fit
+    from minirl.plan.compile import described_devices, parse_topology
+    from minirl.plan.fit import assumed_seconds, fit
 
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
-    job = job_of(config, shape, prompt=prompt, response=response)
-    check_lengths(job)
-    devices, compiler = described_devices(topology)
+    work = workload_of(config, shape, prompt=prompt, response=response)
+    _check_lengths(work)
+    devices = described_devices(topology)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), devices)
-    found = fit(job, topology, mesh, progress)
+    found = fit(work, topology, mesh, progress)
     progress(1, 1, "done")
-    timed = estimate(job, topology, mesh, found)
-    report = _report(job, topology, found, timed)
-    return report | {
+    seconds = assumed_seconds(work, topology, found)
+    return _report(topology, found) | {
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
-        "compiler": compiler,
-        "assumptions": _assumptions(job, topology, compiler),
+        "assumed_seconds": seconds | {"step": sum(seconds.values())},
+        "assumptions": _assumptions(work, topology),
         "plan_s": round(perf_counter() - started, 1),
     }
 
 
-def job_of(
+def workload_of(
     config: JobConfig,
     shape: ModelConfig,
     *,
     prompt: float | None = None,
     response: float | None = None,
-) -> Job:
+) -> Workload:
     """Take out of a job's settings what a plan depends on; lengths are the longest, or given."""
-    from minirl.plan.resident import Job
+    from minirl.plan.memory import Workload
 
     sampler = config.sampler
-    return Job(
+    return Workload(
         shape,
         config.model,
         sampler,
@@ -154,6 +151,18 @@ def job_of(
         sampler.max_prompt_tokens if prompt is None else prompt,
         sampler.max_response_tokens if response is None else response,
     )
+
+
+def _check_lengths(work: Workload) -> None:
+    """Raise a `UserError` unless the mean lengths lie within the longest."""
+    means = {"prompt": work.prompt, "response": work.response}
+    for name, mean in means.items():
+        longest = getattr(work.sampler, f"max_{name}_tokens")
+        if not 1 <= mean <= longest:
+            raise UserError(
+                f"--{name}-tokens {mean:g}: a mean length lies between 1 and "
+                f"sampler.max_{name}_tokens = {longest}"
+            )
 
 
 def check_memory(config: JobConfig, folder: Path) -> None:
@@ -172,15 +181,15 @@ def check_memory(config: JobConfig, folder: Path) -> None:
 
     from launch.wiring import arrange
     from minirl.model.decoder import read_config
-    from minirl.plan.resident import resident_bytes
+    from minirl.plan.memory import estimate_memory
 
     shape = read_config(folder)
     limit = _device_limit()
     mesh = arrange(config, shape)
-    job, own = job_of(config, shape), jax.local_devices()
+    work, own = workload_of(config, shape), jax.local_devices()
     count = partial(
-        resident_bytes,
-        job,
+        estimate_memory,
+        work,
         mesh,
         own,
         memory_bytes=limit or math.inf,
@@ -237,72 +246,50 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     return read_config(path)
 
 
-def _report(job: Job, topology: Topology, found: Fit, timed: Estimate) -> dict[str, Any]:
-    """Put what was found into JSON's types; bytes, operations and seconds of one device."""
-    phases = {
-        name: {
-            "seconds": phase.seconds,
-            "flops": phase.flops,
-            "bytes_moved": phase.moved,
-            "collective_bytes": phase.taken,
-            "compute_s": phase.compute_s,
-            "memory_s": phase.memory_s,
-            "collective_s": phase.link_s + phase.hidden_s,
-            "collective_share": phase.collective_share,
-        }
-        for name, phase in timed.phases.items()
-    }
-    collective = sum(phase["seconds"] * phase["collective_share"] for phase in phases.values())
-    room = found.room if math.isfinite(found.room) else None
+def _report(topology: Topology, found: Fit) -> dict[str, Any]:
+    """Put what was found into JSON's types; bytes are those of one device."""
     return {
         "topology": topology.name,
-        "chips": topology.size,
+        "devices": topology.size,
         "parameters": found.parameters,
-        "memory_bytes": found.memory,
+        "update_memory_bytes": found.update,
         "generation_memory_bytes": found.generation,
+        "update_bytes": sum(found.update.values()),
+        "generation_bytes": sum(found.generation.values()),
+        "room_bytes": found.room if math.isfinite(found.room) else None,
         "processes": found.sampling.processes,
         "sampler_mesh": dict(found.sampling.mesh.shape),
-        "update_bytes": found.update_bytes,
-        "generation_bytes": found.generation_bytes,
-        "room_bytes": room,
         "groups_per_batch": found.batch.groups,
         "answers_per_batch": found.batch.answers,
         "micro_batches": found.batch.count,
-        "phases": phases,
-        "collective_share": collective / timed.step_s,
-        "step_s": timed.step_s,
-        "mfu": timed.mfu,
-        "update_tokens": timed.tokens,
         "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
     }
 
 
-def _assumptions(job: Job, topology: Topology, compiler: str) -> list[str]:
+def _assumptions(work: Workload, topology: Topology) -> list[str]:
     """Say what a plan rests on: what the compiler says, and what is assumed."""
-    from minirl.plan.estimate import EFFICIENCY, LINK_EFFICIENCY, MEMORY_EFFICIENCY
-    from minirl.plan.plan import FILLED
+    from minirl.plan.fit import COMPUTE_SHARE, FILLED, MEMORY_SHARE
 
     chip = topology.chip
-    reached = (
-        f"{EFFICIENCY[chip.kind]:.0%} of it reached in products, {MEMORY_EFFICIENCY:.0%} of the "
-        f"memory's and {LINK_EFFICIENCY:.0%} of the links' bytes a second"
-    )
-    memory = "no known memory" if math.isinf(chip.memory_bytes) else f"{_gib(chip.memory_bytes)}"
+    compiler = {
+        "tpu": "XLA's for TPUs, at its least effort, which plans up to a fifth more memory",
+        "gpu": "XLA's for CUDA, without autotuning; with cuBLASLt in place of Triton's products "
+        "temporaries grow by a tenth. cuDNN's workspace is a formula",
+        "cpu": "XLA's for CPUs: pretended devices",
+    }[chip.kind]
+    memory = "no known memory" if math.isinf(chip.memory_bytes) else _gib(chip.memory_bytes)
     return [
-        f"From the compiler, {compiler}: activations and other temporaries, bytes moved, "
-        "collectives. The sampler's programs are compiled for one layer and two, and continued; "
-        "compilers for TPUs take their least effort, which plans up to a fifth more memory.",
-        f"From the chip's data sheet: {chip.flops_s / 1e12:.0f} TFLOP/s (bf16), {memory} of which "
-        f"{FILLED:.0%} may be filled, {chip.memory_bytes_s / 1e9:.0f} GB/s, "
-        f"{chip.link_bytes_s / 1e9:.0f} GB/s a link in each direction.",
-        f"Assumed: {reached}; collectives are waited for unless the program computes meanwhile.",
+        f"Temporaries are the compiler's ({compiler}); all else is counted from shapes.",
+        f"A device has {memory}, of which {FILLED:.0%} may be filled; JAX takes 75 % of a GPU's "
+        f"unless XLA_CLIENT_MEM_FRACTION={FILLED} is set.",
         "A rollout and an update take turns with the memory; each process samples from a copy of "
-        "the weights on its own devices, and takes it from all of them once a step.",
-        f"Lengths: memory for the longest ({job.sampler.max_prompt_tokens} + "
-        f"{job.sampler.max_response_tokens} tokens), time for means of {job.prompt:g} + "
-        f"{job.response:g}; environments and rewards take no time.",
-        "MFU: 6 operations a weight and computed token of the update, attention left out; "
-        "operations are counted from the shape, and attention half where it is causal.",
+        "the weights on its own devices.",
+        f"Memory is that of the longest prompts and responses ({work.sampler.max_prompt_tokens} + "
+        f"{work.sampler.max_response_tokens} tokens).",
+        f"Seconds are assumed, not compiled: means of {work.prompt:g} + {work.response:g} tokens, "
+        f"{COMPUTE_SHARE:.0%} of {chip.flops_s / 1e12:.0f} TFLOP/s in updates and prompts, "
+        f"{MEMORY_SHARE:.0%} of {chip.memory_bytes_s / 1e9:.0f} GB/s in decoding; collectives, "
+        "environments and rewards take no time.",
     ]
 
 
@@ -311,7 +298,7 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
     memory = RichTable("a device's memory", "update, GiB", "generation, GiB", title=title)
-    columns = (plan["memory_bytes"], plan["generation_memory_bytes"])
+    columns = (plan["update_memory_bytes"], plan["generation_memory_bytes"])
     for name in dict.fromkeys([*columns[0], *columns[1]]):
         memory.add_row(
             name, *[f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns]
@@ -321,29 +308,13 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
     memory.add_row("may be filled", known, known)
-    time = RichTable(
-        "of a step", "s", "TFLOP", "GB moved", "GB taken", "collectives alone", title="A device"
-    )
-    for name, phase in plan["phases"].items():
-        time.add_row(
-            name,
-            f"{phase['seconds']:.1f}",
-            f"{phase['flops'] / 1e12:.1f}",
-            f"{phase['bytes_moved'] / 1e9:.1f}",
-            f"{phase['collective_bytes'] / 1e9:.1f}",
-            f"{100 * phase['collective_share']:.0f} %",
-        )
-    whole = RichTable("of all", "", title="A step")
-    for name, value in (
-        ("largest micro-batch", _batch_words(plan)),
-        ("samplers", _sampler_words(plan)),
-        ("seconds", f"{plan['step_s']:.1f}"),
-        ("MFU of the update", f"{100 * plan['mfu']:.1f} %"),
-        ("collectives alone", f"{100 * plan['collective_share']:.0f} %"),
-        ("this plan took", f"{plan['plan_s']:.0f} s"),
-    ):
-        whole.add_row(name, value)
-    return [memory, time, whole]
+    step = RichTable("of a step", "", title="A step")
+    step.add_row("largest micro-batch", _batch_words(plan))
+    step.add_row("samplers", _sampler_words(plan))
+    for name, seconds in plan["assumed_seconds"].items():
+        step.add_row(f"{name}, assumed seconds", f"{seconds:.1f}")
+    step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
+    return [memory, step]
 
 
 def _batch_words(plan: dict[str, Any]) -> str:

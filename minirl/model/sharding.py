@@ -183,6 +183,15 @@ def placed(shapes: Any, mesh: Mesh | None) -> Any:
     )
 
 
+def device_bytes(tree: Any) -> float:
+    """Return the bytes of a tree of shapes with shardings, or of arrays, on each device."""
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
+        * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
+
+
 def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.Array:
     """Say how an activation is split, inside of a compiled function.
 

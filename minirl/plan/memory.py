@@ -1,24 +1,102 @@
-"""What a model costs, counted from its shape: parameters, bytes of a device, operations."""
+"""What a job holds on each device, counted from shapes; nothing is compiled.
+
+An update and a rollout take turns, and so does what they need: gradients and activations for the
+one, the sampler's copy of the weights and its cache for the other.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import yaml
 from flax import nnx
 from jax.sharding import Mesh
 
-from minirl.config import LoraConfig, ModelSource, Remat
+from minirl.config import LoraConfig, ModelSource, Remat, SamplerConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.model.decoder import Decoder, ModelConfig, parse_config
+from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.lora import add_adapters, split
-from minirl.model.sharding import placed
+from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts
+from minirl.plan.operations import Tokens
+from minirl.sample.decode import pool_shapes
+from minirl.sample.episodes import own_slots
+from minirl.sample.local import copy_shapes, local_mesh
+from minirl.sample.pages import MEMORY_SHARE, Pools, plan_pools
+from minirl.train.packing import round_up
+from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is planned.
+
+    Attributes:
+        model: The model's shape.
+        source: Its types, and what the backward pass computes again.
+        sampler: Slots and lengths.
+        train: Batch, algorithm, optimizer, adapters.
+        prompt: Mean length of the prompts, in tokens.
+        response: Mean length of the responses.
+    """
+
+    model: ModelConfig
+    source: ModelSource
+    sampler: SamplerConfig
+    train: TrainConfig
+    prompt: float
+    response: float
+
+    @property
+    def dtype(self) -> Any:
+        """Return the type of the computation."""
+        return jnp.dtype(self.source.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """The learner's side of a workload.
+
+    Attributes:
+        learner: Its functions.
+        state: Shapes and shardings of the trained weights and of the optimizer's state.
+        memory: Bytes of a device, by kind, that it holds all the time.
+        parameters: Numbers of the model, all of them.
+    """
+
+    learner: Learner
+    state: TrainState
+    memory: dict[str, float]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """The native sampler's side of a workload, on the devices of one process.
+
+    Attributes:
+        processes: How many sample, each its share of the prompts.
+        mesh: The process's own.
+        pools: The sizes of its cache.
+        memory: Bytes of a device, by kind, that it holds while it samples.
+        kept: Bytes of a device, by kind, that it holds all the time.
+        transfer: Bytes of a device that come from the learner before every rollout.
+    """
+
+    processes: int
+    mesh: Mesh
+    pools: Pools
+    memory: dict[str, float]
+    kept: dict[str, float]
+    transfer: float
 
 
 def published_shape(name: str) -> ModelConfig:
@@ -40,11 +118,11 @@ def published_shape(name: str) -> ModelConfig:
 def abstract_model(
     config: ModelConfig, source: ModelSource, mesh: Mesh | None, *, lora: LoraConfig | None = None
 ) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """Return a model without weights, and the shapes and places of its weights.
+    """Return a model without weights, and the shapes and shardings of its weights.
 
     Args:
         config: Its shape.
-        source: The type of the computation, and what is computed again.
+        source: The type of the computation, and what the backward pass computes again.
         mesh: From `make_mesh`; None for a single device.
         lora: Adapters that it has.
 
@@ -54,7 +132,7 @@ def abstract_model(
     dtype = jnp.dtype(source.dtype)
 
     def make(key: jax.Array) -> Decoder:
-        # As they are read: weights that stay as they are need no more than the computation's type.
+        # As they are read: frozen weights need no more precision than the computation has.
         kept = jnp.float32 if lora is None else dtype
         model = Decoder(
             config, key=key, dtype=dtype, param_dtype=kept, remat=source.remat, mesh=mesh
@@ -70,17 +148,8 @@ def abstract_model(
 def abstract_opt_state(
     optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh | None
 ) -> Any:
-    """Return the shapes and places of an optimizer's state."""
+    """Return the shapes and shardings of an optimizer's state."""
     return placed(jax.eval_shape(optimizer.init, params), mesh)
-
-
-def device_bytes(tree: Any) -> float:
-    """Return the bytes of a tree of placed shapes, or of arrays, that lie on each device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape) if leaf.sharding else leaf.shape)
-        * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
 
 
 def count_parameters(params: Any) -> int:
@@ -88,26 +157,136 @@ def count_parameters(params: Any) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """How many tokens a program computes, on all devices together.
+def training_of(work: Workload, mesh: Mesh | None) -> Training:
+    """Describe the learner's side of a workload on a mesh of all devices."""
+    train = work.train
+    graph, params, frozen = abstract_model(work.model, work.source, mesh, lora=train.lora)
+    optimizer = make_optimizer(train.optimizer, steps=train.steps)
+    objective = policy_objective(
+        train.algorithm, temperature=work.sampler.temperature, top_p=work.sampler.ratio_top_p
+    )
+    state = TrainState(params, abstract_opt_state(optimizer, params, mesh))
+    memory = {
+        "weights": device_bytes(params) + device_bytes(frozen),
+        "optimizer": device_bytes(state.opt_state),
+    }
+    if train.has_reference:
+        memory["start weights"] = device_bytes(copy_shapes(params, mesh, work.dtype))
+    learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=mesh)
+    return Training(learner, state, memory, count_parameters(params) + count_parameters(frozen))
 
-    Attributes:
-        prompts: Prompts computed.
-        prompt: Tokens of each.
-        answers: Rows of answers computed, each after its prompt.
-        answer: Tokens of each.
+
+def sampling_of(
+    work: Workload, mesh: Mesh | None, own: Sequence[Any], *, memory_bytes: float
+) -> Sampling:
+    """Describe the native sampler's side of a workload.
+
+    Args:
+        work: What is planned.
+        mesh: Of all devices.
+        own: The devices of one process.
+        memory_bytes: Of one device.
     """
+    _, *weights = abstract_model(work.model, work.source, mesh, lora=work.train.lora)
+    local = local_mesh(nnx.merge_state(*weights), own, dtype=work.dtype, memory_bytes=memory_bytes)
+    if local is None:
+        local = Mesh(np.array(own).reshape(1, 1, 1), MESH_AXES)
+    processes = 1 if mesh is None else mesh.size // len(own)
+    config = own_slots(work.sampler, work.train, processes=processes)
+    if config.cache_gb is None:
+        # The most that the sampler would take.
+        most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
+        config = config.model_copy(update={"cache_gb": most})
+    pools = plan_pools(
+        work.model,
+        config,
+        group_size=work.train.group_size,
+        itemsize=work.dtype.itemsize,
+        mesh=local,
+    )
+    trained, frozen = (device_bytes(copy_shapes(part, local, work.dtype)) for part in weights)
+    cache = sum(
+        device_bytes(pool_shapes(pool, work.model, dtype=work.dtype, mesh=local))
+        for pool in (pools.prompts, pools.own)
+    )
+    # Adapters are added to frozen weights, which are copied once for all rollouts.
+    memory = {"sampler's weights": frozen or trained, "cache": cache}
+    is_spread = mesh is not None and mesh.size > 1
+    kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
+    return Sampling(processes, local, pools, memory, kept, trained if is_spread else 0.0)
 
-    prompts: int
-    prompt: int
-    answers: int
-    answer: int
 
-    @property
-    def computed(self) -> int:
-        """Count the tokens that pass through the layers."""
-        return self.prompts * self.prompt + self.answers * self.answer
+def estimate_memory(
+    work: Workload,
+    mesh: Mesh | None,
+    own: Sequence[Any],
+    *,
+    memory_bytes: float,
+    has_sampler: bool = True,
+    has_activations: bool = True,
+) -> dict[str, float]:
+    """Count what a run holds on each device, by kind; only the activations are an estimate.
+
+    Args:
+        work: What is run.
+        mesh: Of all devices; None for a single one.
+        own: The devices of this process.
+        memory_bytes: Of one device.
+        has_sampler: Whether this process samples, and no servers do.
+        has_activations: Whether activations are counted.
+
+    Returns:
+        What is held all the time, and what the update or the sampler needs, whichever is more.
+    """
+    training = training_of(work, mesh)
+    gradient = device_bytes(training.state.params)
+    # With several micro-batches, their sum lies beside the gradient of the current one.
+    update = {
+        "gradients": gradient * min(_micro_batches(work, mesh), 2),
+        "activations": _activations(work, mesh) if has_activations else 0.0,
+    }
+    if not has_sampler:
+        return training.memory | update
+    sampling = sampling_of(work, mesh, own, memory_bytes=memory_bytes)
+    turn = max(update, sampling.memory, key=lambda kinds: sum(kinds.values()))
+    return training.memory | sampling.kept | turn
+
+
+def longest_batch(work: Workload, *, groups: int, answers: int) -> Tokens:
+    """Return the padded tokens of a micro-batch of the longest prompts and answers."""
+    sampler, sizes = work.sampler, work.train.batching
+    return Tokens(
+        prompts=groups,
+        # The last token of a prompt is the first input of every answer.
+        prompt=round_up(sampler.max_prompt_tokens - 1, multiple=sizes.prompt_multiple),
+        answers=groups * answers,
+        answer=round_up(sampler.max_response_tokens, multiple=sizes.answer_multiple),
+    )
+
+
+def _micro_batches(work: Workload, mesh: Mesh | None) -> int:
+    """Count the micro-batches of an update."""
+    train = work.train
+    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
+    answers = train.batching.answers_per_batch or train.group_size
+    return -(-groups * (train.group_size // answers) // train.batching.groups_per_batch)
+
+
+def _activations(work: Workload, mesh: Mesh | None) -> float:
+    """Estimate the bytes of a micro-batch of the longest prompts and answers."""
+    sizes = work.train.batching
+    answers = sizes.answers_per_batch or work.train.group_size
+    tokens = longest_batch(work, groups=sizes.groups_per_batch, answers=answers)
+    tensor = 1 if mesh is None else mesh.shape["tensor"]
+    all_logits = 4.0 * tokens.answers * tokens.answer * work.model.vocab_size / tensor
+    return activation_bytes(
+        work.model,
+        tokens,
+        remat=work.source.remat,
+        itemsize=work.dtype.itemsize,
+        tensor=tensor,
+        logits=min(LOGITS_BYTES, all_logits),
+    )
 
 
 def activation_bytes(
@@ -115,11 +294,11 @@ def activation_bytes(
 ) -> float:
     """Estimate what the gradient of a micro-batch takes on a device beside weights and gradient.
 
-    What the backward pass finds of every layer (with remat=full its input alone), what it holds of
-    the one at work, the logits of a chunk with their slopes, and the tables of the vocabulary: one
-    in the type of the computation, and the gradients of lookups and projection in fp32. Attention
-    is taken to be computed in blocks. A compiler fuses and reorders: an estimate, within a factor
-    of 2 of what XLA for CPUs, TPUs and H100 plans.
+    Counted are what the backward pass needs of every layer (with remat=full only its input), the
+    working set of one layer, the logits of a chunk with their gradients, and the vocabulary's
+    tables: one in the type of the computation, two gradients in fp32. Attention is taken to be
+    flash attention. Compilers fuse and reorder: the estimate is within a factor of 2 of what XLA
+    plans for CPUs, TPUs and the H100.
 
     Args:
         config: The model's shape.
@@ -134,82 +313,27 @@ def activation_bytes(
     K = config.num_key_value_heads * config.head_dim / tensor
     products = H + 2 * K + D + 2 * F
     kept = {"full": D, "dots": D + products, "none": 4 * D + 2 * products + F}[remat]
-    at_work = (2 * D + 2 * products + F) * itemsize + 4 * 2 * D
-    layers = tokens.computed * (config.num_hidden_layers * kept * itemsize + at_work)
+    working = (2 * D + 2 * products + F) * itemsize + 4 * 2 * D
+    layers = tokens.computed * (config.num_hidden_layers * kept * itemsize + working)
     table = config.vocab_size * D / tensor * (itemsize + 2 * 4)
     return layers + table + 3 * logits
 
 
-def matmul_parameters(config: ModelConfig) -> tuple[int, int]:
-    """Count the weights that every token is multiplied with: those of all layers; of the logits."""
-    heads = config.num_attention_heads + config.num_key_value_heads
-    attention = 2 * config.hidden_size * heads * config.head_dim
-    feed_forward = 3 * config.hidden_size * config.intermediate_size
-    layers = config.num_hidden_layers * (attention + feed_forward)
-    return layers, config.vocab_size * config.hidden_size
+def cudnn_workspace(config: ModelConfig, tokens: Tokens, *, tensor: int) -> float:
+    """Return the largest workspace of cuDNN's flash attention in a micro-batch, in bytes.
 
-
-def forward_flops(config: ModelConfig, tokens: Tokens, *, causal: bool) -> float:
-    """Count the operations of the layers in a forward pass.
-
-    Two a weight and token, and in attention four a query, key and element of a head (arXiv:
-    2001.08361, section 2.1). An answer looks at its prompt and at itself.
+    XLA does not know it without a GPU. The backward kernel takes the gradient of the queries in
+    fp32 and a number for each of their rows, and the gradients of keys and values in 16 bits for
+    each query head; the forward kernel takes nothing. That is what cuDNN 9 plans for sm_90 (169,
+    987 and 1,799 MiB for a 7B model's prompt, its prefix and eight answers of 8,192 tokens).
 
     Args:
         config: The model's shape.
-        tokens: What is computed.
-        causal: Count only the keys before a query, as kernels compute them, and not all.
+        tokens: Of one device.
+        tensor: Devices that share the heads.
     """
-    layers, _ = matmul_parameters(config)
-    width = config.num_attention_heads * config.head_dim
-    own = 0.5 if causal else 1.0
-    pairs = tokens.prompts * tokens.prompt**2 * own
-    pairs += tokens.answers * tokens.answer * (tokens.prompt + own * tokens.answer)
-    return 2 * layers * tokens.computed + 4 * config.num_hidden_layers * width * pairs
-
-
-def update_flops(config: ModelConfig, tokens: Tokens, *, remat: str, causal: bool) -> float:
-    """Count the operations of a gradient: forward, twice as many back, and what is repeated.
-
-    Args:
-        config: The model's shape.
-        tokens: What is computed.
-        remat: `model.remat`; `full` computes the layers once more, `dots` their attention.
-        causal: See `forward_flops`.
-    """
-    layers, logits = matmul_parameters(config)
-    forward = forward_flops(config, tokens, causal=causal)
-    attention = forward - 2 * layers * tokens.computed
-    # What a layer ends with is not needed to go back through it.
-    last = 2 * config.num_hidden_layers * config.intermediate_size * config.hidden_size
-    again = {"none": 0.0, "dots": attention, "full": forward - last * tokens.computed}[remat]
-    # Logits are computed in chunks, and again in the backward pass.
-    projected = 2 * logits * tokens.answers * tokens.answer
-    return 3 * forward + again + 4 * projected
-
-
-def model_flops(config: ModelConfig, tokens: Tokens) -> float:
-    """Count what MFU counts: 6 operations a weight and token, attention and repetition left out.
-
-    The embedding is a look-up; the logits count where they are computed (arXiv:2204.02311,
-    appendix B).
-    """
-    layers, logits = matmul_parameters(config)
-    return 6 * (layers * tokens.computed + logits * tokens.answers * tokens.answer)
-
-
-def decode_bytes(
-    config: ModelConfig, *, slots: int, prompts: float, prompt: float, answer: float, item: int
-) -> float:
-    """Return the bytes of keys and values that a decode step reads, on all devices together.
-
-    Args:
-        config: The model's shape.
-        slots: Rows that are decoded.
-        prompts: Prompts kept, each read once for all rows that share it.
-        prompt: Mean length of a prompt.
-        answer: Mean length of what is sampled so far.
-        item: Bytes of a number.
-    """
-    a_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * item
-    return a_token * (prompts * prompt + slots * answer)
+    heads, size = config.num_attention_heads / tensor, config.head_dim
+    prompts, answers = tokens.prompts * tokens.prompt, tokens.answers * tokens.answer
+    # (queries, keys) of the prompt's own attention, of answers to prompts, of answers' own.
+    pairs = ((prompts, prompts), (answers, prompts), (answers, answers))
+    return max(4 * heads * (queries * (size + 1) + keys * size) for queries, keys in pairs)

@@ -23,12 +23,12 @@ from minirl.model.lora import split
 from minirl.model.sharding import (
     MESH_AXES,
     PARAM_AXES,
+    device_bytes,
     mesh_of,
     param_path,
     param_shardings,
     placed,
 )
-from minirl.plan.memory import device_bytes
 from minirl.run import distributed
 from minirl.sample.pages import device_memory
 from minirl.sample.sampler import NativeSampler

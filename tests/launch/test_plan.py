@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import math
 import os
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import pytest
 
-import minirl.plan.ahead
 from launch import plan
 from launch.cli import USER_ERRORS
 from launch.config import load_config
@@ -23,8 +22,8 @@ from launch.wiring import arrange
 from minirl.errors import UserError
 from minirl.model.decoder import read_config
 from minirl.model.sharding import make_mesh
-from minirl.plan import chips
-from minirl.plan.resident import resident_bytes, sampling_of
+from minirl.plan import compile as compilers
+from minirl.plan.memory import estimate_memory, sampling_of
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -73,8 +72,8 @@ def made():
 
 def test_a_plan_says_what_there_is_to_know(made):
     found, said = made
-    assert (found["chips"], found["mesh"]) == (4, {"data": 1, "fsdp": 4, "tensor": 1})
-    memory = found["memory_bytes"]
+    assert (found["devices"], found["mesh"]) == (4, {"data": 1, "fsdp": 4, "tensor": 1})
+    memory = found["update_memory_bytes"]
     assert found["update_bytes"] == pytest.approx(sum(memory.values()))
     # AdamW keeps two numbers beside each weight.
     assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=64)
@@ -82,25 +81,20 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (2, 4)
     assert found["micro_batches"] == 1
     assert memory["gradients"] == memory["weights"]
-    phases = found["phases"]
-    assert set(phases) == {"weights", "prompts", "decoding", "update"}
-    assert found["step_s"] == pytest.approx(sum(phase["seconds"] for phase in phases.values()))
-    assert all(phase["seconds"] > 0 for phase in phases.values())
-    assert all(phases[name]["flops"] > 0 for name in ("prompts", "decoding", "update"))
-    assert phases["update"]["collective_bytes"] > 0
-    assert 0 < found["mfu"] < 1
-    assert 0 <= found["collective_share"] < 1
-    # 8 prompts of 64, each with 4 answers of 48.
-    assert found["update_tokens"] == 8 * (64 + 4 * 48)
+    seconds = dict(found["assumed_seconds"])
+    assert set(seconds) == {"prompts", "decoding", "update", "step"}
+    assert all(value > 0 for value in seconds.values())
+    assert seconds.pop("step") == pytest.approx(sum(seconds.values()))
+    assert {"fill", "decode", "gradient", "accumulate", "apply"} <= set(found["compile_s"])
     assert any("gradient" in status for status in said)
-    assert "pretended" in found["compiler"]
+    assert any("pretended" in line for line in found["assumptions"])
     json.dumps(found)
     assert plan._tables(found)
 
 
 def test_adapters_take_less(made):
     found, _ = make("cpux4", "train.lora.rank=2")
-    memory, all_trained = found["memory_bytes"], made[0]["memory_bytes"]
+    memory, all_trained = found["update_memory_bytes"], made[0]["update_memory_bytes"]
     assert found["parameters"] > made[0]["parameters"]
     assert memory["optimizer"] < 0.5 * all_trained["optimizer"]
     assert memory["gradients"] < 0.5 * all_trained["gradients"]
@@ -112,13 +106,13 @@ def test_adapters_take_less(made):
 @pytest.mark.parametrize("devices", [1, 8])
 def test_frozen_weights_are_copied_to_samplers_of_several_devices(tiny_folder, devices):
     own = jax.devices()[:devices]
-    job = plan.job_of(config("train.lora.rank=2"), read_config(tiny_folder))
+    job = plan.workload_of(config("train.lora.rank=2"), read_config(tiny_folder))
     found = sampling_of(job, make_mesh(devices=own), own, memory_bytes=2.0**34)
     frozen = found.memory["sampler's weights"]
     assert found.kept == ({"sampler's frozen weights": frozen} if devices > 1 else {})
     # Adapters alone come from the learner before a rollout.
-    assert (found.arriving > 0) == (devices > 1)
-    assert found.arriving < frozen
+    assert (found.transfer > 0) == (devices > 1)
+    assert found.transfer < frozen
 
 
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
@@ -126,12 +120,12 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
     assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     copy = found["generation_memory_bytes"]["sampler's weights"]
     # A copy takes at most a quarter of a device.
-    chip = chips.Chip("cpu", 1e12, 3.9 * copy, 1e11, 1e10)
-    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
-    with pytest.raises(UserError, match="sampler at work"):
+    chip = compilers.Chip("cpu", 3.9 * copy, 1e12, 1e11)
+    monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
+    with pytest.raises(UserError, match="sampler's temporaries"):
         make()
-    fewer = chips.Chip("cpu", 1e12, 2**34, 1e11, 1e10)
-    monkeypatch.setitem(chips.CHIPS, "cpu", fewer)
+    fewer = compilers.Chip("cpu", 2**34, 1e12, 1e11)
+    monkeypatch.setitem(compilers.CHIPS, "cpu", fewer)
     monkeypatch.setattr("minirl.sample.local.COPY_SHARE", 0.9 * copy / 2**34)
     shared, _ = make()
     assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
@@ -141,26 +135,27 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
 def test_lengths_make_time_shorter_and_not_memory(made):
     found, _ = make(prompt=32.0, response=24.0)
     assert found["update_bytes"] == made[0]["update_bytes"]
-    assert found["phases"]["update"]["flops"] < 0.55 * made[0]["phases"]["update"]["flops"]
+    short, long = (one["assumed_seconds"]["update"] for one in (found, made[0]))
+    assert short < 0.55 * long
 
 
 @pytest.mark.parametrize("answers", [4, 1])
 def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
     """Memory as if a group with all its answers took 40, and 4 bytes for each answer there is."""
-    real = minirl.plan.ahead.compile_program
+    real = compilers.compile_program
 
     def compiled(name, lowered, **options):
         found = real(name, lowered, **options)
         if name != "gradient":
             return found
         rows = lowered.in_avals[0][2].input_BC.shape[0] // 4
-        return minirl.plan.ahead.replace(found, temporaries=2**30 * (1 + rows))
+        return replace(found, temporaries=2**30 * (1 + rows))
 
-    monkeypatch.setattr("minirl.plan.plan.compile_program", compiled)
+    monkeypatch.setattr("minirl.plan.fit.compile_program", compiled)
     # One group a part with all four answers takes 5 GiB; with one answer 2.
     room = {4: 6.0, 1: 2.5}[answers] * 2**30
-    chip = chips.Chip("cpu", 1e12, room / 0.95, 1e11, 1e10)
-    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    chip = compilers.Chip("cpu", room / 0.95, 1e12, 1e11)
+    monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
     found, _ = make()
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (1, answers)
     assert found["micro_batches"] == 2 * 4 // answers
@@ -168,8 +163,8 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    chip = chips.Chip("cpu", 1e12, 2e5, 1e11, 1e10)
-    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    chip = compilers.Chip("cpu", 2e5, 1e12, 1e11)
+    monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
     with pytest.raises(UserError, match=r"nothing fits: weights .* GiB a device"):
         make()
 
@@ -225,14 +220,12 @@ def test_a_model_that_is_not_there_can_be_named(tmp_path):
     assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
 
 
-def test_libtpu_is_asked_for(monkeypatch):
+@pytest.mark.parametrize(("name", "extra"), [("v5e:4x4", "tpu"), ("h100x8", "plan-gpu")])
+def test_the_compiler_is_asked_for(monkeypatch, name, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"needs libtpu: pip install '\.\[tpu\]'"):
-        chips.described_devices(chips.parse_topology("v5e:4x4"))
-    # GPUs have no compiler without libtpu either: pretended devices stand for them.
-    devices, compiler = chips.described_devices(chips.parse_topology("h100x8"))
-    assert len(devices) == 8
-    assert "CPU" in compiler
+    line = rf"{name}: its compiler is not installed: pip install '\.\[{extra}\]'"
+    with pytest.raises(UserError, match=line):
+        compilers.described_devices(compilers.parse_topology(name))
 
 
 @pytest.fixture
@@ -266,8 +259,8 @@ def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
 
 def test_training_warns_where_activations_are_too_much(tiny_folder, monkeypatch, caplog):
     asked, shape = config("sampler.cache_gb=0.001"), read_config(tiny_folder)
-    job, mesh = plan.job_of(asked, shape), arrange(asked, shape)
-    total = sum(resident_bytes(job, mesh, jax.local_devices(), memory_bytes=1e12).values())
+    job, mesh = plan.workload_of(asked, shape), arrange(asked, shape)
+    total = sum(estimate_memory(job, mesh, jax.local_devices(), memory_bytes=1e12).values())
     monkeypatch.setattr(plan, "_device_limit", lambda: total - 1)
     plan.check_memory(asked, tiny_folder)
     (line,) = [text for text in caplog.messages if "memory" in text]
@@ -277,9 +270,9 @@ def test_training_warns_where_activations_are_too_much(tiny_folder, monkeypatch,
 def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypatch):
     sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.1")
     asked = config(*sizes)
-    job, own = plan.job_of(asked, read_config(tiny_folder)), jax.local_devices()
+    job, own = plan.workload_of(asked, read_config(tiny_folder)), jax.local_devices()
     here, there = (
-        resident_bytes(job, None, own, memory_bytes=1e12, has_sampler=has, has_activations=False)
+        estimate_memory(job, None, own, memory_bytes=1e12, has_sampler=has, has_activations=False)
         for has in (True, False)
     )
     assert "cache" in here
@@ -293,7 +286,7 @@ def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypa
 
 def test_more_chips_than_prompts_share_a_part_of_the_torus():
     pytest.importorskip("libtpu", reason="libtpu is installed on Linux x86-64 only")
-    devices, _ = chips.described_devices(chips.parse_topology("v5p:4x4x8"))
+    devices = compilers.described_devices(compilers.parse_topology("v5p:4x4x8"))
     mesh = make_mesh({"fsdp": 64, "tensor": 2}, devices)
     # Neighbours share layers.
     assert all(
@@ -304,18 +297,16 @@ def test_more_chips_than_prompts_share_a_part_of_the_torus():
 
 def test_a_tpu_program_is_compiled_without_a_tpu():
     pytest.importorskip("libtpu", reason="libtpu is installed on Linux x86-64 only")
-    devices, compiler = chips.described_devices(chips.parse_topology("v5e:2x2"))
+    devices = compilers.described_devices(compilers.parse_topology("v5e:2x2"))
     assert (len(devices), devices[0].platform) == (4, "tpu")
-    assert compiler == "TPU (v5e:2x2)"
     x = jax.ShapeDtypeStruct(
         (256, 256), "bfloat16", sharding=jax.sharding.SingleDeviceSharding(devices[0])
     )
-    found = minirl.plan.ahead.compile_program("product", jax.jit(lambda x: x @ x).lower(x))
+    lowered = jax.jit(lambda x: x @ x).lower(x)
+    found = compilers.compile_program("product", lowered, options={})
     assert found.arguments == found.outputs == 2 * 256 * 256
-    assert found.flops == pytest.approx(2 * 256**3, rel=0.05)
+    assert found.total >= 2 * found.outputs
     # More than any chip has: the compiler says so.
     big = jax.ShapeDtypeStruct((2**17, 2**17), "float32", sharding=x.sharding)
-    lost = minirl.plan.ahead.compile_program("sum", jax.jit(lambda x: (x * 2).sort()).lower(big))
-    assert not lost.fits
-    assert lost.temporaries > 2**30 * 15.75
-    assert math.isfinite(lost.temporaries)
+    lowered = jax.jit(lambda x: (x * 2).sort()).lower(big)
+    assert "hbm" in compilers.compile_program("sum", lowered, options={}).problem
