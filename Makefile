@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SGLANG := .venv-sglang
+PLAN_GPU := .venv-plan-gpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang nightly check bench clean
+.PHONY: help demo test test-sglang test-gpu-programs nightly check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -21,6 +22,9 @@ test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CP
 	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
 	    tests/launch/test_sglang*.py $(ARGS)
 
+test-gpu-programs: $(PLAN_GPU)/stamp ## set up, also the CUDA compiler (2.2 GB, no GPU needed), then test what it makes of the programs
+	@$(PLAN_GPU)/bin/python -m pytest --confcutdir tests/gpu_programs tests/gpu_programs $(ARGS)
+
 nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)
 
@@ -34,7 +38,7 @@ bench: $(VENV)/dev.stamp ## set up, then measure speed on this machine (more arg
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean: ## remove the environment
-	rm -rf $(VENV) $(SGLANG)
+	rm -rf $(VENV) $(SGLANG) $(PLAN_GPU)
 
 # A stamp is as new as the last install; it is made again only when what it installs may differ.
 $(VENV)/demo.stamp: EXTRAS := cpu
@@ -51,6 +55,14 @@ $(SGLANG)/stamp: tests/launch/sglang_requirements.txt
 	@$(PYTHON) -m venv $(SGLANG)
 	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-input --requirement $<
 	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps sglang==0.5.23 xgrammar==0.2.7
+	@touch $@
+
+$(PLAN_GPU)/stamp: tests/gpu_programs/requirements.txt pyproject.toml constraints.txt
+	@echo "installing minirl-sql[learner] and XLA's CUDA compiler into $(PLAN_GPU)"
+	@$(PYTHON) -m venv $(PLAN_GPU)
+	@$(PLAN_GPU)/bin/python -m pip install -qq --disable-pip-version-check --no-input \
+	    --constraint constraints.txt --editable '.[learner]' pytest pytest-timeout
+	@$(PLAN_GPU)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --requirement $<
 	@touch $@
 
 $(BIN)/python:

@@ -125,10 +125,10 @@ def plan(model: str) -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         if done.returncode:
             return {"error": done.stderr.strip().splitlines()[-1:]}
-        memory = json.loads(out.read_text())["memory_bytes"]
+        memory = json.loads(out.read_text())["update_memory_bytes"]
     # What the measured update holds: no sampler, and no start weights.
-    parts = ("weights", "optimizer", "gradients", "batch", "activations")
-    return {"update_bytes": sum(memory[part] for part in parts), "memory_bytes": memory}
+    parts = ("weights", "optimizer", "gradients", "batch", "temporaries", "cuDNN's workspace")
+    return {"update_bytes": sum(memory.get(part, 0) for part in parts), "memory_bytes": memory}
 
 
 def shape_of(model: str) -> Any:
@@ -153,7 +153,7 @@ def peak_flops() -> float | None:
     """Return what the device here could do at most, if it is one that is known."""
     import jax
 
-    from minirl.plan.chips import CHIPS
+    from minirl.plan.compile import CHIPS
 
     kind = jax.devices()[0].device_kind.lower()
     return next((chip.flops_s for name, chip in CHIPS.items() if name in kind), None)
@@ -168,7 +168,7 @@ def update(model: str) -> dict[str, Any]:
 
     from minirl.config import BatchingConfig, Grpo, OptimizerConfig
     from minirl.model import huggingface
-    from minirl.plan.memory import Tokens, model_flops
+    from minirl.plan.operations import Tokens, model_flops
     from minirl.train.batching import TokenRow, micro_batches
     from minirl.train.update import Learner, make_optimizer, policy_objective
 
@@ -230,8 +230,8 @@ def decode(model: str) -> dict[str, Any]:
     from benchmarks.grpo_step import OneTurn, RandomTokens
     from minirl.config import SamplerConfig
     from minirl.model import huggingface
-    from minirl.plan.chips import CHIPS
-    from minirl.plan.memory import decode_bytes, matmul_parameters
+    from minirl.plan.compile import CHIPS
+    from minirl.plan.operations import decode_bytes, matmul_parameters
     from minirl.sample.rollout import rollout
     from minirl.sample.sampler import NativeSampler
 

@@ -25,7 +25,7 @@ from launch.config import load_config
 from minirl.config import BatchingConfig, Grpo, OptimizerConfig
 from minirl.model.decoder import Decoder, ModelConfig
 from minirl.model.tiny import tiny_shape
-from minirl.plan.memory import Tokens, update_flops
+from minirl.plan.operations import Tokens, update_flops
 from minirl.train.batching import TokenRow, micro_batches
 from minirl.train.update import Learner, make_optimizer, policy_objective
 

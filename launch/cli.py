@@ -180,7 +180,7 @@ def _join_others(options: argparse.Namespace) -> None:
         return
     is_given = options.processes is not None
     where = (options.coordinator, options.processes, options.process)
-    distributed.join(distributed.Place(*where) if is_given else None)
+    distributed.join(distributed.ProcessConfig(*where) if is_given else None)
     _listen_to_first()
 
 

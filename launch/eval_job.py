@@ -46,7 +46,7 @@ from launch.votes import Decode
 from launch.wiring import SqlSide
 from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.run.reading import read_json
+from minirl.run.files import read_json
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation
 

@@ -18,7 +18,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
-from minirl.run.writing import writing
+from minirl.run.files import naming
 from minirl.sample.rollout import rollout
 from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
@@ -209,7 +209,7 @@ def _found(path: Path) -> list[Verdict]:
 
 
 def _append(path: Path, verdicts: Sequence[Verdict]) -> None:
-    with writing(path), path.open("a", encoding="utf-8") as file:
+    with naming(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
 
 

@@ -20,7 +20,7 @@ from minirl.model.lora import adapter_shapes, merged_parts
 from minirl.model.shards import total_bytes
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import stored_params
-from minirl.run.reading import read_json
+from minirl.run.files import read_json
 
 
 def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:

@@ -18,8 +18,7 @@ import yaml
 
 from launch.config import JobConfig, dump
 from launch.texts import write_json, write_text
-from minirl.run.files import PART
-from minirl.run.reading import read_json
+from minirl.run.files import PART, read_json
 from sqlenv.data.loading import fingerprint
 from sqlenv.errors import UserError
 from sqlenv.types import Example

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from minirl.run.files import naming
-from minirl.run.reading import Joined, keep_lines
+from minirl.run.files import Joined, keep_lines, naming
 from sqlenv.types import Observation
 
 

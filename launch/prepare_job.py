@@ -29,8 +29,7 @@ from launch.prepare_plan import (
     make_pool,
     plan_sets,
 )
-from minirl.run.files import settle
-from minirl.run.writing import writing
+from minirl.run.files import naming, settle
 from sqlenv.data.descriptions import stream_descriptions
 from sqlenv.data.issues import Checked
 from sqlenv.data.layouts import locate
@@ -215,7 +214,7 @@ def _write_databases(
 ) -> None:
     used = dict.fromkeys(path for summary in sets.values() for path in summary.databases)
     path = _scratch(folder, DATABASES)
-    with writing(path), path.open("w", encoding="utf-8") as file:
+    with naming(path), path.open("w", encoding="utf-8") as file:
         file.writelines(entries[database].model_dump_json() + "\n" for database in used)
 
 
@@ -289,7 +288,7 @@ def _flaw(checked: Checked) -> dict[str, object]:
 @contextmanager
 def _lines(path: Path) -> Generator[Callable[[Mapping[str, object]], None]]:
     """Open a file of JSON lines."""
-    with writing(path), path.open("w", encoding="utf-8") as file:
+    with naming(path), path.open("w", encoding="utf-8") as file:
         yield lambda record: print(json.dumps(record, ensure_ascii=False), file=file)
 
 
@@ -312,7 +311,7 @@ def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSum
     """Write a set's questions, one by one, and sum them up."""
     pools, stream = part
     summary, fingerprint = SetSummary(), Fingerprint()
-    with writing(path), path.open("w", encoding="utf-8") as file:
+    with naming(path), path.open("w", encoding="utf-8") as file:
         for checked in stream:
             file.write(write_question(checked) + "\n")
             see(checked.example)

@@ -14,8 +14,7 @@ from launch.judging import SUITED
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
 from launch.verdicts import PREDICTIONS, Verdict, read_verdicts
-from minirl.run.files import PART
-from minirl.run.reading import read_json
+from minirl.run.files import PART, read_json
 from sqlenv.errors import UserError
 
 AFTER = "after"

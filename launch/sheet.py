@@ -20,8 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from launch.statistics import mean_interval, pass_at_k
 from launch.texts import write_text
 from launch.verdicts import rank
-from minirl.run.files import PART, naming
-from minirl.run.reading import keep_lines, read_json
+from minirl.run.files import PART, keep_lines, naming, read_json
 from rewards.progress.mismatch import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 

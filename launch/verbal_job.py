@@ -30,8 +30,7 @@ from launch.testsets import Split
 from launch.texts import write_json, write_text
 from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
-from minirl.run.files import naming
-from minirl.run.reading import Joined, keep_lines, read_json
+from minirl.run.files import Joined, keep_lines, naming, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
 from sqlenv.dialects import carry_over
 from sqlenv.dialects import run as run_sql

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from minirl.run.reading import keep_lines
+from minirl.run.files import keep_lines
 from sqlenv.types import Example
 
 PREDICTIONS = "predictions.jsonl"

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field, model_validator
 from minirl.config import LoraConfig, Remat
 from minirl.model import logprobs
 from minirl.model.sharding import INPUT_AXES, constrain
-from minirl.run.reading import check, read_json
+from minirl.run.files import check, read_json
 
 # (q_BTHE, k_BTKE, v_BTKE, the layer's cache) -> (attended values BTHE, the layer's new cache)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]

@@ -15,8 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from minirl.run.files import INDEX, SINGLE
-from minirl.run.writing import writing
+from minirl.run.files import INDEX, SINGLE, naming
 
 # Names and shapes, in the order in which the tensors are written.
 Shapes = Mapping[str, tuple[int, ...]]
@@ -53,7 +52,7 @@ def write_file(path: Path, shapes: Shapes, arrays: Iterator[np.ndarray], *, dtyp
     """Write one file; see `write_shards`."""
     kind = jnp.dtype(dtype)
     head, _ = header(shapes, dtype)
-    with writing(path), path.open("wb") as file:
+    with naming(path), path.open("wb") as file:
         file.write(head)
         for name, shape in shapes.items():
             array = next(arrays)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, NonNegativeInt
 from transformers import PreTrainedTokenizerFast
 
 from minirl.errors import UserError
-from minirl.run.reading import read_json
+from minirl.run.files import read_json
 from minirl.types import Message
 
 # Stands for the policy's reply when the template is asked what follows one. One word, so that

@@ -111,7 +111,7 @@ def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> F
         programs[name] = compile_program(name, lowered, options=options)
         return programs[name]
 
-    for name, lowered in _sampler_programs(work, sampling):
+    for name, lowered in sampler_programs(work, sampling):
         compiled(name, lowered)
     held = training.memory | sampling.kept
     generation = held | sampling.memory
@@ -132,7 +132,7 @@ def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> F
     return Fit(batch, sampling, held | update, generation, room, programs, training.parameters)
 
 
-def _sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, Lowered]]:
+def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, Lowered]]:
     """Yield what one process samples with, ready to be compiled."""
     # Adapters are part of the copy.
     graph, params, frozen = abstract_model(work.model, work.source, sampling.mesh)

@@ -1,16 +1,18 @@
-"""Checkpoints: weights, optimizer state and where the run stands, through Orbax.
+"""Checkpoints: weights, optimizer state and the progress of a run, through Orbax.
 
-Orbax writes beside and renames, so a kill inside a save leaves the checkpoints before it whole.
-Those of a run's own plan lie in one folder. One that is made because the run is stopped lies beside
-it, so that the others are those of a run that was not; it goes when the plan's next one is there.
+Orbax writes to a temporary folder and renames, so a kill inside a save leaves the checkpoints
+before it whole. One that is made because the run is stopped is kept until the next planned one, so
+that a resumed run ends with the checkpoints of one that was never stopped.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,16 +22,30 @@ import orbax.checkpoint as ocp
 from pydantic import BaseModel
 
 from minirl.errors import UserError
-from minirl.model.sharding import param_path
-from minirl.run import distributed
-from minirl.run.reading import check, read_json
+from minirl.run.files import check, read_json
 
-# Orbax reports every save at INFO, and of one that fails the traceback at ERROR; we tell the user.
+# Orbax logs every save, and tracebacks of errors that it also raises.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 Tree = Any
 _Kind = TypeVar("_Kind")
-_APART = "preempted"
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics["score"] if metrics.get("planned", 1) else -math.inf
+
+
+@dataclass(frozen=True)
+class _NewestPlanned:
+    """Orbax's policy for the newest planned checkpoints, and for one after them."""
+
+    keep: int
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        del context
+        planned = [one.step for one in checkpoints if (one.metrics or {}).get("planned", 1)]
+        kept = {*planned[-self.keep :], *(one.step for one in checkpoints[-1:])}
+        return [one.step in kept for one in checkpoints]
 
 
 class Checkpoints:
@@ -45,10 +61,10 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
         self._folder = folder.absolute()
-        self._apart = self._folder.with_name(_APART)
         with _writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=_score, reverse=False, n=1)
         self._manager = _open(
             self._folder,
             item_handlers={
@@ -56,12 +72,7 @@ class Checkpoints:
                 "facts": ocp.JsonCheckpointHandler(),
             },
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy(
-                    [
-                        policies.LatestN(keep),
-                        policies.BestN(get_metric_fn=_score, reverse=False, n=1),
-                    ]
-                ),
+                preservation_policy=policies.AnyPreservationPolicy([_NewestPlanned(keep), best]),
                 best_fn=_score,
                 enable_async_checkpointing=True,
                 # Where a folder cannot be made in the background, Orbax's other threads wait for it
@@ -82,33 +93,7 @@ class Checkpoints:
         Raises:
             UserError: It cannot be written, or the one before could not.
         """
-        self.wait()
-        self._check_room(tree)
-        if jax.default_backend() == "cpu":
-            # A host copy of a CPU array is the array itself, and the next update overwrites it.
-            tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
-        with _writing(self._folder):
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
-                ),
-                metrics={"score": score},
-                force=True,
-            )
-        if self._apart.exists() and self._apart != self._folder:
-            self.wait()
-            if distributed.is_first():
-                shutil.rmtree(self._apart)
-
-    def _check_room(self, tree: Tree) -> None:
-        """Refuse what the disk has no room for; found in the middle it leaves much noise."""
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        free = shutil.disk_usage(self._folder).free
-        if needed > free:
-            raise _unwritable(
-                self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
-            )
+        self._save(step, tree, facts, {"score": score})
 
     def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint because the run is being stopped, unless there is one of this step.
@@ -122,14 +107,44 @@ class Checkpoints:
             UserError: It cannot be written, or the one before could not.
         """
         self.wait()
-        if step and step == self.newest_step():
-            return
-        with closing(Checkpoints(self._apart, keep=1)) as apart:
-            apart.save(step, tree, facts, score=0.0)
+        if step != self.newest_step():
+            self._save(step, tree, facts, {"score": 0.0, "planned": 0.0})
+            self.wait()
+
+    def _save(
+        self, step: int, tree: Tree, facts: Mapping[str, Any], metrics: dict[str, float]
+    ) -> None:
+        self.wait()
+        self._check_room(tree)
+        if jax.default_backend() == "cpu":
+            # A host copy of a CPU array is the array itself, and the next update overwrites it.
+            tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
+        with _writing(self._folder):
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
+                ),
+                metrics=metrics,
+                force=True,
+            )
+
+    def _check_room(self, tree: Tree) -> None:
+        """Refuse what the disk has no room for; Orbax would find it half way, with many errors."""
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:
+            raise _unwritable(
+                self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+            )
 
     def newest_step(self) -> int:
-        """Return the step that a run goes on from; 0 without a checkpoint."""
-        return max(self.latest_step() or 0, _newest(self._apart))
+        """Return the step of the newest complete checkpoint; 0 without any."""
+        return self._manager.latest_step() or 0
+
+    def best_step(self) -> int | None:
+        """Return the best checkpoint's step."""
+        return self._manager.best_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
         """Read the checkpoint of `newest_step`.
@@ -142,24 +157,13 @@ class Checkpoints:
             UserError: See `restore`; or its facts are of another kind.
         """
         step = self.newest_step()
-        if step != self.latest_step():
-            with closing(Checkpoints(self._apart, keep=1)) as apart:
-                return apart.restore_newest(like, kind)
         tree, facts = self.restore(step, like)
         return tree, check(
             kind,
             facts,
             where=f"{self._folder / str(step)}: facts",
-            advice="delete that folder to go on from the one before",
+            advice="delete that folder to resume from the one before",
         )
-
-    def latest_step(self) -> int | None:
-        """Return the newest complete checkpoint's step."""
-        return self._manager.latest_step()
-
-    def best_step(self) -> int | None:
-        """Return the best checkpoint's step."""
-        return self._manager.best_step()
 
     def restore(self, step: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
         """Read a checkpoint.
@@ -172,7 +176,12 @@ class Checkpoints:
             UserError: The checkpoint is damaged, or belongs to another model or optimizer.
         """
         where = self._folder / str(step)
-        self._check(where, step, like)
+        try:
+            stored = dict(self._manager.item_metadata(step)["tree"])
+            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+        except Exception as error:  # noqa: BLE001
+            raise _damaged(where, error) from None
+        _compare(where, shapes, _named(like))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(like))
         try:
             restored = self._manager.restore(
@@ -186,15 +195,6 @@ class Checkpoints:
             raise _damaged(where, error) from None
         leaves = [restored["tree"][name] for name in _named(like)]
         return jax.tree.unflatten(jax.tree.structure(like), leaves), restored["facts"]
-
-    def _check(self, where: Path, step: int, like: Tree) -> None:
-        """Compare names and shapes before anything is read."""
-        try:
-            stored = dict(self._manager.item_metadata(step)["tree"])
-            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
-        except Exception as error:  # noqa: BLE001
-            raise _damaged(where, error) from None
-        _compare(where, shapes, _named(like))
 
     def wait(self) -> None:
         """Wait for what is being written.
@@ -214,14 +214,15 @@ class Checkpoints:
         try:
             self.wait()
         finally:
-            # Orbax tells of an error once.
+            # Orbax raises an error once.
             self._manager.close()
 
 
 def given_up(tree: Tree) -> Tree:
-    """Give the memory of arrays back; return their shapes, types and shardings.
+    """Delete arrays, of which others may hold references, before what replaces them is read.
 
-    What is read in their place would lie beside them: whoever made them may know them still.
+    Returns:
+        Their shapes, types and shardings.
     """
 
     def give_up(leaf: jax.Array) -> jax.ShapeDtypeStruct:
@@ -230,12 +231,6 @@ def given_up(tree: Tree) -> Tree:
         return shape
 
     return jax.tree.map(give_up, tree)
-
-
-def _newest(folder: Path) -> int:
-    """Return the step of the newest checkpoint in a folder that may not be there; else 0."""
-    paths = folder.iterdir() if folder.exists() else ()
-    return max((int(path.name) for path in paths if path.name.isdigit()), default=0)
 
 
 def best_step(folder: Path) -> int | None:
@@ -274,13 +269,13 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
         like: Shapes and types of the weights; others may be in the checkpoint too.
 
     Yields:
-        Reads a parameter by its path (`sharding.param_path`), whole, into host memory.
+        Reads a parameter by its path (`layers.q`), whole, into host memory.
 
     Raises:
         UserError: The checkpoint is damaged, or belongs to another model.
     """
     wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
-    paths = [param_path(path) for path, _ in jax.tree.leaves_with_path(like)]
+    paths = [_dotted(path) for path, _ in jax.tree.leaves_with_path(like)]
     names = dict(zip(paths, wanted, strict=True))
     with _reading(where, wanted) as reader:
 
@@ -344,18 +339,19 @@ def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
     for scores in sorted(folder.glob("*/metrics/metrics")):
         checkpoint = scores.parents[1]
         if checkpoint.name.isdigit():  # and not what a kill inside a save left
-            advice = f"delete {checkpoint} to go on from the one before"
+            advice = f"delete {checkpoint} to resume from the one before"
             read_json(scores, _Scores, advice=advice)
     return ocp.CheckpointManager(folder, **settings)
-
-
-def _score(metrics: Mapping[str, float]) -> float:
-    return metrics["score"]
 
 
 def _named(tree: Tree) -> dict[str, Any]:
     """Flatten to names, so that structures of libraries may change."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    keys = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
+    return ".".join(keys)
 
 
 @contextmanager
@@ -369,8 +365,8 @@ def _writing(folder: Path) -> Generator[None]:
 
 def _unwritable(folder: Path, reason: str) -> UserError:
     return UserError(
-        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: mend "
-        "that, and the same command goes on from the newest"
+        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: fix "
+        "that and run the same command again to resume"
     )
 
 
@@ -384,5 +380,5 @@ def _reason(error: Exception) -> str:
 def _damaged(where: Path, error: Exception) -> UserError:
     return UserError(
         f"{where}: the checkpoint cannot be read ({_reason(error)}); "
-        "delete that folder to go on from the one before"
+        "delete that folder to resume from the one before"
     )

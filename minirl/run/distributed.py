@@ -1,9 +1,8 @@
-"""Processes of one run, each with its own devices: how they start, what they tell each other.
+"""Processes of one run, each with its own devices: how they start and exchange values.
 
-All run the same program on the same numbers. Only what takes time is shared out, episodes and rows
-of a batch; `gather` brings it together again, so that everything between (filters, advantages,
-metrics, the order of data) is computed by each from all of it, and does not depend on how many they
-are. It is also where they learn that one of them is to be stopped or failed: none waits for it.
+All run the same program on the same numbers. Only episodes and rows of a batch are divided;
+`gather` collects the parts, so that filters, advantages, metrics and the order of data are computed
+by every process from all of them. An error or a signal of one process reaches the others there too.
 """
 
 from __future__ import annotations
@@ -35,25 +34,26 @@ _HEARTBEAT_S = 60
 _START_S = 600
 # Larger messages go from device to device, smaller ones through the first process.
 _MESSAGE_BYTES = 2**20
-_LONGEST_PAUSE_S = 0.05
-_LOOK_EVERY_S = 1.0
-_FAREWELL_S = 2.0
+# Between two checks for a signal while waiting for another process, and for the signals of others.
+_WAIT_MS = 200
+_POLL_SIGNALS_S = 1.0
+_FLUSH_S = 2.0
 _STOP = "minirl/stop"
-# What JAX's transports say of a process that is not there any more.
+# How JAX's transports word that a process has gone.
 _LOST = ("Gloo", "gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "NCCL", "oordination service")
 # Of exchanges: every process makes the same ones in the same order.
 _numbers = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process stands among those of its run.
+class ProcessConfig:
+    """How a process joins the others of its run.
 
     Attributes:
         coordinator: `host:port` of the first process.
         processes: How many there are.
         process: Number of this one, from 0.
-        heartbeat_s: A process that was not heard of for so long is taken for dead, which ends the
+        heartbeat_s: After so long without a heartbeat a process counts as dead, which ends the
             others.
     """
 
@@ -63,41 +63,41 @@ class Place:
     heartbeat_s: int = _HEARTBEAT_S
 
 
-def join(place: Place | None) -> None:
-    """Become one of several processes, before anything else is asked of JAX.
+def join(config: ProcessConfig | None) -> None:
+    """Join the other processes, before any other use of JAX.
 
     Args:
-        place: None where Slurm, a TPU's or another environment that JAX knows tells it.
+        config: None where Slurm, a TPU's or another environment that JAX knows has it.
 
     Raises:
         UserError: The others cannot be found.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Signals are noted by `preemption`, and told by what is below.
+    # Its preemption service lets work go on to the next step, and does not serve a single process.
     jax.config.update("jax_enable_preemption_service", False)  # noqa: FBT003
-    heartbeat_s = _HEARTBEAT_S if place is None else place.heartbeat_s
-    where: dict[str, Any] = {"local_device_ids": _slurm_devices()}
-    if place is not None:
-        where = {
-            "coordinator_address": place.coordinator,
-            "num_processes": place.processes,
-            "process_id": place.process,
+    heartbeat_s = _HEARTBEAT_S if config is None else config.heartbeat_s
+    settings: dict[str, Any] = {"local_device_ids": _slurm_devices()}
+    if config is not None:
+        settings = {
+            "coordinator_address": config.coordinator,
+            "num_processes": config.processes,
+            "process_id": config.process,
             "cluster_detection_method": "deactivate",
         }
     try:
         jax.distributed.initialize(
-            **where, initialization_timeout=_START_S, heartbeat_timeout_seconds=heartbeat_s
+            **settings, initialization_timeout=_START_S, heartbeat_timeout_seconds=heartbeat_s
         )
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"the processes of this run do not find each other ({' '.join(str(error).split())}); "
             "give all the same --coordinator and --processes, and each its own --process"
         ) from None
-    preemption.share(_Board().look)
+    preemption.share(_SharedSignal().poll)
 
 
 def is_joined() -> bool:
-    """Tell whether this is one of several processes, without a look at the devices."""
+    """Tell whether this is one of several processes, without initialising the devices."""
     return distributed.global_state.client is not None
 
 
@@ -109,16 +109,16 @@ def is_lost(error: Exception) -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """End this process at once, without the farewell for which all wait for all."""
+    """End this process at once, without the barrier at which all wait for all."""
     sys.stdout.flush()
     sys.stderr.flush()
     if distributed.global_state.process_id == 0:
-        time.sleep(_FAREWELL_S)  # its end ends the others, who may know more
+        time.sleep(_FLUSH_S)  # its end ends the others, whose error may say more
     os._exit(status)
 
 
 def is_announced() -> bool:
-    """Tell whether the environment says that this is one of several processes."""
+    """Tell whether the environment declares several processes."""
     slurm = int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1
     tpu = "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
     return slurm or tpu or "MEGASCALE_COORDINATOR_ADDRESS" in os.environ
@@ -147,21 +147,21 @@ def count() -> int:
 
 
 def own_share(length: int) -> range:
-    """Return the places of this process's part of a list: parts are in order and alike in size."""
+    """Return the indices of this process's part of a list: parts are in order, of like size."""
     bounds = [length * p // count() for p in range(count() + 1)]
     return range(bounds[jax.process_index()], bounds[jax.process_index() + 1])
 
 
 def gather(make: Callable[[], _Made]) -> list[_Made]:
-    """Do this process's part of some work, and get the parts of all processes, in their order.
+    """Do this process's part of some work, and return the parts of all processes, in their order.
 
     Args:
-        make: Gives this process's part; it may be abandoned.
+        make: Returns this process's part; it may be abandoned.
 
     Raises:
         Preempted: A signal came to one of them.
-        UserError: One of them failed; this one with its own error if it is the one.
-        ServersLostError: One of them has none to sample.
+        UserError: One of them failed; in that one its own error.
+        ServersLostError: One of them has no server left.
     """
     if count() == 1:
         return [make()]
@@ -175,40 +175,42 @@ def gather(make: Callable[[], _Made]) -> list[_Made]:
     words = None if error is None else f"{error}" or repr(error)
     is_small = len(payload) <= _MESSAGE_BYTES
     is_lost = isinstance(error, ServersLostError)
-    told = _exchange((stop, words, is_lost, payload if is_small else len(payload)))
+    messages = _exchange((stop, words, is_lost, payload if is_small else len(payload)))
     if error is not None:
         raise error
-    _stop_together([one[:3] for one in told])
-    if all(isinstance(part, bytes) for *_, part in told):
-        return [pickle.loads(part) for *_, part in told]
-    return [pickle.loads(part) for part in _all_gather(payload, [part for *_, part in told])]
+    _raise_first([one[:3] for one in messages])
+    parts = [part for *_, part in messages]
+    if not all(isinstance(part, bytes) for part in parts):
+        parts = _all_gather(payload, parts)
+    return [pickle.loads(part) for part in parts]
 
 
-def _stop_together(told: list[tuple[int | None, str | None, bool]]) -> None:
-    for process, (_, words, is_lost) in enumerate(told):
+def _raise_first(messages: list[tuple[int | None, str | None, bool]]) -> None:
+    """Raise the first error of any process, else the first signal."""
+    for process, (_, words, is_lost) in enumerate(messages):
         if words is not None:
             # All save what is done, if the one that failed can.
             kind = ServersLostError if is_lost else UserError
             raise kind(f"process {process} failed: {words}")
-    signals = [number for number, *_ in told if number is not None]
+    signals = [number for number, *_ in messages if number is not None]
     if signals:
         raise Preempted(signals[0])
 
 
 def from_first(make: Callable[[], _Made]) -> _Made:
-    """Let the first process do something, and give its result to all; see `gather`."""
+    """Let the first process do something, and return its result on all; see `gather`."""
     return gather(lambda: make() if is_first() else None)[0]  # ty: ignore[invalid-explicit-return]
 
 
 @contextmanager
 def held_by_first(context: AbstractContextManager[_Made]) -> Generator[_Made]:
-    """Let the first process enter a context for all; see `from_first`."""
+    """Let the first process enter a context; all get what it yields, see `from_first`."""
     with ExitStack() as stack:
         yield from_first(lambda: stack.enter_context(context))
 
 
 def check() -> None:
-    """Stop here if a signal came to any process; all have to ask, and all stop.
+    """Stop here if a signal came to any process; all have to call this, and all stop.
 
     Raises:
         Preempted: It came.
@@ -224,50 +226,57 @@ def checked(items: Iterable[_Item]) -> Iterator[_Item]:
 
 
 def whole(array: Any) -> np.ndarray:
-    """Return an array that is split over processes; all have to ask."""
+    """Return an array that is split over processes, whole; all have to call this."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         array = multihost_utils.process_allgather(array, tiled=True)
     return np.asarray(array)
 
 
-class _Board:
-    """Where processes post their signals, and look for the others'."""
+class _SharedSignal:
+    """The signal that came to any of the processes, kept in the coordinator's store."""
 
     def __init__(self) -> None:
-        self._posted = False
-        self._next_look = 0.0
+        self._is_sent = False
+        self._next_poll = 0.0
 
-    def look(self, own: int | None) -> int | None:
+    def poll(self, own: int | None) -> int | None:
+        """Publish this process's signal, or return one of another process."""
         client = distributed.global_state.client
         if client is None:
             return own
-        if own is not None and not self._posted:
-            self._posted = True
+        if own is not None and not self._is_sent:
+            self._is_sent = True
             client.key_value_set(f"{_STOP}/{jax.process_index()}", str(own))
-        if own is None and time.monotonic() > self._next_look:
-            self._next_look = time.monotonic() + _LOOK_EVERY_S
-            posted = client.key_value_dir_get(_STOP)
-            own = int(posted[0][1]) if posted else None
+        if own is None and time.monotonic() > self._next_poll:
+            self._next_poll = time.monotonic() + _POLL_SIGNALS_S
+            found = client.key_value_dir_get(_STOP)
+            own = int(found[0][1]) if found else None
         return own
 
 
 def _exchange(message: Any) -> list[Any]:
-    """Tell all processes a small thing, and wait for theirs."""
+    """Send all processes a small message, and return the messages of all, in their order."""
     client, own = distributed.global_state.client, jax.process_index()
     assert client is not None
     number = next(_numbers)
     folder = f"minirl/{number}"
     client.key_value_set_bytes(f"{folder}/{own}", pickle.dumps(message))
-    pause = 0.0005
-    # Not a barrier: signals are noted between two looks, and told to those that still work.
-    while len(found := client.key_value_dir_get_bytes(folder)) < count():
-        preemption.noticed()
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
-    # All have come as far as this, so all have read the exchange before it.
+    found = [message if n == own else _receive(client, f"{folder}/{n}") for n in range(count())]
+    # All have sent this one, so all have received those of the exchange before it.
     client.key_value_delete(f"minirl/{number - 1}/{own}")
-    by_process = {int(key.rpartition("/")[2]): value for key, value in found}
-    return [pickle.loads(by_process[process]) for process in range(count())]
+    return found
+
+
+def _receive(client: Any, key: str) -> Any:
+    """Wait for a message, and download it once."""
+    while True:
+        try:
+            return pickle.loads(client.blocking_key_value_get_bytes(key, _WAIT_MS))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        # Not a barrier: a signal that comes meanwhile is sent to those that still work.
+        preemption.noticed()
 
 
 def _all_gather(payload: bytes, sizes: list[Any]) -> list[bytes]:

@@ -1,28 +1,34 @@
-"""Files and folders that appear whole or not at all, and those of a Hugging Face model folder; no
-JAX is needed for either.
-"""
+"""Files: read and checked once, written whole or not at all; without JAX."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
+import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from minirl.errors import UserError
 
+_Kind = TypeVar("_Kind")
+
 PART = ".part"
 """Ends the name of a file that is not whole yet."""
+# How safetensors words an error of the system.
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NEEDED = ("config.json", "tokenizer.json")
 
 
 def check_folder(folder: Path) -> None:
-    """Look for everything that a policy is read from.
+    """Check that everything a policy is read from is there.
 
     Raises:
         UserError: A file is not there.
@@ -60,7 +66,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Let errors of the system name a file, as Python's own do only where one is opened.
+    """Add the file's name to errors of the system, also to those that safetensors words itself.
 
     Raises:
         OSError: As raised inside, with the file's name.
@@ -71,14 +77,19 @@ def naming(path: Path) -> Generator[None]:
         if error.filename is not None or error.errno is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None
+    except Exception as error:
+        number = _SYSTEM_ERROR.search(str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
 @contextmanager
 def whole_file(path: Path) -> Generator[IO[str]]:
-    """Write a file of text that appears, or is replaced, when the block ends well.
+    """Write a file of text that appears, or is replaced, when the block succeeds.
 
-    A power failure leaves the old file or the new one. Its folder is made where there is none. What
-    is no plain file, such as a pipe, cannot be replaced and is written to.
+    A power failure leaves the old file or the new one. Missing folders are made. A pipe cannot be
+    replaced and is written to.
 
     Raises:
         OSError: It cannot be written; names the file.
@@ -106,7 +117,7 @@ def whole_file(path: Path) -> Generator[IO[str]]:
 
 
 def settle(scratch: Path, path: Path) -> None:
-    """Put a finished file in the place of another one; a power failure leaves either of them."""
+    """Replace a file by a finished one; a power failure leaves either of them."""
     sync(scratch)
     scratch.replace(path)
     sync(path.parent)
@@ -125,7 +136,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def appearing(folder: Path) -> Generator[Path]:
-    """Make a folder that appears, or is replaced, when the block ends well.
+    """Make a folder that appears, or is replaced, when the block succeeds.
 
     What a kill leaves of it is hidden beside it, until the next attempt.
 
@@ -153,3 +164,95 @@ def appearing(folder: Path) -> Generator[Path]:
             for parent in made:
                 parent.rmdir()
     shutil.rmtree(old, ignore_errors=True)
+
+
+class Joined(BaseModel):
+    """Base of an object with the fields of several others, each of which reads it whole."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, value: Any) -> Any:
+        return dict.fromkeys(cls.model_fields, value)
+
+
+def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
+    """Validate a value by pydantic.
+
+    Args:
+        kind: What it has to be.
+        value: As JSON gives it.
+        where: The file and the place in it, for the message.
+        advice: What to do, for the message.
+
+    Raises:
+        UserError: It is of another kind.
+    """
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_problem(error)}; {advice}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
+
+
+def read_json(path: Path, kind: type[_Kind], *, advice: str) -> _Kind:
+    """Read a file of JSON.
+
+    Raises:
+        UserError: It is not there, is not JSON, or holds another kind of value.
+    """
+    return check(
+        kind, _parse(_bytes(path, advice), str(path), advice), where=str(path), advice=advice
+    )
+
+
+def read_lines(path: Path, kind: type[_Kind], *, advice: str) -> Iterator[tuple[bytes, _Kind]]:
+    """Read a file of JSON lines, as bytes and as values; a last line without its end is left out.
+
+    Raises:
+        UserError: The file cannot be read, or a line is not JSON or holds another kind of value.
+    """
+    for number, line in enumerate(_bytes(path, advice).split(b"\n")[:-1], start=1):
+        where = f"{path}: line {number}"
+        yield line + b"\n", check(kind, _parse(line, where, advice), where=where, advice=advice)
+
+
+def keep_lines(path: Path, kind: type[_Kind], *, advice: str) -> list[_Kind]:
+    """Read a file of JSON lines that will be appended to; truncate a last line without its end.
+
+    Raises:
+        UserError: As `read_lines`.
+    """
+    lines = list(read_lines(path, kind, advice=advice))
+    whole = sum(len(line) for line, _ in lines)
+    if whole != path.stat().st_size:
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return [value for _, value in lines]
+
+
+def _bytes(path: Path, advice: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {advice}") from None
+
+
+def _parse(text: bytes, where: str, advice: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: broken JSON ({error}); {advice}") from None
+
+
+def _problem(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{field} is missing"
+    words = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    words = words.replace("a valid dictionary", "an object").replace("a valid string", "text")
+    return f"{field} {words}, not {first['input']!r:.60}".lstrip()

@@ -24,9 +24,7 @@ from tensorboardX.summary import scalar
 
 from minirl.errors import UserError
 from minirl.run import distributed
-from minirl.run.files import settle
-from minirl.run.reading import read_lines
-from minirl.run.writing import writing
+from minirl.run.files import naming, read_lines, settle
 
 
 class Line(BaseModel):
@@ -80,7 +78,7 @@ class JsonLines:
             self.last_step = kept[-1][1] if kept else 0
             if self._is_writer:
                 scratch = path.with_suffix(".part")
-                with writing(scratch):
+                with naming(scratch):
                     scratch.write_bytes(b"".join(text for text, _ in kept))
                 settle(scratch, path)
 
@@ -89,7 +87,7 @@ class JsonLines:
         if not self._is_writer:
             return
         line = json.dumps({"step": step} | _finite(record), ensure_ascii=False)
-        with writing(self._path), self._path.open("a", encoding="utf-8") as file:
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
@@ -147,7 +145,7 @@ class _Board:
     """
 
     def __init__(self, folder: Path, *, purge_step: int) -> None:
-        with writing(folder):
+        with naming(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._purge_step = folder, purge_step
         self._file: EventsWriter | None = None
@@ -158,7 +156,7 @@ class _Board:
             Event(step=step, wall_time=now, summary=scalar(name, value))
             for name, value in numbers.items()
         ]
-        with writing(self._folder):
+        with naming(self._folder):
             if self._file is None:
                 self._file = EventsWriter(str(self._folder / "events"))
                 begun = SessionLog(status=SessionLog.START)

@@ -1,7 +1,9 @@
-"""Notice that this process is about to be stopped: a cluster's SIGTERM, or Ctrl-C.
+"""Preemption: a cluster's SIGTERM, or Ctrl-C.
 
-A signal may come between any two operations, also where arrays were handed to an update and nothing
-holds the new ones yet. So it is only noted; work that can be abandoned asks `check` now and then.
+A signal may come between any two operations, also where arrays were donated to an update and
+nothing holds the new ones yet. So the handler only records it, and work that can be abandoned calls
+`check`. JAX's preemption service does neither: it needs `jax.distributed` even for one process,
+knows SIGTERM alone, and answers at the next step, after minutes of rollout.
 """
 
 from __future__ import annotations
@@ -11,14 +13,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
-LOOK_S = 0.2
-"""Longest wait between two looks for a signal."""
+POLL_S = 0.2
+"""Longest wait between two checks for a signal."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Preempted(BaseException):
-    """Work was abandoned because of a signal, as by `KeyboardInterrupt`; says what is saved.
+    """Work was abandoned because of a signal; its text says what is saved.
 
     Attributes:
         signal: Which one.
@@ -29,49 +31,51 @@ class Preempted(BaseException):
         self.signal = signal.Signals(number)
 
 
-class _Notice:
-    """What this process knows of its end; signals belong to the process, and so does this."""
+class _Received:
+    """The signal that came, of which a process has one handler.
+
+    Attributes:
+        signal: Its number.
+        shared: Takes this process's signal or None; returns one that any process had.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
-        self.look: Callable[[int | None], int | None] = lambda own: own
+        self.shared: Callable[[int | None], int | None] = lambda own: own
 
-    def note(self, number: int, _frame: FrameType | None = None) -> None:
+    def handle(self, number: int, _frame: FrameType | None = None) -> None:
         if number == signal.SIGINT == self.signal:
-            raise KeyboardInterrupt  # whoever asks twice does not want to wait
+            raise KeyboardInterrupt  # a second Ctrl-C does not wait
         self.signal = number
 
 
-_notice = _Notice()
+_received = _Received()
 
 
 @contextmanager
 def watched() -> Generator[None]:
-    """Note signals while the block runs, in place of being ended by them.
-
-    A second Ctrl-C interrupts at once.
-    """
-    before = {number: signal.signal(number, _notice.note) for number in _SIGNALS}
+    """Record signals while the block runs; a second Ctrl-C interrupts at once."""
+    before = {number: signal.signal(number, _received.handle) for number in _SIGNALS}
     try:
         yield
     finally:
-        _notice.signal = None
+        _received.signal = None
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def share(look: Callable[[int | None], int | None]) -> None:
-    """Let processes that work together know of each other's notice.
+def share(shared: Callable[[int | None], int | None]) -> None:
+    """Let the processes of a run know of each other's signals.
 
     Args:
-        look: Takes the signal that this process had, or None; gives one that any of them had.
+        shared: Takes this process's signal or None; returns one that any process had.
     """
-    _notice.look = look
+    _received.shared = shared
 
 
 def noticed() -> int | None:
-    """Return the signal that came, to this process or to one that works with it; else None."""
-    return _notice.look(_notice.signal)
+    """Return the signal that came to any process of the run; None without any."""
+    return _received.shared(_received.signal)
 
 
 def check() -> None:

@@ -172,7 +172,7 @@ class _Round:
         """
         with self._changed:
             while self._error is None and len(self._ready) < self.left - slow:
-                self._changed.wait(preemption.LOOK_S)
+                self._changed.wait(preemption.POLL_S)
                 preemption.check()
         self.seconds = perf_counter() - self._began
 

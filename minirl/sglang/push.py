@@ -25,8 +25,7 @@ from minirl.model.layout import Tensor, file_tensors
 from minirl.model.sharding import param_path
 from minirl.model.shards import header, total_bytes
 from minirl.run import distributed
-from minirl.run.files import SINGLE
-from minirl.run.writing import writing
+from minirl.run.files import SINGLE, naming
 
 _FOLDER = "version-"
 _NEW = ".new"
@@ -59,14 +58,14 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
     def begin() -> None:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        with writing(path), path.open("wb") as file:
+        with naming(path), path.open("wb") as file:
             file.write(head)
             file.truncate(size)
 
     def write_own() -> None:
         wholes = whole_tensors(params, dtype)
         try:
-            with writing(path), path.open("r+b") as file:
+            with naming(path), path.open("r+b") as file:
                 for number, (tensor, whole) in enumerate(wholes):
                     if number % distributed.count() == jax.process_index():
                         _write_all(file.fileno(), np.asarray(whole), starts[tensor])

@@ -27,7 +27,7 @@ from minirl.errors import UserError
 from minirl.model.decoder import read_config
 from minirl.rules import check_installed
 from minirl.run import distributed, preemption
-from minirl.run.reading import read_json
+from minirl.run.files import read_json
 from minirl.sglang.client import Clients, RefusedError, Server, ServerError
 from minirl.sglang.fanout import Belt
 from minirl.sglang.pool import Fleet
@@ -208,7 +208,7 @@ class Servers:
     def _result(self, future: Future[_Made]) -> _Made:
         while True:
             try:
-                return future.result(preemption.LOOK_S)
+                return future.result(preemption.POLL_S)
             except TimeoutError:
                 if future.done():
                     return future.result()

@@ -18,7 +18,7 @@ from pydantic import BaseModel, NonNegativeInt
 
 from minirl.config import GuardConfig
 from minirl.errors import UserError
-from minirl.run.writing import writing
+from minirl.run.files import naming
 from minirl.train.batching import TokenRow
 
 
@@ -106,7 +106,7 @@ def save_rows(path: Path, groups: Sequence[Sequence[TokenRow]]) -> None:
     rows = [row for group in groups for row in group]
     lengths = [len(row.ids) for row in rows]
     path.parent.mkdir(parents=True, exist_ok=True)
-    with writing(path):
+    with naming(path):
         np.savez_compressed(
             path,
             ids=np.concatenate([row.ids for row in rows]),

@@ -309,4 +309,4 @@ def test_a_tpu_program_is_compiled_without_a_tpu():
     # More than any chip has: the compiler says so.
     big = jax.ShapeDtypeStruct((2**17, 2**17), "float32", sharding=x.sharding)
     lowered = jax.jit(lambda x: (x * 2).sort()).lower(big)
-    assert "hbm" in compilers.compile_program("sum", lowered, options={}).problem
+    assert "HBM" in compilers.compile_program("sum", lowered, options={}).problem

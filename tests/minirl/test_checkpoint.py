@@ -75,16 +75,29 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     save_all(tmp_path, {1: 0.1, 2: 0.9, 3: 0.3, 4: -1.0, 5: 0.4})
     assert steps_in(tmp_path) == [2, 4, 5]
     checkpoints = Checkpoints(tmp_path)
-    assert (checkpoints.latest_step(), checkpoints.best_step()) == (5, 2)
+    assert (checkpoints.newest_step(), checkpoints.best_step()) == (5, 2)
     # A run that goes on remembers the scores, and a better one takes the place of the best.
     checkpoints.save(6, make_tree(6), {}, score=0.95)
     checkpoints.close()
     assert steps_in(tmp_path) == [5, 6]
 
 
+def test_a_checkpoint_of_a_stop_is_kept_until_the_next_planned_one(tmp_path):
+    save_all(tmp_path, {2: 0.9, 4: 0.1, 6: -1.0})
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        checkpoints.leave(6, make_tree(6), {})  # there is one
+        checkpoints.leave(7, make_tree(7), {"step": 7})
+        assert steps_in(tmp_path) == [2, 4, 6, 7]
+        assert (checkpoints.newest_step(), checkpoints.best_step()) == (7, 2)
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        assert checkpoints.restore_newest(make_tree(), dict[str, int])[1] == {"step": 7}
+        checkpoints.save(8, make_tree(8), {}, score=0.2)
+    assert steps_in(tmp_path) == [2, 6, 8]
+
+
 def test_an_empty_folder_has_none(tmp_path):
     checkpoints = Checkpoints(tmp_path / "new")
-    assert (checkpoints.latest_step(), checkpoints.best_step()) == (None, None)
+    assert (checkpoints.newest_step(), checkpoints.best_step()) == (0, None)
     checkpoints.close()
 
 
@@ -103,9 +116,8 @@ def test_facts_of_another_kind_are_told_with_their_place(tmp_path):
     with closing(Checkpoints(folder)) as checkpoints:
         assert checkpoints.restore_newest(make_tree(), kind)[1] == {"step": 1}
         checkpoints.leave(2, make_tree(2), {"step": "two"})
-        with pytest.raises(UserError, match=r"preempted/2: facts: step should be .*delete that"):
+        with pytest.raises(UserError, match=r"checkpoints/2: facts: step should be .*delete that"):
             checkpoints.restore_newest(make_tree(), kind)
-    shutil.rmtree(tmp_path / "preempted")
     with closing(Checkpoints(folder)) as checkpoints:
         checkpoints.save(3, make_tree(3), {"step": []}, score=0.0)
         checkpoints.wait()
@@ -190,7 +202,7 @@ def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
     save_all(tmp_path, {1: 0.0})
     shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp-1")
     checkpoints = Checkpoints(tmp_path)
-    assert checkpoints.latest_step() == 1
+    assert checkpoints.newest_step() == 1
     checkpoints.save(2, make_tree(2), {}, score=0.0)
     checkpoints.close()
     assert_equal(restore(tmp_path, make_tree(), step=2)[0], make_tree(2))
@@ -288,6 +300,6 @@ def test_a_damaged_score_names_its_checkpoint(tmp_path, text):
         with pytest.raises(UserError) as caught:
             read(tmp_path)
         assert str(caught.value).startswith(f"{path}: ")
-        assert f"delete {tmp_path / '4'} to go on from the one before" in str(caught.value)
+        assert f"delete {tmp_path / '4'} to resume from the one before" in str(caught.value)
     shutil.rmtree(tmp_path / "4")
     assert best_step(tmp_path) == 1

@@ -33,7 +33,7 @@ import numpy as np
 from minirl.run import distributed
 from minirl.run import preemption
 coordinator, process, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-distributed.join(distributed.Place(coordinator, 2, process, heartbeat_s=10))
+distributed.join(distributed.ProcessConfig(coordinator, 2, process, heartbeat_s=10))
 from launch import cli
 from minirl.errors import UserError
 
@@ -165,7 +165,7 @@ import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh
 from minirl.run import distributed
-distributed.join(distributed.Place(sys.argv[1], 2, int(sys.argv[2])))
+distributed.join(distributed.ProcessConfig(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
 from minirl.sample.local import local_mesh, local_params
 from minirl.model.sharding import MESH_AXES
@@ -189,6 +189,73 @@ def test_each_process_gets_all_weights_on_its_own_devices(tmp_path):
         assert code == 0, errors
 
 
+# GPUs tell their memory to their own process only.
+MEMORY = """
+import sys
+from types import SimpleNamespace
+import jax, numpy as np
+from minirl.run import distributed
+distributed.join(distributed.ProcessConfig(sys.argv[1], 2, int(sys.argv[2])))
+from launch import plan
+from minirl.sample.pages import device_memory
+
+class Gpu:
+    platform = "gpu"
+
+    def __init__(self, device):
+        self.process_index = device.process_index
+
+    def memory_stats(self):
+        if self.process_index != jax.process_index():
+            raise RuntimeError("MemoryStats is only supported for addressable PjRt devices.")
+        return {"bytes_limit": 10 + self.process_index}
+
+gpus = [Gpu(device) for device in jax.devices()]
+own = [gpu for gpu in gpus if gpu.process_index == jax.process_index()]
+mesh = SimpleNamespace(devices=np.array(gpus), size=len(gpus), local_devices=own)
+assert distributed.gather(lambda: device_memory(mesh)) == [10, 11]
+jax.local_devices = lambda: own
+assert distributed.gather(plan._device_limit) == [10, 11]
+"""
+
+
+def test_each_process_asks_its_own_devices_for_their_memory(tmp_path):
+    for code, _, errors in ends(processes(code=MEMORY)):
+        assert code == 0, errors
+
+
+# What is downloaded while processes wait for each other.
+POLLS = """
+import sys, time
+from minirl.run import distributed
+coordinator, process = sys.argv[1], int(sys.argv[2])
+distributed.join(distributed.ProcessConfig(coordinator, 2, process))
+real, downloaded = distributed.distributed.global_state.client, []
+
+class Client:
+    def __getattr__(self, name):
+        return getattr(real, name)
+
+    def blocking_key_value_get_bytes(self, key, wait_ms):
+        found = real.blocking_key_value_get_bytes(key, wait_ms)
+        downloaded.append(key)
+        return found
+
+distributed.distributed.global_state.client = Client()
+for number in range(3):
+    # The second is late, so that the first has to ask again and again.
+    time.sleep(process)
+    assert distributed.gather(lambda: (number, process)) == [(number, 0), (number, 1)]
+assert len(downloaded) == len(set(downloaded)) == 3, downloaded
+distributed.distributed.global_state.client = real
+"""
+
+
+def test_a_message_is_downloaded_once_however_long_the_wait(tmp_path):
+    for code, _, errors in ends(processes(code=POLLS)):
+        assert code == 0, errors
+
+
 # The update of test_mesh.py, over the devices of two processes.
 UPDATE = """
 import sys
@@ -196,7 +263,7 @@ from types import SimpleNamespace
 import jax, numpy as np
 from minirl.run import distributed
 coordinator, process, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-distributed.join(distributed.Place(coordinator, 2, process))
+distributed.join(distributed.ProcessConfig(coordinator, 2, process))
 import conftest, test_mesh
 from minirl.model.sharding import param_path
 toy = SimpleNamespace(CONFIG=conftest.CONFIG)

@@ -63,7 +63,7 @@ import jax, numpy as np
 from flax import nnx
 from pathlib import Path
 from minirl.run import distributed
-distributed.join(distributed.Place(sys.argv[1], 2, int(sys.argv[2])))
+distributed.join(distributed.ProcessConfig(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
 from minirl.sglang.push import whole_tensors, write_version
 from minirl.model.sharding import make_mesh

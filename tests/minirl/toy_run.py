@@ -281,7 +281,7 @@ def is_commit(at):
 def main(folder, moment="", at="0", course="plain", coordinator="", processes="1", process="0"):
     if coordinator:
         distributed.join(
-            distributed.Place(coordinator, int(processes), int(process), heartbeat_s=10)
+            distributed.ProcessConfig(coordinator, int(processes), int(process), heartbeat_s=10)
         )
     import conftest
 

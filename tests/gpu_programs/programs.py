@@ -1,0 +1,151 @@
+"""Programs of `progress.yaml` for described GPUs, and the operations that they became."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from launch.config import load_config
+from launch.plan import workload_of
+from minirl.model.sharding import make_mesh, row_parts
+from minirl.plan.compile import described_devices, parse_topology
+from minirl.plan.fit import abstract_batch, sampler_programs
+from minirl.plan.memory import longest_batch, published_shape, sampling_of, training_of
+
+# (model, topology) that the facts are checked of.
+CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))
+ANSWERS = 8
+
+
+class Operation(NamedTuple):
+    """An operation of a compiled program, outside of fusions.
+
+    Attributes:
+        opcode: As XLA names it.
+        text: The whole line.
+        times: How often it runs: the product of the known lengths of the loops around it.
+        loops: The loops around it, outermost first, those of unknown length with a `?`;
+            "condition" ends those of a loop's condition.
+    """
+
+    opcode: str
+    text: str
+    times: int
+    loops: tuple[str, ...]
+
+
+class Compiled(NamedTuple):
+    """A compiled program."""
+
+    memory: Any
+    text: str
+    operations: list[Operation]
+
+
+@functools.cache
+def _workload(model: str, topology: str) -> Any:
+    config = load_config("progress.yaml", [])
+    devices = described_devices(parse_topology(topology))
+    work = workload_of(config, published_shape(model))
+    return work, make_mesh({"fsdp": len(devices)}, devices), devices
+
+
+@functools.cache
+def update(model: str, topology: str, name: str) -> Compiled:
+    """Compile a program of the update, of one group of 8 answers a device."""
+    work, mesh, _ = _workload(model, topology)
+    training = training_of(work, mesh)
+    parts = row_parts(mesh)
+    batch = abstract_batch(longest_batch(work, groups=parts, answers=ANSWERS), mesh)
+    return _compiled(dict(training.learner.lower(training.state, batch))[name])
+
+
+@functools.cache
+def sampler(model: str, topology: str, name: str) -> Compiled:
+    """Compile a program of the native sampler on one process's devices."""
+    work, mesh, devices = _workload(model, topology)
+    memory = parse_topology(topology).chip.memory_bytes
+    sampling = sampling_of(work, mesh, devices, memory_bytes=memory)
+    return _compiled(dict(sampler_programs(work, sampling))[name])
+
+
+def _compiled(lowered: Any) -> Compiled:
+    found = lowered.compile()
+    return Compiled(found.memory_analysis(), found.as_text(), list(_operations(found)))
+
+
+_CALLED = re.compile(r"\b(body|condition|to_apply|calls)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\b(?:branch_computations=\{|(?:true|false)_computation=)([^},]+)")
+_LENGTH = re.compile(r"known_trip_count[^\d]*(\d+)")
+_OPCODE = re.compile(r"\s([a-z][a-z0-9\-]*)\(")
+
+
+def _operations(compiled: Any) -> Iterator[Operation]:
+    """Yield the operations of a program as they are scheduled, the body of a loop once."""
+    (module,) = compiled.runtime_executable().hlo_modules()
+    computations = {one.name: one.instructions() for one in module.computations()}
+    # A module lists computations before those that call them.
+    entry = list(computations)[-1]
+
+    def walk(name: str, times: int, loops: tuple[str, ...]) -> Iterator[Operation]:
+        for instruction in computations[name]:
+            text = instruction.to_string()
+            opcode = _OPCODE.search(text.partition(" = ")[2])
+            assert opcode is not None, text
+            yield Operation(opcode[1], text, times, loops)
+            called = dict(_CALLED.findall(text))
+            if opcode[1] == "while":
+                length = _LENGTH.search(text)
+                inner = (*loops, instruction.name if length else f"{instruction.name}?")
+                repeated = times * int(length[1] if length else 1)
+                yield from walk(called["condition"], repeated, (*inner, "condition"))
+                yield from walk(called["body"], repeated, inner)
+            elif opcode[1] in ("call", "async-start"):
+                yield from walk(called.get("to_apply") or called["calls"], times, loops)
+            elif opcode[1] == "conditional":
+                for branch in " ".join(_BRANCHES.findall(text)).replace("%", "").split():
+                    yield from walk(branch.strip(","), times, loops)
+
+    yield from walk(entry, 1, ())
+
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+_NO_KERNEL = frozenset(
+    {"parameter", "tuple", "get-tuple-element", "bitcast", "constant", "after-all", "while"}
+    | {"call", "conditional", "opt-barrier", "partition-id", "replica-id"}
+)
+
+
+def is_collective(one: Operation) -> bool:
+    """Tell whether devices exchange data in it."""
+    return one.opcode.removesuffix("-start") in COLLECTIVES
+
+
+def kernels(operations: list[Operation]) -> int:
+    """Count what a device launches: kernels, copies, library calls."""
+    return sum(
+        one.times
+        for one in operations
+        if one.opcode not in _NO_KERNEL and not one.opcode.endswith(("-done", "-update"))
+    )
+
+
+def sampling_loop(program: Compiled) -> list[Operation]:
+    """Return the operations of the loop over tokens, whose length only the data decide."""
+    loops = [one.loops[0] for one in program.operations if one.loops]
+    (name,) = {loop for loop in loops if loop.endswith("?") and _is_long(program, loop)}
+    return [one for one in program.operations if one.loops and one.loops[0] == name]
+
+
+def _is_long(program: Compiled, loop: str) -> bool:
+    return kernels([one for one in program.operations if one.loops[:1] == (loop,)]) > 50
+
+
+_ARRAY = re.compile(r"\b([a-z]+\d+)\[([\d,]+)\]")
+
+
+def arrays(text: str) -> list[tuple[str, tuple[int, ...]]]:
+    """List the arrays that a line or a program names: type and dimensions."""
+    return [(kind, tuple(map(int, dims.split(",")))) for kind, dims in _ARRAY.findall(text)]
