@@ -19,7 +19,7 @@ from rewards.progress.diagnosis import diagnose
 from rewards.progress.mismatch import labels_of
 from rewards.progress.reward import ColumnsOf, columns_of
 from sqlenv.config import ExecutorConfig
-from sqlenv.dialects import carry_over
+from sqlenv.dialects import transpile
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case
 from sqlenv.evaluators.features import clauses_of
@@ -321,7 +321,7 @@ def _case(task: Task, example: Example, sql: str) -> Case:
 
 def _carried(example: Example, sql: str) -> str:
     """Write a query for SQLite; one that cannot be is a query that does not run."""
-    text = carry_over(sql, example.dialect)
+    text = transpile(sql, example.dialect)
     return text if isinstance(text, str) else "not carried over"
 
 

@@ -24,7 +24,7 @@ from launch.page import clean
 from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.config import ExecutorConfig
-from sqlenv.dialects import carry_over
+from sqlenv.dialects import transpile
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
@@ -135,7 +135,7 @@ def _timed(examples: Sequence[Example], executor: Executor) -> tuple[list[Result
 
 
 def _run(examples: Sequence[Example], executor: Executor) -> list[Result]:
-    written = [carry_over(example.gold_sql, example.dialect) for example in examples]
+    written = [transpile(example.gold_sql, example.dialect) for example in examples]
     pairs = zip(examples, written, strict=True)
     queries = [(example.database, sql) for example, sql in pairs if isinstance(sql, str)]
     results = iter(executor.execute_many(queries))

@@ -32,8 +32,8 @@ from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.run.files import Joined, keep_lines, naming, read_json
 from rewards.judge import Ask, Choice, Task, Texts, deliberate
-from sqlenv.dialects import carry_over
 from sqlenv.dialects import run as run_sql
+from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import find_matches
 from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
@@ -209,7 +209,7 @@ def _answered(
 
 def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
     def execute(queries: Sequence[str]) -> Sequence[Result]:
-        texts = [carry_over(query, example.dialect) for query in queries]
+        texts = [transpile(query, example.dialect) for query in queries]
         pairs = [(example.database, text) for text in texts if isinstance(text, str)]
         results = iter(sql.executor.execute_many(pairs))
         return [text if isinstance(text, SqlError) else next(results) for text in texts]

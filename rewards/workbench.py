@@ -26,7 +26,7 @@ from rewards.paverl import PaverlReward, payment
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
 from rewards.types import Turn
-from sqlenv.dialects import carry_over, run
+from sqlenv.dialects import run, transpile
 from sqlenv.envs.single_turn import find_matches, judge_query
 from sqlenv.evaluators.equality import MatchMode, matches
 from sqlenv.types import (
@@ -210,7 +210,7 @@ class Workbench:
 
 
 def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
-    if sql and isinstance(carry_over(sql, example.dialect), SqlError):
+    if sql and isinstance(transpile(sql, example.dialect), SqlError):
         return "not_carried"
     return status_of(predicted)
 

@@ -29,33 +29,21 @@ def dialect_of(name: str) -> Dialect:
 
 
 def run(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Result:
-    """Run a query that is written in an example's dialect.
-
-    Args:
-        ask: The executor's `execute` or `gold`.
-        example: Names the dialect and the database.
-        sql: A prediction, or the gold query.
-
-    Returns:
-        What the executor gives; an error where the query cannot be carried over.
-    """
-    text = carry_over(sql, example.dialect)
+    """Run a query in its example's dialect by an executor's `execute` or `gold`."""
+    text = transpile(sql, example.dialect)
     return text if isinstance(text, SqlError) else ask(example.database, text)
 
 
-def carry_over(sql: str, dialect: str) -> str | SqlError:
-    """Write a query for SQLite.
-
-    Args:
-        sql: Whatever a data set or a model wrote.
-        dialect: `sqlite`, which is left alone, `mysql` or `postgres`.
+def transpile(sql: str, dialect: str) -> str | SqlError:
+    """Write a query of any text for SQLite.
 
     Returns:
-        The query, or why it cannot be carried over without a change of meaning.
+        The query, unchanged where the dialect is `sqlite`, or why it cannot be transpiled without a
+        change of meaning.
     """
     if dialect == "sqlite":
         return sql
-    # With sqlglot, which takes longer to import than most of what this command needs.
-    from sqlenv.dialect_trees import carried
+    # sqlglot takes longer to import than most of what a command needs.
+    from sqlenv.sql.transpiler import transpiled
 
-    return carried(sql, dialect)
+    return transpiled(sql, dialect)

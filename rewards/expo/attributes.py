@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewards.expo.clauses import Clause, item_name, scan_clauses
-from sqlenv.sql.extraction import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import SelectItem, Source, select_items, sources, tokenize
 from sqlenv.types import Table
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlenv.sql.extraction import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import Token, is_distinct_from, tokenize
 
 ClauseKind = Literal[

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rewards.config import TreeConfig
 from rewards.progress.normalisation import Features, Schema, schema_of
 from rewards.progress.tree import Node, Profile, build_tree
-from sqlenv.sql.extraction import cached
+from sqlenv.sql.cache import cached
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sqlenv.sql.extraction import cached, tokens
+from sqlenv.sql.cache import cached
+from sqlenv.sql.extraction import tokens
 
 Pairs = frozenset[tuple[str, str]]
 

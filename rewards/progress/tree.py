@@ -11,6 +11,7 @@ from sqlglot import exp
 from rewards.config import TreeConfig
 from rewards.progress.normalisation import SUBQUERY, Features, Schema, Scope, Writer
 from sqlenv.sql import extraction
+from sqlenv.sql.cache import cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Node:
     profile: Profile | None = None
 
 
-@extraction.cached(maxsize=8192)
+@cached(maxsize=8192)
 def build_tree(sql: str, schema: Schema | None, config: TreeConfig) -> Node | None:
     """Build the tree of a query.
 

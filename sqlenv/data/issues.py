@@ -15,7 +15,7 @@ SLOW_GOLD = "slow gold"
 UNSTABLE_GOLD = "non-deterministic gold"
 OTHER_ENGINE = "not for SQLite"
 OTHER_KIND = "of other levels or styles"
-NOT_CARRIED = "not carried over to SQLite"
+NOT_TRANSPILED = "not transpiled to SQLite"
 EXCLUDED_DATABASE = "excluded database"
 
 

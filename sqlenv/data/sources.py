@@ -18,7 +18,7 @@ from sqlenv.data.issues import (
     EXCLUDED_DATABASE,
     FAILING_GOLD,
     MISSING_DATABASE,
-    NOT_CARRIED,
+    NOT_TRANSPILED,
     OTHER_ENGINE,
     OTHER_KIND,
     UNPARSED_GOLD,
@@ -35,7 +35,7 @@ from sqlenv.data.layouts import (
     read_records,
 )
 from sqlenv.data.records import Question, check, question_kind
-from sqlenv.dialects import NAMES, carry_over
+from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
 from sqlenv.types import Example, Result, SqlError, Table
 
@@ -114,7 +114,7 @@ class Pool:
     failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_CARRIED, OTHER_KIND, EXCLUDED_DATABASE}
+        self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_TRANSPILED, OTHER_KIND, EXCLUDED_DATABASE}
         self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
         self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
 
@@ -145,7 +145,7 @@ class Pool:
                 else:
                     checked, flaws = _question(self.source, file, index, record, database_of)
                     if not flaws and isinstance(refused := gold(checked.example), SqlError):
-                        flaws = [NOT_CARRIED]
+                        flaws = [NOT_TRANSPILED]
                         self._note(checked.example, refused.message)
                 if checked.example.db_id in self.config.exclude_databases:
                     flaws = [EXCLUDED_DATABASE]
@@ -231,7 +231,7 @@ def _judged(example: Example, result: Result) -> Checked:
 
 def gold(example: Example) -> str | SqlError:
     """Write the gold query for SQLite."""
-    return carry_over(example.gold_sql, example.dialect)
+    return transpile(example.gold_sql, example.dialect)
 
 
 def _question(

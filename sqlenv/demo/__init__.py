@@ -14,8 +14,8 @@ from typing import Any
 
 from sqlenv.config import DemoConfig
 from sqlenv.demo.databases import Database, TableSchema, build, draw_schema, fill, sql_type
-from sqlenv.demo.domains import DOMAINS
 from sqlenv.demo.questions import Question, ask
+from sqlenv.demo.vocabulary import DOMAINS
 from sqlenv.errors import UserError
 
 STAMP = "demo.json"
@@ -68,7 +68,7 @@ def _fingerprint() -> str:
     """Hash the generator's own source, so that data of another version is made anew."""
     digest = hashlib.sha256()
     sources = Path(__file__).parent
-    for path in sorted([*sources.glob("*.py"), *sources.glob("*.txt")]):
+    for path in sorted([*sources.glob("*.py"), *sources.glob("*.yaml")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

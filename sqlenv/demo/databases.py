@@ -9,8 +9,17 @@ from typing import Literal
 
 import apsw
 
-from sqlenv.demo.domains import DOMAINS, LABELS, Entity
-from sqlenv.demo.vocabulary import CATEGORIES, COUNTRY_OF_CITY, NUMBERS, POOLS, SPARSE
+from sqlenv.demo.vocabulary import (
+    CATEGORIES,
+    COUNTRY_OF_CITY,
+    DOMAINS,
+    LABELS,
+    NUMBERS,
+    POOLS,
+    SPARSE,
+    Entity,
+    synonyms,
+)
 
 Kind = Literal["key", "label", "number", "category", "sparse"]
 Cell = int | float | str | None
@@ -146,10 +155,8 @@ def _connected_entities(entities: Sequence[Entity], rng: Random) -> list[Entity]
 def _touches(entity: Entity, chosen: Sequence[Entity]) -> bool:
     if entity in chosen:
         return False
-    own = {name for name, _ in entity.parents}
     return any(
-        other.names[0] in own or entity.names[0] in {name for name, _ in other.parents}
-        for other in chosen
+        other.names[0] in entity.parents or entity.names[0] in other.parents for other in chosen
     )
 
 
@@ -160,12 +167,14 @@ def _own_name_first(names: tuple[str, ...], rng: Random) -> tuple[str, ...]:
 
 
 def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Random) -> TableSchema:
-    described = [_draw_column(concept, override, rng) for concept, override in entity.columns]
+    described = [
+        _draw_column(concept, override or "", rng) for concept, override in entity.columns.items()
+    ]
     label = [column for column in described if column.kind == "label"]
     kept = _keep_columns([column for column in described if column.kind != "label"], rng)
     parents = tuple(
         Parent(f"{names[table][0]}_id", names[table][0], preposition)
-        for table, preposition in entity.parents
+        for table, preposition in entity.parents.items()
         if table in names
     )
     keys = [Column(parent.column, parent.column, "key") for parent in parents]
@@ -195,12 +204,6 @@ def _draw_column(concept: str, override: str, rng: Random) -> Column:
     kind: Kind = "number" if concept in NUMBERS else "category"
     name = _own_name_first((concept, *synonyms(concept)), rng)[0]
     return Column(name, concept, kind, override)
-
-
-def synonyms(concept: str) -> tuple[str, ...]:
-    """List the other names of a column."""
-    meaning = NUMBERS.get(concept) or CATEGORIES.get(concept)
-    return (meaning.synonym,) if meaning and meaning.synonym else ()
 
 
 def _draw_rows(

@@ -10,8 +10,8 @@ from random import Random
 import apsw
 
 from sqlenv.demo.databases import Database
-from sqlenv.demo.kinds import KINDS, Difficulty, QuestionKind
 from sqlenv.demo.slots import UnfitError, draw_slots
+from sqlenv.demo.vocabulary import KINDS, Difficulty, QuestionKind
 from sqlenv.demo.words import put_in_words
 
 SHARES: dict[Difficulty, float] = {"easy": 0.45, "medium": 0.3, "hard": 0.15, "extra": 0.1}

@@ -8,8 +8,7 @@ from random import Random
 from string import Formatter
 
 from sqlenv.demo.databases import Cell, Column, Database, Parent, Record, TableSchema
-from sqlenv.demo.kinds import QuestionKind
-from sqlenv.demo.vocabulary import NUMBERS
+from sqlenv.demo.vocabulary import NUMBERS, QuestionKind
 
 
 class UnfitError(Exception):

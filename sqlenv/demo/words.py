@@ -4,39 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlenv.demo.databases import Column, synonyms
+from sqlenv.demo.databases import Column
 from sqlenv.demo.slots import Draw, slot_names
-from sqlenv.demo.vocabulary import CATEGORIES, NUMBERS, PLURALS
+from sqlenv.demo.vocabulary import CATEGORIES, NUMBERS, VOCABULARY, plural, synonyms
 
 _SYNONYM_RATE = 0.1
-
-_SHOW = ("Show", "List", "Give", "Find")
-_FUNCTIONS = {
-    "AVG": ("average", "mean"),
-    "MAX": ("maximum", "highest"),
-    "MIN": ("minimum", "lowest"),
-    "SUM": ("total",),
-}
-_COMPARE = {
-    ">": ("with {n} above {k}", "with {n} greater than {k}", "whose {n} {be} more than {k}"),
-    "<": ("with {n} below {k}", "with {n} smaller than {k}", "whose {n} {be} less than {k}"),
-    ">=": ("with {n} of at least {k}", "whose {n} {be} at least {k}"),
-    "<=": ("with {n} of at most {k}", "whose {n} {be} at most {k}"),
-}
-_BEYOND = {">": ("above", "greater than"), "<": ("below", "less than")}
-_SORTED = {
-    "DESC": (
-        "sorted by {n} in descending order",
-        "ordered by {n} from high to low",
-        "from the highest to the lowest {n}",
-    ),
-    "ASC": (
-        "sorted by {n} in ascending order",
-        "ordered by {n} from low to high",
-        "from the lowest to the highest {n}",
-    ),
-}
-_EXTREME = {"DESC": ("highest", "largest"), "ASC": ("lowest", "smallest")}
 
 
 def put_in_words(draw: Draw, wording: str) -> str:
@@ -47,18 +19,9 @@ def put_in_words(draw: Draw, wording: str) -> str:
     return wording.format(**draw.words)
 
 
-def plural(noun: str) -> str:
-    """Write the plural of a noun of the demo's vocabulary."""
-    if noun in PLURALS:
-        return noun
-    if noun.endswith("y") and noun[-2] not in "aeou":
-        return noun[:-1] + "ies"
-    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
-
-
 def _phrase(draw: Draw, name: str) -> str:
     if name in ("show", "lowshow"):
-        show = draw.rng.choice(_SHOW)
+        show = draw.rng.choice(VOCABULARY.show)
         return show if name == "show" else show.lower()
     stem, number = name[:-1], name[-1]
     if stem in _PHRASES:
@@ -117,15 +80,15 @@ def _is_or(draw: Draw, number: str) -> Sequence[str]:
 def _compare(draw: Draw, number: str) -> Sequence[str]:
     sign, threshold = draw.sql["o" + number], draw.sql["k" + number]
     noun, meaning = _noun(draw, "n" + number), NUMBERS[draw.columns["n" + number].concept]
-    be = "are" if noun in PLURALS else "is"
-    plain = [text.format(n=noun, be=be, k=threshold) for text in _COMPARE[sign]]
+    be = "are" if noun in VOCABULARY.plurals else "is"
+    plain = [text.format(n=noun, be=be, k=threshold) for text in VOCABULARY.compare[sign]]
     special = dict(zip("><", meaning.comparisons, strict=True)).get(sign)
     return [*plain, *[f"{special} {threshold}"] * len(plain)] if special else plain
 
 
 def _sorted(draw: Draw, number: str) -> Sequence[str]:
     noun = _noun(draw, "n" + number)
-    return [text.format(n=noun) for text in _SORTED[draw.sql["r" + number]]]
+    return [text.format(n=noun) for text in VOCABULARY.sorted[draw.sql["r" + number]]]
 
 
 def _best(draw: Draw, number: str) -> Sequence[str]:
@@ -139,7 +102,9 @@ def _top(draw: Draw, number: str) -> Sequence[str]:
 
 def _extremes(draw: Draw, number: str, noun: str) -> list[str]:
     spoken = _noun(draw, "n" + number)
-    plain = [f"{noun} with the {word} {spoken}" for word in _EXTREME[draw.sql["r" + number]]]
+    plain = [
+        f"{noun} with the {word} {spoken}" for word in VOCABULARY.extreme[draw.sql["r" + number]]
+    ]
     adjective = _adjective(draw, number)
     return [*plain, *[f"{adjective} {noun}"] * len(plain)] if adjective else plain
 
@@ -174,10 +139,10 @@ _PHRASES: dict[str, Callable[[Draw, str], Sequence[str]]] = {
     "also": lambda draw, number: _is(draw, number, column="y", value="u"),
     "isor": _is_or,
     "cmp": _compare,
-    "beyond": lambda draw, number: _BEYOND[draw.sql["e" + number]],
+    "beyond": lambda draw, number: VOCABULARY.beyond[draw.sql["e" + number]],
     "sorted": _sorted,
     "best": _best,
     "top": _top,
     "like": _like,
-    "g": lambda draw, number: _FUNCTIONS[draw.sql["g" + number]],
+    "g": lambda draw, number: VOCABULARY.functions[draw.sql["g" + number]],
 }

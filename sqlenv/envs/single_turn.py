@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from sqlenv.config import Luck, SingleTurnConfig, Wrapping
-from sqlenv.dialects import carry_over, run
+from sqlenv.dialects import run, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
 from sqlenv.evaluators.equality import ExecutionMatch
 from sqlenv.sql.extraction import extract_sql
@@ -130,7 +130,7 @@ def find_matches(
         executor: Gives the gold result, and runs the query once more where a comparator changes it.
         names: The comparators.
     """
-    predicted, gold = (carry_over(text, example.dialect) for text in (sql, example.gold_sql))
+    predicted, gold = (transpile(text, example.dialect) for text in (sql, example.gold_sql))
     if isinstance(predicted, SqlError) or isinstance(gold, SqlError):
         return dict.fromkeys(names, False)
     if not isinstance(result, Table):

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache, wraps
-from typing import Literal, TypeVar, TypeVarTuple
+from collections.abc import Iterator
+from typing import Literal
 
 import sqlglot
 from sqlglot import exp
@@ -20,13 +19,12 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.config import Wrapping
+from sqlenv.sql.cache import cached
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 
 MAX_CHARS = 10_000
 """Longer text has no tokens and no tree; the benchmarks' gold queries stay below 3,000."""
-MAX_CACHED_CHARS = 4_000
-"""Of longer texts only the last one is remembered."""
 MAX_BRACKETS = 64
 """Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
 MAX_PREFIXES = 32
@@ -85,30 +83,7 @@ _START = frozenset({"select", "with", "("})
 # What sqlglot cannot parse it logs too; a policy that writes nonsense would fill the run's log.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 # What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
-_PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
-
-
-Rest = TypeVarTuple("Rest")
-R = TypeVar("R")
-
-
-def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str, *Rest], R]]:
-    """Cache a pure function of a query; of long ones the last, for a rambling policy fills memory.
-
-    Args:
-        maxsize: Most entries; an entry costs some 100 times the length of the query.
-    """
-
-    def decorate(function: Callable[[str, *Rest], R]) -> Callable[[str, *Rest], R]:
-        remembered, last = lru_cache(maxsize)(function), lru_cache(1)(function)
-
-        @wraps(function)
-        def call(sql: str, *rest: *Rest) -> R:
-            return (last if len(sql) > MAX_CACHED_CHARS else remembered)(sql, *rest)
-
-        return call
-
-    return decorate
+PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
 
 
 def extract_sql(text: str, tag: Wrapping) -> str:
@@ -181,7 +156,7 @@ def parse(sql: str) -> Query | None:
         tree = sqlglot.parse_one(
             strip_comments(sql).rstrip("; \t\r\n"), read="sqlite", error_level=ErrorLevel.IMMEDIATE
         )
-    except _PARSE_FAILURES:
+    except PARSE_FAILURES:
         return None
     if not isinstance(tree, Query):
         return None

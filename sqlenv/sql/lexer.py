@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, TypeVar
 
-from sqlenv.sql.extraction import cached
+from sqlenv.sql.cache import cached
 
 TokenKind = Literal["word", "name", "text", "number", "sign"]
 

@@ -395,7 +395,7 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
     assert printed.err.endswith("warning: 1 gold queries do not run: 1\n")
     one = ["--db", str(database), "--gold", pair["gold"], "--pred", "SELECT name REGEXP 'a'"]
     assert main([*one, "--dialect", "mysql"]) == 0
-    assert "not carried over from MySQL" in capsys.readouterr().out
+    assert "not transpiled from MySQL" in capsys.readouterr().out
     write_lines(path, [{**records[0], "dialect": "oracle"}])
     told = mistake(capsys, ["--file", str(path), "--json"])
     assert "pairs.jsonl:1: dialect oracle: should be one of sqlite, mysql, postgres" in told
@@ -418,4 +418,4 @@ def test_questions_of_other_dialects(tmp_path, root, capsys):
     assert main(["lint", *data]) == 0
     (flaw,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (flaw["id"], flaw["flaw"]) == ("spider/mysql/0", "fails")
-    assert flaw["detail"].startswith("not carried over from MySQL: ")
+    assert flaw["detail"].startswith("not transpiled from MySQL: ")

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
-from sqlenv.data.issues import NOT_CARRIED, OTHER_ENGINE
+from sqlenv.data.issues import NOT_TRANSPILED, OTHER_ENGINE
 from sqlenv.data.loading import fingerprint, load
-from sqlenv.dialects import carry_over
+from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
@@ -45,7 +45,7 @@ def executor():
 
 @pytest.mark.parametrize("case", CASES["same"], ids=lambda case: case["id"])
 def test_what_is_carried_over_gives_the_engines_rows(case, database, executor):
-    text = carry_over(case["sql"], case["dialect"])
+    text = transpile(case["sql"], case["dialect"])
     assert isinstance(text, str), text
     result = executor.execute(database, text)
     assert isinstance(result, Table), (text, result)
@@ -58,16 +58,16 @@ def test_what_is_carried_over_gives_the_engines_rows(case, database, executor):
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["id"])
 def test_what_would_change_its_meaning_is_refused(case):
-    found = carry_over(case["sql"], case["dialect"])
+    found = transpile(case["sql"], case["dialect"])
     assert isinstance(found, SqlError)
     engine = {"mysql": "MySQL", "postgres": "PostgreSQL"}[case["dialect"]]
-    assert found.message.startswith(f"not carried over from {engine}: ")
+    assert found.message.startswith(f"not transpiled from {engine}: ")
     assert case["words"] in found.message
 
 
 @pytest.mark.parametrize("case", CASES["stopped"], ids=lambda case: case["id"])
 def test_what_only_the_data_can_tell_stops_the_query(case, database, executor):
-    text = carry_over(case["sql"], case["dialect"])
+    text = transpile(case["sql"], case["dialect"])
     assert isinstance(text, str)
     result = executor.execute(database, text)
     assert isinstance(result, SqlError)
@@ -80,18 +80,18 @@ def test_guards_do_not_grow_without_bound():
         nested = f"COALESCE({nested}, a) || d"
     texts = ["1.0 / (" * 40 + "a" + ")" * 40, nested, "a" + " + COALESCE(a" * 40 + ", d)" * 40]
     for text in texts:
-        found = carry_over(f"SELECT {text} FROM t", "postgres")
+        found = transpile(f"SELECT {text} FROM t", "postgres")
         assert isinstance(found, SqlError) or len(found) < 10_000
 
 
 @pytest.mark.parametrize("sql", ["SELECT a / b FROM t", "no SQL", ""])
 def test_sqlite_is_left_alone(sql):
-    assert carry_over(sql, "sqlite") is sql
+    assert transpile(sql, "sqlite") is sql
 
 
 def test_a_name_that_is_not_there_stays_an_error(database, executor):
     """SQLite takes an unknown name in double quotes for a string."""
-    text = carry_over('SELECT "nme" FROM t', "postgres")
+    text = transpile('SELECT "nme" FROM t', "postgres")
     assert isinstance(executor.execute(database, text), SqlError)
 
 
@@ -118,7 +118,7 @@ def test_a_name_that_is_not_there_stays_an_error(database, executor):
     ids=range(14),
 )
 def test_hostile_text_is_read_in_time(text, dialect):
-    found = carry_over(text, dialect)
+    found = transpile(text, dialect)
     # To MySQL the brackets of two of them are the name of a column.
     assert isinstance(found, SqlError) or (dialect == "mysql" and "`" in found)
 
@@ -126,7 +126,7 @@ def test_hostile_text_is_read_in_time(text, dialect):
 @given(st.lists(st.sampled_from(WORDS), max_size=12).map(" ".join) | st.text(max_size=40))
 def test_no_text_raises(text):
     for dialect in ("mysql", "postgres"):
-        assert isinstance(carry_over(text, dialect), str | SqlError)
+        assert isinstance(transpile(text, dialect), str | SqlError)
 
 
 # In an episode.
@@ -183,9 +183,9 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
         ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
     ]  # fmt: skip
     (report,) = loaded.report.sources
-    assert report.found == {NOT_CARRIED: 1, OTHER_ENGINE: 1, "failing gold": 1, "empty gold": 1}
-    assert "dev/1: not carried over from MySQL: " in report.line()
-    assert "1 not carried over to SQLite" in report.line()
+    assert report.found == {NOT_TRANSPILED: 1, OTHER_ENGINE: 1, "failing gold": 1, "empty gold": 1}
+    assert "dev/1: not transpiled from MySQL: " in report.line()
+    assert "1 not transpiled to SQLite" in report.line()
 
 
 def test_the_dialect_is_part_of_the_fingerprint(database):
@@ -206,7 +206,7 @@ def test_real_pairs_of_postgresql_and_sqlite_agree(shared, executor):
     for record in pairs[0]:
         name = record["db_id"]
         database = folder / "dev_databases" / name / f"{name}.sqlite"
-        text = carry_over(record["SQL"], "postgres")
+        text = transpile(record["SQL"], "postgres")
         if isinstance(text, SqlError):
             refused += 1
             assert "/ of values" in text.message
