@@ -34,7 +34,7 @@ def render(payload: Payload) -> str:
         "LICENSE": _asset("uPlot.LICENSE"),
         "STYLES": "\n".join(f"<style>{text}</style>" for text in styles),
         "PIECES": "\n".join(
-            f'<script type="text/plain" id="{name}">{_packed(piece)}</script>'
+            f'<script type="text/plain" id="data-{name}">{_packed(piece)}</script>'
             for name, piece in pieces.items()
         ),
         "SCRIPTS": "\n".join(f"<script>{text}</script>" for text in scripts),

@@ -123,5 +123,5 @@ def _parts(reward: Any, episode: Episode) -> Sequence[Mapping[str, float]]:
     if isinstance(reward, AstraReward):
         scores = reward.steps(episode)
         # A final query that repeats the last call is no step of its own.
-        return [{"step": scores[n]} if n < len(scores) else {} for n in range(len(attempts))]
+        return [{"step score": scores[n]} if n < len(scores) else {} for n in range(len(attempts))]
     return [{} for _ in attempts]

@@ -7,10 +7,10 @@ function verdict() {
   const {runs} = data, one = runs[0], several = runs.length > 1;
   document.title = several ? `${runs.length} runs compared` : visible(one.name);
   const parts = [h("h1", {}, several ? `${runs.length} runs compared` : one.name)];
-  parts.push(...data.notes.map(line => h("p", {class: "note small"}, line)));
   parts.push(...(several ? comparison() : summary(one)));
+  parts.push(...data.notes.map(line => h("p", {class: "note small"}, line)));
   parts.push(...runs.map(run => h("details", {class: "small"}, h("summary", {}, several ? `${run.name}: command, versions, settings` : "Command, versions, settings"), facts(run))));
-  $("verdict").replaceChildren(...parts);
+  fill($("verdict"), ...parts);
 }
 
 function summary(run) {
@@ -30,7 +30,7 @@ function summary(run) {
   if (!shown.length) return out;
   const first = shown[0][1], last = shown.at(-1)[1], tests = run.tests;
   out.push(h("div", {class: "scores"},
-    h("div", {class: "card"}, h("h3", {class: "muted"}, EX), h("div", {class: "big"}, shown.length > 1 ? [percent(first.mean), h("small", {}, " → ")] : null, percent(last.mean)),
+    h("div", {class: "card"}, h("h3", {class: "muted"}, EX), h("div", {class: "big"}, shown.length > 1 ? [percent(first.mean), h("small", {}, "\u2002→\u2002")] : null, percent(last.mean)),
       tests.ci95 && h("div", {class: "gain"}, h("b", {class: tests.gain < 0 ? "wrong" : "right"}, `${points(tests.gain)} points`), h("span", {class: "muted"}, ` [${points(tests.ci95[0])}, ${points(tests.ci95[1])}]`)),
       h("div", {class: "muted small"}, "brackets: 95 % intervals")),
     h("div", {class: "card"}, intervals(shown)),
@@ -55,8 +55,8 @@ function intervals(rows) {
   rows.forEach(([name, one], n) => {
     const y = top + step * (n + .5), short = name.length > 13 ? `${name.slice(0, 12)}…` : name;
     node.append(label(0, y + 4, short, {class: "name"}),
-      svg("line", {x1: x(one.ci95[0]), x2: x(one.ci95[1]), y1: y, y2: y, stroke: colour(n), "stroke-width": 3, "stroke-linecap": "round"}),
-      svg("circle", {cx: x(one.mean), cy: y, r: 6, fill: n % 2 ? colour(n) : "var(--surface)", stroke: colour(n), "stroke-width": 3}),
+      svg("line", {x1: x(one.ci95[0]), x2: x(one.ci95[1]), y1: y, y2: y, stroke: "var(--accent)", "stroke-width": 3, "stroke-linecap": "round"}),
+      svg("circle", {cx: x(one.mean), cy: y, r: 6, fill: n % 2 ? "var(--accent)" : "var(--surface)", stroke: "var(--accent)", "stroke-width": 3}),
       label(x(one.mean), y - 11, `${percent(one.mean)} [${(100 * one.ci95[0]).toFixed(1)}, ${(100 * one.ci95[1]).toFixed(1)}]`, {"text-anchor": "middle"}));
   });
   return node;
@@ -102,7 +102,7 @@ function panels(names) {
   const often = keys => keys.map(key => [key, mean(key)]).sort((a, b) => b[1] - a[1]).slice(0, 6).map(([key]) => key);
   const mean = key => { const all = data.runs.flatMap(run => run.numbers[key] ?? []).filter(Number.isFinite); return all.reduce((a, b) => a + b, 0) / (all.length || 1); };
   const all = [
-    [EX, ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"], ["Reward and its parts", ["reward/total", ...under("reward/")], ""],
+    [EX, ["validation/accuracy", "rollout/accuracy", "rollout/accuracy_first"], "%"], ["Reward and its parts", ["reward/total", ...(under("reward/").length > 1 ? under("reward/") : [])], ""],
     ["Tags: what is wrong in the last query", often(under("tag/")), "%"], ["How queries end", [...under("case/"), "rollout/invalid_share"], "%"],
     ["Turns of an episode", ["rollout/turns"], ""], ["Tokens", ["rollout/reply_tokens", "rollout/response_tokens"], ""],
     ["Groups without signal", ["groups/equal_share"], "%"], ["Entropy of the policy", ["update/entropy"], "log"],
@@ -130,7 +130,7 @@ function curves() {
   curves.weight = () => Number(slider.value);
   curves.isLog = () => log.getAttribute("aria-pressed") === "true";
   const seeds = data.alike.some(group => group.length > 1);
-  $("curves").replaceChildren(h("div", {class: "row", style: {marginBottom: ".6rem"}}, h("h2", {style: {margin: 0}}, "Curves"), h("span", {class: "grow"}), h("label", {class: "small muted row"}, "smoothing", slider), log, more),
+  fill($("curves"), h("div", {class: "row", style: {marginBottom: ".6rem"}}, h("h2", {style: {margin: 0}}, "Curves"), h("span", {class: "grow"}), h("label", {class: "small muted row"}, "smoothing", slider), log, more),
     seeds && h("p", {class: "small muted"}, "Seeds of one configuration are one line, their mean; its band goes from the lowest to the highest of them (smoothed likewise). It is no confidence interval."), grid);
   shown.forEach(add);
 }
@@ -153,23 +153,23 @@ function plot(panel) {
     const rows = [steps], series = [{label: "step"}], bands = [], marks = [];
     const aligned = (run, key) => { const at = new Map((run.numbers.step ?? []).map((step, n) => [step, run.numbers[key]?.[n] ?? null])); return steps.map(step => at.get(step) ?? null); };
     lines.forEach((line, n) => {
-      const raw = line.runs.map(run => aligned(run, line.key)), sparse = raw[0].filter(Number.isFinite).length * 3 < steps.length;
+      const raw = line.runs.map(run => aligned(run, line.key)), sparse = raw[0].filter(Number.isFinite).length * 2 <= steps.length;
       const soft = raw.map(values => sparse ? values : smooth(values, curves.weight())), stroke = colour(n), hidden = off.has(line.label);
       const over = (all, pickOf) => steps.map((_, at) => { const there = all.map(one => one[at]).filter(Number.isFinite); return there.length ? pickOf(there) : null; });
       if (raw.length > 1) {
         rows.push(over(soft, there => Math.max(...there)), over(soft, there => Math.min(...there)));
         series.push({stroke: `${stroke}55`, width: .5, show: !hidden, points: {show: false}}, {stroke: `${stroke}55`, width: .5, show: !hidden, points: {show: false}});
         bands.push({series: [rows.length - 2, rows.length - 1], fill: `${stroke}2e`});
-      } else if (!sparse) { rows.push(raw[0]); series.push({stroke: `${stroke}40`, width: 1, show: !hidden, points: {show: false}}); }
+      } else if (!sparse && lines.length < 4) { rows.push(raw[0]); series.push({stroke: `${stroke}40`, width: 1, show: !hidden, points: {show: false}}); }
       rows.push(over(soft, there => there.reduce((a, b) => a + b, 0) / there.length));
       series.push({stroke, width: 2, dash: DASHES[n % 8], show: !hidden, spanGaps: true, points: {show: sparse, size: 7, fill: stroke}});
-      marks.push({line, row: rows.length - 1, stroke, hidden});
+      marks.push({line, row: rows.length - 1, stroke, hidden, own: raw.length > 1 ? rows.at(-1) : raw[0]});
     });
     const muted = ink("--muted"), grid = {stroke: ink("--line"), width: 1}, percents = panel.unit === "%";
     const write = value => percents ? percent(value) : number(value);
     const values = marks.map(() => h("b"));
-    const tell = at => marks.forEach((mark, n) => { const own = rows[mark.row], there = at ?? own.findLastIndex(Number.isFinite); values[n].textContent = Number.isFinite(own[there]) ? write(own[there]) : "–"; });
-    legend.replaceChildren(...marks.map((mark, n) => h("button", {"aria-pressed": String(!mark.hidden), title: `${mark.line.key}; click to hide or show`, onclick: () => { off.has(mark.line.label) ? off.delete(mark.line.label) : off.add(mark.line.label); redraw(); }},
+    const tell = at => marks.forEach(({own}, n) => { const there = at ?? own.findLastIndex(Number.isFinite); values[n].textContent = Number.isFinite(own[there]) ? write(own[there]) : "–"; });
+    fill(legend, marks.map((mark, n) => h("button", {"aria-pressed": String(!mark.hidden), title: `${mark.line.key}; click to hide or show`, onclick: () => { off.has(mark.line.label) ? off.delete(mark.line.label) : off.add(mark.line.label); redraw(); }},
       svg("svg", {width: 20, height: 8}, svg("line", {x1: 0, x2: 20, y1: 4, y2: 4, stroke: mark.stroke, "stroke-width": 3, "stroke-dasharray": DASHES[n % 8].join(" ")})), mark.line.label, values[n])));
     const isLog = curves.isLog() && panel.unit === "log" && marks.every(mark => rows[mark.row].every(value => value === null || value > 0));
     chart = new uPlot({

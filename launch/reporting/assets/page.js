@@ -16,11 +16,17 @@ function h(tag, properties, ...children) {
     else if (key === "style") Object.assign(node.style, value);
     else node.setAttribute(key, value === true ? "" : value);
   }
-  for (const child of children.flat(Infinity))
-    if (child !== null && child !== undefined && child !== false)
-      node.append(child instanceof Node ? child : visible(String(child)));
+  node.append(...nodes(children));
   return node;
 }
+
+/** What is to stand in an element: text as it can be seen, and nothing for what is missing. */
+function nodes(children) {
+  const there = children.flat(Infinity).filter(child => child !== null && child !== undefined && child !== false);
+  return there.map(child => child instanceof Node ? child : visible(String(child)));
+}
+
+const fill = (node, ...children) => node.replaceChildren(...nodes(children));
 
 function svg(tag, attributes, ...children) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -41,7 +47,7 @@ function visible(text) {
 }
 
 async function unpack(id) {
-  const bytes = Uint8Array.from(atob($(id).textContent), each => each.charCodeAt(0));
+  const bytes = Uint8Array.from(atob($(`data-${id}`).textContent), each => each.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }

@@ -39,8 +39,10 @@ function seenIn(question, view) {
 /** Of a group most answers have to be right. */
 const isRight = seen => seen && seen[5] ? seen[4] / seen[5] > 0.5 : undefined;
 
+/** The two views that are compared: as chosen, else before and after, else first and last. */
 function chosenViews(state) {
   const last = data.runs.length - 1;
+  if (state.set === "training") return [state.a ?? "0.first", state.b ?? `${last}.last`];
   const held = (run, where) => data.runs[run].measured[where] ? `${run}.${where}` : null;
   const a = last ? held(0, "after") ?? held(0, "answers") ?? "0.last" : held(0, "before") && held(0, "after") ? "0.before" : "0.first";
   const b = last ? held(last, "after") ?? held(last, "answers") ?? `${last}.last` : held(0, "before") && held(0, "after") ? "0.after" : "0.last";
@@ -84,7 +86,7 @@ function questions(state) {
     oninput: event => { shownRows = PAGE; adjust({find: event.target.value}); }});
   const hasBoth = data.questions.some(isHeld) && !data.questions.every(isHeld);
   const place = document.activeElement?.id === "find" ? document.activeElement.selectionStart : null;
-  $("questions").replaceChildren(
+  fill($("questions"), 
     h("div", {class: "row"}, h("h2", {style: {margin: 0}}, "Questions"), h("span", {class: "muted small", id: "count"}, `${plural(rows.length, "question")} of ${data.questions.length.toLocaleString("en")}`)),
     h("div", {class: "filters"}, h("span", {class: "row small muted"}, "compare", view("a", a), "with", view("b", b))),
     h("div", {class: "segments"}, segments),

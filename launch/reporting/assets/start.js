@@ -46,7 +46,7 @@ addEventListener("hashchange", show);
 (async () => {
   $("theme").addEventListener("click", turnLights);
   $("help").addEventListener("click", () => $("keys").showModal());
-  $("keys").replaceChildren(h("h2", {}, "Keys"), h("table", {}, HELP.map(([key, words]) => h("tr", {}, h("td", {}, key.split(", ").map(each => [h("kbd", {}, each), " "])), h("td", {}, words)))), h("p", {}, h("button", {onclick: () => $("keys").close()}, "close")));
+  fill($("keys"), h("h2", {}, "Keys"), h("table", {}, HELP.map(([key, words]) => h("tr", {}, h("td", {}, key.split(", ").map(each => [h("kbd", {}, each), " "])), h("td", {}, words)))), h("p", {}, h("button", {onclick: () => $("keys").close()}, "close")));
   document.querySelectorAll("#bar a").forEach(each => each.addEventListener("click", event => { event.preventDefault(); const to = each.hash.slice(1); go({q: null, na: null, nb: null, to: to || "verdict"}); }));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAgain);
   data = await unpack("overview");
@@ -55,4 +55,4 @@ addEventListener("hashchange", show);
   curves();
   await show();
   document.documentElement.dataset.ready = Math.round(performance.now());
-})().catch(error => { $("verdict").replaceChildren(h("p", {class: "note"}, `This page cannot be shown: ${error.message}. It needs a browser of 2024 or later.`)); throw error; });
+})().catch(error => { fill($("verdict"), h("p", {class: "note"}, `This page cannot be shown: ${error.message}. It needs a browser of 2024 or later.`)); throw error; });

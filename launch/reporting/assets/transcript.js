@@ -52,7 +52,7 @@ let visit = 0;
 
 async function detail(state) {
   const own = ++visit, question = data.questions.find(each => each.id === state.q);
-  if (!question) { $("detail").replaceChildren(h("p", {class: "note"}, `No question is called ${state.q}.`), h("a", {href: link({q: null})}, "All questions")); return; }
+  if (!question) { fill($("detail"), h("p", {class: "note"}, `No question is called ${state.q}.`), h("a", {href: link({q: null})}, "All questions")); return; }
   rows = filtered(state);
   const at = rows.indexOf(question), names = views(), [a, b] = chosenViews(state);
   let sides = [["a", a], ["b", b]].map(([side, view]) => ({side, view, seen: seenIn(question, view)}));
@@ -69,18 +69,18 @@ async function detail(state) {
   }
   if (own !== visit) return;
   const group = sides[0].group, tokens = sides[0].tokens;
-  const finals = sides.map(each => lastTurn(each.member).sql ?? ""), changes = sides.length > 1 ? differences(...finals) : [[]];
+  const finals = sides.map(each => lastTurn(each.member).sql ?? ""), changes = sides.length > 1 && finals.every(Boolean) ? differences(...finals) : [[], []];
   const step = by => { const to = rows[at + by]; if (to) go({q: to.id, na: null, nb: null}); };
   detail.step = step;
   const keep = [...$("detail").querySelectorAll("details[data-keep]")].filter(each => each.open).map(each => each.dataset.keep);
-  $("detail").replaceChildren(
+  fill($("detail"), 
     h("div", {class: "head"}, h("a", {href: link({q: null, na: null, nb: null, to: "questions"}), id: "back"}, "← all questions"), h("span", {class: "grow"}),
       h("span", {class: "muted small"}, at >= 0 ? `${at + 1} of ${rows.length}` : "outside of the filters"),
       h("button", {onclick: () => step(-1), disabled: at <= 0, title: "Previous (k)"}, "← previous"), h("button", {onclick: () => step(1), disabled: at < 0 || at + 1 >= rows.length, title: "Next (j)"}, "next →")),
     h("h1", {}, question.question || question.id),
     h("p", {class: "facts small muted"}, [question.id, question.db && `database ${question.db}`, question.level, ...question.clauses].filter(Boolean).map(each => h("span", {class: "chip"}, each))),
     group.evidence && h("p", {class: "small muted"}, `Evidence: ${group.evidence}`),
-    h("div", {class: "card"}, h("div", {class: "who"}, "gold query"), question.gold ? sqlText(question.gold, tokens) : h("span", {class: "muted"}, "not recorded")),
+    h("div", {class: "card"}, h("div", {class: "who"}, "gold query"), question.gold ? [sqlText(question.gold, tokens), goldResult(group)] : h("span", {class: "muted"}, "not recorded")),
     timeline(question, state, names, sides),
     h("div", {class: "panes", style: {marginTop: "1rem"}}, sides.map((each, n) => pane(each, state, names, changes[n], sides.length > 1))));
   for (const name of keep) $("detail").querySelectorAll(`details[data-keep="${name}"]`).forEach(each => { each.open = true; });
@@ -102,7 +102,7 @@ function pane(side, state, names, changed, isPair) {
     h("div", {class: "row"}, h("h2", {style: {margin: 0}}, names.get(`${side.seen[0]}.${side.seen[1]}`) ?? side.view), h("span", {class: `${right ? "right" : "wrong"}`}, right ? "✓ right" : "✗ wrong"),
       isPair && h("span", {class: "muted small"}, side.side === "a" ? "left of the comparison" : "right of the comparison")),
     group.trajectories.length > 1 && members(side, state),
-    h("div", {}, h("div", {class: "who"}, "final query", isPair && h("span", {}, "words that the other one lacks are ", h("span", {class: "changed"}, "marked"))), sql ? sqlText(sql, tokens, changed) : h("span", {class: "wrong"}, "no query")),
+    h("div", {}, h("div", {class: "who"}, "final query", changed.length > 0 && h("span", {}, "words that the other one lacks are ", h("span", {class: "changed"}, "marked"))), sql ? sqlText(sql, tokens, changed) : h("span", {class: "wrong"}, "no query")),
     earned(member), legend(member, state), member.turns.map((turn, n) => turnOf(turn, n, side, state)));
 }
 
@@ -172,7 +172,7 @@ function turnOf(turn, n, side, state) {
     : spans.map(span => [span[1], span[2], `credit ${span[3] < 0 ? "minus" : "plus"}`, `credit ${number(span[3])}`, tint(span[3], most)]))];
   const kind = {call: "call of the tool", bad_call: "call that cannot be read"}[turn.kind] ?? "answer";
   return h("div", {class: "turn", "data-turn": n},
-    first && h("div", {class: "said seen"}, h("div", {class: "who"}, n ? "what came back" : "prompt", h("span", {}, "not trained on")), n || first.length < 500 ? h("pre", {}, first) : h("details", {"data-keep": "prompt"}, h("summary", {}, `${first.length.toLocaleString("en")} characters`), h("pre", {}, first))),
+    first && h("div", {class: "said seen"}, h("div", {class: "who"}, n ? "what came back" : "prompt", h("span", {}, "not trained on")), n || first.length < 200 ? h("pre", {}, first) : h("details", {"data-keep": "prompt"}, h("summary", {}, `${first.length.toLocaleString("en")} characters`), h("pre", {}, first))),
     h("div", {class: "said wrote"}, h("div", {class: "who"}, `reply ${n + 1}`, h("span", {}, kind), turn.finish === "length" && h("span", {class: "wrong"}, "cut by the token limit")), reply ? h("pre", {}, paint(reply, layers)) : h("span", {class: "muted"}, "the text of the reply was not recorded"),
       reply && sql && place < 0 && h("div", {}, h("div", {class: "who"}, "its query"), sqlText(sql, tokens))),
     h("div", {class: "outcome"}, outcome(turn), results(turn, group)));
@@ -216,8 +216,15 @@ function results(turn, group) {
     h("div", {class: "results"}, resultTable("gold", gold, pairs, "gold", wrong), resultTable("prediction", own, pairs, "own", wrong))];
 }
 
+function goldResult(group) {
+  const gold = group.gold_result;
+  if (!gold) return null;
+  if (!gold.columns) return h("p", {class: "wrong small"}, `The gold query does not run: ${gold.message}`);
+  return h("details", {class: "small", "data-keep": "gold"}, h("summary", {}, `its result, ${plural(gold.count, "row")}`), resultTable("gold", gold, gold.rows.map(row => ({gold: row})), "gold", []));
+}
+
 function resultTable(title, result, pairs, side, wrong) {
-  const other = side === "gold" ? "own" : "gold", isBeside = pairs.some(each => "gold" in each);
+  const other = side === "gold" ? "own" : "gold", isBeside = pairs.some(each => "gold" in each && "own" in each);
   const lines = pairs.map(each => {
     const row = each[side], lacks = isBeside && !each[other];
     if (!row) return h("tr", {}, h("td", {class: "sign"}, " "), h("td", {colspan: Math.max(1, result.columns.length), class: "null"}, " "));
