@@ -122,10 +122,14 @@ def _check_other(other: Path | None) -> None:
 def _beside(other: Path | None, result: Path) -> None:
     """Compare a result with another one, and list the questions on which they differ."""
     if other is not None:
-        from launch import compare
+        from launch.reporting.comparison import Comparison
+        from launch.runs import read_runs
+        from launch.texts import write_text
 
         differing = result / DIFFERING if result.is_dir() else result.with_suffix(f".{DIFFERING}")
-        compare.main([f"other={other}", f"this={result}", "--differences", str(differing)])
+        found = Comparison.of(read_runs([f"other={other}", f"this={result}"]))
+        cli.output.print(*found.tables(cli.output.width), sep="\n")
+        write_text(differing, found.lines())
         cli.output.print(f"Questions on which they differ: {differing}", soft_wrap=True)
 
 

@@ -147,7 +147,9 @@ def _evaluator(
     """Make who answers: the job's sampler, or an endpoint."""
     environment = sql.evaluation_environment()
     if loaded is None:
-        with served(asked, config, decode, environment, out / ANSWERS) as evaluator:
+        with served(
+            asked, config, decode, environment, out / ANSWERS, record=sql.record
+        ) as evaluator:
             yield evaluator
         return
     assert asked.policy is not None
@@ -160,6 +162,7 @@ def _evaluator(
             seed=config.seed,
             max_turns=sql.evaluation_turns,
             servers=servers,
+            record=sql.record,
         )
 
 

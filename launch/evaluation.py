@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from minirl.sample.rollout import rollout
 from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
 from minirl.sglang.servers import Servers
-from minirl.types import Decoding
+from minirl.train.recording import TRAJECTORIES, group_line, open_records
+from minirl.types import Decoding, Trajectory
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.votes import ballot, without_rows
@@ -34,6 +35,11 @@ _FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 _CHUNK = 128
 GREEDY = Decode(samples=1, temperature=0.0)
+RECORDED_SAMPLES = 8
+"""Samples of a question that are written down."""
+
+Record = Callable[[Episode], Mapping[str, Any]]
+Line = Mapping[str, Any]
 
 
 class Evaluator:
@@ -49,6 +55,7 @@ class Evaluator:
         seed: Seed of samples.
         max_turns: The most replies to a question.
         servers: Those that sample in place of the native sampler.
+        record: Writes an episode down for a person to look at; None for no record of any.
     """
 
     def __init__(
@@ -63,8 +70,10 @@ class Evaluator:
         validation: Decode | None = None,
         max_turns: int = 1,
         servers: Servers | None = None,
+        record: Record | None = None,
     ) -> None:
         self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
+        self._recorded = WithoutRows(environment, record)
         self._config, self._decode = config, decode
         self._validation = validation or GREEDY
         self._choose = right_one if decode.kind == "pass" else vote
@@ -88,9 +97,9 @@ class Evaluator:
 
     def accuracy(self, examples: Sequence[Example]) -> float:
         """Return the share of correct answers, sampled as validations are; 0 for no question."""
-        answered = self._sample(examples, self._validation, first=0)
+        answered = self._sample(examples, self._validation, self._environment, first=0)
         self._free_memory()
-        return accuracy(answered)
+        return accuracy([verdict for verdict, _ in answered])
 
     def predict(
         self,
@@ -107,12 +116,16 @@ class Evaluator:
             UserError: The file answers other questions.
         """
         done = distributed.from_first(lambda: _found(path))
+        records = open_records(path.with_name(TRAJECTORIES), resume_step=len(done))
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
             raise UserError(f"{path}: holds predictions for other questions; move it away")
         chunk = _CHUNK * distributed.count()
         for start in range(len(done), len(examples), chunk):
-            new = self._answer(examples[start : start + chunk], first=start)
+            new, lines = self._answer(examples[start : start + chunk], first=start)
+            # Before the verdicts: a question that is done has its record.
+            for number, line in enumerate(lines, start + 1):
+                records.write(number, line)
             distributed.from_first(partial(_append, path, new))
             done += new
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
@@ -123,26 +136,34 @@ class Evaluator:
         """Give back what is needed only to answer."""
         self._sampler.free_memory()
 
-    def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
-        """Answer questions as the file of predictions has them."""
-        return self._sample(examples, self._decode, first=first)
+    def _answer(
+        self, examples: Sequence[Example], *, first: int
+    ) -> tuple[list[Verdict], list[Line]]:
+        """Answer questions as the files of predictions and of trajectories have them."""
+        answered = self._sample(examples, self._decode, self._recorded, first=first)
+        lines = [line for _, line in answered if line is not None]
+        return [verdict for verdict, _ in answered], lines
 
-    def _sample(self, examples: Sequence[Example], decode: Decode, *, first: int) -> list[Verdict]:
+    def _sample(
+        self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
+    ) -> list[tuple[Verdict, Line | None]]:
         """Answer questions, each process its share of them."""
         if self._start is not None:
             self.set_weights(self._start, version=0)
         share = distributed.own_share(len(examples))
         own = [examples[place] for place in share]
-        parts = distributed.gather(lambda: self._sample_own(own, decode, first=first + share.start))
-        return [verdict for part in parts for verdict in part]
+        parts = distributed.gather(
+            lambda: self._sample_own(own, decode, environment, first=first + share.start)
+        )
+        return [answer for part in parts for answer in part]
 
     def _sample_own(
-        self, examples: Sequence[Example], decode: Decode, *, first: int
-    ) -> list[Verdict]:
+        self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
+    ) -> list[tuple[Verdict, Line | None]]:
         groups = rollout(
             self._sampler,
             self._tokenizer,
-            self._environment,
+            environment,
             examples,
             config=self._config,
             group_size=decode.samples,
@@ -151,7 +172,10 @@ class Evaluator:
             max_turns=self._max_turns,
         )
         return [
-            self._verdict(example, [trajectory.episode for trajectory in group])
+            (
+                self._verdict(example, [trajectory.episode for trajectory in group]),
+                _line(group, self._tokenizer.decode),
+            )
             for example, group in zip(examples, groups, strict=True)
         ]
 
@@ -169,10 +193,14 @@ class Evaluator:
 class WithoutRows:
     """An environment whose episodes, when they are over, hold votes in place of rows: those of all
     samples of many questions are in memory together.
+
+    Args:
+        environment: It.
+        record: Writes an episode down while it has rows; None for no record.
     """
 
-    def __init__(self, environment: SingleTurn | Agentic) -> None:
-        self._environment = environment
+    def __init__(self, environment: SingleTurn | Agentic, record: Record | None = None) -> None:
+        self._environment, self._record = environment, record
         self.has_calls = isinstance(environment, Agentic)
 
     def reset(self, example: Example) -> tuple[Episode, Observation]:
@@ -184,8 +212,23 @@ class WithoutRows:
         after, observation = self._environment.step(episode, reply)
         if observation is None:
             kept = (replace(one, result=without_rows(one.result)) for one in after.attempts)
-            after = replace(after, attempts=tuple(kept))
+            record = self._record(after) if self._record is not None else None
+            after = Answered(after.example, tuple(kept), record)
         return after, observation
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Episode):
+    """An episode that is over, with what is written down of it."""
+
+    record: Mapping[str, Any] | None = None
+
+
+def _line(group: Sequence[Trajectory], decode: Callable[[Sequence[int]], str]) -> Line | None:
+    """Write down the first samples of a question; None where none was recorded."""
+    kept = [one for one in group if isinstance(one.episode, Answered) and one.episode.record]
+    kept = kept[:RECORDED_SAMPLES]
+    return group_line(kept, [one.episode.record for one in kept], decode) if kept else None
 
 
 def vote(attempts: Sequence[Attempt]) -> Attempt | None:

@@ -281,10 +281,10 @@ def _is_untouched(names: Collection[str]) -> bool:
 def _difference(old: str, new: str) -> str:
     """Name the first key that differs, with both values."""
     try:
-        there = dict(_flat(yaml.safe_load(old), ""))
+        there = dict(flat(yaml.safe_load(old), ""))
     except yaml.YAMLError:
         return f"its {CONFIG} is damaged"
-    here = dict(_flat(yaml.safe_load(new), ""))
+    here = dict(flat(yaml.safe_load(new), ""))
     for key in [*here, *there]:
         if there.get(key) != here.get(key):
             return f"{key} is {_said(there, key)} there and {_said(here, key)} here"
@@ -295,9 +295,10 @@ def _said(values: Mapping[str, Any], key: str) -> str:
     return repr(values[key]) if key in values else "absent"
 
 
-def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Give every setting with its path, such as `train.steps`."""
     if not isinstance(value, dict | list):
         yield path, value
         return
     for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _flat(child, f"{path}.{key}" if path else str(key))
+        yield from flat(child, f"{path}.{key}" if path else str(key))

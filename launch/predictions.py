@@ -345,7 +345,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def is_trajectories(path: Path) -> bool:
-    """Tell whether a file holds episodes of several turns: its first line has `turns`."""
+    """Tell whether a file holds episodes: its first line has `turns`, or names a version."""
     if path.suffix != ".jsonl":
         return False
     try:
@@ -353,7 +353,7 @@ def is_trajectories(path: Path) -> bool:
             first = json.loads(file.readline())
     except (OSError, ValueError, RecursionError):
         return False
-    return isinstance(first, dict) and "turns" in first
+    return isinstance(first, dict) and not first.keys().isdisjoint(("turns", "version"))
 
 
 def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
@@ -367,8 +367,11 @@ def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
     for number, line in read_lines(path):
         try:
             record = json.loads(line)
+            if "version" in record:
+                continue
             name, gold = record["id"], record["gold"]
-            turns = [_turn(turn) for turn in record["turns"]]
+            members = record.get("trajectories") or [record]
+            episodes = [[_turn(turn) for turn in member["turns"]] for member in members]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             raise UserError(
                 f"{path}:{number}: not an episode with `id`, `gold` and `turns` of `reply`, `sql` "
@@ -380,7 +383,7 @@ def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
                 f"{path}:{number}: question {name} is not in --data, or has another gold query; "
                 "give the question file that the run was trained on"
             )
-        found.append((record, example, turns))
+        found += [(record, example, turns) for turns in episodes]
     return found
 
 

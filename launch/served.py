@@ -12,7 +12,15 @@ from typing import Any
 from launch.asked import Asked, Desk
 from launch.config import JobConfig
 from launch.endpoint import Endpoint
-from launch.evaluation import Evaluator, WithoutRows, right_one, vote
+from launch.evaluation import (
+    RECORDED_SAMPLES,
+    Evaluator,
+    Line,
+    Record,
+    WithoutRows,
+    right_one,
+    vote,
+)
 from launch.journal import Journal
 from launch.verdicts import Verdict
 from launch.votes import Decode
@@ -36,13 +44,25 @@ class Served(Evaluator):
         environment: Judges replies.
         decode: How questions are answered.
         workers: Replies that are judged at a time.
+        record: Writes an episode down for a person to look at.
     """
 
     def __init__(
-        self, desk: Desk, journal: Journal, environment: SingleTurn, decode: Decode, workers: int
+        self,
+        desk: Desk,
+        journal: Journal,
+        environment: SingleTurn,
+        decode: Decode,
+        workers: int,
+        *,
+        record: Record,
     ) -> None:
         self._desk, self._journal = desk, journal
-        self._environment, self._decode, self._workers = WithoutRows(environment), decode, workers
+        self._environment, self._decode, self._workers = (
+            WithoutRows(environment, record),
+            decode,
+            workers,
+        )
         self._choose = right_one if decode.kind == "pass" else vote
         self._refused = 0
 
@@ -59,7 +79,9 @@ class Served(Evaluator):
     def _free_memory(self) -> None:
         """Hold nothing: the weights are elsewhere."""
 
-    def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
+    def _answer(
+        self, examples: Sequence[Example], *, first: int
+    ) -> tuple[list[Verdict], list[Line]]:
         begun = [self._environment.reset(example) for example in examples]
         wishes = [
             (
@@ -81,9 +103,21 @@ class Served(Evaluator):
         with ThreadPoolExecutor(self._workers) as threads:
             judged = iter(threads.map(lambda job: self._environment.step(*job)[0], jobs))
             groups = [[next(judged) for _ in range(self._decode.samples)] for _ in examples]
-        return [
+        lines = [
+            _line("\n".join(message.content for message in prompt), group)
+            for (_, prompt), group in zip(begun, groups, strict=True)
+        ]
+        verdicts = [
             self._verdict(example, group) for example, group in zip(examples, groups, strict=True)
         ]
+        return verdicts, lines
+
+
+def _line(prompt: str, episodes: Sequence[Any]) -> Line:
+    """Write down the first samples of a question."""
+    records = [episode.record for episode in episodes[:RECORDED_SAMPLES]]
+    told = [{"turns": record["turns"]} for record in records]
+    return {**records[0]["example"], "prompt": prompt, "trajectories": told}
 
 
 @contextmanager
@@ -93,6 +127,8 @@ def served(
     decode: Decode,
     environment: SingleTurn | Agentic,
     answers: Path,
+    *,
+    record: Record,
 ) -> Generator[Served]:
     """Open what asks an endpoint.
 
@@ -103,6 +139,7 @@ def served(
             null, and its top-p where it has one.
         environment: Judges replies.
         answers: Where answers are kept.
+        record: Writes an episode down for a person to look at.
 
     Raises:
         UserError: The episode has several turns.
@@ -119,7 +156,7 @@ def served(
         with Journal(answers) as journal:
             manner = config.model_copy(update={"verbal": verbal})
             desk = Desk(endpoint, journal, asked, manner, top_p=top_p)
-            yield Served(desk, journal, environment, decode, config.executor.workers)
+            yield Served(desk, journal, environment, decode, config.executor.workers, record=record)
     finally:
         # After a failure or an interruption calls under way end, and no more begin.
         endpoint.stop()

@@ -18,6 +18,7 @@ from launch.config import JobConfig
 from launch.forms import Form
 from launch.inputs import held_out, load_split
 from launch.prompts import Prompts
+from launch.reporting.record import episode_record
 from launch.testsets import Split
 from minirl.config import LoraConfig
 from minirl.model import huggingface
@@ -167,11 +168,16 @@ class SqlSide:
             environment=self.environment(tokenizer),
             score=self.reward,
             describe=self.describe,
-            record=_record,
+            record=partial(self.record, reward=self.reward),
             train=train,
             validate=validate,
             max_turns=self.max_turns,
         )
+
+    def record(self, episode: Episode, *, reward: Any = None) -> Mapping[str, Any]:
+        """Write a final episode as `trajectories.jsonl` shows it."""
+        gold = gold_result(self.executor, episode.example)
+        return episode_record(episode, gold, self._judge, reward)
 
     def first_prompt(self, example: Example) -> Observation:
         """Put a question as training episodes do."""
@@ -273,32 +279,6 @@ class SqlSide:
             numbers["rollout/calls"] = float(len(calls))
             numbers["rollout/bad_calls"] = float(sum(call.kind == "bad_call" for call in calls))
         return numbers
-
-
-def _record(episode: Episode) -> Mapping[str, Any]:
-    """Write a final episode as `trajectories.jsonl` shows it."""
-    return {
-        "id": episode.example.id,
-        "question": episode.example.question,
-        "gold": episode.example.gold_sql,
-        "turns": [
-            {
-                "reply": attempt.text,
-                "sql": attempt.sql,
-                "result": _brief(attempt.result),
-                "correct": attempt.correct,
-                "tags": list(attempt.tags),
-                "kind": attempt.kind,
-            }
-            for attempt in episode.attempts
-        ],
-    }
-
-
-def _brief(result: Any) -> str:
-    if isinstance(result, Table):
-        return f"{len(result.rows)} rows"
-    return result.message if isinstance(result, SqlError) else str(result)
 
 
 def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[Example]) -> Path:

@@ -467,7 +467,10 @@ class TrainConfig(Settings):
     one more forward pass, and all of them a copy of the start weights in model.dtype. None for no
     measurements, and no copy."""
     sample_every: PositiveInt = 10
-    """Steps between samples of trajectories in trajectories.jsonl."""
+    """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
+    sample_tokens: bool = False
+    """Whether each token of them has its advantage and log-probabilities there: a forward pass more
+    for every sampled step."""
     env_workers: PositiveInt = 32
     """Threads that wait for environments: with a sampler that does not wait for them in turn, fewer
     slow queries than this at a time delay their own episodes alone."""

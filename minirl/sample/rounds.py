@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Condition, Thread
 from time import perf_counter
 
@@ -79,13 +80,22 @@ class Rounds:
                 found = self._open[number] = _Round(number, version, self._player)
                 found.start(sampler.apart())
 
-    def take(self, number: int, *, version: int, is_last: bool, watch: Stopwatch) -> Taken:
+    def take(
+        self,
+        number: int,
+        *,
+        version: int,
+        is_last: bool,
+        watch: Stopwatch,
+        has_records: bool = True,
+    ) -> Taken:
         """Give the groups of a round, and those of earlier ones that were late.
 
         Args:
             number: Of the round; it has begun, or is played now.
             version: Of the weights that the step begins with.
             is_last: Whether no step follows, so that nothing can be late.
+            has_records: Whether what is kept of episodes has their records.
             watch: Takes the time; `rollout` is that in which the learner waits.
 
         Raises:
@@ -93,14 +103,16 @@ class Rounds:
             ServersLostError: Nobody samples.
         """
         if number not in self._open:
-            return self._play(number, watch)
+            return self._play(number, watch, has_records=has_records)
         config, current = self._config, self._open[number]
         with watch.phase("rollout"):
             current.wait(int(config.slow_share * len(self._player.share)))
         watch.seconds["round"] = current.seconds
         begun = {n: one for n, one in self._open.items() if n <= number}
-        groups = current.taken()
-        late = [group for n, one in begun.items() if n < number for group in one.taken()]
+        # Whether the step is sampled is known only now.
+        kept = partial(_without_records, has_records=has_records)
+        groups = kept(current.taken())
+        late = [group for n, one in begun.items() if n < number for group in kept(one.taken())]
         oldest = -1 if is_last else config.oldest
         old = [one for one in begun.values() if version + 1 - one.version > oldest]
         cut = [one.cut() for one in old]
@@ -119,13 +131,24 @@ class Rounds:
             one.join()
         self._open = {}
 
-    def _play(self, number: int, watch: Stopwatch) -> Taken:
+    def _play(self, number: int, watch: Stopwatch, *, has_records: bool) -> Taken:
         with watch.phase("rollout"):
             groups = [group for group in self._player.play(self._sampler, number) if group]
         with watch.phase("score"):
-            # The first group may be the one that is shown.
-            judged = self._player.judged
-            return Taken([judged(group, has_record=not n) for n, group in enumerate(groups)])
+            judged = partial(self._player.judged, has_record=has_records)
+            return Taken([judged(group) for group in groups])
+
+
+def _without_records(
+    groups: list[list[Trajectory]], *, has_records: bool
+) -> list[list[Trajectory]]:
+    """Leave records out where they are not wanted: processes exchange what is taken."""
+    if has_records:
+        return groups
+    return [
+        [replace(one, episode=replace(one.episode, record=None)) for one in group]
+        for group in groups
+    ]
 
 
 class _CutError(Exception):
@@ -226,7 +249,7 @@ class _Round:
                 self._changed.notify_all()
 
     def _score(self, place: int, group: list[Trajectory]) -> None:
-        judged = self.player.judged(group, has_record=not place)
+        judged = self.player.judged(group, has_record=True)
         with self._changed:
             self._ready[place] = judged
             self._changed.notify_all()

@@ -21,7 +21,8 @@ class Task:
         environment: Where training episodes are played.
         score: What a final episode earns.
         describe: Numbers of a final episode that are averaged into the metrics.
-        record: A final episode for a person to read, in `trajectories.jsonl`.
+        record: A final episode for a person to look at, in `trajectories.jsonl`: `example`, which
+            all episodes of a group share, and `turns`, one mapping for each reply.
         train: Examples to learn from.
         validate: The accuracy of weights, given with their version, that the best checkpoint is
             chosen by.

@@ -7,7 +7,7 @@ The path of a step: `Trainer._step` -> `rounds.Rounds` (`rollout.rollout`, the t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up
-from minirl.run.metrics import JsonLines, Metrics, Stopwatch
+from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.episodes import Player, own_slots
 from minirl.sample.local import in_compute_type
@@ -50,6 +50,7 @@ from minirl.train.credit import Spans, kl_numbers, overlong_penalty, token_advan
 from minirl.train.guard import Guard, GuardFacts
 from minirl.train.optimizer import Restart, restart, second_optimizer
 from minirl.train.packing import padding
+from minirl.train.recording import TRAJECTORIES, group_line, open_records, within_limit
 from minirl.train.spans import span_credit
 from minirl.train.summary import (
     Groups,
@@ -155,7 +156,7 @@ class Trainer:
             self._resume()
         written = self.step if self._unfinished is None else self.step - 1
         self._metrics = Metrics(folder, resume_step=written)
-        self._samples = JsonLines(folder / "trajectories.jsonl", resume_step=self.step)
+        self._samples = open_records(folder / TRAJECTORIES, resume_step=self.step)
 
     def run(self, progress: Progress) -> None:
         """Train to the last step.
@@ -313,15 +314,15 @@ class Trainer:
         kept = kept[: config.prompts_per_step + sum(part.late for part in taken)]
         chosen = [groups[n] for n in kept]
         with watch.phase("update"):
-            numbers = self._update(chosen, [scores[n] for n in kept])
+            numbers, rows = self._update(chosen, [scores[n] for n in kept])
         if config.algorithm.max_rounds > 1:
             numbers["groups/rounds"] = float(self._rounds - before)
         numbers |= summarise(groups, scores, lambda outcome: outcome.numbers)
         numbers |= speeds(groups, chosen, watch) | told
         if self._rollout.is_ahead:
             numbers |= ages(chosen, version) | cuts(taken)
-        if self.step % config.sample_every == 0 or self.step == 1:
-            self._sample(groups, scores)
+        if self._is_sampled:
+            self._sample(groups, scores, dict(zip(kept, rows, strict=False)))
         return numbers
 
     def _take(self, version: int, watch: Stopwatch) -> list[Taken]:
@@ -331,7 +332,13 @@ class Trainer:
         ahead = min(self._rollout.lag, self._last - self.step)
         self._played.begin(range(number, number + 1 + ahead), version=version)
         taken = distributed.gather(
-            lambda: self._played.take(number, version=version, is_last=self._is_last, watch=watch)
+            lambda: self._played.take(
+                number,
+                version=version,
+                is_last=self._is_last,
+                has_records=self._is_sampled,
+                watch=watch,
+            )
         )
         self._rounds += 1
         return taken
@@ -356,12 +363,16 @@ class Trainer:
             cache=self._config.algorithm.overlong_tokens,
         )
 
-    def _update(self, groups: Groups, scores: Scores) -> dict[str, float]:
-        """Update on the groups that take part; without any, the weights stay as they are."""
+    def _update(self, groups: Groups, scores: Scores) -> tuple[dict[str, float], Rows]:
+        """Update on the groups that take part; without any, the weights stay as they are.
+
+        Returns:
+            Numbers for the metrics, and the rows that were trained on, with their advantages.
+        """
         algorithm = self._config.algorithm
         numbers = {"groups/trained": float(len(groups))}
         if not groups:
-            return numbers
+            return numbers, []
         rows = [[_row(trajectory) for trajectory in group] for group in groups]
         flat = [row for group in rows for row in group]
         penalties = self._penalties(groups)
@@ -385,17 +396,17 @@ class Trainer:
         every = self._config.kl_every
         is_measured = algorithm.kl_coef == 0 and every is not None and self.step % every == 0
         in_loss = algorithm.kl_coef > 0 and algorithm.kl_in == "loss"
-        return numbers | self._apply(rows, self._reference if in_loss or is_measured else None)
+        shown = (
+            self._with_logprobs(rows) if self._is_sampled and self._config.sample_tokens else rows
+        )
+        numbers |= self._apply(rows, self._reference if in_loss or is_measured else None)
+        return numbers, shown
 
     def _apply(self, rows: Rows, reference: nnx.State | None) -> dict[str, float]:
         """Make an update with each mini-batch of a step; return the means of their statistics."""
         if self._config.mini_batches > 1 and self._config.algorithm.correction != "none":
             # After the first update the weights that sampled are gone.
-            known = self._logprobs(self._state.params, rows)
-            rows = [
-                [replace(row, start_logprobs=logp) for row, logp in zip(*pair, strict=True)]
-                for pair in zip(rows, known, strict=True)
-            ]
+            rows = self._with_logprobs(rows)
         found = []
         for part in mini_batches(rows, count=self._config.mini_batches):
             batches = self._micro_batches(part)
@@ -441,6 +452,14 @@ class Trainer:
         values = self._learner.logprobs(params, self._micro_batches(rows))
         return read_back(rows, values, sizes=self._sizes)
 
+    def _with_logprobs(self, rows: Rows) -> Rows:
+        """Add the log-probabilities under the weights as they are now."""
+        known = self._logprobs(self._state.params, rows)
+        return [
+            [replace(row, start_logprobs=logp) for row, logp in zip(*pair, strict=True)]
+            for pair in zip(rows, known, strict=True)
+        ]
+
     def _divergence(self, rows: Rows) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""
         assert self._reference is not None
@@ -460,15 +479,35 @@ class Trainer:
             for trajectory, score in zip(*pair, strict=True)
         ]
 
-    def _sample(self, groups: Groups, scores: Scores) -> None:
-        """Write a group of the step, for a person to read: a round's first, if it is there."""
-        shown = next((n for n, group in enumerate(groups) if group[0].episode.record), None)
-        if shown is None:
-            return
-        for trajectory, score in zip(groups[shown], scores[shown], strict=True):
-            parts = {name: round(value, 6) for name, value in score.parts.items()}
-            record = {"reward": score.total, "parts": parts, "correct": score.correct}
-            self._samples.write(self.step, record | dict(trajectory.episode.record))
+    def _sample(
+        self, groups: Groups, scores: Scores, rows: Mapping[int, Sequence[TokenRow]]
+    ) -> None:
+        """Write the groups of the step, for a person to look at.
+
+        Args:
+            groups: All that were played.
+            scores: Their scores.
+            rows: Of those that were trained on, by number.
+        """
+        recorded = [n for n, group in enumerate(groups) if group[0].episode.record]
+        lines = (
+            group_line(
+                groups[n],
+                [trajectory.episode.record for trajectory in groups[n]],
+                self._tokenizer.decode,
+                scores=scores[n],
+                rows=rows.get(n),
+                has_tokens=self._config.sample_tokens,
+            )
+            for n in recorded
+        )
+        for number, line in enumerate(within_limit(lines)):
+            self._samples.write(self.step, {"group": number, **line})
+
+    @property
+    def _is_sampled(self) -> bool:
+        """Tell whether the groups of this step are written down."""
+        return self.step % self._config.sample_every == 0 or self.step == 1
 
 
 def _row(trajectory: Trajectory) -> TokenRow:

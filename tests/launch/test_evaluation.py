@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch.eval_job import show
-from launch.evaluation import Evaluator, vote
+from launch.evaluation import Evaluator, Line, vote
 from launch.official import write_official
 from launch.verdicts import Verdict, accuracy, breakdown, read_verdicts
 from minirl.errors import UserError
@@ -119,9 +119,12 @@ class Parrot(Evaluator):
     def _free_memory(self) -> None:
         pass
 
-    def _answer(self, examples: Sequence[Example], *, first: int) -> list[Verdict]:
+    def _answer(
+        self, examples: Sequence[Example], *, first: int
+    ) -> tuple[list[Verdict], list[Line]]:
         self.asked.append((first, len(examples)))
-        return [verdict(int(e.id), correct=int(e.id) % 2 == 0) for e in examples]
+        lines = [{"id": one.id, "trajectories": []} for one in examples]
+        return [verdict(int(e.id), correct=int(e.id) % 2 == 0) for e in examples], lines
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -29,6 +30,7 @@ from minirl.config import (
     Rloo,
 )
 from minirl.train.batching import micro_batches
+from minirl.train.recording import within_limit
 from minirl.train.task import examples_of_step
 from minirl.train.update import Learner, make_optimizer, policy_objective
 
@@ -171,8 +173,60 @@ def test_what_is_measured_when(finished):
 def test_trajectories_are_there_to_read(finished):
     lines = (finished.folder / "trajectories.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
-    assert Counter(record["step"] for record in records) == {1: 8, 3: 8, 6: 8}
-    assert set(records[0]) == {"step", "reward", "parts", "correct", "replies"}
+    head, *groups = records
+    assert head == {"step": 0, "version": 2}
+    assert Counter(group["step"] for group in groups) == {1: 4, 3: 4, 6: 4}
+    assert [group["group"] for group in groups] == 3 * [0, 1, 2, 3]
+    for group in groups:
+        assert set(group) == {"step", "group", "id", "prompt", "trajectories"}
+        assert group["id"] in group["prompt"]
+        assert len(group["trajectories"]) == 8
+        for one in group["trajectories"]:
+            keys = ("reward", "parts", "correct", "advantage", "ended", "versions", "turns")
+            assert set(one) == {*keys}
+            assert one["versions"] == [group["step"] - 1] * 2
+            first, *others = one["turns"]
+            assert first == {
+                "reply": first["said"],
+                "finish": first["finish"],
+                "said": first["said"],
+            }
+            assert all("NO" in turn["observation"] for turn in others)
+        # Of a group's advantages, normalised, the mean is 0; they are in the order of the rewards.
+        pairs = [(one["reward"], one["advantage"]) for one in group["trajectories"]]
+        assert sum(advantage for _, advantage in pairs) == pytest.approx(0, abs=1e-4)
+        assert [a for _, a in sorted(pairs)] == sorted(a for _, a in pairs)
+
+
+def test_tokens_are_written_where_they_are_asked_for(toy, tmp_path):
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=1, sample_tokens=True, validate=nothing)
+    trainer.run(lambda *_: None)
+    plain = toy_run.make_trainer(toy, tmp_path / "plain", steps=1, validate=nothing)
+    plain.run(lambda *_: None)
+    assert without_times(tmp_path) == without_times(tmp_path / "plain")
+    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
+    for one in (one for group in groups for one in group["trajectories"]):
+        for turn in one["turns"]:
+            tokens = turn["tokens"]
+            count = len(tokens["ends"])
+            assert sorted(tokens["ends"]) == tokens["ends"]
+            assert tokens["ends"][-1:] == [len(turn["reply"])] * bool(count)
+            assert tokens["versions"] == [0]
+            mask, advantage, sampler, learner = (
+                np.frombuffer(base64.b64decode(tokens[key]), "<f2")
+                for key in ("mask", "advantage", "sampler", "learner")
+            )
+            assert mask.tolist() == [1.0] * count
+            assert advantage == pytest.approx(one["advantage"], abs=1e-3)
+            # The weights that sampled: sampler and learner agree.
+            assert sampler == pytest.approx(learner, abs=1e-2)
+
+
+def test_a_step_is_bounded_in_bytes_but_for_its_first_group():
+    lines = [{"text": "x" * 90}] * 5
+    assert len(list(within_limit(lines, 250))) == 2
+    assert len(list(within_limit(lines, 10))) == 1
+    assert list(within_limit([], 10)) == []
 
 
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
@@ -200,7 +254,8 @@ def test_one_seed_gives_one_run(toy, finished, tmp_path):
         for folder in (finished.folder, tmp_path / "other")
     )
     assert (
-        json.loads(first.splitlines()[0])["replies"] != json.loads(other.splitlines()[0])["replies"]
+        json.loads(first.splitlines()[1])["trajectories"][0]["turns"]
+        != json.loads(other.splitlines()[1])["trajectories"][0]["turns"]
     )
 
 

@@ -164,7 +164,10 @@ def make_trainer(
         environment=Capitals(),
         score=judge,
         describe=describe,
-        record=lambda episode: {"replies": list(episode.replies)},
+        record=lambda episode: {
+            "example": {"id": episode.example},
+            "turns": [{"said": reply} for reply in episode.replies],
+        },
         train=examples,
         validate=validate or (lambda params, version: ACCURACY[version]),
         max_turns=2,

@@ -1,30 +1,23 @@
-"""Compare runs: a table as in the papers, intervals, and whether differences are more than chance.
+"""Runs beside the first of them: a table as in the papers, intervals, and paired tests.
 
-    python -m launch.compare evals/base evals/ours
-    python -m launch.compare base=a.json ours=b.json --markdown table.md --differences differ.jsonl
-
-A run is a result of launch.eval (a folder, or the file that --json named), a folder of several, or
-a run of launch.train. Results with one NAME make one row. Each row is compared with the first: the
-difference with its 95 % interval, the two-sided p-value of 10,000 paired bootstrap resamples of the
-questions (EXPO-SQL, paper 001, section 6.7), and McNemar's counts with the exact p-value. Intervals
-of rates are Wilson's, those of their differences Tango's; of other scores by bootstrap.
+Each run is compared with the base: the difference with its 95 % interval, the two-sided p-value of
+10,000 paired bootstrap resamples of the questions (EXPO-SQL, paper 001, section 6.7), and McNemar's
+counts with the exact p-value. Intervals of rates are Wilson's, those of their differences Tango's;
+of other scores by bootstrap.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table as RichTable
 
-from launch import cli
-from launch.runs import Column, Key, Run, read_runs, split_name
+from launch.runs import Column, Key, Run
 from launch.statistics import (
     McNemar,
     Paired,
@@ -32,9 +25,7 @@ from launch.statistics import (
     mean_interval,
     paired_difference,
 )
-from launch.testsets import TEST_SETS, VERDICTS
-from launch.texts import write_json, write_text
-from launch.verdicts import PREDICTIONS
+from launch.testsets import TEST_SETS
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -74,94 +65,62 @@ class Difference:
     questions: tuple[dict[str, Any], ...]
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run the command."""
-    options = _arguments(arguments)
-    runs = read_runs(options.runs)
-    _check_outputs(options)
-    keys = _keys(runs)
-    for key in keys:
-        there = [run for run in runs if key in run.columns]
-        for run in there[1:]:
-            _check_alike(there[0], run, key)
-    differences = [each for run in runs[1:] for each in _differences(runs[0], run, options.seed)]
-    if len(runs) > 1 and not differences:
-        raise UserError("the runs have no test set and measure in common; evaluate them on one")
-    heads, rows = _table(runs, keys, options.seed)
-    beside = _difference_rows(differences)
-    width = cli.output.width
-    for table in _terminal("%, with 95 % intervals", heads, rows, width, fixed=_fixed(heads)):
-        cli.output.print(table)
-    if beside:
-        title = f"Beside {_title(runs[0])}, in points"
-        for table in _terminal(title, _BESIDE, beside, width, fixed=3):
-            cli.output.print(table)
-    _write(options, runs, keys, differences, (heads, rows, beside))
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs, of which the first is the base, and what sets the others apart from it.
 
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuse to write over a result, or two files over one another.
-
-    Raises:
-        UserError: A file to write is read too, is named twice, or is a folder.
+    Attributes:
+        seed: Of the resamples.
     """
-    taken = {split_name(run)[1].resolve() for run in options.runs}
-    for option in ("markdown", "differences", "json"):
-        path = getattr(options, option)
-        if path is None:
-            continue
-        place = path.resolve()
-        if path.is_dir():
-            raise UserError(f"--{option} {path}: is a folder; name a file")
-        if place in taken or place.name in (VERDICTS, PREDICTIONS):
-            raise UserError(
-                f"--{option} {path}: is a file of results, or written already; name another"
-            )
-        taken.add(place)
 
+    runs: tuple[Run, ...]
+    keys: tuple[Key, ...]
+    differences: tuple[Difference, ...]
+    seed: int
 
-def _write(
-    options: argparse.Namespace,
-    runs: Sequence[Run],
-    keys: Sequence[Key],
-    differences: Sequence[Difference],
-    tables: tuple[Cells, Sequence[Cells], Sequence[Cells]],
-) -> None:
-    """Write the files that are asked for."""
-    heads, rows, beside = tables
-    if options.markdown:
-        parts = [_markdown(heads, rows)]
-        if beside:
-            parts += [f"Beside {_title(runs[0])}, in points:\n", _markdown(_BESIDE, beside)]
-        write_text(options.markdown, "\n".join(parts))
-    if options.differences:
-        lines = (json.dumps(line) for each in differences for line in _lines(each))
-        write_text(options.differences, "".join(f"{line}\n" for line in lines))
-    if options.json:
-        write_json(options.json, _record(runs, keys, differences, options.seed))
+    @classmethod
+    def of(cls, runs: Sequence[Run], *, seed: int = 0) -> Comparison:
+        """Compare runs with the first one.
 
+        Raises:
+            UserError: They are not of the same questions, or have nothing in common.
+        """
+        keys = _keys(runs)
+        for key in keys:
+            there = [run for run in runs if key in run.columns]
+            for run in there[1:]:
+                _check_alike(there[0], run, key)
+        differences = [each for run in runs[1:] for each in _differences(runs[0], run, seed)]
+        if len(runs) > 1 and not differences:
+            raise UserError("the runs have no test set and measure in common; evaluate them on one")
+        return cls(tuple(runs), tuple(keys), tuple(differences), seed)
 
-def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = cli.Parser(
-        prog="python -m launch.compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "runs", nargs="+", metavar="[NAME=]RUN", help="results; the first is the base"
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables here too")
-    parser.add_argument(
-        "--differences",
-        type=Path,
-        metavar="FILE",
-        help="write the questions on which a run and the first differ, as JSON lines",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
-    parser.add_argument(
-        "--seed", type=cli.read_seed, default=0, help="of the resamples (default: 0)"
-    )
-    return parser.parse_args(arguments)
+    def tables(self, width: int) -> Iterator[RichTable]:
+        """Lay the tables out for a terminal of this width."""
+        heads, rows = _table(self.runs, self.keys, self.seed)
+        yield from _terminal("%, with 95 % intervals", heads, rows, width, fixed=_fixed(heads))
+        if self.differences:
+            title = f"Beside {_title(self.runs[0])}, in points"
+            rows = _difference_rows(self.differences)
+            yield from _terminal(title, _BESIDE, rows, width, fixed=3)
+
+    def markdown(self) -> str:
+        """Write the tables in Markdown."""
+        parts = [_markdown(*_table(self.runs, self.keys, self.seed))]
+        if self.differences:
+            rows = _difference_rows(self.differences)
+            title = f"Beside {_title(self.runs[0])}, in points:\n"
+            parts += [title, _markdown(_BESIDE, rows)]
+        return "\n".join(parts)
+
+    def lines(self) -> str:
+        """Write the questions on which a run and the base differ, as JSON lines."""
+        lines = (json.dumps(line) for each in self.differences for line in _lines(each))
+        return "".join(f"{line}\n" for line in lines)
+
+    def record(self) -> dict[str, Any]:
+        """Give all numbers."""
+        return _record(self.runs, self.keys, self.differences, self.seed)
 
 
 def _keys(runs: Sequence[Run]) -> list[Key]:
@@ -377,7 +336,3 @@ def _record(
             for each in differences
         ],
     }
-
-
-if __name__ == "__main__":
-    cli.run(main)

@@ -1,0 +1,180 @@
+"""Show what runs learned: a page to look at, and a summary here.
+
+    python -m launch.report runs/progress-demo-seed0
+    python -m launch.report runs/expo-seed0 runs/expo-seed1 --out seeds.html
+    python -m launch.report ours=evals/ours base=evals/base --against base --markdown table.md
+
+A run is a folder of launch.train, whether it is finished or not, or a result of launch.eval: its
+folder, the file that --json named, or a folder of several. The page is one file, which needs no
+network. With --against every run is compared with that one, question by question, in the columns of
+the papers' tables: docs/reports.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from launch import cli
+from launch.reporting.comparison import Comparison
+from launch.reporting.page import render
+from launch.reporting.payload import read_payload
+from launch.runs import read_runs, split_name
+from launch.testsets import VERDICTS
+from launch.texts import write_json, write_text
+from launch.verdicts import PREDICTIONS
+from sqlenv.errors import UserError
+
+_BYTES = 1_000_000
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run the command."""
+    options = _arguments(arguments)
+    named = _named(options)
+    _check_outputs(options, [path for _, path in named])
+    found = None
+    if options.against is not None:
+        found = Comparison.of(
+            read_runs([f"{name}={path}" if name else str(path) for name, path in named]),
+            seed=options.seed,
+        )
+        cli.output.print(*found.tables(cli.output.width), sep="\n")
+    payload = read_payload([run for name, path in named for run in _expanded(name, path)])
+    if found is not None:
+        payload.overview["against"] = [_beside(found, each) for each in found.differences]
+        _write(options, found)
+    text = render(payload)
+    write_text(options.out, text)
+    for run in payload.overview["runs"]:
+        cli.output.print(_summary(run), soft_wrap=True, markup=False)
+    for note in payload.overview["notes"]:
+        cli.output.print(note, soft_wrap=True, markup=False)
+    size = len(text) / _BYTES
+    cli.output.print(f"Page: {options.out} ({size:.1f} MB)", soft_wrap=True, markup=False)
+
+
+def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = cli.Parser(
+        prog="python -m launch.report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="runs and results to show")
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="the page (default: report.html)"
+    )
+    parser.add_argument(
+        "--against", metavar="[NAME=]RUN", help="one of them, or another one, to compare with"
+    )
+    for name, what in (
+        ("markdown", "write the tables of the comparison here too"),
+        ("differences", "write the questions on which a run and the base differ, as JSON lines"),
+        ("json", "write all numbers of the comparison here"),
+    ):
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
+    parser.add_argument(
+        "--seed", type=cli.read_seed, default=0, help="of the resamples (default: 0)"
+    )
+    options = parser.parse_args(arguments)
+    if options.against is None and (options.markdown or options.differences or options.json):
+        parser.error("--markdown, --differences and --json need a base: --against RUN")
+    return options
+
+
+def _named(options: argparse.Namespace) -> list[tuple[str, Path]]:
+    """Tell names from paths; the base comes first."""
+    named = [split_name(run) for run in options.runs]
+    if options.against is None:
+        return named
+    _, path = split_name(options.against)
+    base = next((one for one in named if options.against == one[0] or path == one[1]), None)
+    base = base or split_name(options.against)
+    return [base, *(one for one in named if one != base)]
+
+
+def _expanded(name: str, path: Path) -> Iterator[tuple[str, Path]]:
+    """Give the results in a folder of several, or the one that it is."""
+    name = name or path.resolve().name.removesuffix(".json")
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
+    inside = sorted(path.glob(f"*/{VERDICTS}")) if path.is_dir() else []
+    if inside and not (path / VERDICTS).exists():
+        yield from ((f"{name}/{sheet.parent.name}", sheet.parent) for sheet in inside)
+    else:
+        yield name, path
+
+
+def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
+    """Refuse to write over a result, or two files over one another.
+
+    Raises:
+        UserError: A file to write is read too, is named twice, or is a folder.
+    """
+    taken = {run.resolve() for run in runs}
+    for option in ("out", "markdown", "differences", "json"):
+        path = getattr(options, option)
+        if path is None:
+            continue
+        place = path.resolve()
+        if path.is_dir():
+            raise UserError(f"--{option} {path}: is a folder; name a file")
+        if place in taken or place.name in (VERDICTS, PREDICTIONS):
+            raise UserError(
+                f"--{option} {path}: is a file of results, or written already; name another"
+            )
+        taken.add(place)
+
+
+def _write(options: argparse.Namespace, found: Comparison) -> None:
+    """Write the files that are asked for."""
+    if options.markdown:
+        write_text(options.markdown, found.markdown())
+    if options.differences:
+        write_text(options.differences, found.lines())
+    if options.json:
+        write_json(options.json, found.record())
+
+
+def _beside(found: Comparison, each: Any) -> dict[str, Any]:
+    data, measure = each.key
+    return {
+        "base": found.runs[0].name,
+        "run": f"{each.run}, {data} {measure}",
+        "gain": each.paired.difference,
+        "ci95": list(each.paired.ci95),
+        "p": each.paired.p,
+        "mcnemar": asdict(each.counts) if each.counts else None,
+    }
+
+
+def _summary(run: Mapping[str, Any]) -> str:
+    """Say in a line or two what a run came to."""
+    parts = [f"{where} {_percent(one)}" for where, one in run["measured"].items()]
+    counts = {one["questions"] for one in run["measured"].values()}
+    if counts:
+        parts.append(f"{max(counts):,} questions")
+    if run["kind"] == "run":
+        steps = max(run["numbers"].get("step") or [0])
+        is_done = "questions" in run["result"]
+        parts.append(f"{steps} steps" if is_done else f"not finished, {steps} steps so far")
+    line = f"{run['name']}: execution accuracy {', '.join(parts)}"
+    if tests := run["tests"]:
+        low, high = tests["ci95"]
+        line += f"\n  gain {100 * tests['gain']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"
+        if counts := tests.get("mcnemar"):
+            line += f"; {counts['only_second']} questions flipped to right, "
+            line += f"{counts['only_first']} to wrong (McNemar p = {counts['p']:.2g})"
+    return line
+
+
+def _percent(one: Mapping[str, Any]) -> str:
+    low, high = one["ci95"]
+    return f"{100 * one['mean']:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+if __name__ == "__main__":
+    cli.run(main)

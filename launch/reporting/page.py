@@ -1,0 +1,59 @@
+"""The page: one HTML file with everything in it, which may load nothing and run nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from base64 import b64encode
+from importlib import resources
+from typing import Any
+
+from launch.reporting.payload import Payload
+
+_SCRIPTS = ("page.js", "curves.js", "questions.js", "transcript.js", "start.js")
+_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; "
+    "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+)
+
+
+def render(payload: Payload) -> str:
+    """Write the page.
+
+    Data is base64 throughout, so that no text of a model or a database is ever part of the HTML.
+    """
+    scripts = [_asset("uPlot.iife.min.js"), "\n".join(map(_asset, _SCRIPTS))]
+    styles = [_asset("uPlot.min.css"), _asset("page.css")]
+    policy = _POLICY.format(scripts=_hashes(scripts), styles=_hashes(styles))
+    pieces = {"overview": payload.overview} | {
+        f"piece{number}": piece for number, piece in enumerate(payload.pieces)
+    }
+    parts = {
+        "POLICY": policy,
+        "LICENSE": _asset("uPlot.LICENSE"),
+        "STYLES": "\n".join(f"<style>{text}</style>" for text in styles),
+        "PIECES": "\n".join(
+            f'<script type="text/plain" id="data-{name}">{_packed(piece)}</script>'
+            for name, piece in pieces.items()
+        ),
+        "SCRIPTS": "\n".join(f"<script>{text}</script>" for text in scripts),
+    }
+    text = _asset("page.html")
+    for name, part in parts.items():
+        text = text.replace(f"%{name}%", part, 1)
+    return text
+
+
+def _asset(name: str) -> str:
+    return resources.files("launch.reporting").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _hashes(texts: list[str]) -> str:
+    digests = (hashlib.sha256(text.encode()).digest() for text in texts)
+    return " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
+
+
+def _packed(value: Any) -> str:
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

@@ -1,0 +1,351 @@
+"""What the page shows, read from the folders of runs and evaluations: an overview, and pieces.
+
+A piece holds the groups of one sampled step, or of some questions of an evaluation; the page opens
+it when one of them is looked at. docs/reports.md describes both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import sqlglot
+import yaml
+from sqlglot.errors import SqlglotError
+from sqlglot.tokens import Token, TokenType
+
+from launch.folders import CONFIG, RESULT, VERSIONS, flat
+from launch.sheet import read_sheet
+from launch.statistics import mcnemar, mean_interval, paired_difference
+from launch.testsets import VERDICTS
+from launch.verdicts import PREDICTIONS, Verdict
+from minirl.run.files import PART
+from sqlenv.errors import UserError
+from sqlenv.evaluators.features import clauses_of
+
+VERSION = 1
+"""Of the payload's form, which the page checks."""
+_RECORDS = "trajectories.jsonl"
+_RECORDS_VERSION = 2
+_QUESTIONS = 64
+"""Questions of an evaluation in a piece."""
+_APART = frozenset({"seed", "run.name", "run.dir"})
+"""Settings by which the seeds of one configuration differ."""
+_CLASSES = {TokenType.STRING: 1, TokenType.NUMBER: 2}
+_WORD = 0
+
+Group = dict[str, Any]
+
+
+@dataclass
+class Payload:
+    """What is shown.
+
+    Attributes:
+        overview: Runs, their numbers, and an index of all questions.
+        pieces: Groups, with the tokens of their queries; `Seen` in the index names piece and place.
+    """
+
+    overview: dict[str, Any] = field(default_factory=dict)
+    pieces: list[dict[str, Any]] = field(default_factory=list)
+    _questions: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, run: int, where: int | str, groups: Iterable[Group], right: Mapping) -> None:
+        """Add groups, as pieces and to the index.
+
+        Args:
+            run: Number of the run.
+            where: `before`, `after`, `answers`, or the step.
+            groups: As `trajectories.jsonl` has them.
+            right: Verdicts by question, which count for more than those of the groups.
+        """
+        waiting = iter(groups)
+        size = None if isinstance(where, int) else _QUESTIONS
+        while part := list(islice(waiting, size)):
+            for place, group in enumerate(part):
+                self._index(group, [run, where, len(self.pieces), place], right)
+            queries = {one["sql"] for group in part for one in _turns(group) if one.get("sql")}
+            queries |= {group["gold"] for group in part if group.get("gold")}
+            tokens = {sql: found for sql in sorted(queries) if (found := tokens_of(sql))}
+            self.pieces.append({"groups": part, "tokens": tokens})
+
+    def _index(self, group: Group, place: list[Any], right: Mapping[str, float]) -> None:
+        name = str(group.get("id"))
+        members = group.get("trajectories", [])
+        entry = self._questions.setdefault(
+            name,
+            {
+                "id": name,
+                "db": group.get("db_id", ""),
+                "level": group.get("difficulty", ""),
+                "question": group.get("question", ""),
+                "gold": group.get("gold", ""),
+                "clauses": clauses_of(group["gold"]) if group.get("gold") else (),
+                "seen": [],
+            },
+        )
+        count, total = sum(map(_is_right, members)), len(members)
+        if name in right:
+            count, total = right[name], 1
+        last = [member["turns"][-1] for member in members if member.get("turns")]
+        tags = sorted({tag for turn in last for tag in turn.get("tags", ())})
+        entry["seen"].append([*place, count, total, tags])
+
+    def done(self, runs: Sequence[dict[str, Any]], notes: Sequence[str]) -> Payload:
+        """Write the overview of all runs."""
+        settings = [run["settings"] for run in runs]
+        names = dict.fromkeys(key for one in settings for key in one)
+        differing = {key: [one.get(key) for one in settings] for key in names if key != "run.dir"}
+        alike: list[list[int]] = []
+        for number, one in enumerate(settings):
+            own = _without_seed(one)
+            known = (group for group in alike if own and _without_seed(settings[group[0]]) == own)
+            found = next(known, None)
+            alike.append([number]) if found is None else found.append(number)
+        self.overview = {
+            "version": VERSION,
+            "runs": list(runs),
+            "alike": alike,
+            "differing": {k: v for k, v in differing.items() if any(one != v[0] for one in v)},
+            "questions": list(self._questions.values()),
+            "notes": list(notes),
+        }
+        return self
+
+
+def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
+    """Read runs and evaluations, given with their names.
+
+    Raises:
+        UserError: One is none, or its numbers are damaged.
+    """
+    payload, told, notes = Payload(), [], []
+    for number, (name, path) in enumerate(runs):
+        run = _read_run(name, path)
+        own: list[str] = []
+        folder = path if path.is_dir() else path.parent
+        for where in ("before", "answers", "after"):
+            place = folder if where == "answers" else folder / where
+            answers, right = _answers(place if path.is_dir() or where != "answers" else path)
+            run["scores"][where] = {one: float(score) for one, score in right.items()}
+            if right:
+                recorded = dict(_recorded(place / _RECORDS, own)) if path.is_dir() else {}
+                kept = {str(one.get("id")): one for each in recorded.values() for one in each}
+                groups = (kept.get(one["id"], one) for one in answers)
+                payload.add(number, where, groups, right)
+            if where == "before" and run["kind"] == "run":
+                for step, groups in _recorded(folder / _RECORDS, own):
+                    payload.add(number, step, groups, {})
+        run["tests"] = _tests(run["scores"])
+        run["measured"] = {name: _measured(each) for name, each in run["scores"].items() if each}
+        del run["scores"]
+        told.append(run)
+        notes += [f"{run['name']}: {line}" for line in own]
+    return payload.done(told, notes)
+
+
+def _read_run(name: str, path: Path) -> dict[str, Any]:
+    folder = path if path.is_dir() else path.parent
+    is_run = path.is_dir() and ((path / "metrics.jsonl").exists() or (path / "before").is_dir())
+    if (
+        not is_run
+        and not any((folder / one).exists() for one in (VERDICTS, PREDICTIONS))
+        and (path.is_dir() or not path.exists())
+    ):
+        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
+    settings = _yaml(folder / CONFIG) if path.is_dir() else {}
+    return {
+        "name": name,
+        "kind": "run" if is_run else "evaluation",
+        "settings": {key: value for key, value in flat(settings) if key},
+        "result": _json(path / RESULT) if path.is_dir() else {},
+        "versions": _json(path / VERSIONS) if path.is_dir() else {},
+        "numbers": _numbers(path / "metrics.jsonl") if is_run else {},
+        "command": f"python -m launch.train --cfg {folder}/{CONFIG}" if is_run else "",
+        "scores": {},
+    }
+
+
+def _numbers(path: Path) -> dict[str, list[Any]]:
+    """Read the metrics as columns; a value that a step does not have is null."""
+    lines = [line for line in _lines(path, []) if isinstance(line, dict)]
+    names = dict.fromkeys(name for line in lines for name in line)
+    return {name: [_short(line.get(name)) for line in lines] for name in names}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _recorded(path: Path, notes: list[str]) -> Iterator[tuple[int, list[Group]]]:
+    """Read the groups of a file by their steps; what is not there is told in a line of notes."""
+    lines = _lines(path, notes)
+    head = next(lines, None)
+    if not path.exists() or head is None:
+        notes.append(f"{path.parent.name}/{path.name}: no trajectories; groups are not shown")
+        return
+    if not isinstance(head, dict) or head.get("version") != _RECORDS_VERSION:
+        notes.append(
+            f"{path.parent.name}/{path.name}: of an older version, without whole groups; "
+            "they are not shown"
+        )
+        return
+    groups = (line for line in lines if isinstance(line, dict) and "trajectories" in line)
+    for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
+        yield step, [_for_javascript(group) for group in part]
+
+
+def _lines(path: Path, notes: list[str]) -> Iterator[Any]:
+    """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except (ValueError, RecursionError):
+                notes.append(
+                    f"{path.parent.name}/{path.name}: cut off or damaged in line {number}; "
+                    "what stands before it is shown"
+                )
+                return
+
+
+def _answers(path: Path) -> tuple[list[Group], dict[str, float]]:
+    """Read the verdicts on the questions of an evaluation, and its answers as groups of one."""
+    folder = path if path.is_dir() else path.parent
+    verdicts = [Verdict(**line) for line in _lines(folder / PREDICTIONS, []) if _is_verdict(line)]
+    sheet = folder / VERDICTS if path.is_dir() else path
+    if not sheet.exists() or sheet.name.endswith(PART):
+        return [_group(asdict(one), one.correct) for one in verdicts], {
+            one.id: one.correct for one in verdicts
+        }
+    found = read_sheet(sheet)
+    golds = {one.id: one.gold for one in verdicts}
+    right = {one.id: one.scores[found.first] for one in found.questions}
+    groups = [
+        _group(
+            asdict(one) | {"gold": golds.get(one.id, "")},
+            one.scores[found.first] == 1,
+            tags=[tag for tag in one.tags if tag != "none"],
+            result={"status": one.predicted},
+        )
+        for one in found.questions
+    ]
+    return groups, right
+
+
+def _is_verdict(line: Any) -> bool:
+    return isinstance(line, dict) and line.keys() <= set(Verdict.__slots__) and "correct" in line
+
+
+def _group(fields: Mapping[str, Any], correct: object, **more: Any) -> Group:
+    turn = {"sql": fields["sql"], "correct": bool(correct), **more}
+    shared = {key: fields[key] for key in ("id", "db_id", "difficulty", "question", "gold")}
+    return {**shared, "trajectories": [{"turns": [turn]}]}
+
+
+def _turns(group: Group) -> Iterator[dict[str, Any]]:
+    return (turn for one in group["trajectories"] for turn in one["turns"])
+
+
+def _is_right(member: Mapping[str, Any]) -> bool:
+    last = member["turns"][-1] if member.get("turns") else {}
+    own = last.get("correct", False) and last.get("kind", "answer") == "answer"
+    return bool(member.get("correct", own))
+
+
+def _for_javascript(group: Group) -> Group:
+    """Count the characters of credit and tokens as JavaScript does: some it counts twice."""
+    for member in group["trajectories"]:
+        for span in member.get("spans", ()):
+            text = member["turns"][span[0]]["reply"]
+            span[1:3] = (_place(text, span[1]), _place(text, span[2]))
+        for turn in member["turns"]:
+            if "tokens" in turn and not turn["reply"].isascii():
+                ends = turn["tokens"]["ends"]
+                turn["tokens"]["ends"] = [_place(turn["reply"], end) for end in ends]
+    return group
+
+
+def _place(text: str, place: int) -> int:
+    return place if text.isascii() else len(text[:place].encode("utf-16-le", "surrogatepass")) // 2
+
+
+def tokens_of(sql: str) -> list[int]:
+    """Give the tokens of a query that are coloured: start, length and class, one after the other.
+
+    Returns:
+        Classes are 0 for keywords, 1 for strings and 2 for numbers; nothing for a text that is no
+        SQL, or that JavaScript counts otherwise.
+    """
+    if not sql or max(sql) > "\uffff":
+        return []
+    try:
+        found = sqlglot.tokenize(sql, read="sqlite")
+    except (SqlglotError, RecursionError):
+        return []
+    coloured = ((token, _class_of(token)) for token in found)
+    return [
+        number
+        for token, kind in coloured
+        if kind is not None
+        for number in (token.start, token.end - token.start + 1, kind)
+    ]
+
+
+def _class_of(token: Token) -> int | None:
+    is_name = token.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
+    is_word = not is_name and token.text[:1].isalpha()
+    return _CLASSES.get(token.token_type, _WORD if is_word else None)
+
+
+def _tests(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """Compare accuracy before and after, on the questions that both have."""
+    before, after = scores.get("before", {}), scores.get("after", {})
+    names = [name for name in before if name in after]
+    return compare([before[name] for name in names], [after[name] for name in names])
+
+
+def compare(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
+    """Give the difference of two runs on the same questions, with what is said for it."""
+    if not first:
+        return {}
+    gain = paired_difference(first, second)
+    found = {"gain": gain.difference, "ci95": list(gain.ci95), "p": gain.p}
+    if {*first, *second} <= {0.0, 1.0}:
+        counts = mcnemar([one == 1 for one in first], [one == 1 for one in second])
+        found |= {"mcnemar": asdict(counts)}
+    return found
+
+
+def _measured(scores: Mapping[str, float]) -> dict[str, Any]:
+    values = list(scores.values())
+    return {
+        "mean": sum(values) / len(values),
+        "ci95": list(mean_interval(values)),
+        "questions": len(values),
+    }
+
+
+def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in _APART}
+
+
+def _json(path: Path) -> Any:
+    """Read what belongs to a run; nothing where it is not there, or not whole."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}

@@ -1,0 +1,127 @@
+"""An episode as `trajectories.jsonl` holds it: the question, and every reply with what it gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rewards.astra import AstraReward
+from rewards.expo.reward import ExpoReward
+from rewards.progress.reward import ProgressiveReward
+from sqlenv.envs.diagnosed import describe_failure
+from sqlenv.types import Attempt, Episode, Example, Result, Table, Value, status_of
+
+ROWS = 20
+_COLUMNS = 100
+_CELL_CHARS = 200
+_TABLE_CHARS = 10_000
+_LARGEST = 2**53
+"""From here on JavaScript rounds whole numbers."""
+_PLACES = 6
+
+GoldOf = Callable[[Example], Result]
+
+
+def episode_record(
+    episode: Episode, gold: Result, tagger: ProgressiveReward, reward: Any = None
+) -> dict[str, Any]:
+    """Write a final episode down.
+
+    Args:
+        episode: It.
+        gold: What the gold query gives.
+        tagger: Names in what a wrong query differs from the gold query.
+        reward: What the episode was scored by, if by any.
+
+    Returns:
+        `example`, which all episodes of a question share, and `turns`, one for each reply.
+    """
+    example = episode.example
+    told = {
+        "id": example.id,
+        "db_id": example.db_id,
+        "difficulty": example.difficulty,
+        "question": example.question,
+        **({"evidence": example.evidence} if example.evidence else {}),
+        "gold": example.gold_sql,
+        "gold_result": shown(gold),
+    }
+    parts = _parts(reward, episode)
+    turns = [
+        {
+            "reply": attempt.text,
+            "sql": attempt.sql,
+            "kind": attempt.kind,
+            "correct": attempt.correct,
+            "tags": list(_tags(episode.example, attempt, tagger)),
+            "parts": {name: round(value, _PLACES) for name, value in part.items()},
+            "result": shown(attempt.result),
+        }
+        for attempt, part in zip(episode.attempts, parts, strict=True)
+    ]
+    return {"example": told, "turns": turns}
+
+
+def shown(result: Result) -> dict[str, Any]:
+    """Write a result with its status: the message, or the first rows, bounded in size."""
+    status = status_of(result)
+    if not isinstance(result, Table):
+        return {"status": status, "message": describe_failure(result)}
+    rows: list[list[Any]] = []
+    taken = 0
+    for row in result.rows[:ROWS]:
+        cells = [_cell(value) for value in row[:_COLUMNS]]
+        taken += sum(len(str(cell)) for cell in cells)
+        if rows and taken > _TABLE_CHARS:
+            break
+        rows.append(cells)
+    return {
+        "status": status,
+        "columns": [_cut(name) for name in result.columns[:_COLUMNS]],
+        "rows": rows,
+        "count": len(result.rows),
+        "width": result.width,
+    }
+
+
+def _cell(value: Value) -> Any:
+    """Write a value for JSON; what it has no form for is an object with one key."""
+    if isinstance(value, bytes):
+        return {"blob": _cut(value[:_CELL_CHARS].hex())}
+    if isinstance(value, str):
+        return _cut(value)
+    if isinstance(value, int) and abs(value) >= _LARGEST:
+        return {"number": str(value)}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}
+    return value
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CELL_CHARS else f"{text[:_CELL_CHARS]}… ({len(text):,} characters)"
+
+
+def _tags(example: Example, attempt: Attempt, tagger: ProgressiveReward) -> Sequence[str]:
+    if attempt.correct or not attempt.sql or not example.gold_sql:
+        return ()
+    return attempt.tags or tagger.align(example, attempt.sql).diagnosis.tags
+
+
+def _parts(reward: Any, episode: Episode) -> Sequence[Mapping[str, float]]:
+    """Name what each reply of an episode earned, as far as its reward tells replies apart."""
+    example, attempts = episode.example, episode.attempts
+    if isinstance(reward, ProgressiveReward):
+        found = (reward.align(example, attempt.sql) for attempt in attempts)
+        return [
+            {"alignment": one.value, "structure": one.diagnosis.struct, "words": one.lexical}
+            for one in found
+        ]
+    if isinstance(reward, ExpoReward):
+        verdicts = (reward.judge(example, attempt) for attempt in attempts)
+        return [{f"clauses, {one.case}": reward.mean_reward(one)} for one in verdicts]
+    if isinstance(reward, AstraReward):
+        scores = reward.steps(episode)
+        # A final query that repeats the last call is no step of its own.
+        return [{"step score": scores[n]} if n < len(scores) else {} for n in range(len(attempts))]
+    return [{} for _ in attempts]

@@ -1,0 +1,146 @@
+"""What `trajectories.jsonl` holds: whole groups of sampled steps, a line each, to be looked at.
+
+docs/reports.md describes the lines. What stands in them of questions and queries is the task's.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minirl.run.metrics import JsonLines
+from minirl.train.batching import TokenRow
+from minirl.train.spans import Decode, character_ranges
+from minirl.types import Score, Trajectory, Turn
+
+TRAJECTORIES = "trajectories.jsonl"
+VERSION = 2
+"""Of the lines' form; the first line names it. Version 1 had no first line and no groups."""
+STEP_BYTES = 1_900_000
+"""Most bytes of a sampled step, but for its first group: 51 of them stay under 100 MB."""
+_PLACES = 6
+
+
+def open_records(path: Path, *, resume_step: int) -> JsonLines:
+    """Open a file of trajectories, and name the version in its first line.
+
+    Args:
+        path: The file.
+        resume_step: Lines of later steps are taken away.
+    """
+    lines = JsonLines(path, resume_step=resume_step)
+    if not path.exists():
+        lines.write(0, {"version": VERSION})
+    return lines
+
+
+def within_limit(lines: Iterable[Mapping[str, Any]], limit: int = STEP_BYTES) -> Iterator[Any]:
+    """Give the first lines that together take so many bytes, and one in any case."""
+    taken = 0
+    for number, line in enumerate(lines):
+        taken += len(json.dumps(line, ensure_ascii=False).encode("utf-8", "replace"))
+        if number and taken > limit:
+            return
+        yield line
+
+
+def group_line(
+    group: Sequence[Trajectory],
+    records: Sequence[Mapping[str, Any]],
+    decode: Decode,
+    *,
+    scores: Sequence[Score] | None = None,
+    rows: Sequence[TokenRow] | None = None,
+    has_tokens: bool = False,
+) -> dict[str, Any]:
+    """Write a group down.
+
+    Args:
+        group: The trajectories of one example.
+        records: What the task says of each: `example`, which all share, and `turns`.
+        decode: The tokenizer's.
+        scores: What each earned; None where nothing is learned.
+        rows: Their tokens with advantages; None where the group took no part in the update.
+        has_tokens: Whether each token has a number of its own; see `_tokens`.
+    """
+    first = decode(group[0].turns[0].observation_ids)
+    told = []
+    for number, (trajectory, record) in enumerate(zip(group, records, strict=True)):
+        row = rows[number] if rows else None
+        versions = [version for turn in trajectory.turns for version in turn.reply.versions]
+        told.append(
+            {
+                **(_earned(scores[number]) if scores else {}),
+                "advantage": _advantage(row),
+                "ended": trajectory.ended,
+                "versions": [min(versions, default=0), max(versions, default=0)],
+                "turns": list(_turns(trajectory, record, row if has_tokens else None, decode)),
+            }
+        )
+    return {**records[0].get("example", {}), "prompt": first, "trajectories": told}
+
+
+def _earned(score: Score) -> dict[str, Any]:
+    spans = [[one.turn, one.start, one.end, round(one.value, _PLACES)] for one in score.spans]
+    return {
+        "reward": round(score.total, _PLACES),
+        "parts": {name: round(value, _PLACES) for name, value in score.parts.items()},
+        "correct": score.correct,
+        **({"spans": spans} if spans else {}),
+    }
+
+
+def _advantage(row: TokenRow | None) -> float | None:
+    """Return the mean advantage of a row's sampled tokens; None where it was not trained on."""
+    if row is None or not row.is_action.any():
+        return None
+    each = np.broadcast_to(row.advantage, row.ids.shape)
+    return round(float(each[row.is_action].mean()), _PLACES)
+
+
+def _turns(
+    trajectory: Trajectory, record: Mapping[str, Any], row: TokenRow | None, decode: Decode
+) -> Iterator[dict[str, Any]]:
+    own = record.get("turns") or [{}] * len(trajectory.turns)
+    lengths = [len(turn.observation_ids) + len(turn.reply.ids) for turn in trajectory.turns]
+    ends = list(accumulate(lengths))
+    for number, (turn, said) in enumerate(zip(trajectory.turns, own, strict=True)):
+        # The first observation stands once for the group.
+        observed = {"observation": decode(turn.observation_ids)} if number else {}
+        place = slice(ends[number] - len(turn.reply.ids), ends[number])
+        tokens = {"tokens": _tokens(turn, row, place, decode)} if row is not None else {}
+        yield {**observed, "reply": turn.reply.text, "finish": turn.reply.finish, **said, **tokens}
+
+
+def _tokens(turn: Turn, row: TokenRow, place: slice, decode: Decode) -> dict[str, Any]:
+    """Write down what each token of a reply has.
+
+    Returns:
+        `ends`, the character of the reply that each token ends at; `versions`; and in base64, as
+        float16 of the machine's least byte first: `advantage`, `sampler` and `learner`, its
+        log-probabilities under both, the learner's before the update.
+    """
+    advantage = np.broadcast_to(row.advantage, row.ids.shape)
+    learner = row.logprobs if row.start_logprobs is None else row.start_logprobs
+    # The token that ends a reply has no text in it.
+    longest = len(turn.reply.text)
+    ends = [min(end, longest) for _, end in character_ranges(turn.reply.ids, decode)]
+    versions = list(turn.reply.versions)
+    return {
+        "ends": ends,
+        "versions": versions if len(set(versions)) > 1 else versions[:1],
+        "mask": _packed(row.is_action[place]),
+        "advantage": _packed(advantage[place]),
+        "sampler": _packed(row.logprobs[place]),
+        "learner": _packed(learner[place]),
+    }
+
+
+def _packed(values: Any) -> str:
+    return b64encode(np.asarray(values, "<f2").tobytes()).decode()
