@@ -16,7 +16,8 @@ from jax.sharding import Mesh
 
 from minirl.config import LoraConfig, ModelSource, Remat
 from minirl.errors import UserError
-from minirl.model.decoder import Decoder, ModelConfig, parse_config
+from minirl.model.config import ModelConfig, parse_config
+from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import placed
 

@@ -16,7 +16,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from minirl.config import ModelSource, SamplerConfig, TrainConfig
-from minirl.model.decoder import ModelConfig
+from minirl.model.config import ModelConfig
 from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.sharding import MESH_AXES, row_parts
 from minirl.plan.memory import (

@@ -21,7 +21,7 @@ from launch.cli import USER_ERRORS
 from launch.config import load_config
 from launch.wiring import arrange
 from minirl.errors import UserError
-from minirl.model.decoder import read_config
+from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
 from minirl.plan import chips
 from minirl.plan.resident import resident_bytes, sampling_of

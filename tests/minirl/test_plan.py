@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as Spec
 
 from minirl.config import Grpo, ModelSource, OptimizerConfig
 from minirl.errors import UserError
-from minirl.model.decoder import ModelConfig
+from minirl.model.config import ModelConfig
 from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.sharding import choose_mesh, make_mesh, row_parts
 from minirl.plan.ahead import Program, abstract_batch, at_depth, compile_program
