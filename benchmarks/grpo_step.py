@@ -21,7 +21,8 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, OptimizerConfig, SamplerConfig
-from minirl.model.decoder import Decoder, ModelConfig
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Decoder
 from minirl.sample.rollout import flatten, rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.train.advantages import estimate

@@ -23,7 +23,8 @@ from flax import nnx
 
 from launch.config import load_config
 from minirl.config import BatchingConfig, Grpo, OptimizerConfig
-from minirl.model.decoder import Decoder, ModelConfig
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Decoder
 from minirl.model.tiny import tiny_shape
 from minirl.plan.operations import Tokens, update_flops
 from minirl.train.batching import TokenRow, micro_batches

@@ -15,9 +15,8 @@ from launch import cli
 from launch.policy import PolicySource
 from minirl.errors import UserError
 from minirl.model import huggingface
-from minirl.model.decoder import read_config
-from minirl.model.lora import adapter_shapes, merged_parts
-from minirl.model.shards import total_bytes
+from minirl.model.config import read_config
+from minirl.model.lora import adapter_shapes, merged_tensors
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import stored_params
 from minirl.run.files import read_json
@@ -36,20 +35,20 @@ def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: i
         UserError: The policy cannot be read, or the folder cannot be written.
     """
     tokenizer = ChatTokenizer(source.model)
-    shapes = huggingface.paths_of(huggingface.shapes_of(source.model))
+    shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
     kind = dtype or _own_dtype(source)
-    size = total_bytes(shapes, kind)
-    with _writing(out, size), _parts(source) as parts, cli.progress_bar("export") as progress:
-        number = {path: n for n, path in enumerate(shapes)}
+    size = huggingface.total_bytes(shapes, kind)
+    with _writing(out, size), _tensors(source) as tensors, cli.progress_bar("export") as progress:
 
-        def counted(path: str) -> Iterator[np.ndarray]:
-            progress(number[path], len(shapes), path)
-            return parts(path)
+        def counted() -> Iterator[tuple[str, np.ndarray]]:
+            for number, (name, array) in enumerate(tensors):
+                progress(number, len(shapes), name)
+                yield name, array
 
         huggingface.write(
             out,
             shapes,
-            counted,
+            counted(),
             source=source.model,
             dtype=kind,
             max_shard_bytes=shard_bytes,
@@ -68,12 +67,13 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
         )
     assert source.checkpoint is not None
     like = adapter_shapes(read_config(source.model), source.lora)
-    size = total_bytes(huggingface.paths_of(like), dtype or "float32")
+    shapes = huggingface.tensor_shapes(like)
+    size = huggingface.total_bytes(shapes, dtype or "float32")
     with _writing(out, size), stored_params(source.checkpoint, like) as read:
         huggingface.write_adapter(
             out,
-            huggingface.paths_of(like),
-            lambda path: huggingface.parts_of(path, read(path)),
+            shapes,
+            huggingface.tensors(like, read),
             source.lora,
             base=str(source.model.resolve()),
             dtype=dtype or "float32",
@@ -82,20 +82,21 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
 
 
 @contextmanager
-def _parts(source: PolicySource) -> Generator[huggingface.Parts]:
+def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]]:
     """Open a policy's weights, to be read one by one."""
     if source.checkpoint is None:
-        yield huggingface.parts_in_folder(source.model)
+        yield huggingface.read_tensors(source.model)
         return
-    shapes = huggingface.shapes_of(source.model)
-    like = shapes
-    if source.lora is not None:
+    if source.lora is None:
+        like = huggingface.shapes_of(source.model)
+    else:
         like = adapter_shapes(read_config(source.model), source.lora)
     with stored_params(source.checkpoint, like) as read:
-        if source.lora is None:
-            yield lambda path: huggingface.parts_of(path, read(path))
-        else:
-            yield merged_parts(huggingface.parts_in_folder(source.model), read, source.lora)
+        stored = huggingface.tensors(like, read)
+        if source.lora is not None:
+            weights = huggingface.read_tensors(source.model)
+            stored = merged_tensors(weights, dict(stored), source.lora)
+        yield stored
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from launch.texts import write_json
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
-    from minirl.model.decoder import ModelConfig
+    from minirl.model.config import ModelConfig
     from minirl.plan.compile import Topology
     from minirl.plan.fit import Fit
     from minirl.plan.memory import Workload
@@ -180,7 +180,7 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     import jax
 
     from launch.wiring import arrange
-    from minirl.model.decoder import read_config
+    from minirl.model.config import read_config
     from minirl.plan.memory import estimate_memory
 
     shape = read_config(folder)
@@ -228,7 +228,7 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     Raises:
         UserError: The job's model is not there yet, and none is named.
     """
-    from minirl.model.decoder import read_config
+    from minirl.model.config import read_config
     from minirl.model.tiny import tiny_shape
     from minirl.plan.memory import published_shape
 

@@ -22,7 +22,8 @@ from launch.reporting.record import episode_record
 from launch.testsets import Split
 from minirl.config import LoraConfig
 from minirl.model import huggingface
-from minirl.model.decoder import Decoder, ModelConfig, read_config
+from minirl.model.config import ModelConfig, read_config
+from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
 from minirl.model.sharding import choose_mesh, make_mesh
 from minirl.model.tiny import make_tiny

@@ -9,23 +9,19 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
-from pydantic import BaseModel, Field, model_validator
 
 from minirl.config import LoraConfig, Remat
 from minirl.model import logprobs
-from minirl.model.sharding import INPUT_AXES, constrain
-from minirl.run.files import check, read_json
+from minirl.model.config import ModelConfig
+from minirl.model.sharding import constrain
 
 # (q_BTHE, k_BTKE, v_BTKE, the layer's cache) -> (attended values BTHE, the layer's new cache)
 Attend = Callable[[Array, Array, Array, Any], tuple[Array, Any]]
@@ -42,115 +38,6 @@ _HEADS = ("batch", "position", "heads", "head_size")
 _KV_HEADS = ("batch", "position", "kv_heads", "head_size")
 _FF = ("batch", "position", "ff")
 _LOW_RANK = ("batch", "position", "rank")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a decoder, under Hugging Face's names where they exist."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rope_theta: float
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    qk_norm: bool
-
-
-_Size = Annotated[int, Field(gt=0, lt=2**31)]
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Rope(BaseModel):
-    """Rotary embedding, as newer files have it."""
-
-    rope_type: Literal["default"] = "default"
-    type: Literal["default"] = "default"
-    rope_theta: _Positive | None = None
-
-
-class _HuggingFace(BaseModel):
-    """What this decoder does of all that a `config.json` may ask for."""
-
-    model_type: Literal["qwen2", "qwen3"]
-    hidden_act: Literal["silu"] = "silu"
-    use_sliding_window: Literal[False] | None = None
-    vocab_size: _Size
-    hidden_size: _Size
-    intermediate_size: _Size
-    num_hidden_layers: _Size
-    num_attention_heads: _Size
-    num_key_value_heads: _Size | None = None
-    head_dim: _Size | None = None
-    rope_theta: _Positive = 10_000.0
-    rope_parameters: _Rope | None = None
-    rope_scaling: _Rope | None = None
-    rms_norm_eps: _Positive = 1e-6
-    tie_word_embeddings: bool | None = None
-    attention_bias: bool | None = None
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
-        heads, kv_heads, width = self.num_attention_heads, self.kv_heads, self.hidden_size
-        if heads % kv_heads:
-            raise ValueError(f"num_key_value_heads = {kv_heads} does not divide {heads} heads")
-        if self.head_dim is None and width % heads:
-            raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
-        if self.head_size % 2:
-            raise ValueError(
-                f"head_dim = {self.head_size} is odd; the rotary embedding turns pairs"
-            )
-        return self
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
-
-    @property
-    def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
-
-    @property
-    def theta(self) -> float:
-        rope = self.rope_parameters or self.rope_scaling
-        return self.rope_theta if rope is None else rope.rope_theta or self.rope_theta
-
-
-_ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5 or Qwen3"
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """Read the shape of a Qwen2, Qwen2.5 or Qwen3 model from its `config.json`.
-
-    Raises:
-        UserError: The file is missing or not JSON, or asks for something this decoder does not do.
-    """
-    path = folder / "config.json"
-    return parse_config(read_json(path, dict[str, Any], advice=_ADVICE), where=str(path))
-
-
-def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
-    """Turn the content of a `config.json` into a `ModelConfig`; `where` names it in errors."""
-    read = check(_HuggingFace, raw, where=where, advice=_ADVICE)
-    return ModelConfig(
-        vocab_size=read.vocab_size,
-        hidden_size=read.hidden_size,
-        intermediate_size=read.intermediate_size,
-        num_hidden_layers=read.num_hidden_layers,
-        num_attention_heads=read.num_attention_heads,
-        num_key_value_heads=read.kv_heads,
-        head_dim=read.head_size,
-        rope_theta=read.theta,
-        rms_norm_eps=read.rms_norm_eps,
-        tie_word_embeddings=bool(read.tie_word_embeddings),
-        attention_bias=read.model_type == "qwen2" or bool(read.attention_bias),
-        qk_norm=read.model_type == "qwen3",
-    )
 
 
 def rms_norm(x: Float[Array, "... D"], scale: Float[Array, "D"], eps: float) -> Array:
@@ -192,15 +79,14 @@ def _look_up_backward(dtype: Any, known: Any, gradient_BTD: Array) -> tuple[Arra
 look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
-def _product(x: Array, weight: Array, *, axes: int = 1) -> Array:
-    """Multiply the last axes of x by the first of a weight, in the type of x.
+def linear(x: Float[Array, "... I"], weight_OI: Float[Array, "O I"]) -> Float[Array, "... O"]:
+    """Multiply by a matrix in the type of x.
 
     As one product of two matrices: a gradient that sums over rows and positions at once would be
     of transposed copies.
     """
-    size = math.prod(weight.shape[:axes])
-    product = x.reshape(-1, size) @ weight.astype(x.dtype).reshape(size, -1)
-    return product.reshape(*x.shape[:-axes], *weight.shape[axes:])
+    y = x.reshape(-1, x.shape[-1]) @ weight_OI.astype(x.dtype).T
+    return y.reshape(*x.shape[:-1], -1)
 
 
 class Block(nnx.Module):
@@ -213,47 +99,45 @@ class Block(nnx.Module):
         self.mesh = mesh
         self.lora: LoraConfig | None = None
         width, ff, size = config.hidden_size, config.intermediate_size, config.head_dim
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        heads_size = config.num_attention_heads * size
+        kv_size = config.num_key_value_heads * size
         rngs = nnx.Rngs(key)
 
-        def normal(*shape: int, fan_in: int) -> nnx.Param:
-            return nnx.Param(jax.random.normal(rngs.params(), shape, param_dtype) * fan_in**-0.5)
+        def normal(outputs: int, inputs: int, *, fan_in: int) -> nnx.Param:
+            drawn = jax.random.normal(rngs.params(), (outputs, inputs), param_dtype)
+            return nnx.Param(drawn * fan_in**-0.5)
 
-        def constant(*shape: int, value: float) -> nnx.Param:
-            return nnx.Param(jnp.full(shape, value, param_dtype))
+        def constant(size: int, *, value: float) -> nnx.Param:
+            return nnx.Param(jnp.full(size, value, param_dtype))
 
         # Residual branches start small, so that depth does not change the scale at the start.
         residual_fan_in = 2 * config.num_hidden_layers
         self.attn_norm = constant(width, value=1.0)
-        self.q = normal(width, heads, size, fan_in=width)
-        self.k = normal(width, kv_heads, size, fan_in=width)
-        self.v = normal(width, kv_heads, size, fan_in=width)
-        self.o = normal(heads, size, width, fan_in=heads * size * residual_fan_in)
+        self.q = normal(heads_size, width, fan_in=width)
+        self.k = normal(kv_size, width, fan_in=width)
+        self.v = normal(kv_size, width, fan_in=width)
+        self.o = normal(width, heads_size, fan_in=heads_size * residual_fan_in)
         if config.attention_bias:
-            self.q_bias = constant(heads, size, value=0.0)
-            self.k_bias = constant(kv_heads, size, value=0.0)
-            self.v_bias = constant(kv_heads, size, value=0.0)
+            self.q_bias = constant(heads_size, value=0.0)
+            self.k_bias = constant(kv_size, value=0.0)
+            self.v_bias = constant(kv_size, value=0.0)
         if config.qk_norm:
             self.q_norm = constant(size, value=1.0)
             self.k_norm = constant(size, value=1.0)
         self.mlp_norm = constant(width, value=1.0)
-        self.gate = normal(width, ff, fan_in=width)
-        self.up = normal(width, ff, fan_in=width)
-        self.down = normal(ff, width, fan_in=ff * residual_fan_in)
+        self.gate = normal(ff, width, fan_in=width)
+        self.up = normal(ff, width, fan_in=width)
+        self.down = normal(width, ff, fan_in=ff * residual_fan_in)
 
     def __call__(
         self, x_BTD: Array, angles_BTE: Array, attend: Attend, cache: Any
     ) -> tuple[Array, Any]:
         """Return the layer's output, BTD, and its new cache."""
-        config, dtype, mesh = self.config, x_BTD.dtype, self.mesh
+        config, mesh = self.config, self.mesh
         h_BTD = rms_norm(x_BTD, self.attn_norm[...], config.rms_norm_eps)
-        q_BTHE = self._times("q", h_BTD)
-        k_BTKE = self._times("k", h_BTD)
-        v_BTKE = self._times("v", h_BTD)
-        if config.attention_bias:
-            q_BTHE += self.q_bias[...].astype(dtype)[None, None]
-            k_BTKE += self.k_bias[...].astype(dtype)[None, None]
-            v_BTKE += self.v_bias[...].astype(dtype)[None, None]
+        q_BTHE = self._heads("q", h_BTD)
+        k_BTKE = self._heads("k", h_BTD)
+        v_BTKE = self._heads("v", h_BTD)
         if config.qk_norm:
             q_BTHE = rms_norm(q_BTHE, self.q_norm[...], config.rms_norm_eps)
             k_BTKE = rms_norm(k_BTKE, self.k_norm[...], config.rms_norm_eps)
@@ -263,24 +147,29 @@ class Block(nnx.Module):
         v_BTKE = constrain(v_BTKE, _KV_HEADS, mesh)
         attended_BTHE, cache = attend(q_BTHE, k_BTKE, v_BTKE, cache)
         attended_BTHE = constrain(attended_BTHE, _HEADS, mesh)
-        x_BTD += self._times("o", attended_BTHE)
+        x_BTD += self._linear("o", attended_BTHE.reshape(*x_BTD.shape[:2], -1))
         x_BTD = constrain(x_BTD, _ROWS, mesh)
         h_BTD = rms_norm(x_BTD, self.mlp_norm[...], config.rms_norm_eps)
-        gate_BTF = self._times("gate", h_BTD)
-        up_BTF = self._times("up", h_BTD)
+        gate_BTF, up_BTF = self._linear("gate", h_BTD), self._linear("up", h_BTD)
         inner_BTF = constrain(jax.nn.silu(gate_BTF) * up_BTF, _FF, mesh)
-        x_BTD += self._times("down", inner_BTF)
+        x_BTD += self._linear("down", inner_BTF)
         return constrain(x_BTD, _ROWS, mesh), cache
 
-    def _times(self, name: str, x: Array) -> Array:
-        """Multiply by a matrix W, or by W + scale A B with an adapter (`minirl.model.lora`)."""
-        inputs = INPUT_AXES[name]
-        y = _product(x, getattr(self, name)[...], axes=inputs)
+    def _heads(self, name: str, h_BTD: Array) -> Array:
+        """Project onto the heads of queries, keys or values."""
+        flat = self._linear(name, h_BTD)
+        if self.config.attention_bias:
+            flat += getattr(self, f"{name}_bias")[...].astype(flat.dtype)[None, None]
+        return flat.reshape(*flat.shape[:2], -1, self.config.head_dim)
+
+    def _linear(self, name: str, x: Array) -> Array:
+        """Multiply by a matrix W, or by W + scale B A with an adapter (`minirl.model.lora`)."""
+        y = linear(x, getattr(self, name)[...])
         if self.lora is None or name not in self.lora.targets:
             return y
-        a, b = (getattr(self, f"{name}_{end}")[...] for end in "ab")
-        low_BTR = constrain(_product(x, a, axes=inputs), _LOW_RANK, self.mesh)
-        return y + self.lora.scale * _product(low_BTR, b)
+        a_RI, b_OR = (getattr(self, f"{name}_{end}")[...] for end in "ab")
+        low_BTR = constrain(linear(x, a_RI), _LOW_RANK, self.mesh)
+        return y + self.lora.scale * linear(low_BTR, b_OR)
 
 
 # (layer, what goes through the layers, the layer's cache) -> (the same after it, its new cache)

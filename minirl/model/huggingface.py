@@ -1,11 +1,22 @@
-"""Model weights: fresh, from Hugging Face's safetensors files, and back into them."""
+"""Hugging Face folders of models: safetensors files and their index, PEFT adapters.
+
+Parameters have the shapes of the files, so that reading, writing and pushing weights to servers is
+a matter of names: `_NAMES` is the only table. A parameter that stacks all layers is one tensor a
+layer in the files.
+
+Files are written tensor by tensor, so that one tensor is in memory at a time; the library's own
+writer takes all tensors of a file at once. The format
+(https://github.com/huggingface/safetensors#format) is a length, a header in JSON, the bytes.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +29,39 @@ from safetensors import SafetensorError, safe_open
 
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.model.decoder import Decoder, ModelConfig, read_config
-from minirl.model.layout import Tensor, file_tensors, module_name
-from minirl.model.sharding import PARAM_AXES, param_path, param_shardings
-from minirl.model.shards import write_file, write_shards
-from minirl.run.files import appearing, weight_files
+from minirl.model.config import ModelConfig, read_config
+from minirl.model.decoder import Decoder
+from minirl.model.sharding import MATRICES, is_stacked, param_path, param_shardings
+from minirl.run.files import INDEX, SINGLE, appearing, naming, weight_files
 
-# Gives the arrays of the parameter at a path: one, or one a layer where it is stacked.
-Parts = Callable[[str], Iterator[np.ndarray]]
+# Last part of a parameter's path -> its name in the files, for layers within `model.layers.N.`.
+_NAMES = {
+    "embed": "model.embed_tokens.weight",
+    "unembed": "lm_head.weight",
+    "final_norm": "model.norm.weight",
+    "attn_norm": "input_layernorm.weight",
+    "q": "self_attn.q_proj.weight",
+    "k": "self_attn.k_proj.weight",
+    "v": "self_attn.v_proj.weight",
+    "o": "self_attn.o_proj.weight",
+    "q_bias": "self_attn.q_proj.bias",
+    "k_bias": "self_attn.k_proj.bias",
+    "v_bias": "self_attn.v_proj.bias",
+    "q_norm": "self_attn.q_norm.weight",
+    "k_norm": "self_attn.k_norm.weight",
+    "mlp_norm": "post_attention_layernorm.weight",
+    "gate": "mlp.gate_proj.weight",
+    "up": "mlp.up_proj.weight",
+    "down": "mlp.down_proj.weight",
+}
+# Adapters have PEFT's names.
+for _name in MATRICES:
+    for _end in "ab":
+        _suffix = f"lora_{_end.upper()}.weight"
+        _NAMES[f"{_name}_{_end}"] = _NAMES[_name].removesuffix("weight") + _suffix
 
 MAX_SHARD_BYTES = 5_000_000_000
-
+_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _COPIED = (
     "config.json",
     "generation_config.json",
@@ -41,6 +74,62 @@ _COPIED = (
     "chat_template.jinja",
 )
 _WEIGHT_FILE = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?")
+
+# Names and shapes of tensors, in the order in which they are written.
+Shapes = Mapping[str, tuple[int, ...]]
+Tensors = Iterable[tuple[str, np.ndarray]]
+
+
+def tensor_names(path: str, shape: tuple[int, ...]) -> list[str]:
+    """Return the names in the files of a parameter: one, or one a layer where it is stacked.
+
+    Args:
+        path: Of the parameter, for example `layers.q` (`sharding.param_path`).
+        shape: Its shape.
+    """
+    owner, _, last = path.rpartition(".")
+    if not owner:
+        return [_NAMES[last]]
+    layers = range(shape[0]) if is_stacked(path, len(shape)) else [None]
+    return [
+        ".".join(("model", owner, *([] if layer is None else [str(layer)]), _NAMES[last]))
+        for layer in layers
+    ]
+
+
+def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes in the files of all parameters of a tree."""
+    found = {}
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = param_path(path)
+        shape = leaf.shape[1:] if is_stacked(name, leaf.ndim) else leaf.shape
+        found |= dict.fromkeys(tensor_names(name, leaf.shape), tuple(shape))
+    return found
+
+
+def tensors(
+    params: nnx.State, read: Callable[[str], Any] | None = None
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the weights of a model under their names in the files.
+
+    Args:
+        params: Weights, all addressable from this process; or their shapes.
+        read: Gives a parameter by its path, where `params` are shapes.
+    """
+    for path, leaf in jax.tree.leaves_with_path(params):
+        name = param_path(path)
+        array = leaf if read is None else read(name)
+        names = tensor_names(name, leaf.shape)
+        # Not by iteration: JAX would copy a hundred layers at a time.
+        places = range(len(names)) if is_stacked(name, leaf.ndim) else [...]
+        for one, place in zip(names, places, strict=True):
+            yield one, np.asarray(array[place])
+
+
+def shapes_of(folder: Path) -> nnx.State:
+    """Return the shapes of the model in a Hugging Face folder, all in float32."""
+    config = read_config(folder)
+    return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
 
 
 def init(
@@ -102,14 +191,20 @@ def load(
         return Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
 
     graph, shapes = nnx.split(nnx.eval_shape(make, jax.random.key(0)))
-    files = _files_of_tensors(folder)
-    _check(folder, files, shapes)
+    files = _checked_files(folder, shapes)
 
     def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
-        tensors = file_tensors(param_path(path), leaf.shape)
+        names = tensor_names(param_path(path), leaf.shape)
+        stacked = is_stacked(param_path(path), leaf.ndim)
 
         def part(index: tuple[slice, ...] | None) -> np.ndarray:
-            return _read(files, tensors, leaf.shape, index, dtype=param_dtype)
+            index = index or (slice(None),) * leaf.ndim
+            cuts = [slice(*cut.indices(size)) for cut, size in zip(index, leaf.shape, strict=True)]
+            found = np.empty([cut.stop - cut.start for cut in cuts], param_dtype)
+            layers = zip(names[cuts[0]], found, strict=True) if stacked else [(names[0], found)]
+            for name, place in layers:
+                place[...] = _read_tensor(files, name, cuts[1:] if stacked else cuts)
+            return found
 
         if sharding is None:
             # Not jnp.asarray, which copies twice.
@@ -120,31 +215,30 @@ def load(
     return nnx.merge(graph, jax.tree.map_with_path(read, shapes, *rest))
 
 
-def _read(
-    files: Mapping[str, Path],
-    tensors: Sequence[Tensor],
-    shape: tuple[int, ...],
-    index: tuple[slice, ...] | None,
-    *,
-    dtype: Any,
-) -> np.ndarray:
-    """Read a part of a parameter; of a stacked one layer by layer."""
-    index = index or (slice(None),) * len(shape)
-    lengths = [len(range(*cut.indices(size))) for cut, size in zip(index, shape, strict=True)]
-    is_stacked = len(shape) > len(tensors[0].shape)
-    chosen = tensors[index[0]] if is_stacked else tensors
-    inner = index[1:] if is_stacked else index
-    found = np.empty(lengths, dtype)
-    for tensor, place in zip(chosen, found if is_stacked else [found], strict=True):
-        # Opened anew for each, or the pages of all that was read would stay mapped.
-        with safe_open(files[tensor.name], "numpy") as file:
-            block = file.get_slice(tensor.name)[tensor.file_index(inner)]
-        place[...] = tensor.from_file(block, place.shape)
-    return found
+def read_tensors(folder: Path) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield the weights of a Hugging Face folder by name, one after the other, in float32.
+
+    Raises:
+        UserError: As `load`.
+    """
+    shapes = shapes_of(folder)
+    files = _checked_files(folder, shapes)
+    for name, shape in tensor_shapes(shapes).items():
+        yield name, _read_tensor(files, name, [slice(size) for size in shape]).astype(np.float32)
 
 
-def _files_of_tensors(folder: Path) -> dict[str, Path]:
-    """Find the file of every tensor; a file must be whole to be taken."""
+def _read_tensor(files: Mapping[str, Path], name: str, index: list[slice]) -> np.ndarray:
+    # Opened anew for each, or the pages of all that was read would stay mapped.
+    with safe_open(files[name], "numpy") as file:
+        return file.get_slice(name)[tuple(index)]
+
+
+def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
+    """Return the file of every tensor.
+
+    Raises:
+        UserError: A file is not whole, or they do not hold the model of these shapes and no other.
+    """
     files: dict[str, Path] = {}
     for path in weight_files(folder):
         try:
@@ -154,17 +248,10 @@ def _files_of_tensors(folder: Path) -> dict[str, Path]:
             raise UserError(
                 f"{path}: cut short or not safetensors ({error}); copy it again"
             ) from None
-    return files
-
-
-def _check(folder: Path, files: Mapping[str, Path], shapes: nnx.State) -> None:
-    """Raise a `UserError` unless the files hold the model of these shapes and no other."""
-    leaves = jax.tree.leaves_with_path(shapes)
-    wanted = [one for path, leaf in leaves for one in file_tensors(param_path(path), leaf.shape)]
+    expected = tensor_shapes(shapes)
+    missing = [name for name in expected if name not in files]
     # An output projection beside a tied embedding is left out by transformers too.
-    known = {tensor.name for tensor in wanted} | {"lm_head.weight"}
-    missing = [tensor.name for tensor in wanted if tensor.name not in files]
-    extra = sorted(set(files) - known)
+    extra = sorted(set(files) - set(expected) - {"lm_head.weight"})
     for found, what in ((missing, "missing"), (extra, "not of the model in config.json")):
         if found:
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
@@ -172,67 +259,22 @@ def _check(folder: Path, files: Mapping[str, Path], shapes: nnx.State) -> None:
                 f"{folder}: tensor {found[0]}{more} {what}; "
                 "config.json and the safetensors files must be of the same model"
             )
-    for tensor in wanted:
-        _check_header(files[tensor.name], tensor)
+    for name, shape in expected.items():
+        _check_tensor(files[name], name, shape)
+    return files
 
 
-def _check_header(path: Path, tensor: Tensor) -> None:
+def _check_tensor(path: Path, name: str, expected: tuple[int, ...]) -> None:
     with safe_open(path, "numpy") as file:
-        header = file.get_slice(tensor.name)
+        header = file.get_slice(name)
         shape, kind = tuple(header.get_shape()), header.get_dtype()
-    if shape != tensor.file_shape:
+    if shape != expected:
         raise UserError(
-            f"{path}: tensor {tensor.name} has shape {shape}, config.json says "
-            f"{tensor.file_shape}; they must be of the same model"
+            f"{path}: tensor {name} has shape {shape}, config.json says {expected}; "
+            "they must be of the same model"
         )
-    if kind not in ("F32", "F16", "BF16"):
-        raise UserError(
-            f"{path}: tensor {tensor.name} is {kind}; use a model in bf16, fp16 or fp32"
-        )
-
-
-def paths_of(shapes: nnx.State) -> dict[str, tuple[int, ...]]:
-    """Return the path and shape of every parameter of a tree."""
-    return {param_path(path): tuple(leaf.shape) for path, leaf in jax.tree.leaves_with_path(shapes)}
-
-
-def shapes_of(folder: Path) -> nnx.State:
-    """Return the shapes of the model in a Hugging Face folder, all in float32."""
-    config = read_config(folder)
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
-
-
-def parts_in_tree(params: nnx.State) -> Parts:
-    """Give the parts of weights that are in memory, all of them addressable from this process."""
-    leaves = {param_path(path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
-
-    return lambda path: parts_of(path, leaves[path])
-
-
-def parts_of(path: str, array: Any) -> Iterator[np.ndarray]:
-    """Take a parameter apart: by layers, where it is stacked."""
-    is_stacked = array.ndim > len(PARAM_AXES[path.rpartition(".")[2]])
-    # Not by iteration: JAX would copy a hundred layers at a time.
-    for number in range(len(array)) if is_stacked else (...,):
-        yield np.asarray(array[number])
-
-
-def parts_in_folder(folder: Path) -> Parts:
-    """Give the parts of the weights in a Hugging Face folder, in float32.
-
-    Raises:
-        UserError: As `load`.
-    """
-    shapes = shapes_of(folder)
-    files = _files_of_tensors(folder)
-    _check(folder, files, shapes)
-    known = paths_of(shapes)
-
-    def parts(path: str) -> Iterator[np.ndarray]:
-        for tensor in file_tensors(path, known[path]):
-            yield _read(files, [tensor], tensor.shape, None, dtype=np.float32)
-
-    return parts
+    if kind not in _CODES.values():
+        raise UserError(f"{path}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32")
 
 
 def save(
@@ -243,7 +285,7 @@ def save(
     dtype: Any = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a folder that `load` and transformers read; it appears whole or not at all.
+    """Write a model that is in memory; see `write`.
 
     Args:
         model: All its weights addressable from this process.
@@ -251,15 +293,12 @@ def save(
         source: Folder that `config.json` and the tokenizer are copied from.
         dtype: Type to convert to; None keeps the model's.
         max_shard_bytes: Size above which a file of weights is not grown.
-
-    Raises:
-        UserError: `folder` holds other files, which replacing it would lose.
     """
     params = nnx.state(model)
     write(
         folder,
-        paths_of(params),
-        parts_in_tree(params),
+        tensor_shapes(params),
+        tensors(params),
         source=source,
         dtype=dtype or model.embed[...].dtype,
         max_shard_bytes=max_shard_bytes,
@@ -268,29 +307,31 @@ def save(
 
 def write(
     folder: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    parts: Parts,
+    shapes: Shapes,
+    arrays: Tensors,
     *,
     source: Path,
     dtype: Any,
     max_shard_bytes: int = MAX_SHARD_BYTES,
     generation: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a model of which no more than one parameter is in memory at a time; see `save`.
+    """Write a folder that `load` and transformers read; it appears whole or not at all.
 
     Args:
         folder: Made, or replaced if it holds nothing but a model.
-        shapes: Paths and shapes of its parameters.
-        parts: Gives them.
+        shapes: Names and shapes of its tensors.
+        arrays: The tensors, in the same order; each is asked for when the one before is written.
         source: Folder that `config.json` and the tokenizer are copied from.
-        dtype: Type to convert to.
+        dtype: bfloat16, float16 or float32; what they are converted to.
         max_shard_bytes: Size above which a file of weights is not grown.
         generation: Content of `generation_config.json` if `source` has none.
 
     Raises:
         UserError: `folder` holds other files, which replacing it would lose.
     """
-    _refuse_foreign_files(folder)
+    for path in sorted(folder.iterdir()) if folder.exists() else ():
+        if path.name not in _COPIED and not _WEIGHT_FILE.fullmatch(path.name):
+            raise UserError(f"{path}: would be lost; write the model to a folder of its own")
     with appearing(folder) as new:
         if generation is not None:
             _write_json(new / "generation_config.json", generation)
@@ -298,17 +339,13 @@ def write(
             if (source / name).exists():
                 shutil.copyfile(source / name, new / name)
         _describe(new / "config.json", dtype)
-        tensors = {path: file_tensors(path, shape) for path, shape in shapes.items()}
-        write_shards(
-            new, file_shapes(tensors), _arrays(tensors, parts),
-            dtype=dtype, max_bytes=max_shard_bytes,
-        )  # fmt: skip
+        _write_shards(new, shapes, iter(arrays), dtype=dtype, max_bytes=max_shard_bytes)
 
 
 def write_adapter(
     folder: Path,
-    shapes: Mapping[str, tuple[int, ...]],
-    parts: Parts,
+    shapes: Shapes,
+    arrays: Tensors,
     lora: LoraConfig,
     *,
     base: str,
@@ -318,41 +355,87 @@ def write_adapter(
 
     Args:
         folder: Not there, or empty.
-        shapes: Paths and shapes of the adapters.
-        parts: Gives them.
+        shapes: Names and shapes of the adapters' tensors.
+        arrays: The tensors, in the same order.
         lora: Rank, scale and targets.
         base: Name or path of the model that they belong to.
         dtype: Type to convert to.
     """
-    tensors = {path: file_tensors(path, shape) for path, shape in shapes.items()}
-    sizes = {f"base_model.model.{name}": size for name, size in file_shapes(tensors).items()}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": [module_name(name) for name in dict.fromkeys(lora.targets)],
+        "target_modules": [_NAMES[name].split(".")[1] for name in dict.fromkeys(lora.targets)],
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,
     }
+    prefixed = {f"base_model.model.{name}": shape for name, shape in shapes.items()}
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
         path = new / "adapter_model.safetensors"
-        write_file(path, sizes, _arrays(tensors, parts), dtype=dtype)
+        _write_file(path, prefixed, iter(arrays), dtype=dtype)
 
 
-def file_shapes(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[int, ...]]:
-    """Return the names and shapes in the file of parameters by path, in their order."""
-    return {tensor.name: tensor.file_shape for group in tensors.values() for tensor in group}
+def file_header(shapes: Shapes, dtype: Any) -> tuple[bytes, dict[str, int]]:
+    """Return what a safetensors file begins with, and where in it each tensor begins.
+
+    Args:
+        shapes: Names and shapes of its tensors, in the order in which they lie there.
+        dtype: bfloat16, float16 or float32.
+    """
+    # transformers reads only files which say that their layout is PyTorch's.
+    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
+    end = 0
+    for name, shape in shapes.items():
+        starts[name], end = end, end + total_bytes({name: shape}, dtype)
+        code = _CODES[jnp.dtype(dtype).name]
+        content[name] = {"dtype": code, "shape": shape, "data_offsets": (starts[name], end)}
+    text = json.dumps(content, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = struct.pack("<Q", len(text)) + text
+    return head, {name: len(head) + start for name, start in starts.items()}
 
 
-def _arrays(tensors: Mapping[str, Sequence[Tensor]], parts: Parts) -> Iterator[np.ndarray]:
-    for path, group in tensors.items():
-        for tensor, part in zip(group, parts(path), strict=True):
-            yield tensor.to_file(part)
+def total_bytes(shapes: Shapes, dtype: Any) -> int:
+    """Return the size of all tensors."""
+    return sum(map(math.prod, shapes.values())) * jnp.dtype(dtype).itemsize
+
+
+def _write_shards(
+    folder: Path, shapes: Shapes, arrays: Iterator[Any], *, dtype: Any, max_bytes: int
+) -> None:
+    """Write one file, or several and their index; a tensor may be larger than a file's limit."""
+    files: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, shape in shapes.items():
+        if files[-1] and total_bytes(files[-1] | {name: shape}, dtype) > max_bytes:
+            files.append({})
+        files[-1][name] = shape
+    if len(files) == 1:
+        _write_file(folder / SINGLE, shapes, arrays, dtype=dtype)
+        return
+    weight_map: dict[str, str] = {}
+    for i, part in enumerate(files):
+        file = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
+        _write_file(folder / file, part, arrays, dtype=dtype)
+        weight_map |= dict.fromkeys(part, file)
+    metadata = {"total_size": total_bytes(shapes, dtype)}
+    _write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
+
+
+def _write_file(path: Path, shapes: Shapes, arrays: Iterator[Any], *, dtype: Any) -> None:
+    with naming(path), path.open("wb") as file:
+        file.write(file_header(shapes, dtype)[0])
+        for name, shape in shapes.items():
+            _, array = next(arrays)
+            assert array.shape == shape, f"{name}: {array.shape} is not {shape}"
+            # As bytes: bfloat16 is no type of Python's buffers.
+            whole = np.ascontiguousarray(array, jnp.dtype(dtype))
+            file.write(whole.reshape(-1).view(np.uint8).data)
 
 
 def _describe(path: Path, dtype: Any) -> None:
@@ -366,9 +449,3 @@ def _describe(path: Path, dtype: Any) -> None:
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def _refuse_foreign_files(folder: Path) -> None:
-    for path in sorted(folder.iterdir()) if folder.exists() else ():
-        if path.name not in _COPIED and not _WEIGHT_FILE.fullmatch(path.name):
-            raise UserError(f"{path}: would be lost; write the model to a folder of its own")

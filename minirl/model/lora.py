@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): W stays as it is, and A and B of W + scale A B learn.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): W stays as it is, and A and B of W + scale B A learn.
 
 Where the learner has them, gradients, optimizer state, reference and checkpoints are those of the
 adapters alone: what it calls weights is what `split` calls so, and the rest is handed along. The
@@ -12,8 +12,7 @@ every weight once a token and cannot share the learner's stacked ones anyway, ta
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,9 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import LoraConfig
-from minirl.model.decoder import Block, Decoder, ModelConfig
-from minirl.model.sharding import INPUT_AXES, param_shardings
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Block, Decoder
+from minirl.model.sharding import MATRICES, param_shardings
 
 
 def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
@@ -38,19 +38,15 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
         products. B is 0, as there.
     """
     layers: Block = model.layers
-    shapes = {name: getattr(layers, name).shape for name in lora.targets}
+    shapes = {name: getattr(layers, name).shape for name in MATRICES if name in lora.targets}
 
     def draw(key: jax.Array) -> dict[str, dict[str, jax.Array]]:
         found = {}
-        for place, name in enumerate(INPUT_AXES):
-            if name in shapes:
-                depth, *axes = shapes[name]
-                inputs, outputs = axes[: INPUT_AXES[name]], axes[INPUT_AXES[name] :]
-                normal = jax.random.normal(
-                    jax.random.fold_in(key, place), (depth, *inputs, lora.rank)
-                )
-                found[f"{name}_a"] = normal * math.prod(inputs) ** -0.5
-                found[f"{name}_b"] = jnp.zeros((depth, lora.rank, *outputs))
+        for name, (depth, outputs, inputs) in shapes.items():
+            own_key = jax.random.fold_in(key, MATRICES.index(name))
+            normal = jax.random.normal(own_key, (depth, lora.rank, inputs))
+            found[f"{name}_a"] = normal * inputs**-0.5
+            found[f"{name}_b"] = jnp.zeros((depth, outputs, lora.rank))
         return {"layers": found}
 
     key = jax.random.key(seed)
@@ -94,7 +90,8 @@ def merged(model: Decoder) -> Decoder:
     for name in dict.fromkeys(lora.targets):
         matrix = getattr(layers, name)[...]
         a, b = (getattr(layers, f"{name}_{end}")[...] for end in "ab")
-        whole = matrix.astype(jnp.float32) + lora.scale * product(a, b)
+        product = jnp.einsum("lor,lri->loi", b, a, precision="highest")
+        whole = matrix.astype(jnp.float32) + lora.scale * product
         setattr(layers, name, nnx.Param(whole.astype(matrix.dtype)))
         for end in "ab":
             delattr(layers, f"{name}_{end}")
@@ -104,29 +101,16 @@ def merged(model: Decoder) -> Decoder:
     return whole_model
 
 
-def merged_parts(
-    parts: Callable[[str], Iterator[np.ndarray]],
-    read: Callable[[str], np.ndarray],
-    lora: LoraConfig,
-) -> Callable[[str], Iterator[np.ndarray]]:
-    """Add adapters to weights that are read part by part (`weights.Parts`).
+def merged_tensors(
+    weights: Iterable[tuple[str, np.ndarray]], adapters: Mapping[str, np.ndarray], lora: LoraConfig
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Add adapters to weights that come one by one, all under their names in files.
 
     Args:
-        parts: Gives the weights.
-        read: Gives an adapter by its path, all layers of it.
-        lora: Scale and targets.
+        weights: Those without adapters.
+        adapters: All adapters.
+        lora: Their scale.
     """
-
-    def merged(path: str) -> Iterator[np.ndarray]:
-        if path.rpartition(".")[2] not in lora.targets:
-            yield from parts(path)
-            return
-        for part, a, b in zip(parts(path), read(f"{path}_a"), read(f"{path}_b"), strict=True):
-            yield part + lora.scale * np.tensordot(a, b, axes=1)
-
-    return merged
-
-
-def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return A B of each layer, in the shape of its matrix."""
-    return jax.vmap(lambda a, b: jnp.tensordot(a, b, axes=1, precision="highest"))(a, b)
+    for name, array in weights:
+        a, b = (adapters.get(f"{name.removesuffix('weight')}lora_{end}.weight") for end in "AB")
+        yield name, array if a is None or b is None else array + lora.scale * (b @ a)

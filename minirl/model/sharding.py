@@ -36,32 +36,32 @@ _SPLIT_BY: dict[str, str | tuple[str, ...] | None] = {
 }
 
 # Last part of a parameter's path -> its logical axes, in the order of its shape; those of stacked
-# layers have "layer" before them.
+# layers have "layer" before them. `heads` and `kv_heads` count heads times their size here.
 PARAM_AXES: dict[str, tuple[str, ...]] = {
     "embed": ("vocab", "width"),
     "unembed": ("vocab", "width"),
     "final_norm": ("norm",),
     "attn_norm": ("norm",),
-    "q": ("width", "heads", "head_size"),
-    "k": ("width", "kv_heads", "head_size"),
-    "v": ("width", "kv_heads", "head_size"),
-    "o": ("heads", "head_size", "width"),
-    "q_bias": ("heads", "head_size"),
-    "k_bias": ("kv_heads", "head_size"),
-    "v_bias": ("kv_heads", "head_size"),
+    "q": ("heads", "width"),
+    "k": ("kv_heads", "width"),
+    "v": ("kv_heads", "width"),
+    "o": ("width", "heads"),
+    "q_bias": ("heads",),
+    "k_bias": ("kv_heads",),
+    "v_bias": ("kv_heads",),
     "q_norm": ("norm",),
     "k_norm": ("norm",),
     "mlp_norm": ("norm",),
-    "gate": ("width", "ff"),
-    "up": ("width", "ff"),
-    "down": ("ff", "width"),
+    "gate": ("ff", "width"),
+    "up": ("ff", "width"),
+    "down": ("width", "ff"),
 }
-# How many of a matrix's axes are its input; what is left is its output.
-INPUT_AXES = {"q": 1, "k": 1, "v": 1, "o": 2, "gate": 1, "up": 1, "down": 1}
-# The adapter A B of a matrix: from its input to the rank, from there to its output.
-for _name, _inputs in INPUT_AXES.items():
-    PARAM_AXES[f"{_name}_a"] = (*PARAM_AXES[_name][:_inputs], "rank")
-    PARAM_AXES[f"{_name}_b"] = ("rank", *PARAM_AXES[_name][_inputs:])
+# The matrices of a layer, [out, in]; each may have an adapter B A.
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+for _name in MATRICES:
+    _out, _in = PARAM_AXES[_name]
+    PARAM_AXES[f"{_name}_a"] = ("rank", _in)
+    PARAM_AXES[f"{_name}_b"] = (_out, "rank")
 
 
 def make_mesh(
@@ -166,7 +166,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
         axes = PARAM_AXES.get(name.rpartition(".")[2])
         if axes is None or leaf.ndim == 0:
             return NamedSharding(mesh, PartitionSpec())
-        axes = axes if leaf.ndim == len(axes) else ("layer", *axes)
+        axes = ("layer", *axes) if is_stacked(name, leaf.ndim) else axes
         return axes_sharding(axes, leaf.shape, mesh, name=name)
 
     return jax.tree.map_with_path(place, params)
@@ -239,6 +239,11 @@ def mesh_of(tree: Any) -> Mesh | None:
 
 
 def param_path(path: tuple[Any, ...]) -> str:
-    """Write a key path of a parameter tree as, for example, `layers.0.q`."""
+    """Write a key path of a parameter tree as, for example, `layers.q`."""
     keys = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
     return ".".join(keys)
+
+
+def is_stacked(path: str, ndim: int) -> bool:
+    """Tell whether a parameter of a path stacks all layers, from its number of axes."""
+    return ndim > len(PARAM_AXES[path.rpartition(".")[2]])

@@ -32,7 +32,7 @@ from tokenizers.trainers import BpeTrainer
 from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig
 from minirl.errors import UserError
 from minirl.model import huggingface
-from minirl.model.decoder import ModelConfig, parse_config
+from minirl.model.config import ModelConfig, parse_config
 from minirl.rules import tiny_contradictions
 
 _LETTER = r"[\p{L}_]"

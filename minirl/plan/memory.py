@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 
 from minirl.config import LoraConfig, ModelSource, Remat, SamplerConfig, TrainConfig
 from minirl.errors import UserError
-from minirl.model.decoder import Decoder, ModelConfig, parse_config
+from minirl.model.config import ModelConfig, parse_config
+from minirl.model.decoder import Decoder
 from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts

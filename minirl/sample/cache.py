@@ -22,7 +22,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array, Bool, Float, Int
 
-from minirl.model.decoder import Attend, ModelConfig
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Attend
 from minirl.model.sharding import axes_sharding
 
 # Finite, so that a part with nothing to look at gets the weight exp(-1e30 - peak) = 0 and no NaN.

@@ -19,7 +19,8 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from minirl.model.decoder import Decoder, ModelConfig, unstacked
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import merged
 from minirl.model.sampling import sample
 from minirl.model.sharding import row_parts

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from minirl.config import SamplerConfig
 from minirl.errors import UserError
-from minirl.model.decoder import ModelConfig
+from minirl.model.config import ModelConfig
 from minirl.model.sharding import row_parts
 
 # Tokens of a prompt's page, and of a slot's own page. TPUs lay arrays out in tiles of 128; on a CPU

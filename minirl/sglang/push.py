@@ -6,11 +6,10 @@ at their places in one file. The folder has its name only when all is on the dis
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from minirl.model.huggingface import file_shapes, paths_of
-from minirl.model.layout import Tensor, file_tensors
-from minirl.model.sharding import param_path
-from minirl.model.shards import header, total_bytes
+from minirl.model.huggingface import file_header, tensor_names, tensor_shapes, total_bytes
+from minirl.model.sharding import is_stacked, param_path
 from minirl.run import distributed
 from minirl.run.files import SINGLE, naming
 
@@ -46,10 +43,8 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> t
     Raises:
         OSError: It cannot be written.
     """
-    shapes = file_shapes(
-        {path: file_tensors(path, shape) for path, shape in paths_of(params).items()}
-    )
-    head, starts = header(shapes, dtype)
+    shapes = tensor_shapes(params)
+    head, starts = file_header(shapes, dtype)
     size = len(head) + total_bytes(shapes, dtype)
     folder = version_folder(place, name)
     new = folder.with_name(folder.name + _NEW)
@@ -105,39 +100,38 @@ def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Arra
     All processes have to ask.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
-        tensors = file_tensors(param_path(path), leaf.shape)
-        wholes = in_file(leaf, tensors, dtype=dtype, place=_everywhere(leaf))
-        for tensor, whole in zip(tensors, wholes, strict=True):
-            yield tensor.name, whole.addressable_data(0)
+        names = tensor_names(param_path(path), leaf.shape)
+        layers = len(names) if is_stacked(param_path(path), leaf.ndim) else None
+        wholes = by_layer(leaf, layers, dtype=dtype, place=_everywhere(leaf))
+        for name, whole in zip(names, wholes, strict=True):
+            yield name, whole.addressable_data(0)
 
 
-def in_file(
-    array: jax.Array, tensors: Sequence[Tensor], *, dtype: Any, place: Sharding | None = None
+def by_layer(
+    array: jax.Array, layers: int | None, *, dtype: Any, place: Sharding | None = None
 ) -> Iterator[jax.Array]:
-    """Yield a parameter, or a part of one, as it is in the file, each tensor when it is computed.
+    """Yield a parameter, or a part of one, layer by layer, each when it is computed.
 
     Args:
         array: On one device, or as `place` says.
-        tensors: From `file_tensors`: one, or one a layer.
+        layers: How many are stacked; None for a parameter that is of no layer.
         dtype: What it is converted to.
         place: Where it is to lie.
     """
-    is_stacked = array.ndim > len(tensors[0].shape)
-    for layer, tensor in enumerate(tensors):
-        # All layers share a program.
-        make = _program(dataclasses.replace(tensor, name=""), jnp.dtype(dtype), place)
+    make = _program(jnp.dtype(dtype), place)
+    for layer in [None] if layers is None else range(layers):
         # What is not yet computed has memory of its own.
-        yield (make(array, layer) if is_stacked else make(array)).block_until_ready()
+        yield make(array, layer).block_until_ready()
 
 
 @functools.lru_cache
-def _program(tensor: Tensor, dtype: Any, place: Sharding | None) -> Callable[..., jax.Array]:
-    def in_file(array: jax.Array, layer: Any = None) -> jax.Array:
+def _program(dtype: Any, place: Sharding | None) -> Callable[..., jax.Array]:
+    def pick(array: jax.Array, layer: Any) -> jax.Array:
         if layer is not None:
             array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
-        return tensor.ordered(array.astype(dtype))
+        return array.astype(dtype)
 
-    return jax.jit(in_file, out_shardings=place)
+    return jax.jit(pick, out_shardings=place)
 
 
 def _everywhere(leaf: jax.Array) -> Sharding | None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
-from minirl.model.decoder import read_config
+from minirl.model.config import read_config
 from minirl.rules import check_installed
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from minirl.model.layout import file_tensors
-from minirl.model.sharding import param_path
+from minirl.model.huggingface import tensor_names
+from minirl.model.sharding import is_stacked, param_path
 from minirl.sglang.client import BRIEF_S, RefusedError, Server, ServerError
-from minirl.sglang.push import in_file, version_folder, whole_tensors, write_version
+from minirl.sglang.push import by_layer, version_folder, whole_tensors, write_version
 
 if TYPE_CHECKING:
     from minirl.sglang.nccl import Group
@@ -295,15 +295,18 @@ def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarra
     No program is run over several devices: another thread may be running one.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
-        tensors = file_tensors(param_path(path), leaf.shape)
-        inner = slice(-len(tensors[0].shape), None)
+        names = tensor_names(param_path(path), leaf.shape)
+        layers = len(names) if is_stacked(param_path(path), leaf.ndim) else None
+        shape = leaf.shape if layers is None else leaf.shape[1:]
         shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        parts = [(one.index[inner], in_file(one.data, tensors, dtype=dtype)) for one in shards]
-        for tensor in tensors:
-            whole = np.empty(tensor.file_shape, jnp.dtype(dtype))
-            for index, layers in parts:
-                whole[tensor.file_index(index)] = next(layers)
-            yield tensor.name, whole
+        parts = [
+            (one.index[-len(shape) :], by_layer(one.data, layers, dtype=dtype)) for one in shards
+        ]
+        for name in names:
+            whole = np.empty(shape, jnp.dtype(dtype))
+            for index, part in parts:
+                whole[index] = next(part)
+            yield name, whole
 
 
 @asynccontextmanager

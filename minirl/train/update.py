@@ -21,7 +21,13 @@ from optax.contrib import MuonDimensionNumbers, muon
 from minirl.config import AlgorithmConfig, OptimizerConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder
-from minirl.model.sharding import param_path, param_shardings, placed, split_rows
+from minirl.model.sharding import (
+    MATRICES,
+    param_path,
+    param_shardings,
+    placed,
+    split_rows,
+)
 from minirl.run import distributed
 from minirl.train import losses
 from minirl.train.batching import Batch
@@ -33,12 +39,8 @@ from minirl.train.optimizer import learning_rate
 _UNROLLED_LAYERS = 8
 # Micro-batches computed at a time where the device is a CPU.
 _CPU_MICRO_BATCHES = 2
-# Input and output axes of the layers' matrices by the last part of their path; axis 0 is the layer.
-_MATRICES = {
-    **dict.fromkeys(("q", "k", "v"), MuonDimensionNumbers(1, (2, 3))),
-    "o": MuonDimensionNumbers((1, 2), 3),
-    **dict.fromkeys(("gate", "up", "down"), MuonDimensionNumbers(1, 2)),
-}
+# A layer's matrices are [layer, out, in].
+_MATRIX = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
 # Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
 _MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
 
@@ -85,7 +87,7 @@ def _matrices(params: Any) -> Any:
     """Say which axes of each layer's matrices are its input and its output; None for the rest."""
 
     def axes(path: tuple[Any, ...], _leaf: Any) -> MuonDimensionNumbers | None:
-        return _MATRICES.get(param_path(path).rpartition(".")[2])
+        return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
 
     return jax.tree.map_with_path(axes, params)
 

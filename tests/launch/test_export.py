@@ -31,7 +31,7 @@ from launch.config import dump, load_config
 from minirl.config import LoraConfig, OptimizerConfig, TinyConfig
 from minirl.model import huggingface
 from minirl.model.attention import causal
-from minirl.model.decoder import parse_config, read_config
+from minirl.model.config import parse_config, read_config
 from minirl.model.lora import adapter_shapes, add_adapters, split
 from minirl.model.sharding import param_path
 from minirl.model.tiny import make_tiny
@@ -188,9 +188,9 @@ def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
     stored = load_file(out / "adapter_model.safetensors")
     factors = arrays(split(place.lora)[1])
     start = "base_model.model.model.layers.1.self_attn.q_proj.lora_"
-    np.testing.assert_array_equal(stored[f"{start}A.weight"], factors["layers.q_a"][1].T)
-    b_RX = factors["layers.q_b"][1].reshape(3, -1)
-    np.testing.assert_array_equal(stored[f"{start}B.weight"], b_RX.T)
+    for end in "AB":
+        expected = factors[f"layers.q_{end.lower()}"][1]
+        np.testing.assert_array_equal(stored[f"{start}{end}.weight"], expected)
     assert len(stored) == 2 * 2 * 3
     assert "full-step1 has no adapters" in refusal(
         place.folder / "full", tmp_path / "x", "--adapter"
@@ -229,8 +229,8 @@ def test_a_folder_is_written_anew(place, tmp_path):
         np.testing.assert_array_equal(new[name], array)
 
 
-def interrupted(*_arguments: Any) -> Iterator[np.ndarray]:
-    yield np.zeros((300, 32))
+def interrupted(*_arguments: Any) -> Iterator[tuple[str, np.ndarray]]:
+    yield "model.embed_tokens.weight", np.zeros((300, 32))
     raise KeyboardInterrupt
 
 
@@ -240,14 +240,14 @@ def full_disk(*_arguments: Any, **_named: Any) -> None:
 
 def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
     source, out = place.folder / "full", tmp_path / "new" / "out"
-    monkeypatch.setattr(huggingface, "_arrays", interrupted)
+    monkeypatch.setattr(huggingface, "tensors", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(source, out)
     assert list(tmp_path.iterdir()) == []
     for more in ([], ["--adapter"]):
         where = place.folder / ("lora" if more else "full")
         monkeypatch.undo()
-        monkeypatch.setattr("minirl.model.shards.np.ascontiguousarray", full_disk)
+        monkeypatch.setattr("minirl.model.huggingface.np.ascontiguousarray", full_disk)
         told = refusal(where, out, *more)
         assert told.startswith(f"--out {out}: No space left on device; make room")
         assert list(tmp_path.iterdir()) == []
@@ -330,8 +330,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
     huggingface.write(
         base,
-        huggingface.paths_of(params),
-        huggingface.parts_in_tree(params),
+        huggingface.tensor_shapes(params),
+        huggingface.tensors(params),
         source=base,
         dtype="float32",
     )

@@ -20,7 +20,7 @@ from launch.cli import USER_ERRORS
 from launch.config import load_config
 from launch.wiring import arrange
 from minirl.errors import UserError
-from minirl.model.decoder import read_config
+from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
 from minirl.plan import compile as compilers
 from minirl.plan.memory import estimate_memory, sampling_of

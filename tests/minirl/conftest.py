@@ -16,7 +16,8 @@ from flax import nnx
 
 from minirl.config import SamplerConfig
 from minirl.model import attention
-from minirl.model.decoder import Decoder, ModelConfig
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Decoder
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang import pool
 

@@ -74,7 +74,7 @@ def test_a_second_moment_falls_after_a_large_gradient():
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_the_setting_halves_the_state(kind):
-    params = {"layers": {"q": jnp.zeros((2, 8, 4, 4))}, "embed": jnp.zeros((16, 8))}
+    params = {"layers": {"q": jnp.zeros((2, 16, 8))}, "embed": jnp.zeros((16, 8))}
 
     def size(moments):
         rule = make_optimizer(OptimizerConfig(kind=kind, moments=moments), steps=2)

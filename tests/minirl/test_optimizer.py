@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from minirl.config import OptimizerConfig
-from minirl.model.sharding import param_path
+from minirl.model.sharding import MATRICES, param_path
 from minirl.train.update import make_optimizer
 
 
@@ -71,16 +71,13 @@ def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
     gradient = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), p.dtype), params)
     optimizer = make_optimizer(config, steps=1)
     updates, _ = jax.jit(optimizer.update)(gradient, jax.jit(optimizer.init)(params), params)
-    # Input and output of each matrix; the steps are .2 x rate in root mean square.
-    flat = {"q": (16, -1), "k": (16, -1), "v": (16, -1), "o": (-1, 16), "down": (24, 16)}
-    flat |= {"gate": (16, 24), "up": (16, 24)}
+    # The steps are .2 x rate in root mean square.
     for path, update_leaf in jax.tree.leaves_with_path(updates):
         name = param_path(path).rpartition(".")[2]
         moved = np.asarray(update_leaf)
-        if name in flat:
-            matrices = [layer.reshape(flat[name]) for layer in moved]
-            scale = 0.5 * 0.2 * max(matrices[0].shape) ** 0.5
-            values = np.linalg.svd(np.stack(matrices) / scale)[1]
+        if name in MATRICES:
+            scale = 0.5 * 0.2 * max(moved.shape[1:]) ** 0.5
+            values = np.linalg.svd(moved / scale)[1]
             # A random gradient has values near 0 and near 2.
             assert 0.3 < values.min() <= values.max() < 1.3, name
         else:  # Adam's first step has one size, whatever the gradient.

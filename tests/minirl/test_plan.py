@@ -9,7 +9,7 @@ import pytest
 
 from minirl.config import Grpo, ModelSource, OptimizerConfig
 from minirl.errors import UserError
-from minirl.model.decoder import ModelConfig
+from minirl.model.config import ModelConfig
 from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh, row_parts
 from minirl.plan.compile import compile_program, parse_topology

@@ -33,17 +33,8 @@ ROOT = Path(__file__).parents[2]
 
 def by_file(model, folder):
     """Write a model as exports are, and read the tensors."""
-    folder.mkdir()
-    params = nnx.state(model, nnx.Param)
-    shapes = huggingface.paths_of(params)
-    tensors = {path: huggingface.file_tensors(path, shape) for path, shape in shapes.items()}
-    huggingface.write_shards(
-        folder,
-        huggingface.file_shapes(tensors),
-        huggingface._arrays(tensors, huggingface.parts_in_tree(params)),
-        dtype="float32",
-        max_bytes=10**9,
-    )
+    source = ROOT / "tests" / "data" / "reference" / "qwen2"
+    huggingface.save(model, folder, source=source)
     return load_file(folder / "model.safetensors")
 
 

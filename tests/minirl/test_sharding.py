@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,8 @@ from jax.sharding import PartitionSpec
 
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.model.decoder import Decoder, ModelConfig
+from minirl.model.config import ModelConfig
+from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
 from minirl.model.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
 
@@ -23,8 +25,8 @@ def param_shapes(config: ModelConfig = CONFIG) -> nnx.State:
     return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
 
 
-def specs(mesh) -> dict[str, PartitionSpec]:
-    leaves = jax.tree.leaves_with_path(param_shardings(param_shapes(), mesh))
+def specs(mesh, config: ModelConfig = CONFIG) -> dict[str, PartitionSpec]:
+    leaves = jax.tree.leaves_with_path(param_shardings(param_shapes(config), mesh))
     return {param_path(path): sharding.spec for path, sharding in leaves}
 
 
@@ -66,19 +68,20 @@ def test_the_table_knows_every_parameter():
 
 def test_specs():
     found = specs(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
-    assert found["layers.q"] == PartitionSpec(None, "fsdp", "tensor", None)
-    assert found["layers.o"] == PartitionSpec(None, "tensor", None, "fsdp")
-    assert found["layers.down"] == PartitionSpec(None, "tensor", "fsdp")
+    assert found["layers.q"] == PartitionSpec(None, "tensor", "fsdp")
+    assert found["layers.q_bias"] == PartitionSpec(None, "tensor")
+    assert found["layers.o"] == PartitionSpec(None, "fsdp", "tensor")
+    assert found["layers.down"] == PartitionSpec(None, "fsdp", "tensor")
     assert found["embed"] == PartitionSpec("tensor", "fsdp")
     assert found["layers.q_norm"] == PartitionSpec(None, None)
 
 
 def test_what_does_not_divide_stays_whole_with_a_note(caplog):
     with caplog.at_level(logging.INFO, logger="minirl.model.sharding"):
-        found = specs(make_mesh({"fsdp": 2, "tensor": 4}))
-    assert found["layers.q"] == PartitionSpec(None, "fsdp", "tensor", None)
-    assert found["layers.k"] == PartitionSpec(None, "fsdp", None, None)
-    assert "layers.k: kv_heads = 2 is not split over tensor = 4" in caplog.messages
+        found = specs(make_mesh({"fsdp": 2, "tensor": 4}), replace(CONFIG, intermediate_size=26))
+    assert found["layers.q"] == PartitionSpec(None, "tensor", "fsdp")
+    assert found["layers.gate"] == PartitionSpec(None, None, "fsdp")
+    assert "layers.gate: ff = 26 is not split over tensor = 4" in caplog.messages
 
 
 def test_rows_of_a_batch_are_split_over_data_and_fsdp():

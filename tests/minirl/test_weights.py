@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 from minirl.errors import UserError
 from minirl.model import huggingface
 from minirl.model.attention import causal
-from minirl.model.decoder import Decoder, read_config
-from minirl.model.layout import file_tensors
+from minirl.model.config import read_config
+from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_path
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
@@ -79,15 +79,14 @@ def test_each_device_holds_its_part_of_the_same_weights(name, shape):
     assert gate.addressable_shards[0].data.size == gate.size // parts
 
 
-def test_a_part_is_read_without_the_rest():
-    first, second = file_tensors("layers.q", (2, 6, 4, 2))
-    assert (first.name, second.name) == tuple(
-        f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)
-    )
-    tensor = second
-    assert tensor.file_shape == (8, 6)
-    index = (slice(2, 4), slice(1, 3), slice(None))
-    assert tensor.file_index(index) == (slice(2, 6), slice(2, 4))
+def test_parameters_have_the_shapes_of_the_files():
+    stored = load_file(REFERENCE / "qwen2" / "model.safetensors")
+    model = huggingface.load(REFERENCE / "qwen2")
+    assert huggingface.tensor_shapes(nnx.state(model)) == {
+        name: array.shape for name, array in stored.items()
+    }
+    names = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)]
+    assert huggingface.tensor_names("layers.q", model.layers.q.shape) == names
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -147,7 +146,7 @@ def test_a_save_that_fails_leaves_the_old_model(folder, monkeypatch):
 
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     model = huggingface.init(read_config(folder), 3)
-    monkeypatch.setattr(huggingface, "write_shards", fail)
+    monkeypatch.setattr(huggingface, "_write_shards", fail)
     with pytest.raises(OSError, match="disk full"):
         huggingface.save(model, folder, source=folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -306,11 +305,8 @@ def test_loading_holds_the_model_once(tmp_path, where):
     def make() -> Decoder:
         return Decoder(read_config(tmp_path), key=jax.random.key(0))
 
-    shapes = jax.tree.leaves_with_path(nnx.state(nnx.eval_shape(make)))
-    tensors = [
-        tensor for path, leaf in shapes for tensor in file_tensors(param_path(path), leaf.shape)
-    ]
-    arrays = {tensor.name: np.ones(tensor.file_shape, np.float32) for tensor in tensors}
+    shapes = huggingface.tensor_shapes(nnx.state(nnx.eval_shape(make)))
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     save_file(arrays, tmp_path / "model.safetensors")
     model_bytes = sum(array.nbytes for array in arrays.values())
     assert model_bytes > 100e6

@@ -1,0 +1,104 @@
+"""The shape of a model, and how Hugging Face's `config.json` tells it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from minirl.run.files import check, read_json
+
+_ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5 or Qwen3"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a decoder, under Hugging Face's names where they exist."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rope_theta: float
+    rms_norm_eps: float
+    tie_word_embeddings: bool
+    attention_bias: bool
+    qk_norm: bool
+
+
+_Size = Annotated[int, Field(gt=0, lt=2**31)]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Rope(BaseModel):
+    """Rotary embedding, as newer files have it."""
+
+    rope_type: Literal["default"] = "default"
+    type: Literal["default"] = "default"
+    rope_theta: _Positive | None = None
+
+
+class _File(BaseModel):
+    """The keys of a `config.json` that decide what is computed, and their supported values."""
+
+    model_type: Literal["qwen2", "qwen3"]
+    hidden_act: Literal["silu"] = "silu"
+    use_sliding_window: Literal[False] | None = None
+    vocab_size: _Size
+    hidden_size: _Size
+    intermediate_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    num_key_value_heads: _Size | None = None
+    head_dim: _Size | None = None
+    rope_theta: _Positive = 10_000.0
+    rope_parameters: _Rope | None = None
+    rope_scaling: _Rope | None = None
+    rms_norm_eps: _Positive = 1e-6
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+
+    @model_validator(mode="after")
+    def _fill_in(self) -> Self:
+        """Fill in what follows from other keys."""
+        heads, width = self.num_attention_heads, self.hidden_size
+        self.num_key_value_heads = kv_heads = self.num_key_value_heads or heads
+        if heads % kv_heads:
+            raise ValueError(f"num_key_value_heads = {kv_heads} does not divide {heads} heads")
+        if self.head_dim is None and width % heads:
+            raise ValueError(f"num_attention_heads = {heads} does not divide hidden_size = {width}")
+        self.head_dim = size = self.head_dim or width // heads
+        if size % 2:
+            raise ValueError(f"head_dim = {size} is odd; the rotary embedding turns pairs")
+        rope = self.rope_parameters or self.rope_scaling or _Rope()
+        self.rope_theta = rope.rope_theta or self.rope_theta
+        self.tie_word_embeddings = bool(self.tie_word_embeddings)
+        self.attention_bias = self.model_type == "qwen2" or bool(self.attention_bias)
+        return self
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.model_type == "qwen3"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read the shape of a Qwen2, Qwen2.5 or Qwen3 model from its `config.json`.
+
+    Raises:
+        UserError: The file is missing or not JSON, or asks for something this decoder does not do.
+    """
+    path = folder / "config.json"
+    return parse_config(read_json(path, dict[str, Any], advice=_ADVICE), where=str(path))
+
+
+def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
+    """Turn the content of a `config.json` into a `ModelConfig`; `where` names it in errors."""
+    read = check(_File, raw, where=where, advice=_ADVICE)
+    names = [field.name for field in dataclasses.fields(ModelConfig)]
+    return ModelConfig(**{name: getattr(read, name) for name in names})
