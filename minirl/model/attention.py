@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -155,11 +155,7 @@ def attend_to_sets(
     Returns:
         Attended values, BTHE; finite where a query sees nothing.
     """
-    if kernel.alone is not None and len(sets) == 1:
-        alone = functools.partial(kernel.alone, causal=causal[0])
-        function = functools.partial(_attend_alone, alone)
-    else:
-        function = functools.partial(_attend, kernel, tuple(causal))
+    function = functools.partial(_attend, kernel, tuple(causal))
     if mesh is None:
         return function(q_BTHE, tuple(sets))
     heads = q_BTHE.shape[2]
@@ -185,11 +181,6 @@ def _repeat_heads(keys: KeySet, parts: int) -> KeySet:
     times = math.lcm(K, parts) // K
     k, v = (jnp.repeat(array, times, axis=2) for array in (keys.k_XLKE, keys.v_XLKE))
     return keys._replace(k_XLKE=k, v_XLKE=v) if times > 1 else keys
-
-
-def _attend_alone(alone: Callable[..., Array], q_BTHE: Array, sets: tuple[KeySet, ...]) -> Array:
-    (keys,) = sets
-    return alone(_by_key_row(q_BTHE, keys), _flat(keys)).reshape(q_BTHE.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -4,7 +4,6 @@ Each attends to one set of keys; `minirl.model.attention` joins several sets. Ne
 differentiates its log-sum-exp, but their backward kernels compute what is needed if they are handed
 the log-sum-exp and the values over all sets. These kernels are no public functions: the names below
 that begin with `_SPLASH` and `_CUDNN` are the only private ones used, and the tests call them all.
-One set alone needs none of this: there cuDNN is called by the public function of `jax.nn`.
 """
 
 from __future__ import annotations
@@ -67,14 +66,11 @@ class Kernel:
         backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values, causal=) -> gradients
             of (q, k, v).
         serves: Whether it takes (q_BTHE, packed=several numbers in a row).
-        alone: (q_XTHE, keys, causal=) -> values XTHE, with their own gradient, where there is only
-            one set of keys; None takes the two above.
     """
 
     forward: Callable[..., tuple[Array, Array]]
     backward: Callable[..., tuple[Array, Array, Array]]
     serves: Callable[..., bool]
-    alone: Callable[..., Array] | None = None
 
 
 def splash(*, interpret: bool = False) -> Kernel:
@@ -187,7 +183,7 @@ def cudnn() -> Kernel:
     pieces in a row would need cuDNN's offsets, which JAX before 0.11.1 gets wrong, without a word,
     where query heads share key/value heads.
     """
-    return Kernel(_cudnn_forward, _cudnn_backward, _cudnn_serves, _cudnn_alone)
+    return Kernel(_cudnn_forward, _cudnn_backward, _cudnn_serves)
 
 
 def _cudnn_serves(q_BTHE: Array, *, packed: bool) -> bool:
@@ -205,19 +201,6 @@ def _cudnn_lengths(keys: KeySet, *, causal: bool) -> tuple[Array | None, Array]:
         return None, jnp.ones(keys.k_XLKE.shape[0], bool)
     length_X = jnp.sum(keys.number_XL != 0, axis=1, dtype=jnp.int32)
     return jnp.maximum(length_X, 1), length_X > 0
-
-
-def _cudnn_alone(q_XTHE: Array, keys: KeySet, *, causal: bool) -> Array:
-    length_X, has_keys_X = _cudnn_lengths(keys, causal=causal)
-    # JAX takes its empty bias for one, whose gradient asks for even lengths.
-    q, k, v = (
-        jnp.pad(array, ((0, 0), (0, array.shape[1] % 2), (0, 0), (0, 0)))
-        for array in (q_XTHE, keys.k_XLKE, keys.v_XLKE)
-    )
-    out = jax.nn.dot_product_attention(
-        q, k, v, is_causal=causal, key_value_seq_lengths=length_X, implementation="cudnn"
-    )
-    return jnp.where(has_keys_X[:, None, None, None], out[:, : q_XTHE.shape[1]], 0)
 
 
 def _cudnn_mask(q_XTHE: Array, length_X: Array | None) -> tuple[Any, Array | None]:
