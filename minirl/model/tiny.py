@@ -1,7 +1,7 @@
 """A tiny model and its tokenizer, made on the spot from the texts of a task.
 
-The tokenizer is made for a model that must learn, within minutes, to copy words from the schema
-and the question into SQL. Copying is easy only if a word is the same token at both ends, so:
+The model must learn, within minutes, to copy words from the schema and the question into SQL, which
+is easy only if a word is the same token in both:
 
 - A space belongs to the word after it (` name`), and a space is put before a word at the start
   of a text or line and after `.` and `(`. So `name`, `t1.name` and `avg(name)` share the token
