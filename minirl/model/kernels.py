@@ -76,9 +76,8 @@ class Kernel:
 def splash(*, interpret: bool = False) -> Kernel:
     """Return JAX's splash attention, a kernel for TPUs.
 
-    The two backward kernels, of queries and of keys, are apart: the fused one holds the gradient of
-    the queries once for every block of keys. tokamax has a newer splash, but its public function
-    returns no log-sum-exp, and it asks for one fixed old release of typeguard.
+    With separate backward kernels of queries and of keys: the fused one holds the gradient of the
+    queries once for every block of keys. tokamax's newer splash returns no log-sum-exp.
 
     Args:
         interpret: Run it by Pallas' interpreter, on any device.
@@ -177,11 +176,11 @@ def _block(length: int) -> int:
 
 
 def cudnn() -> Kernel:
-    """Return cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs of the last generations.
+    """Return cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs from Ampere on.
 
-    It is told lengths and no numbers: a row's keys are one piece, padded on the right. Several
-    pieces in a row would need cuDNN's offsets, which JAX before 0.11.1 gets wrong, without a word,
-    where query heads share key/value heads.
+    A row's keys are one segment, padded on the right, of which it is passed the length. Several
+    segments need cuDNN's offsets, which are silently wrong in JAX before 0.11.1 where query heads
+    share key/value heads.
     """
     return Kernel(_cudnn_forward, _cudnn_backward, _cudnn_serves)
 
@@ -192,10 +191,10 @@ def _cudnn_serves(q_BTHE: Array, *, packed: bool) -> bool:
 
 
 def _cudnn_lengths(keys: KeySet, *, causal: bool) -> tuple[Array | None, Array]:
-    """Return how many keys the rows have, where that need be told, and which rows have any.
+    """Return the number of keys of each row (None if not needed), and which rows have any.
 
-    Causal queries never see what is padded on the right: no lengths. A length of zero is not
-    defined: such a row looks at one key, whose share is taken out.
+    Causal queries never see padding on the right. A length of zero is undefined: such a row attends
+    to one key, and its log-sum-exp is masked.
     """
     if causal:
         return None, jnp.ones(keys.k_XLKE.shape[0], bool)
@@ -204,7 +203,7 @@ def _cudnn_lengths(keys: KeySet, *, causal: bool) -> tuple[Array | None, Array]:
 
 
 def _cudnn_mask(q_XTHE: Array, length_X: Array | None) -> tuple[Any, Array | None]:
-    """Return the kind of mask, and lengths of queries: all of them are looked at."""
+    """Return the kind of mask, and the lengths of queries, which are none padding."""
     if length_X is None:
         return cudnn_kernels.MaskType.CAUSAL, None
     return cudnn_kernels.MaskType.PADDING, jnp.full(*q_XTHE.shape[:2], jnp.int32)
@@ -262,10 +261,9 @@ def _cudnn_backward(
 
 
 def _cudnn_newer_settings(known: tuple[str, ...]) -> dict[str, Any]:
-    """Return what this version of JAX asks for besides; what nobody has tried is refused.
+    """Return further arguments of this version of JAX; untested versions are refused.
 
-    A primitive takes its arrays by place: an array more, or in another place, would be taken for
-    something else without a word.
+    A primitive takes its arrays by position: another order would silently mix them up.
     """
     found = tuple(inspect.signature(_CUDNN_BACKWARD_ARGUMENTS).parameters)
     if found == known:
