@@ -371,7 +371,7 @@ def write_adapter(
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
         path = new / "adapter_model.safetensors"
-        _write_file(path, prefixed, iter(arrays), dtype=dtype)
+        write_file(path, prefixed, iter(arrays), dtype=dtype)
 
 
 def file_header(shapes: Shapes, dtype: Any) -> tuple[bytes, dict[str, int]]:
@@ -410,18 +410,21 @@ def _write_shards(
             files.append({})
         files[-1][name] = shape
     if len(files) == 1:
-        _write_file(folder / SINGLE, shapes, arrays, dtype=dtype)
+        write_file(folder / SINGLE, shapes, arrays, dtype=dtype)
         return
     weight_map: dict[str, str] = {}
     for i, part in enumerate(files):
         file = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
-        _write_file(folder / file, part, arrays, dtype=dtype)
+        write_file(folder / file, part, arrays, dtype=dtype)
         weight_map |= dict.fromkeys(part, file)
     metadata = {"total_size": total_bytes(shapes, dtype)}
     _write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
-def _write_file(path: Path, shapes: Shapes, arrays: Iterator[Any], *, dtype: Any) -> None:
+def write_file(
+    path: Path, shapes: Shapes, arrays: Iterator[tuple[str, Any]], *, dtype: Any
+) -> None:
+    """Write one safetensors file; see `write`."""
     with naming(path), path.open("wb") as file:
         file.write(file_header(shapes, dtype)[0])
         for name, shape in shapes.items():
