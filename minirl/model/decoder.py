@@ -1,8 +1,7 @@
-"""One decoder for Qwen2, Qwen2.5 and Qwen3; what attention looks at is handed in.
+"""The decoder of Qwen2, Qwen2.5 and Qwen3; attention is passed in.
 
-The models differ in three settings: biases on q, k, v (Qwen2, Qwen2.5), RMS norms on q and k
-(Qwen3), and whether the output projection is the embedding. All of them come from a Hugging Face
-`config.json`.
+The models differ in biases on q, k, v (Qwen2, Qwen2.5), RMS norms on q and k (Qwen3), and whether
+the output projection is the embedding.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def rotate(x_BTHE: Array, angles_BTE: Float[Array, "B T e"]) -> Array:
 def look_up(
     table_VD: Float[Array, "V D"], tokens_BT: Int[Array, "B T"], dtype: Any
 ) -> Float[Array, "B T D"]:
-    """Return the rows of a table in a type; its gradient, a sum over tokens, is made in fp32."""
+    """Return rows of a table in a type; the table's gradient is summed over tokens in fp32."""
     return table_VD.astype(dtype)[tokens_BT]
 
 
@@ -172,12 +171,8 @@ class Block(nnx.Module):
         return y + self.lora.scale * linear(low_BTR, b_OR)
 
 
-# (layer, what goes through the layers, the layer's cache) -> (the same after it, its new cache)
+# (layer, carry, the layer's cache) -> (new carry, its new cache), as in `jax.lax.scan`
 _Body = Callable[[Block, Any, Any], tuple[Any, Any]]
-
-
-def _over(angles_BTE: Array, attend: Attend) -> _Body:
-    return lambda layer, x_BTD, cache: layer(x_BTD, angles_BTE, attend, cache)
 
 
 class Decoder(nnx.Module):
@@ -231,15 +226,19 @@ class Decoder(nnx.Module):
         Args:
             tokens_BT: Token ids.
             positions_BT: 0-based positions for the rotary embedding.
-            attend: What each query may look at; see `minirl.model.attention`.
-            caches: What is handed to `attend`, in the form that comes back: a list with one entry
-                a layer, or, with `scan`, the entries stacked; None for no cache.
-            scan: Compile one layer and loop over it, in place of compiling each: quicker to
-                compile, slower for a few small layers.
+            attend: Attention, from `minirl.model.attention`.
+            caches: Passed to `attend`: a list with one entry a layer, or, with `scan`, the entries
+                stacked; None for no cache. New caches have the same form.
+            scan: Compile one layer and loop over it: quicker to compile, slower for a few small
+                layers.
         """
-        body = _over(self._angles(positions_BT), attend)
-        x_BTD, new_caches = self._run(body, self._embedded(tokens_BT), caches, scan=scan)
-        return self._normed(x_BTD), new_caches
+        angles_BTE = self._angles(positions_BT)
+
+        def body(layer: Block, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
+            return layer(x_BTD, angles_BTE, attend, cache)
+
+        x_BTD, new_caches = self._run_layers(body, self._embed(tokens_BT), caches, scan=scan)
+        return self._final_norm(x_BTD), new_caches
 
     def continued(
         self,
@@ -249,28 +248,27 @@ class Decoder(nnx.Module):
         *,
         scan: bool = False,
     ) -> Float[Array, "B C D"]:
-        """Return the final hidden states, BCD, of what goes on from prefixes, layer by layer.
+        """Return the final hidden states of continuations, BCD, computed with their prefixes.
 
-        So the gradient of a layer's weights is one sum, and prefixes' keys are those of a layer.
+        Each layer computes both, so that the gradient of its weights is one sum, and the keys of
+        one layer's prefixes are held at a time.
 
         Args:
-            tokens: Ids of the prefixes, and of what follows.
-            positions: As `__call__`.
-            attends: The second is handed the cache that the first gives back.
+            tokens: Ids of the prefixes, and of their continuations.
+            positions: As `__call__`, of both.
+            attends: As `__call__`, of both; the cache of the second is what the first returns.
             scan: As `__call__`.
         """
-        first, second = (
-            _over(self._angles(position_BT), attend)
-            for position_BT, attend in zip(positions, attends, strict=True)
-        )
+        angles_NPE, angles_BCE = map(self._angles, positions)
 
-        def body(layer: Block, states: tuple[Array, Array], cache: Any) -> tuple[Any, None]:
-            prefix_NPD, cache = first(layer, states[0], cache)
-            return (prefix_NPD, second(layer, states[1], cache)[0]), None
+        def body(layer: Block, carry: tuple[Array, Array], cache: Any) -> tuple[Any, None]:
+            prefix_NPD, cache = layer(carry[0], angles_NPE, attends[0], cache)
+            x_BCD, _ = layer(carry[1], angles_BCE, attends[1], cache)
+            return (prefix_NPD, x_BCD), None
 
-        states = (self._embedded(tokens[0]), self._embedded(tokens[1]))
-        (_, x_BCD), _ = self._run(body, states, None, scan=scan)
-        return self._normed(x_BCD)
+        carry = (self._embed(tokens[0]), self._embed(tokens[1]))
+        (_, x_BCD), _ = self._run_layers(body, carry, None, scan=scan)
+        return self._final_norm(x_BCD)
 
     def _angles(self, positions_BT: Array) -> Array:
         size = self.config.head_dim
@@ -278,23 +276,22 @@ class Decoder(nnx.Module):
         frequency_E = 1.0 / (self.config.rope_theta**exponent_E)
         return positions_BT.astype(jnp.float32)[..., None] * frequency_E[None, None]
 
-    def _embedded(self, tokens_BT: Array) -> Array:
+    def _embed(self, tokens_BT: Array) -> Array:
         return constrain(look_up(self.embed[...], tokens_BT, self.dtype), _ROWS, self.mesh)
 
-    def _normed(self, x_BTD: Array) -> Array:
+    def _final_norm(self, x_BTD: Array) -> Array:
         return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps)
 
-    def _run(self, body: _Body, carry: Any, caches: Any, *, scan: bool) -> tuple[Any, Any]:
-        """Take what goes through the layers from the first to the last."""
+    def _run_layers(self, body: _Body, carry: Any, caches: Any, *, scan: bool) -> tuple[Any, Any]:
         if scan:
-            return self._scan(body, carry, caches)
+            return self._scan_layers(body, carry, caches)
         layers, new_caches = unstacked(self).layers, []
         for layer, cache in zip(layers, caches or [None] * len(layers), strict=True):
             carry, new_cache = body(layer, carry, cache)
             new_caches.append(new_cache)
         return carry, new_caches
 
-    def _scan(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
+    def _scan_layers(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
         graph, stacked = nnx.split(self.layers)
 
         def step(carry: Any, layer: Any) -> tuple[Any, Any]:
@@ -319,8 +316,8 @@ class Decoder(nnx.Module):
 def unstacked(model: Decoder) -> Decoder:
     """Return the same model with a list of layers, each with parameters of its own.
 
-    Sampling wants it so: a step reads every weight once, and cutting a layer out of the stack
-    would read and write it once more.
+    For sampling, whose steps read every weight once: a layer cut out of the stack would be read
+    and written once more.
     """
     if isinstance(model.layers, nnx.List):
         return model

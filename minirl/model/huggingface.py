@@ -11,6 +11,7 @@ writer takes all tensors of a file at once. The format
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -81,20 +82,16 @@ Tensors = Iterable[tuple[str, np.ndarray]]
 
 
 def tensor_names(path: str, shape: tuple[int, ...]) -> list[str]:
-    """Return the names in the files of a parameter: one, or one a layer where it is stacked.
+    """Return a parameter's names in the files: one, or one a layer where it is stacked.
 
     Args:
-        path: Of the parameter, for example `layers.q` (`sharding.param_path`).
+        path: For example `layers.q` (`sharding.param_path`).
         shape: Its shape.
     """
     owner, _, last = path.rpartition(".")
-    if not owner:
-        return [_NAMES[last]]
-    layers = range(shape[0]) if is_stacked(path, len(shape)) else [None]
-    return [
-        ".".join(("model", owner, *([] if layer is None else [str(layer)]), _NAMES[last]))
-        for layer in layers
-    ]
+    if not is_stacked(path, len(shape)):
+        return [f"model.{owner}.{_NAMES[last]}" if owner else _NAMES[last]]
+    return [f"model.{owner}.{layer}.{_NAMES[last]}" for layer in range(shape[0])]
 
 
 def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
@@ -151,15 +148,14 @@ def init(
         param_dtype: Type of the weights.
         dtype: Type of the computation.
     """
-
-    def make(key: jax.Array) -> Decoder:
-        return Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
-
+    make = functools.partial(Decoder, config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
     key = jax.random.key(seed)
-    graph, shapes = nnx.split(nnx.eval_shape(make, key))
+    graph, shapes = nnx.split(nnx.eval_shape(lambda key: make(key=key), key))
     places = None if mesh is None else param_shardings(shapes, mesh)
     # Compiled, so that no device holds a model that fits only the mesh.
-    return nnx.merge(graph, jax.jit(lambda key: nnx.state(make(key)), out_shardings=places)(key))
+    return nnx.merge(
+        graph, jax.jit(lambda key: nnx.state(make(key=key)), out_shardings=places)(key)
+    )
 
 
 def load(
@@ -185,12 +181,10 @@ def load(
     Note:
         `lm_head.weight` is ignored when the embedding is tied to it, as transformers does.
     """
-    config = read_config(folder)
-
-    def make(key: jax.Array) -> Decoder:
-        return Decoder(config, key=key, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
-
-    graph, shapes = nnx.split(nnx.eval_shape(make, jax.random.key(0)))
+    make = functools.partial(
+        Decoder, read_config(folder), param_dtype=param_dtype, dtype=dtype, mesh=mesh
+    )
+    graph, shapes = nnx.split(nnx.eval_shape(lambda: make(key=jax.random.key(0))))
     files = _checked_files(folder, shapes)
 
     def read(path: Any, leaf: Any, sharding: NamedSharding | None = None) -> jax.Array:
@@ -285,14 +279,14 @@ def save(
     dtype: Any = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model that is in memory; see `write`.
+    """Write a model, all of it addressable from this process; see `write`.
 
     Args:
-        model: All its weights addressable from this process.
-        folder: Made, or replaced if it holds nothing but a model.
-        source: Folder that `config.json` and the tokenizer are copied from.
-        dtype: Type to convert to; None keeps the model's.
-        max_shard_bytes: Size above which a file of weights is not grown.
+        model: Without adapters.
+        folder: As in `write`, like what follows.
+        source: Where `config.json` and the tokenizer are.
+        dtype: None keeps the model's.
+        max_shard_bytes: Size above which a file is not grown.
     """
     params = nnx.state(model)
     write(
@@ -377,7 +371,7 @@ def write_adapter(
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
         path = new / "adapter_model.safetensors"
-        _write_file(path, prefixed, iter(arrays), dtype=dtype)
+        write_file(path, prefixed, iter(arrays), dtype=dtype)
 
 
 def file_header(shapes: Shapes, dtype: Any) -> tuple[bytes, dict[str, int]]:
@@ -416,18 +410,21 @@ def _write_shards(
             files.append({})
         files[-1][name] = shape
     if len(files) == 1:
-        _write_file(folder / SINGLE, shapes, arrays, dtype=dtype)
+        write_file(folder / SINGLE, shapes, arrays, dtype=dtype)
         return
     weight_map: dict[str, str] = {}
     for i, part in enumerate(files):
         file = f"model-{i + 1:05}-of-{len(files):05}.safetensors"
-        _write_file(folder / file, part, arrays, dtype=dtype)
+        write_file(folder / file, part, arrays, dtype=dtype)
         weight_map |= dict.fromkeys(part, file)
     metadata = {"total_size": total_bytes(shapes, dtype)}
     _write_json(folder / INDEX, {"metadata": metadata, "weight_map": weight_map})
 
 
-def _write_file(path: Path, shapes: Shapes, arrays: Iterator[Any], *, dtype: Any) -> None:
+def write_file(
+    path: Path, shapes: Shapes, arrays: Iterator[tuple[str, Any]], *, dtype: Any
+) -> None:
+    """Write one safetensors file; see `write`."""
     with naming(path), path.open("wb") as file:
         file.write(file_header(shapes, dtype)[0])
         for name, shape in shapes.items():

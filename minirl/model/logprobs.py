@@ -20,7 +20,7 @@ from minirl.model.sharding import axis_parts, constrain
 
 # Largest array of logits that a device holds at once, in bytes.
 LOGITS_BYTES = 2**29
-# The logit of what is never drawn.
+# The logit of a token outside of the nucleus.
 _NEVER = -1e30
 
 
@@ -36,20 +36,20 @@ def project(
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
     """Return the log-probability of every target, and the entropy of its distribution.
 
-    Logits are hidden states times the table, in fp32, over the temperature. Where those of all
-    tokens are small, they are computed at once and kept for the gradient; else trained tokens are
-    moved to the front and taken chunk by chunk, and chunks without any are skipped.
+    Logits are hidden states times the table, in fp32, over the temperature. Small ones are computed
+    at once and kept for the gradient; else trained tokens are sorted to the front and computed in
+    chunks, and chunks without any are skipped.
 
     Args:
         hidden_BCD: Final hidden states.
         table_VD: The output projection, in the dtype of its weights.
-        target_BC: The token to judge at each position.
-        is_trained_BC: Where the numbers are wanted.
+        target_BC: The next token of each position.
+        is_trained_BC: Positions to compute.
         temperature: Divides the logits.
-        top_p: Below 1 all numbers are those of the nucleus, the target in it in any case; which
-            tokens it has is not differentiated.
-        mesh: What rows and vocabulary are split over. Every part of the rows is ordered by itself;
-            the gradient of the table is added up among the parts once, at the end.
+        top_p: Below 1, renormalise over the nucleus, which always has the target; which tokens it
+            has is not differentiated.
+        mesh: What rows and vocabulary are split over. Every part of the rows is sorted by itself;
+            the gradient of the table is summed over the parts once, at the end.
 
     Returns:
         Log-probabilities, BC, and entropies, BC, which have no gradient; 0 where nothing is
@@ -61,7 +61,9 @@ def project(
     by_part = (parts, B * C // parts)
     token_bytes = 4 * V // axis_parts("vocab", V, mesh)
     if by_part[1] * token_bytes <= LOGITS_BYTES:
-        logits_BCV = _drawn_from(logits(hidden_BCD, table_VD) / temperature, target_BC, top_p=top_p)
+        logits_BCV = _within_nucleus(
+            logits(hidden_BCD, table_VD) / temperature, target_BC, top_p=top_p
+        )
         found = (jnp.where(is_trained_BC, one, 0.0) for one in _judge(logits_BCV, target_BC))
     else:
         length = max(1, LOGITS_BYTES // token_bytes)
@@ -99,8 +101,8 @@ def _logits_backward(known: tuple[Array, Array], dlogits: Array) -> tuple[Array,
 logits.defvjp(_logits_forward, _logits_backward)
 
 
-def _drawn_from(logits_TV: Array, target_T: Array, *, top_p: float) -> Array:
-    """Take tokens that are never drawn out of a distribution; any dimensions before V."""
+def _within_nucleus(logits_TV: Array, target_T: Array, *, top_p: float) -> Array:
+    """Mask the tokens outside of the nucleus; any dimensions before V."""
     if top_p >= 1:
         return logits_TV
     frozen_TV = jax.lax.stop_gradient(logits_TV)
@@ -139,7 +141,7 @@ class _Cut(NamedTuple):
     table_dtype: Any
 
 
-class _Chunk(NamedTuple):
+class _TokenChunk(NamedTuple):
     """Q tokens of every part, trained ones first."""
 
     place_XQ: Array
@@ -227,7 +229,7 @@ def _chunk(
     hidden_XTD: Array,
     table_VD: Array,
     target_XT: Array,
-) -> _Chunk:
+) -> _TokenChunk:
     slot_Q = number * cut.length + jnp.arange(cut.length)
     # The last chunk may end after the last token.
     place_XQ = order_XT[:, jnp.minimum(slot_Q, order_XT.shape[1] - 1)]
@@ -235,8 +237,8 @@ def _chunk(
     hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
     target_XQ = jnp.take_along_axis(target_XT, place_XQ, axis=1)
     logits_XQV = logits(hidden_XQD, table_VD) / cut.temperature
-    logits_XQV = _drawn_from(logits_XQV, target_XQ, top_p=cut.top_p)
-    return _Chunk(
+    logits_XQV = _within_nucleus(logits_XQV, target_XQ, top_p=cut.top_p)
+    return _TokenChunk(
         place_XQ,
         slot_Q[None] < count_X[:, None],
         hidden_XQD,

@@ -1,12 +1,11 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): W stays as it is, and A and B of W + scale B A learn.
 
-Where the learner has them, gradients, optimizer state, reference and checkpoints are those of the
-adapters alone: what it calls weights is what `split` calls so, and the rest is handed along. The
-reference of a KL is the adapters as they began, which add nothing.
+With adapters, the learner's weights, gradients, optimizer state and checkpoints are those of the
+adapters alone (`split`); the other weights are passed along. The reference of a KL is the adapters
+as they began, which add nothing.
 
-The learner multiplies by A and by B and never makes the sum: neither that nor the gradient of W,
-which has its size and is a third of an update's work, is ever needed. The sampler, which reads
-every weight once a token and cannot share the learner's stacked ones anyway, takes the sum.
+The learner multiplies by A and by B: neither the sum nor the gradient of W, a third of an update's
+work, is computed. The sampler, which reads every weight once a token, takes the sum.
 """
 
 from __future__ import annotations

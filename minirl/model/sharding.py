@@ -1,4 +1,4 @@
-"""Where arrays live: parameters name their axes, and one table maps those to axes of the mesh."""
+"""Sharding: parameters name their logical axes, and one table maps those to axes of the mesh."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ def make_mesh(
 def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:
     """Choose a mesh shape: all devices on `fsdp`, but where there are more than prompts.
 
-    Each of the data x fsdp parts computes whole prompts, so with more parts than prompts some
-    would compute padding. What is left over shares heads and inner widths.
+    Each data x fsdp part computes whole prompts; with more parts than prompts some would compute
+    padding, so the rest of the devices goes to `tensor`.
 
     Args:
-        devices: How many there are.
-        prompts: Those of an update.
-        heads: Query heads of the model, which `tensor` should divide.
+        devices: Number of devices.
+        prompts: Number of prompts of an update.
+        heads: Query heads, which `tensor` should divide.
     """
     splits = [size for size in range(1, devices + 1) if devices % size == 0]
     enough = [size for size in splits if devices // size <= prompts]
-    # Where no number of heads goes, `tensor` still shares the inner widths.
+    # Where it does not divide the heads, `tensor` still splits the matrices.
     tensor = next((size for size in enough if heads % size == 0), enough[0])
     return {"fsdp": devices // tensor, "tensor": tensor}
 
@@ -114,16 +114,10 @@ def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:
 def axes_sharding(
     axes: Sequence[str], shape: Sequence[int], mesh: Mesh, *, name: str
 ) -> NamedSharding:
-    """Place an array by its logical axes.
+    """Shard an array by its logical axes.
 
-    An axis whose size the mesh does not divide is kept whole on every device, with a note in the
-    log: two key/value heads, for example, on four tensor-parallel devices.
-
-    Args:
-        axes: Logical axis of each dimension.
-        shape: Sizes of the dimensions.
-        mesh: From `make_mesh`.
-        name: What the note calls the array.
+    An axis whose size the mesh does not divide is replicated, with a note in the log that calls the
+    array by `name`.
     """
     for axis, size in zip(axes, shape, strict=True):
         if size % _parts(axis, mesh):
@@ -143,22 +137,19 @@ def axes_spec(
 
 
 def _parts(axis: str, mesh: Mesh | AbstractMesh) -> int:
-    """Return into how many parts a logical axis is split."""
+    """Return the number of parts of a logical axis."""
     split = _SPLIT_BY[axis]
     over = (split,) if isinstance(split, str) else split or ()
     return math.prod(mesh.shape[part] for part in over)
 
 
 def param_shardings(params: Any, mesh: Mesh) -> Any:
-    """Give every parameter its place, and what an optimizer keeps of it the same.
+    """Return the sharding of every parameter, or of an optimizer's state, as a tree.
 
     Args:
         params: Parameters of a `Decoder`, or their shapes (`nnx.eval_shape`); or an optimizer's
-            state, whose counts are on every device.
+            state, whose counts are replicated.
         mesh: From `make_mesh`.
-
-    Returns:
-        The same tree with a `NamedSharding` as every leaf.
     """
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
@@ -173,7 +164,7 @@ def param_shardings(params: Any, mesh: Mesh) -> Any:
 
 
 def placed(shapes: Any, mesh: Mesh | None) -> Any:
-    """Give shapes of weights, or of what is kept for each of them, their places."""
+    """Add shardings to the shapes of weights, or of an optimizer's state."""
     if mesh is None:
         return shapes
     return jax.tree.map(
@@ -193,13 +184,7 @@ def device_bytes(tree: Any) -> float:
 
 
 def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.Array:
-    """Say how an activation is split, inside of a compiled function.
-
-    Args:
-        array: Any array.
-        axes: Logical axis of each dimension.
-        mesh: None to say nothing.
-    """
+    """Shard an activation by its logical axes, inside a compiled function; nothing without mesh."""
     if mesh is None:
         return array
     place = NamedSharding(mesh, axes_spec(axes, array.shape, mesh))
@@ -207,12 +192,7 @@ def constrain(array: jax.Array, axes: Sequence[str], mesh: Mesh | None) -> jax.A
 
 
 def split_rows(tree: Any, mesh: Mesh) -> Any:
-    """Place arrays that every process has whole: each device gets its rows.
-
-    Args:
-        tree: Arrays whose first axis is rows, a multiple of `row_parts`.
-        mesh: Of all processes.
-    """
+    """Shard arrays that every process has whole by rows, a multiple of `row_parts`."""
     place = NamedSharding(mesh, PartitionSpec(_SPLIT_BY["batch"]))
 
     def split(array: Any) -> jax.Array:
@@ -223,13 +203,13 @@ def split_rows(tree: Any, mesh: Mesh) -> Any:
 
 
 def axis_parts(axis: str, size: int, mesh: Mesh | None) -> int:
-    """Return into how many parts a logical axis of this size is split; 1 where it is kept whole."""
+    """Return the number of parts of a logical axis of this size; 1 where it is replicated."""
     parts = 1 if mesh is None else _parts(axis, mesh)
     return 1 if size % parts else parts
 
 
 def row_parts(mesh: Mesh | None) -> int:
-    """Return among how many devices the rows of a batch are shared."""
+    """Return the number of parts of a batch's rows."""
     return 1 if mesh is None else _parts("batch", mesh)
 
 

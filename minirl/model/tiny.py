@@ -1,7 +1,7 @@
-"""A tiny model and its tokenizer, made on the spot from the texts of a task.
+"""A tiny model and a tokenizer trained on the texts of a task.
 
-The tokenizer is made for a model that must learn, within minutes, to copy words from the schema
-and the question into SQL. Copying is easy only if a word is the same token at both ends, so:
+The model must learn, within minutes, to copy words from the schema and the question into SQL, which
+is easy only if a word is the same token in both:
 
 - A space belongs to the word after it (` name`), and a space is put before a word at the start
   of a text or line and after `.` and `(`. So `name`, `t1.name` and `avg(name)` share the token
@@ -70,11 +70,11 @@ def make_tiny(
     The same arguments give the same bytes on the same machine.
 
     Args:
-        folder: Made, or replaced if it holds nothing but a model.
-        texts: What the model will read and write: prompts, questions, SQL.
+        folder: Created, or replaced if it holds nothing but a model.
+        texts: Prompts, questions and SQL of the task.
         shape: Sizes of the model.
         seed: Seed of the weights.
-        marks: Texts that are one token each, though text like any other.
+        marks: Texts that are one token each, but no control tokens.
 
     Raises:
         UserError: A shape that no model has, or other files in `folder`.
@@ -106,14 +106,14 @@ def train_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = norm.Sequence(
         [
-            # A space before every text, taken away again where no word follows.
+            # A space before every text, removed where no word follows.
             norm.Prepend(" "),
             norm.Replace(Regex(rf"\A (?!{_LETTER})"), ""),
             *[
                 norm.Replace(Regex(rf"{re.escape(mark)}(?={_LETTER})"), f"{mark} ")
                 for mark in (".", "(", "\n")
             ],
-            # A quote after a blank opens a string; decoding takes the space away again.
+            # A quote after a blank opens a string; decoding removes the space.
             norm.Replace(Regex(rf"(?<=[ (=])'(?={_LETTER})"), "' "),
         ]
     )

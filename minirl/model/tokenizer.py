@@ -18,8 +18,8 @@ from minirl.errors import UserError
 from minirl.run.files import read_json
 from minirl.types import Message
 
-# Stands for the policy's reply when the template is asked what follows one. One word, so that
-# templates which strip replies leave it whole; no template or environment writes it.
+# Stands for a reply, to find out what the template puts after one. One word, so that templates
+# which strip replies leave it whole; no template or environment writes it.
 _REPLY = "minirl-reply-sentinel"
 _BEFORE = ({"role": "user", "content": "?"}, {"role": "assistant", "content": _REPLY})
 
@@ -28,9 +28,9 @@ class ChatTokenizer:
     """A fast tokenizer with a chat template.
 
     Attributes:
-        stop_ids: Tokens that end a reply, the ones of `generation_config.json` first.
-        pad_id: The token to fill rows with.
-        vocab_size: Tokens it knows; the model's embedding may have more rows.
+        stop_ids: Tokens that end a reply, those of `generation_config.json` first.
+        pad_id: Padding token.
+        vocab_size: Number of tokens; the model's embedding may have more rows.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,14 +49,13 @@ class ChatTokenizer:
         self.pad_id: int = self.stop_ids[0] if pad_id is None else pad_id
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text as it is: nothing is put before or after it."""
+        """Encode a text without special tokens around it."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids, control tokens included; bytes that are not UTF-8 become U+FFFD.
 
-        Returns:
-            The text; empty for no ids. Ids that only the model's embedding knows add nothing.
+        Ids beyond `vocab_size` add nothing.
         """
         return self._backend.decode([int(i) for i in ids], skip_special_tokens=False)
 
@@ -65,10 +64,10 @@ class ChatTokenizer:
         return self.encode(self._render(_plain(messages)))
 
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
-        """Encode what comes after a reply: the end of its turn and the next observation.
+        """Encode what follows a reply: the end of its turn and the next observation.
 
         The ids are appended to the history, which is never rendered again: templates drop earlier
-        thinking, and encoding anew moves token borders.
+        thinking, and encoding again moves token borders.
 
         Args:
             messages: The next observation.
@@ -128,7 +127,7 @@ def _listed(value: Any) -> Any:
 
 
 class _Generation(BaseModel):
-    """The part of `generation_config.json` that counts here."""
+    """The stop tokens of `generation_config.json`."""
 
     eos_token_id: Annotated[list[NonNegativeInt], BeforeValidator(_listed)] = []
 

@@ -94,8 +94,8 @@ def make_sampler(
 
 
 @pytest.fixture
-def plain_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute attention on the CPU plainly, unless another fixture says how."""
+def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute attention as on a device without a kernel, unless another fixture says how."""
     monkeypatch.delitem(attention._KERNELS, "cpu")
 
 

@@ -1,4 +1,4 @@
-"""Plain attention is the mask written out; who computes attention, by platform; memory."""
+"""Attention in JAX itself is the mask written out; joins; who computes attention; memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from minirl.model import attention
+from minirl.model.attention import Partial, blockwise, join, partial_attention
 
 from .attention_cases import (
     HEADS,
@@ -24,6 +25,7 @@ from .attention_cases import (
     P,
     arrays_of,
     assert_close,
+    assert_same_on_a_mesh,
     attended,
     own_row_alone,
     segments_of,
@@ -31,30 +33,26 @@ from .attention_cases import (
     written_out,
 )
 
-pytestmark = pytest.mark.usefixtures("plain_attention")
+# So small that there are several blocks, of heads that are taken together; and all at once.
+SIZES = {"blocks": 4 * 2 * 5 * C, "whole": 2**29}
+
+
+@pytest.fixture(params=[*SIZES.values()], ids=[*SIZES])
+def blocks(request, monkeypatch):
+    monkeypatch.setitem(attention._KERNELS, "cpu", blockwise(request.param))
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_plain_attention_is_the_mask_written_out(layout, heads):
+def test_attention_is_the_mask_written_out(blocks, layout, heads):
     segments, arrays = LAYOUTS[layout], arrays_of(heads)
     expected = value_and_gradients(written_out, segments, arrays)
     for packed in {layout == "packed", True}:
-        plain = functools.partial(attended, packed=packed)
-        assert_close(value_and_gradients(plain, segments, arrays), expected)
+        ours = functools.partial(attended, packed=packed)
+        assert_close(value_and_gradients(ours, segments, arrays), expected)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_plain_attention_in_chunks(layout, monkeypatch):
-    plain = functools.partial(attended, packed=layout == "packed")
-    segments, arrays = LAYOUTS[layout], arrays_of("grouped")
-    expected = value_and_gradients(plain, segments, arrays)
-    # Four queries at a time; thirteen are no multiple of it.
-    monkeypatch.setattr(attention, "SCORES_BYTES", 4 * 4 * N * G * 4 * (P + C))
-    assert_close(value_and_gradients(plain, segments, arrays), expected)
-
-
-def test_plain_causal_attention(monkeypatch):
+def test_causal_attention(blocks):
     arrays = arrays_of("grouped")[:3]
     no_prefix = segments_of(np.zeros((N, P), int), np.zeros((N * G, C), int), PACKED.own_BC)
 
@@ -64,8 +62,6 @@ def test_plain_causal_attention(monkeypatch):
 
     expected = value_and_gradients(written, PACKED, arrays)
     assert_close(value_and_gradients(own_row_alone, PACKED, arrays), expected)
-    monkeypatch.setattr(attention, "SCORES_BYTES", 4 * 4 * N * G * 4 * C)
-    assert_close(value_and_gradients(own_row_alone, PACKED, arrays), expected)
 
 
 def test_causal_attention_without_numbers_is_one_piece_a_row():
@@ -74,16 +70,42 @@ def test_causal_attention_without_numbers_is_one_piece_a_row():
     assert_close([attention.causal()(q, k, v, None)[0]], [ones])
 
 
+def test_attention_on_a_mesh(blocks):
+    assert_same_on_a_mesh({"fsdp": 2, "tensor": 2}, "grouped")
+
+
+@pytest.mark.parametrize("cuts", [(4,), (1, 4, 9)], ids=str)
+def test_parts_are_joined_to_attention_over_all_keys(cuts):
+    rng = np.random.default_rng(0)
+    scores = jnp.asarray(rng.normal(0, 3, (2, 5, 12)), jnp.float32)
+    scores = scores.at[0].add(300).at[1, 2, :4].set(attention.MASKED)
+    values = jnp.asarray(rng.normal(0, 1, (2, 12, 3)), jnp.float32)
+    whole = partial_attention(scores, values)
+    expected = jnp.matmul(jax.nn.softmax(scores), values)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    assert_close(whole, Partial(expected, lse), tolerance=1e-5)
+    pieces = zip(jnp.split(scores, cuts, axis=2), jnp.split(values, cuts, axis=1), strict=True)
+    parts = [partial_attention(*piece) for piece in pieces]
+    assert_close(join(parts), whole, tolerance=1e-5)
+    # In any order, and by pairs.
+    assert_close(functools.reduce(lambda one, other: join([other, one]), parts), whole)
+
+
 def test_the_mesh_names_the_platform():
     q = arrays_of("grouped", dtype=jnp.bfloat16)[0]
-    for platform, kernel in attention._KERNELS.items():
+
+    def chosen(platform):
         described: Any = SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)]))
-        assert attention._kernel(q, described, packed=False) is kernel
-    assert attention._kernel(q, None, packed=False) is None
+        return attention._kernel(q, described, packed=False)
+
+    for platform, kernel in attention._KERNELS.items():
+        assert chosen(platform) is kernel
+    assert chosen("another") is attention._FALLBACK
+    assert attention._kernel(q, None, packed=False) is attention._KERNELS["cpu"]
 
 
 def temporary_bytes(T):
-    """Return what the gradient of plain attention over T tokens holds beside its arguments."""
+    """Return what the gradient of attention over T tokens holds beside its arguments."""
 
     def total(q, k, v):
         return attention.causal()(q, k, v, None)[0].sum()
@@ -95,8 +117,8 @@ def temporary_bytes(T):
     return memory.temp_size_in_bytes
 
 
-def test_memory_of_plain_attention_grows_with_the_length_alone(monkeypatch):
-    monkeypatch.setattr(attention, "SCORES_BYTES", 2**20)
+def test_memory_grows_with_the_length_alone(monkeypatch):
+    monkeypatch.setitem(attention._KERNELS, "cpu", blockwise(2**20))
     short, long = temporary_bytes(1024), temporary_bytes(4096)
     assert long < 6 * short
     # All scores, once.

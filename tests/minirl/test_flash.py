@@ -42,7 +42,7 @@ from .attention_cases import (
     written_out,
 )
 
-pytestmark = pytest.mark.usefixtures("plain_attention")
+pytestmark = pytest.mark.usefixtures("other_device")
 
 
 def backward_written_out(q, k, v, mask, scale, out, lse, dout):
@@ -208,12 +208,12 @@ def test_cudnn_attention_to_the_own_row_alone(cudnn):
     assert_close(ours, value_and_gradients(causal, UNPACKED, wide), tolerance=2e-2)
 
 
-def test_cudnn_alone_leaves_padding_out_and_a_row_without_keys(cudnn):
-    """The public function: odd lengths, padded keys, and a row that has none at all."""
+def test_cudnn_leaves_padding_out(cudnn):
+    """Padded keys, and an odd number of them."""
     q, k, v, *_ = arrays_of("grouped", dtype=jnp.float16)
     ones = np.ones((N * G, C), int)
-    number = np.array([numbers(length, size=C) for length in (13, 5, 1, 12, 2, 0)])
-    keys = kernels.Keys(k, v, jnp.asarray(number), jnp.asarray(ones))
+    number = np.array([numbers(length, size=C) for length in (13, 5, 1, 12, 2, 7)])
+    keys = kernels.KeySet(k, v, jnp.asarray(number), jnp.asarray(ones))
     slope = jnp.asarray(np.random.default_rng(1).normal(0, 1, q.shape), jnp.float32)
 
     def with_gradients(attend, *arrays):
@@ -221,19 +221,18 @@ def test_cudnn_alone_leaves_padding_out_and_a_row_without_keys(cudnn):
         return attend(*arrays), *jax.grad(total, argnums=(0, 1, 2))(*arrays)
 
     def ours(q, k, v):
-        return kernels.attend(cudnn, q, [keys._replace(k_XLKE=k, v_XLKE=v)], causal=[False])
+        sets = [keys._replace(k_XLKE=k, v_XLKE=v)]
+        return attention.attend_to_sets(cudnn, q, sets, causal=[False])
 
     def plain(q, k, v):
         k, v = (jnp.repeat(array, 2, axis=2) for array in (k, v))
-        is_key = jnp.asarray(number != 0)[:, None, None]
         scores = jnp.einsum("bthe,bshe->bhts", q, k) / math.sqrt(E)
-        p = jax.nn.softmax(scores, where=is_key) * is_key.any(3, keepdims=True)
-        return jnp.einsum("bhts,bshe->bthe", jnp.where(is_key, p, 0), v)
+        p = jax.nn.softmax(scores, where=jnp.asarray(number != 0)[:, None, None])
+        return jnp.einsum("bhts,bshe->bthe", p, v)
 
     wide = [array.astype(jnp.float32) for array in (q, k, v)]
     found = with_gradients(ours, q, k, v)
     assert_close(found, with_gradients(plain, *wide), tolerance=2e-2)
-    assert not any(np.asarray(array[-1]).any() for array in found)
 
 
 # Two pieces in a row of 13, and one in another: lengths, and where they begin.
@@ -305,11 +304,11 @@ def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, chan
 
 
 def test_cudnn_serves_sixteen_bits_and_nothing_packed(cudnn):
-    q = arrays_of("grouped")[0]
-    assert attention._kernel(q.astype(jnp.bfloat16), None, packed=False) is cudnn
-    assert attention._kernel(q, None, packed=False) is None
-    assert attention._kernel(q.astype(jnp.bfloat16), None, packed=True) is None
-    assert attention._kernel(q[..., :6].astype(jnp.bfloat16), None, packed=False) is None
+    q = arrays_of("grouped", dtype=jnp.bfloat16)[0]
+    assert attention._kernel(q, None, packed=False) is cudnn
+    for other in (q.astype(jnp.float32), q[..., :6]):
+        assert attention._kernel(other, None, packed=False) is attention._FALLBACK
+    assert attention._kernel(q, None, packed=True) is attention._FALLBACK
 
 
 MESHES = {

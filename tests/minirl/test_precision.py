@@ -103,7 +103,7 @@ def test_the_gradient_of_the_embedding(toy, monkeypatch, tied):
         seen.append(x_BTD)
         return x_BTD, caches
 
-    monkeypatch.setattr(Decoder, "_run", no_layers)
+    monkeypatch.setattr(Decoder, "_run_layers", no_layers)
 
     @jax.jit
     @jax.grad
