@@ -1,4 +1,4 @@
-"""Numbers of a run: one JSON line a step, and TensorBoard beside it.
+"""Metrics of a run: one JSON line a step, and TensorBoard.
 
 Keys that begin with `time/` depend on the clock and the process; all others are the same in every
 run of one configuration on one machine, also across a kill and a resume.
@@ -42,7 +42,7 @@ class Numbers(Line):
 
 
 _METRICS = "metrics.jsonl"
-_ADVICE = "mend or delete that line, or set run.dir to another folder"
+_ADVICE = "fix or delete that line, or set run.dir to another folder"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ class JsonLines:
 
     Args:
         path: The file, made when the first line is written.
-        resume_step: Lines of later steps, left by a run that was killed, are taken away.
+        resume_step: Lines of later steps, left by a run that was killed, are removed.
         kind: What a line has to be.
 
     Raises:
@@ -92,7 +92,7 @@ class JsonLines:
 
 
 def _finite(value: Any) -> Any:
-    """Write what JSON has no number for as null, at any depth."""
+    """Replace what JSON has no number for by null, at any depth."""
     if isinstance(value, Mapping):
         return {key: _finite(member) for key, member in value.items()}
     if isinstance(value, list | tuple):
@@ -113,7 +113,7 @@ class Metrics:
         if self._lines.last_step != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
-                "go as far; bring them back, or set run.dir to another folder"
+                "go as far; restore them, or set run.dir to another folder"
             )
         self._board: _Board | None = None
         if not distributed.is_first():
@@ -138,9 +138,9 @@ class Metrics:
 
 
 class _Board:
-    """A file of TensorBoard's events, written at once.
+    """TensorBoard's events, written synchronously.
 
-    tensorboardX's `SummaryWriter` writes in a thread: on a full disk that ends, and whoever fills
+    tensorboardX's `SummaryWriter` writes in a thread, which a full disk ends; then whoever fills
     its queue waits for ever.
     """
 
