@@ -34,8 +34,8 @@ from minirl.sample.local import copy_shapes
 from minirl.train.batching import Batch
 
 FILLED = 0.95
-"""Share of a device's memory that a plan fills: the rest is the runtime's, and lost between
-buffers. On GPUs JAX takes 75 % unless `XLA_CLIENT_MEM_FRACTION` says otherwise."""
+"""Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
+Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
 COMPUTE_SHARE, MEMORY_SHARE = 0.4, 0.8
 """Assumed shares of the peaks: of operations in an update and in prompts (Llama 3, arXiv:
 2407.21783, table 4: 0.38 to 0.43 on H100s), of memory bandwidth in decoding."""
