@@ -120,6 +120,9 @@ class Checkpoints:
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
         with _writing(self._folder):
+            if step in self._manager.all_steps():
+                # A stop came between the step and its evaluation.
+                self._manager.delete(step)
             self._manager.save(
                 step,
                 args=ocp.args.Composite(

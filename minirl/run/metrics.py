@@ -24,7 +24,7 @@ from tensorboardX.summary import scalar
 
 from minirl.errors import UserError
 from minirl.run import distributed
-from minirl.run.files import naming, read_lines, settle
+from minirl.run.files import naming, read_lines, whole_file
 
 
 class Line(BaseModel):
@@ -77,10 +77,8 @@ class JsonLines:
             kept = [(text, line.step) for text, line in lines if line.step <= resume_step]
             self.last_step = kept[-1][1] if kept else 0
             if self._is_writer:
-                scratch = path.with_suffix(".part")
-                with naming(scratch):
-                    scratch.write_bytes(b"".join(text for text, _ in kept))
-                settle(scratch, path)
+                with whole_file(path) as file:
+                    file.writelines(text.decode() for text, _ in kept)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
         """Append one record; of several processes the first does."""
