@@ -27,13 +27,13 @@ from minirl.run import distributed
 from minirl.run.files import naming, read_lines, whole_file
 
 
-class Line(BaseModel):
+class StepRecord(BaseModel):
     """A line of a file of JSON lines; beside the step it may hold anything."""
 
     step: int
 
 
-class Numbers(Line):
+class StepMetrics(StepRecord):
     """A line of `metrics.jsonl`; null stands for what JSON has no number for."""
 
     model_config = ConfigDict(extra="allow")
@@ -51,7 +51,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: There are none, or the file is damaged.
     """
-    lines = read_lines(folder / _METRICS, Numbers, advice=_ADVICE)
+    lines = read_lines(folder / _METRICS, StepMetrics, advice=_ADVICE)
     return [line.model_dump() for _, line in lines]
 
 
@@ -67,7 +67,9 @@ class JsonLines:
         UserError: The file is damaged.
     """
 
-    def __init__(self, path: Path, *, resume_step: int, kind: type[Line] = Line) -> None:
+    def __init__(
+        self, path: Path, *, resume_step: int, kind: type[StepRecord] = StepRecord
+    ) -> None:
         self._path = path
         self.last_step = 0
         self._is_writer = distributed.is_first()
@@ -92,9 +94,9 @@ class JsonLines:
 def _finite(value: Any) -> Any:
     """Replace what JSON has no number for by null, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _finite(member) for key, member in value.items()}
+        return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(member) for member in value]
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -107,7 +109,7 @@ class Metrics:
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
         path, board = folder / _METRICS, folder / "tensorboard"
-        self._lines = JsonLines(path, resume_step=resume_step, kind=Numbers)
+        self._lines = JsonLines(path, resume_step=resume_step, kind=StepMetrics)
         if self._lines.last_step != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
