@@ -342,6 +342,9 @@ def use_accelerator(name: str, processes: argparse.Namespace | None = None) -> N
         UserError: The accelerator is not there, or the other processes are not.
     """
     platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
+    if name == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
+        # What plans fill of a device (`minirl.plan.fit.FILLED`); JAX would take 75 % of it.
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")
     # JAX takes seconds to import, and mistakes in the arguments need not wait for it.
     import jax
 

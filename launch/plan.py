@@ -280,8 +280,8 @@ def _assumptions(work: Workload, topology: Topology) -> list[str]:
     memory = "no known memory" if math.isinf(chip.memory_bytes) else _gib(chip.memory_bytes)
     return [
         f"Temporaries are the compiler's ({compiler}); all else is counted from shapes.",
-        f"A device has {memory}, of which {FILLED:.0%} may be filled; JAX takes 75 % of a GPU's "
-        f"unless XLA_CLIENT_MEM_FRACTION={FILLED} is set.",
+        f"A device has {memory}, of which {FILLED:.0%} may be filled; commands take as much of a "
+        "GPU unless XLA_CLIENT_MEM_FRACTION says otherwise.",
         "A rollout and an update take turns with the memory; each process samples from a copy of "
         "the weights on its own devices.",
         f"Memory is that of the longest prompts and responses ({work.sampler.max_prompt_tokens} + "

@@ -6,6 +6,7 @@ are an assumption: operations and bytes over the shares of the peaks that are na
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +35,8 @@ from minirl.sample.local import copy_shapes
 from minirl.train.batching import Batch
 
 FILLED = 0.95
-"""Share of a device's memory that a plan fills: the rest is the runtime's, and lost between
-buffers. On GPUs JAX takes 75 % unless `XLA_CLIENT_MEM_FRACTION` says otherwise."""
+"""Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
+Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
 COMPUTE_SHARE, MEMORY_SHARE = 0.4, 0.8
 """Assumed shares of the peaks: of operations in an update and in prompts (Llama 3, arXiv:
 2407.21783, table 4: 0.38 to 0.43 on H100s), of memory bandwidth in decoding."""
@@ -179,13 +180,15 @@ def _largest(
         return _update_memory(work, training, mesh, programs, own, batch.count)
 
     answers = train.batching.answers_per_batch or train.group_size
-    memory = memory_of(batch := batch_of(1, answers))
+    batch = batch_of(1, answers)
+    memory = memory_of(batch)
     while not fits(memory) and batch.answers > 1:
-        fewer = batch.answers // 2 if batch.answers % 2 == 0 else 1
-        memory = memory_of(batch := batch_of(1, fewer))
+        batch = batch_of(1, batch.answers // 2 if batch.answers % 2 == 0 else 1)
+        memory = memory_of(batch)
     while batch.answers == answers and batch.count > 1:
         larger = batch_of(2 * batch.groups, answers)
-        if not fits(found := memory_of(larger)):
+        found = memory_of(larger)
+        if not fits(found):
             break
         batch, memory = larger, found
     return batch, memory
@@ -216,14 +219,15 @@ def _update_memory(
 
 
 def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
-    """Raise a `UserError` if this is more than there is room for; a compiler may have said why."""
-    if problem:
-        raise UserError(f"nothing fits: {problem}")
-    if sum(memory.values()) <= room:
+    """Raise a `UserError` if this is more than there is room for, with the compiler's reason."""
+    total = sum(memory.values())
+    if total <= room:
         return
+    if math.isinf(total):
+        raise UserError(f"nothing fits: {problem}")
     parts = " + ".join(f"{name} {size / 2**30:.1f}" for name, size in memory.items())
     raise UserError(
-        f"nothing fits: {parts} = {sum(memory.values()) / 2**30:.1f} GiB a device, and "
+        f"nothing fits: {parts} = {total / 2**30:.1f} GiB a device, and "
         f"{room / 2**30:.1f} may be filled; take more chips, a mesh with more of them on tensor, "
         "shorter lengths, a smaller sampler.cache_gb, or train.optimizer.moments=bfloat16"
     )

@@ -120,6 +120,9 @@ class Checkpoints:
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
         with _writing(self._folder):
+            if step in self._manager.all_steps():
+                # A stop came between the step and its evaluation.
+                self._manager.delete(step)
             self._manager.save(
                 step,
                 args=ocp.args.Composite(
@@ -176,25 +179,10 @@ class Checkpoints:
             UserError: The checkpoint is damaged, or belongs to another model or optimizer.
         """
         where = self._folder / str(step)
-        try:
-            stored = dict(self._manager.item_metadata(step)["tree"])
-            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
-        except Exception as error:  # noqa: BLE001
-            raise _damaged(where, error) from None
-        _compare(where, shapes, _named(like))
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _named(like))
-        try:
-            restored = self._manager.restore(
-                step,
-                args=ocp.args.Composite(
-                    tree=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
-                ),
-            )
-        # Orbax and TensorStore raise many types for a damaged file.
-        except Exception as error:  # noqa: BLE001
-            raise _damaged(where, error) from None
-        leaves = [restored["tree"][name] for name in _named(like)]
-        return jax.tree.unflatten(jax.tree.structure(like), leaves), restored["facts"]
+        tree = _read(where, like, _named(like))
+        with _reporting_damage(where):
+            args = ocp.args.Composite(facts=ocp.args.JsonRestore())
+            return tree, self._manager.restore(step, args=args)["facts"]
 
     def wait(self) -> None:
         """Wait for what is being written.
@@ -250,14 +238,7 @@ def read_params(where: Path, like: Tree) -> Tree:
     Raises:
         UserError: The checkpoint is damaged, or belongs to another model.
     """
-    wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
-    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, wanted)
-    with _reading(where, wanted) as reader:
-        restored = _restore(
-            reader, where, abstract, ocp.checkpoint_utils.construct_restore_args(abstract)
-        )
-    leaves = [restored[name] for name in wanted]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    return _read(where, like, {_PARAMS + name: leaf for name, leaf in _named(like).items()})
 
 
 @contextmanager
@@ -274,15 +255,15 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
     Raises:
         UserError: The checkpoint is damaged, or belongs to another model.
     """
-    wanted = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
+    expected = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
     paths = [_dotted(path) for path, _ in jax.tree.leaves_with_path(like)]
-    names = dict(zip(paths, wanted, strict=True))
-    with _reading(where, wanted) as reader:
+    names = dict(zip(paths, expected, strict=True))
+    with _opened(where, expected) as restore:
 
         def read(path: str) -> np.ndarray:
             name = names[path]
             how = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
-            return _restore(reader, where, {name: wanted[name]}, how)[name]
+            return restore({name: expected[name]}, how)[name]
 
         yield read
 
@@ -290,36 +271,50 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
 _PARAMS = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
 
 
+def _read(where: Path, like: Tree, expected: Mapping[str, Any]) -> Tree:
+    """Read arrays of a checkpoint by their names, as a tree of the structure of `like`."""
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, dict(expected))
+    with _opened(where, expected) as restore:
+        restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
+    return jax.tree.unflatten(jax.tree.structure(like), [restored[name] for name in expected])
+
+
 @contextmanager
-def _reading(where: Path, wanted: Mapping[str, Any]) -> Generator[ocp.PyTreeCheckpointer]:
-    """Open the arrays of a checkpoint that holds all that is wanted."""
+def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[..., Any]]:
+    """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
+    folder = where.absolute() / "tree"
     with ocp.PyTreeCheckpointer() as reader:
-        try:
-            stored = dict(reader.metadata(where.absolute() / "tree").item_metadata)
-            shapes = {name: tuple(leaf.shape) for name, leaf in stored.items()}
-        # Orbax and TensorStore raise many types for a damaged file.
-        except Exception as error:  # noqa: BLE001
-            raise _damaged(where, error) from None
-        _compare(where, shapes, wanted)
-        yield reader
+        with _reporting_damage(where):
+            stored = dict(reader.metadata(folder).item_metadata)
+            _compare(where, {name: tuple(leaf.shape) for name, leaf in stored.items()}, expected)
+
+        def restore(arrays: Mapping[str, Any], how: Mapping[str, Any]) -> Mapping[str, Any]:
+            with _reporting_damage(where):
+                args = ocp.args.PyTreeRestore(arrays, restore_args=how, partial_restore=True)
+                return reader.restore(folder, args=args)
+
+        yield restore
 
 
-def _restore(
-    reader: ocp.PyTreeCheckpointer, where: Path, wanted: Mapping[str, Any], how: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Read arrays by their names."""
+@contextmanager
+def _reporting_damage(where: Path) -> Generator[None]:
+    """Turn whatever Orbax and TensorStore raise for a damaged file into a line for the user."""
     try:
-        return reader.restore(
-            where.absolute() / "tree",
-            args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
-        )
+        yield
+    except UserError:
+        raise
     except Exception as error:  # noqa: BLE001
-        raise _damaged(where, error) from None
+        raise UserError(
+            f"{where}: the checkpoint cannot be read ({_reason(error)}); "
+            "delete that folder to resume from the one before"
+        ) from None
 
 
-def _compare(where: Path, stored: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Any]) -> None:
-    """Raise a `UserError` unless all that is wanted is stored in the same shape."""
-    for name, leaf in wanted.items():
+def _compare(
+    where: Path, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, Any]
+) -> None:
+    """Raise a `UserError` unless all that is expected is stored in the same shape."""
+    for name, leaf in expected.items():
         if stored.get(name) != tuple(leaf.shape):
             raise UserError(
                 f"{where}: a checkpoint of another model: {name} is "
@@ -375,10 +370,3 @@ def _reason(error: Exception) -> str:
     words = " ".join(str(error).split())
     words = words if len(words) <= 160 else f"{words[:60]} ... {words[-100:]}"
     return f"{type(error).__name__}: {words}"
-
-
-def _damaged(where: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{where}: the checkpoint cannot be read ({_reason(error)}); "
-        "delete that folder to resume from the one before"
-    )

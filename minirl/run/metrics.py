@@ -1,4 +1,4 @@
-"""Numbers of a run: one JSON line a step, and TensorBoard beside it.
+"""Metrics of a run: one JSON line a step, and TensorBoard.
 
 Keys that begin with `time/` depend on the clock and the process; all others are the same in every
 run of one configuration on one machine, also across a kill and a resume.
@@ -24,16 +24,16 @@ from tensorboardX.summary import scalar
 
 from minirl.errors import UserError
 from minirl.run import distributed
-from minirl.run.files import naming, read_lines, settle
+from minirl.run.files import naming, read_lines, whole_file
 
 
-class Line(BaseModel):
+class StepRecord(BaseModel):
     """A line of a file of JSON lines; beside the step it may hold anything."""
 
     step: int
 
 
-class Numbers(Line):
+class StepMetrics(StepRecord):
     """A line of `metrics.jsonl`; null stands for what JSON has no number for."""
 
     model_config = ConfigDict(extra="allow")
@@ -42,7 +42,7 @@ class Numbers(Line):
 
 
 _METRICS = "metrics.jsonl"
-_ADVICE = "mend or delete that line, or set run.dir to another folder"
+_ADVICE = "fix or delete that line, or set run.dir to another folder"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -51,7 +51,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: There are none, or the file is damaged.
     """
-    lines = read_lines(folder / _METRICS, Numbers, advice=_ADVICE)
+    lines = read_lines(folder / _METRICS, StepMetrics, advice=_ADVICE)
     return [line.model_dump() for _, line in lines]
 
 
@@ -60,14 +60,16 @@ class JsonLines:
 
     Args:
         path: The file, made when the first line is written.
-        resume_step: Lines of later steps, left by a run that was killed, are taken away.
+        resume_step: Lines of later steps, left by a run that was killed, are removed.
         kind: What a line has to be.
 
     Raises:
         UserError: The file is damaged.
     """
 
-    def __init__(self, path: Path, *, resume_step: int, kind: type[Line] = Line) -> None:
+    def __init__(
+        self, path: Path, *, resume_step: int, kind: type[StepRecord] = StepRecord
+    ) -> None:
         self._path = path
         self.last_step = 0
         self._is_writer = distributed.is_first()
@@ -77,10 +79,8 @@ class JsonLines:
             kept = [(text, line.step) for text, line in lines if line.step <= resume_step]
             self.last_step = kept[-1][1] if kept else 0
             if self._is_writer:
-                scratch = path.with_suffix(".part")
-                with naming(scratch):
-                    scratch.write_bytes(b"".join(text for text, _ in kept))
-                settle(scratch, path)
+                with whole_file(path) as file:
+                    file.writelines(text.decode() for text, _ in kept)
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
         """Append one record; of several processes the first does."""
@@ -92,11 +92,11 @@ class JsonLines:
 
 
 def _finite(value: Any) -> Any:
-    """Write what JSON has no number for as null, at any depth."""
+    """Replace what JSON has no number for by null, at any depth."""
     if isinstance(value, Mapping):
-        return {key: _finite(member) for key, member in value.items()}
+        return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(member) for member in value]
+        return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -109,11 +109,11 @@ class Metrics:
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
         path, board = folder / _METRICS, folder / "tensorboard"
-        self._lines = JsonLines(path, resume_step=resume_step, kind=Numbers)
+        self._lines = JsonLines(path, resume_step=resume_step, kind=StepMetrics)
         if self._lines.last_step != resume_step:
             raise UserError(
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
-                "go as far; bring them back, or set run.dir to another folder"
+                "go as far; restore them, or set run.dir to another folder"
             )
         self._board: _Board | None = None
         if not distributed.is_first():
@@ -138,9 +138,9 @@ class Metrics:
 
 
 class _Board:
-    """A file of TensorBoard's events, written at once.
+    """TensorBoard's events, written synchronously.
 
-    tensorboardX's `SummaryWriter` writes in a thread: on a full disk that ends, and whoever fills
+    tensorboardX's `SummaryWriter` writes in a thread, which a full disk ends; then whoever fills
     its queue waits for ever.
     """
 

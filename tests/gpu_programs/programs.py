@@ -53,22 +53,30 @@ def _workload(model: str, topology: str) -> Any:
 
 
 @functools.cache
-def update(model: str, topology: str, name: str) -> Compiled:
-    """Compile a program of the update, of one group of 8 answers a device."""
+def _update_programs(model: str, topology: str) -> dict[str, Any]:
     work, mesh, _ = _workload(model, topology)
     training = training_of(work, mesh)
-    parts = row_parts(mesh)
-    batch = abstract_batch(longest_batch(work, groups=parts, answers=ANSWERS), mesh)
-    return _compiled(dict(training.learner.lower(training.state, batch))[name])
+    tokens = longest_batch(work, groups=row_parts(mesh), answers=ANSWERS)
+    return dict(training.learner.lower(training.state, abstract_batch(tokens, mesh)))
+
+
+@functools.cache
+def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
+    work, mesh, devices = _workload(model, topology)
+    memory = parse_topology(topology).chip.memory_bytes
+    return dict(sampler_programs(work, sampling_of(work, mesh, devices, memory_bytes=memory)))
+
+
+@functools.cache
+def update(model: str, topology: str, name: str) -> Compiled:
+    """Compile a program of the update, of one group of 8 answers a device."""
+    return _compiled(_update_programs(model, topology)[name])
 
 
 @functools.cache
 def sampler(model: str, topology: str, name: str) -> Compiled:
     """Compile a program of the native sampler on one process's devices."""
-    work, mesh, devices = _workload(model, topology)
-    memory = parse_topology(topology).chip.memory_bytes
-    sampling = sampling_of(work, mesh, devices, memory_bytes=memory)
-    return _compiled(dict(sampler_programs(work, sampling))[name])
+    return _compiled(_sampler_programs(model, topology)[name])
 
 
 def _compiled(lowered: Any) -> Compiled:

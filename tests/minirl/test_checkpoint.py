@@ -92,7 +92,14 @@ def test_a_checkpoint_of_a_stop_is_kept_until_the_next_planned_one(tmp_path):
     with closing(Checkpoints(tmp_path)) as checkpoints:
         assert checkpoints.restore_newest(make_tree(), dict[str, int])[1] == {"step": 7}
         checkpoints.save(8, make_tree(8), {}, score=0.2)
-    assert steps_in(tmp_path) == [2, 6, 8]
+        checkpoints.leave(9, make_tree(9), {"step": 9})
+    assert steps_in(tmp_path) == [2, 6, 8, 9]
+    with closing(Checkpoints(tmp_path)) as checkpoints:
+        # The step that was whole but for its evaluation is planned.
+        checkpoints.save(9, make_tree(9), {"step": -9}, score=0.95)
+        checkpoints.wait()
+        assert checkpoints.restore_newest(make_tree(), dict[str, int])[1] == {"step": -9}
+    assert steps_in(tmp_path) == [8, 9]
 
 
 def test_an_empty_folder_has_none(tmp_path):

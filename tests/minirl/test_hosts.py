@@ -230,6 +230,7 @@ import sys, time
 from minirl.run import distributed
 coordinator, process = sys.argv[1], int(sys.argv[2])
 distributed.join(distributed.ProcessConfig(coordinator, 2, process))
+assert distributed.count() == 2  # JAX itself wants the real client
 real, downloaded = distributed.distributed.global_state.client, []
 
 class Client:
