@@ -22,7 +22,7 @@ from minirl.run.writing import writing
 from minirl.sample.rollout import rollout
 from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 from minirl.types import Decoding
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
