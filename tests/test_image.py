@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from minirl.sglang.requirements import TESTED
+from minirl.sglang.client import TESTED
 
 from launch import cli
 from launch.config import load_config

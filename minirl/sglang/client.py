@@ -28,7 +28,6 @@ from pydantic import (
 )
 from pydantic_core import to_json
 
-from minirl.errors import UserError
 from minirl.types import Request
 
 TESTED = "0.5.23"
@@ -38,7 +37,6 @@ BRIEF_S = 30.0
 """Longest wait for what a server does at once."""
 
 Failure = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
-_OLDEST = (0, 5)
 _CONNECT_S = 10.0
 # Characters of a useless answer that a message shows.
 _SHOWN = 160
@@ -88,58 +86,6 @@ class ServerInfo(BaseModel):
         """Return the vocabulary's size where the folder of its model is seen here too."""
         path = Path(self.model_path) / "config.json"
         return json.loads(path.read_text()).get("vocab_size") if path.is_file() else None
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """What a server has to be.
-
-    Attributes:
-        architectures: One of them is that of its model.
-        vocab_size: Rows of the embedding.
-        context: Tokens of the longest prompt and reply together.
-        probe_ids: Tokens by which it is compared with the learner.
-        tolerance: Largest mean difference of the probe's log-probabilities.
-    """
-
-    architectures: tuple[str, ...]
-    vocab_size: int
-    context: int
-    probe_ids: tuple[int, ...]
-    tolerance: float
-
-    def check(self, info: ServerInfo, url: str, *, only_tensor_parallel: bool) -> None:
-        """Refuse a server that cannot serve the model.
-
-        Args:
-            info: What it says of itself.
-            url: Where it is.
-            only_tensor_parallel: Whether weights reach no other ranks.
-
-        Raises:
-            UserError: It cannot.
-        """
-        found, own = info.architectures or self.architectures, self.architectures
-        vocab_size = info.vocab_size or self.vocab_size
-        version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
-        flaws = {
-            f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
-            "serves no model that generates text": not info.is_generation,
-            f"serves a {', '.join(found)}, and the learner's model is a {', '.join(own)}": (
-                not set(found) & set(own)
-            ),
-            f"serves a vocabulary of {vocab_size} tokens, and the learner's model has "
-            f"{self.vocab_size}": vocab_size != self.vocab_size,
-            f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
-            "a larger --context-length, or a larger cache (--max-total-tokens, "
-            "--mem-fraction-static)": info.context < self.context,
-            "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
-                only_tensor_parallel and info.pp_size * info.dp_size > 1
-            ),
-        }
-        for words, is_so in flaws.items():
-            if is_so:
-                raise UserError(f"rollout.sglang: {url} {words}")
 
 
 @dataclass(frozen=True, slots=True)

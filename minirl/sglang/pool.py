@@ -8,17 +8,13 @@ weights, and taken back. All of this runs in one event loop.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
-import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Hashable, Sequence
+from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, get_args
 
-import numpy as np
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -35,16 +31,17 @@ from minirl.sglang.client import (
     Failure,
     Generated,
     RefusedError,
-    Requirements,
     Server,
     ServerError,
 )
 from minirl.sglang.process import ChildServer
-from minirl.sglang.transfer import Backend
+from minirl.sglang.replica import Buckets, PushedWeights, Replica, Requirements, new_rid
+from minirl.sglang.transfer import Backend, Bucket, Folder
 from minirl.types import Request
 
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_FAILURES = (ServerError, RefusedError)
 # Tries of a request before the run stops.
 _TRIES = 12
 # Health checks that a launched server may keep waiting before it is started anew. One that is
@@ -57,68 +54,6 @@ IN_USE = "sglang/servers"
 OUT_S, PROBE_GAP = "time/sglang_out_s", "sglang/probe_gap"
 
 _log = logging.getLogger(__name__)
-_rid_start, _rids = uuid.uuid4().hex[:12], itertools.count()
-
-
-@dataclass(frozen=True, slots=True)
-class PushedWeights:
-    """Weights of the learner that servers sample with.
-
-    Attributes:
-        name: As servers call them, used once.
-        number: Larger than those of all weights that were pushed earlier.
-        version: As the learner counts them.
-        probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
-    """
-
-    name: str
-    number: int
-    version: int
-    probe: Sequence[float]
-
-
-@dataclass(eq=False)
-class Replica:
-    """A server and what the pool knows of it. To be made in a running event loop.
-
-    Attributes:
-        server: Its endpoints.
-        child: Its process, if this process started it.
-        slots: Requests that it may have at a time.
-        asked: Requests under way, and those that wait for a slot.
-        requests: Of those under way, what can end the waiting.
-        lock: Held while weights are brought to it.
-        left_out: Set while it is not in use.
-        is_waiting: Whether it is left out and well, and waits for the next weights.
-        weights: Last ones that it was compared with.
-        gap: Largest difference to the learner with these.
-        ranks: Tensor-parallel ones.
-    """
-
-    server: Server
-    child: ChildServer | None
-    slots: asyncio.Semaphore
-    asked: int = 0
-    requests: set[asyncio.Timeout] = field(default_factory=set)
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    left_out: asyncio.Event = field(default_factory=asyncio.Event)
-    left_at: float = 0.0
-    is_waiting: bool = False
-    hung_checks: int = 0
-    weights: PushedWeights | None = None
-    gap: float = 0.0
-    ranks: int = 1
-
-    @property
-    def is_used(self) -> bool:
-        """Tell whether it is asked."""
-        return not self.left_out.is_set()
-
-    def give_up_requests(self) -> None:
-        """Let what it was asked fail now, unless it is in use."""
-        for waiting in () if self.is_used else self.requests:
-            if not waiting.expired():
-                waiting.reschedule(0)
 
 
 class Pool:
@@ -138,12 +73,12 @@ class Pool:
         requirements: Requirements,
         transfer: Backend,
     ) -> None:
-        self._config, self._requirements, self._transfer = config, requirements, transfer
-        self._replicas = [
-            Replica(server, child, asyncio.Semaphore(config.parallel)) for server, child in servers
-        ]
+        self._config, self._vocab_size = config, requirements.vocab_size
+        self._replicas = [Replica(*pair, config, requirements, transfer) for pair in servers]
         self._pushed: dict[str, PushedWeights] = {}
         self._weights: PushedWeights | None = None
+        self._stored: Folder | None = None  # what a server that missed them can load
+        self._pushing: dict[asyncio.Task[None], Buckets] = {}
         self._homes: dict[Hashable, Replica] = {}
         self._any_used = asyncio.Event()
         self._any_used.set()
@@ -163,36 +98,40 @@ class Pool:
         for replica in self._replicas:
             self._spawn(self._look_after(replica))
 
-    async def push(self, weights: PushedWeights, buckets: asyncio.Queue[Any]) -> None:
+    async def push(self, weights: PushedWeights, bucket: Folder | Bucket | None) -> None:
         """Bring all servers in use to new weights; those that fail are left out.
+
+        Returns when all have room for the bucket, so that the next can be made while this one is on
+        its way, and after the last when all servers have the weights.
 
         Args:
             weights: Which.
-            buckets: Of the transfer, None after the last. Servers sample until the first is there.
+            bucket: The next one of the transfer; None after the last.
 
         Raises:
             UserError: A server computes something else with them than the learner.
             ServersLostError: No server has taken them.
         """
-        bucket, is_first = await buckets.get(), self._weights is None
-        self._weights = self._pushed[weights.name] = weights
-        queues: dict[asyncio.Task[None], asyncio.Queue[Any]] = {}
-        for replica in self._replicas:
-            if replica.is_used or replica.is_waiting:
-                queue: asyncio.Queue[Any] = asyncio.Queue(1)
-                work = self._push_to(replica, weights, queue, is_first=is_first)
-                queues[asyncio.create_task(work)] = queue
-        try:
-            while True:
-                await asyncio.gather(*(_put(queue, bucket, task) for task, queue in queues.items()))
-                if bucket is None:
-                    break
-                bucket = await buckets.get()
-            await asyncio.gather(*queues)
-        finally:
-            for task in queues:
-                task.cancel()
-        await self._wait_for_any()
+        if weights is not self._weights:
+            is_first = self._weights is None
+            self._weights = self._pushed[weights.name] = weights
+            self._stored = bucket if isinstance(bucket, Folder) else None
+            self._pushing = {}
+            for replica in self._replicas:
+                if replica.is_used or replica.is_waiting:
+                    queue: Buckets = asyncio.Queue(1)
+                    work = self._push_to(replica, weights, queue, is_first=is_first)
+                    self._pushing[asyncio.create_task(work)] = queue
+        handed = (_put(queue, bucket, task) for task, queue in self._pushing.items())
+        await asyncio.gather(*handed)
+        if bucket is None:
+            await asyncio.gather(*self._pushing)
+            await self._wait_for_any()
+
+    async def abandon_push(self) -> None:
+        """Let servers go on with what they have."""
+        for task in self._pushing:
+            task.cancel()
 
     def version_of(self, name: str) -> int:
         """Return the learner's version of weights that were pushed."""
@@ -210,8 +149,8 @@ class Pool:
             ServersLostError: No server is left, or none has answered.
         """
         is_later = episode in self._homes
-        failures = retry_if_exception_type((ServerError, RefusedError))
-        retrying = AsyncRetrying(retry=failures, stop=stop_after_attempt(_TRIES), reraise=True)
+        stop, failures = stop_after_attempt(_TRIES), retry_if_exception_type(_FAILURES)
+        retrying = AsyncRetrying(retry=failures, stop=stop, reraise=True)
         try:
             generated = await retrying(self._try, episode, request, stop_ids)
         except RefusedError as error:
@@ -249,7 +188,7 @@ class Pool:
                 async with replica.slots:
                     if replica.is_used:
                         return await self._ask(replica, request, stop_ids)
-            except (ServerError, RefusedError) as error:
+            except _FAILURES as error:
                 self._homes.pop(episode, None)
                 self._events["retries"] += 1
                 if isinstance(error, ServerError):
@@ -271,7 +210,7 @@ class Pool:
 
     async def _ask(self, replica: Replica, request: Request, stop_ids: Sequence[int]) -> Generated:
         # Newer weights may be on their way: until they are there, these are right.
-        rid, oldest = _new_rid(), replica.weights.number if replica.weights else 0
+        rid, oldest = new_rid(), replica.weights.number if replica.weights else 0
         waiting, generated = asyncio.timeout(None), None
         try:
             async with waiting:
@@ -280,7 +219,7 @@ class Pool:
                     request,
                     rid=rid,
                     stop_ids=stop_ids,
-                    vocab_size=self._requirements.vocab_size,
+                    vocab_size=self._vocab_size,
                     timeout_s=self._config.timeout_s,
                 )
         except TimeoutError:
@@ -307,6 +246,8 @@ class Pool:
             self._any_used.clear()
 
     def _take_back(self, replica: Replica) -> None:
+        if replica.is_used:
+            return
         out_s = time.monotonic() - replica.left_at
         replica.left_out.clear()
         self._any_used.set()
@@ -322,28 +263,28 @@ class Pool:
             self._last_problem = f"{replica.server.url}: {state.outcome.exception()}"
             replica.give_up_requests()
 
-        failures = retry_if_exception_type((ServerError, RefusedError, UserError, OSError))
-        wait = wait_exponential(multiplier=2 * _FIRST_PAUSE_S, max=_LONGEST_PAUSE_S)
-        retrying = AsyncRetrying(retry=failures, wait=wait, before_sleep=note)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type((*_FAILURES, UserError, OSError)),
+            wait=wait_exponential(multiplier=2 * _FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
+            before_sleep=note,
+        )
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_HEARTBEAT_S):
                     await replica.left_out.wait()
-            if replica.is_used:
-                await self._check_heartbeat(replica)
-            else:
+            if not replica.is_used:
                 await asyncio.sleep(_FIRST_PAUSE_S)
-                if not replica.is_waiting:
-                    await retrying(self._bring_back, replica)
+            if not replica.is_used and not replica.is_waiting:
+                await retrying(self._bring_back, replica)
+            elif replica.requests and not replica.lock.locked():
+                await self._check_heartbeat(replica)
 
     async def _check_heartbeat(self, replica: Replica) -> None:
         """Notice that a server hangs: requests to it would wait for their own deadline."""
-        if not replica.requests or replica.lock.locked():
-            return
         try:
-            await replica.server.check_health(timeout_s=self._config.health_s)
-        except (ServerError, RefusedError) as error:
-            if replica.is_used and not replica.lock.locked():
+            await replica.check_health()
+        except _FAILURES as error:
+            if not replica.lock.locked():
                 self._leave_out(replica, ServerError("hung", f"is not well: {error}"))
                 replica.give_up_requests()
 
@@ -357,22 +298,26 @@ class Pool:
         async with replica.lock:
             begun = time.monotonic()
             try:
-                await self._check_ready(replica)
+                await replica.check_ready()
             except ServerError:
                 at_once_s = min(_AT_ONCE_S, self._config.health_s / 2)
                 replica.hung_checks += time.monotonic() - begun > at_once_s
                 raise
             replica.hung_checks = 0
-            weights = self._weights
-            if weights is not None and not await self._has(replica, weights):
-                stored = self._transfer.stored(weights.name)
+            weights, stored = self._weights, self._stored
+            assert weights is not None  # before the first push no server is left out
+            try:
+                await replica.compare(weights)
+            except ServerError as error:
+                if error.kind != "stale":
+                    raise
                 if stored is None:
                     replica.is_waiting = True
                     return
-                queue: asyncio.Queue[Any] = asyncio.Queue()
+                buckets: Buckets = asyncio.Queue()
                 for bucket in (stored, None):
-                    queue.put_nowait(bucket)
-                await self._load(replica, weights, queue)
+                    buckets.put_nowait(bucket)
+                await replica.load(weights, buckets)
             if weights is not self._weights:
                 raise ServerError("stale", "newer weights came meanwhile")
         self._take_back(replica)
@@ -383,7 +328,7 @@ class Pool:
         async def check() -> None:
             if child is not None and not child.is_running:
                 raise UserError(f"rollout.sglang.launch: a server ended: {child.log_tail()}")
-            await self._check_ready(replica)
+            await replica.check_ready()
 
         failures = retry_if_exception_type(ServerError)
         stop, wait = stop_after_delay(start_s), wait_fixed(_FIRST_PAUSE_S)
@@ -398,93 +343,34 @@ class Pool:
                 f"{advice}"
             ) from None
 
-    async def _check_ready(self, replica: Replica) -> None:
-        """See that a server samples, also if a run that was killed left it paused, and what."""
-        server, is_limited = replica.server, self._transfer.only_tensor_parallel
-        await server.resume()
-        await server.check_health(timeout_s=self._config.health_s)
-        info = await server.info()
-        self._requirements.check(info, server.url, only_tensor_parallel=is_limited)
-        replica.ranks = info.tp_size
-
     async def _push_to(
         self,
         replica: Replica,
         weights: PushedWeights,
-        buckets: asyncio.Queue[Any],
+        buckets: Buckets,
         *,
         is_first: bool,
     ) -> None:
         """Bring a server to the current weights; leave it out if it does not take them."""
-        was_used, replica.is_waiting = replica.is_used, False
+        replica.is_waiting = False
         try:
             async with replica.lock:
-                await self._load(replica, weights, buckets)
-            if not was_used:
-                self._take_back(replica)
-        except (ServerError, RefusedError) as error:
+                await replica.load(weights, buckets)
+            self._take_back(replica)
+        except _FAILURES as error:
             if isinstance(error, RefusedError):
                 error = ServerError("status", str(error))
                 if is_first:
                     raise UserError(
                         f"{replica.server.url} does not take the learner's weights ({error}); it "
-                        f"has to serve the same model, and to {self._transfer.advice}"
+                        "has to serve the same model, and to see rollout.sglang.weights at the "
+                        "same path (push=disk) or to reach this host (push=nccl)"
                     ) from None
             if error.kind == "differs":
                 raise UserError(f"{replica.server.url}: {error}") from None
             self._leave_out(replica, error)
             # Nobody knows what it samples with now.
             replica.give_up_requests()
-
-    async def _load(
-        self, replica: Replica, weights: PushedWeights, buckets: asyncio.Queue[Any]
-    ) -> None:
-        """Bring weights to a server, and compare it with the learner.
-
-        Raises:
-            ServerError: It does not take them, or computes something else with them.
-            RefusedError: It will never take them.
-        """
-        server, timeout_s = replica.server, self._config.push_s
-        stream = _until_none(await buckets.get(), buckets)
-        async with server.paused():
-            await self._transfer.send(
-                server, weights.name, stream, ranks=replica.ranks, timeout_s=timeout_s
-            )
-        await self._compare(replica, weights)
-
-    async def _has(self, replica: Replica, weights: PushedWeights) -> bool:
-        """Tell whether a server has these weights: one that failed may have missed none."""
-        try:
-            await self._compare(replica, weights)
-        except ServerError as error:
-            if error.kind != "stale":
-                raise
-            return False
-        return True
-
-    async def _compare(self, replica: Replica, weights: PushedWeights) -> None:
-        """See that a server computes what the learner does with these weights.
-
-        Raises:
-            ServerError: It has others, or computes something else.
-            RefusedError: It does not take the probe.
-        """
-        ids, tolerance = self._requirements.probe_ids, self._requirements.tolerance
-        timeout_s = self._config.push_s
-        values, name = await replica.server.score(ids, rid=_new_rid(), timeout_s=timeout_s)
-        if name != weights.name:
-            raise ServerError("stale", f"has weights {name}, not {weights.name}")
-        probe = np.asarray(weights.probe)
-        gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        replica.gap = max(gap, replica.gap if replica.weights is weights else 0.0)
-        replica.weights = weights
-        if not gap <= tolerance:
-            raise ServerError(
-                "differs",
-                f"log-probabilities of a probe differ from the learner's by {gap:.3g} on average, "
-                f"with the same weights; rollout.sglang.tolerance is {tolerance:g}",
-            )
 
     async def _wait_for_any(self) -> None:
         try:
@@ -498,27 +384,12 @@ class Pool:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            _log.error("a fault of ours", exc_info=task.exception())
+        self._tasks.add(task)  # the loop itself keeps no reference
+        task.add_done_callback(self._tasks.discard)
 
 
-def _new_rid() -> str:
-    return f"minirl-{_rid_start}-{next(_rids)}"
-
-
-async def _put(queue: asyncio.Queue[Any], bucket: Any, task: asyncio.Task[None]) -> None:
+async def _put(queue: Buckets, bucket: Any, task: asyncio.Task[None]) -> None:
     """Hand over a bucket, unless the task that would take it has ended."""
     putting = asyncio.ensure_future(queue.put(bucket))
     await asyncio.wait({putting, task}, return_when=asyncio.FIRST_COMPLETED)
     putting.cancel()
-
-
-async def _until_none(bucket: Any, buckets: asyncio.Queue[Any]) -> AsyncIterator[Any]:
-    while bucket is not None:
-        yield bucket
-        bucket = await buckets.get()

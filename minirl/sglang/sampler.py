@@ -14,7 +14,7 @@ import resource
 import uuid
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -36,9 +36,10 @@ from minirl.rules import check_installed
 from minirl.run import distributed, preemption
 from minirl.run.reading import read_json
 from minirl.sglang import process
-from minirl.sglang.client import Generated, Requirements, Server, make_session
-from minirl.sglang.pool import Pool, PushedWeights
+from minirl.sglang.client import Generated, Server, make_session
+from minirl.sglang.pool import Pool
 from minirl.sglang.process import ChildServer
+from minirl.sglang.replica import PushedWeights, Requirements
 from minirl.sglang.transfer import BACKENDS, remove_versions, version_folder
 from minirl.types import Reply, Request, Tokenizer
 
@@ -112,6 +113,7 @@ class Servers:
             context=context,
             probe_ids=tuple(probe_ids[: max(context - 1, _PROBE_PROMPT + 1)].tolist()),
             tolerance=config.tolerance or _TOLERANCE[dtype],
+            is_one_group=config.push == "nccl",
         )
         self.pool: Pool
         self.pushed: tuple[int, ref[Any]] | None = None
@@ -154,7 +156,12 @@ class Servers:
             Preempted: A signal came; the work is abandoned.
         """
         future = self.start(work)
-        _wait(future)
+        while not wait([future], preemption.LOOK_S).done:
+            try:
+                preemption.check()
+            except BaseException:
+                future.cancel()
+                raise
         return future.result()
 
     def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> tuple[int, float]:
@@ -172,28 +179,23 @@ class Servers:
             ServersLostError: No server took them.
             Preempted: A signal came; the work is abandoned.
         """
-        size, made_s = 0, 0.0
-        queued: asyncio.Queue[Any] = asyncio.Queue(1)
-        pushed = self.start(self.pool.push(weights, queued))
 
         def hand_over(bucket: Any) -> None:
-            _wait(self.start(queued.put(bucket)), pushed)
-            if bucket is None or pushed.done():
-                _wait(pushed)
-                pushed.result()
+            self.run(self.pool.push(weights, bucket))
 
+        size, made_s = 0, 0.0
         try:
-            is_over = False
-            while not is_over:
+            while True:
                 begun = perf_counter()
                 bucket = next(buckets, None)
                 made_s += perf_counter() - begun
-                is_over = bucket is None
-                size += 0 if bucket is None else bucket.nbytes
                 distributed.gather(partial(hand_over, bucket))
-        finally:
-            pushed.cancel()
-        return size, made_s
+                if bucket is None:
+                    return size, made_s
+                size += bucket.nbytes
+        except BaseException:
+            self.start(self.pool.abandon_push())
+            raise
 
     async def _open(self, children: Sequence[ChildServer]) -> None:
         config, here = self._config, jax.process_index()
@@ -224,21 +226,6 @@ class Servers:
         thread.join(_CLOSE_S)
         self._loop.close()
         remove_versions(self.place)
-
-
-def _wait(*futures: Future[Any]) -> None:
-    """Wait until one of these is done; give all up when a signal comes.
-
-    Raises:
-        Preempted: It came.
-    """
-    while not wait(futures, preemption.LOOK_S, FIRST_COMPLETED).done:
-        try:
-            preemption.check()
-        except BaseException:
-            for future in futures:
-                future.cancel()
-            raise
 
 
 def _allow_connections(count: int) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import jax
@@ -72,19 +72,12 @@ class Bucket:
 class Disk:
     """A folder of safetensors that servers see at the same path as the learner."""
 
-    only_tensor_parallel: ClassVar = False
-    advice: ClassVar = "see rollout.sglang.weights at the same path"
-
     def __init__(self, place: Path, dtype: str) -> None:
         self._place, self._dtype = place, dtype
 
     def buckets(self, params: nnx.State, name: str) -> Iterator[Folder]:
         """Write the folder; all processes have to ask."""
         yield write_version(self._place, name, params, dtype=self._dtype)
-
-    def stored(self, name: str) -> Folder | None:
-        """Return what a server can load that missed these weights."""
-        return Folder(version_folder(self._place, name))
 
     async def send(
         self,
@@ -109,9 +102,6 @@ class Nccl:
     broadcast, does nothing to the others.
     """
 
-    only_tensor_parallel: ClassVar = True
-    advice: ClassVar = "reach this host"
-
     def __init__(self, place: Path, dtype: str) -> None:
         del place
         self._dtype = dtype
@@ -120,10 +110,6 @@ class Nccl:
         """Collect the tensors, some at a time; all processes have to ask."""
         del name
         return bucketed(whole_tensors(params, self._dtype), max_bytes=_BUCKET_BYTES)
-
-    def stored(self, name: str) -> Folder | None:
-        """Return None: a server that missed weights waits for the next ones."""
-        del name
 
     async def send(
         self,

@@ -12,7 +12,7 @@ import pytest
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.sglang.pool import PushedWeights
+from minirl.sglang.replica import PushedWeights
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.sglang.transfer import Folder
 from minirl.types import Decoding, Request
@@ -459,7 +459,7 @@ def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serv
 def test_a_request_that_all_refuse_stops_the_run(fakes, serve):
     servers = serve(fakes)
     for fake in fakes:
-        fake.faults["/generate"] = [400] * 9
+        fake.faults["/generate"] = [400] * 99
     with pytest.raises(UserError, match="servers refuse this request"):
         ask(servers)
     assert numbers_are(servers, servers=2, left_out=0)

@@ -1,0 +1,200 @@
+"""One of several SGLang servers: what it has to be, its state, and how it comes to new weights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from minirl.config import SglangConfig
+from minirl.errors import UserError
+from minirl.sglang.client import TESTED, Server, ServerError, ServerInfo
+from minirl.sglang.process import ChildServer
+from minirl.sglang.transfer import Backend
+
+# Of a push, in order; None after the last.
+Buckets = asyncio.Queue[Any]
+_OLDEST = (0, 5)
+_rid_start, _rids = uuid.uuid4().hex[:12], itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a server has to be.
+
+    Attributes:
+        architectures: One of them is that of its model.
+        vocab_size: Rows of the embedding.
+        context: Tokens of the longest prompt and reply together.
+        probe_ids: Tokens by which it is compared with the learner.
+        tolerance: Largest mean difference of the probe's log-probabilities.
+        is_one_group: Whether new weights reach the ranks of one tensor-parallel group alone.
+    """
+
+    architectures: tuple[str, ...]
+    vocab_size: int
+    context: int
+    probe_ids: tuple[int, ...]
+    tolerance: float
+    is_one_group: bool
+
+    def check(self, info: ServerInfo, url: str) -> None:
+        """Refuse a server that cannot serve the model.
+
+        Raises:
+            UserError: It cannot.
+        """
+        found, own = info.architectures or self.architectures, self.architectures
+        vocab_size = info.vocab_size or self.vocab_size
+        version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
+        flaws = {
+            f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
+            "serves no model that generates text": not info.is_generation,
+            f"serves a {', '.join(found)}, and the learner's model is a {', '.join(own)}": (
+                not set(found) & set(own)
+            ),
+            f"serves a vocabulary of {vocab_size} tokens, and the learner's model has "
+            f"{self.vocab_size}": vocab_size != self.vocab_size,
+            f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
+            "a larger --context-length, or a larger cache (--max-total-tokens, "
+            "--mem-fraction-static)": info.context < self.context,
+            "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
+                self.is_one_group and info.pp_size * info.dp_size > 1
+            ),
+        }
+        for words, is_so in flaws.items():
+            if is_so:
+                raise UserError(f"rollout.sglang: {url} {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class PushedWeights:
+    """Weights of the learner that servers sample with.
+
+    Attributes:
+        name: As servers call them, used once.
+        number: Larger than those of all weights that were pushed earlier.
+        version: As the learner counts them.
+        probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
+    """
+
+    name: str
+    number: int
+    version: int
+    probe: Sequence[float]
+
+
+@dataclass(eq=False)
+class Replica:
+    """A server and what the pool knows of it. To be made in a running event loop.
+
+    Methods that ask the server raise as those of `Server` do.
+
+    Attributes:
+        server: Its endpoints.
+        child: Its process, if this process started it.
+        config: Deadlines, and how many requests it may have at a time.
+        requirements: What it has to be.
+        transfer: How weights come to it.
+        asked: Requests under way, and those that wait for one of the `slots`.
+        requests: Of those under way, what can end the waiting.
+        lock: Held while weights are brought to it.
+        left_out: Set while it is not in use.
+        is_waiting: Whether it is left out and well, and waits for the next weights.
+        weights: Last ones that it was compared with.
+        gap: Largest difference to the learner with these.
+    """
+
+    server: Server
+    child: ChildServer | None
+    config: SglangConfig
+    requirements: Requirements
+    transfer: Backend
+    asked: int = 0
+    requests: set[asyncio.Timeout] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    left_out: asyncio.Event = field(default_factory=asyncio.Event)
+    left_at: float = 0.0
+    is_waiting: bool = False
+    hung_checks: int = 0
+    weights: PushedWeights | None = None
+    gap: float = 0.0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.config.parallel)
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether it is asked."""
+        return not self.left_out.is_set()
+
+    def give_up_requests(self) -> None:
+        """Let what it was asked fail now, unless it is in use."""
+        for waiting in () if self.is_used else self.requests:
+            if not waiting.expired():
+                waiting.reschedule(0)
+
+    async def check_health(self) -> None:
+        """See that it samples."""
+        await self.server.check_health(timeout_s=self.config.health_s)
+
+    async def check_ready(self) -> None:
+        """See that it samples, also if a run that was killed left it paused, and what.
+
+        Raises:
+            UserError: Another model, or too little of it.
+        """
+        await self.server.resume()
+        await self.check_health()
+        info = await self.server.info()
+        self.requirements.check(info, self.server.url)
+        self.ranks = info.tp_size
+
+    async def load(self, weights: PushedWeights, buckets: Buckets) -> None:
+        """Bring it to these weights, and compare it with the learner.
+
+        Args:
+            weights: Which.
+            buckets: Of the transfer. It samples until the first is there.
+        """
+        stream = _until_none(await buckets.get(), buckets)
+        timeout_s = self.config.push_s
+        async with self.server.paused():
+            await self.transfer.send(
+                self.server, weights.name, stream, ranks=self.ranks, timeout_s=timeout_s
+            )
+        await self.compare(weights)
+
+    async def compare(self, weights: PushedWeights) -> None:
+        """See that it computes what the learner does with these weights."""
+        ids, tolerance = self.requirements.probe_ids, self.requirements.tolerance
+        values, name = await self.server.score(ids, rid=new_rid(), timeout_s=self.config.push_s)
+        if name != weights.name:
+            raise ServerError("stale", f"has weights {name}, not {weights.name}")
+        probe = np.asarray(weights.probe)
+        gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
+        self.gap = max(gap, self.gap if self.weights is weights else 0.0)
+        self.weights = weights
+        if not gap <= tolerance:
+            raise ServerError(
+                "differs",
+                f"log-probabilities of a probe differ from the learner's by {gap:.3g} on average, "
+                f"with the same weights; rollout.sglang.tolerance is {tolerance:g}",
+            )
+
+
+def new_rid() -> str:
+    """Return a name that no other request has."""
+    return f"minirl-{_rid_start}-{next(_rids)}"
+
+
+async def _until_none(bucket: Any, buckets: Buckets) -> AsyncIterator[Any]:
+    while bucket is not None:
+        yield bucket
+        bucket = await buckets.get()
