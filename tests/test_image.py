@@ -11,11 +11,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from minirl.sglang.client import TESTED
 
 from launch import cli
 from launch.config import load_config
 from minirl.config import SGLANG_PYTHON
+from minirl.sglang.client import TESTED
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("tpu", "gpu", "cpu")

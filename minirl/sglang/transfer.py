@@ -33,7 +33,7 @@ from minirl.model.layout import Tensor, file_tensors
 from minirl.model.sharding import param_path
 from minirl.model.shards import total_bytes, write_file
 from minirl.run import distributed
-from minirl.run.files import SINGLE, appearing, sync
+from minirl.run.files import SINGLE, sync
 from minirl.sglang.client import RefusedError, Server, ServerError
 
 _VERSION = "version-"
@@ -283,10 +283,16 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> F
         OSError: They cannot be written.
     """
     shapes, folder = tensor_shapes(params), version_folder(place, name)
+    new = folder.with_name(f"{folder.name}.new")
     process, processes = jax.process_index(), distributed.count()
     own = {tensor: shapes[tensor] for tensor in list(shapes)[process::processes]}
+    path = new / (SINGLE if processes == 1 else f"model-{process:05}.safetensors")
 
-    def write_own(path: Path) -> None:
+    def begin() -> None:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+
+    def write_own() -> None:
         tensors = whole_tensors(params, dtype)
         try:
             arrays = (np.asarray(array) for tensor, array in tensors if tensor in own)
@@ -297,10 +303,14 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> F
             for _ in tensors:
                 pass
 
-    with distributed.held_by_first(appearing(folder)) as new:
-        path = new / (SINGLE if processes == 1 else f"model-{process:05}.safetensors")
-        distributed.gather(lambda: write_own(path))
-    distributed.check()  # the first process has renamed the folder
+    def end() -> None:
+        sync(new)
+        new.rename(folder)
+        sync(place)
+
+    distributed.from_first(begin)
+    distributed.gather(write_own)
+    distributed.from_first(end)
     return Folder(folder, total_bytes(shapes, dtype))
 
 
@@ -310,8 +320,8 @@ def version_folder(place: Path, name: str) -> Path:
 
 
 def remove_versions(place: Path, *, but: Path | None = None) -> None:
-    """Remove the folders of all versions but one, and what a kill left of any."""
-    for folder in place.glob(f"*{_VERSION}*") if distributed.is_first() else ():
+    """Remove the folders of all versions but one, also those that a kill left half written."""
+    for folder in place.glob(f"{_VERSION}*") if distributed.is_first() else ():
         if folder != but:
             shutil.rmtree(folder, ignore_errors=True)
 
