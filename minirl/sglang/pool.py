@@ -344,12 +344,7 @@ class Pool:
             ) from None
 
     async def _push_to(
-        self,
-        replica: Replica,
-        weights: PushedWeights,
-        buckets: Buckets,
-        *,
-        is_first: bool,
+        self, replica: Replica, weights: PushedWeights, buckets: Buckets, *, is_first: bool
     ) -> None:
         """Bring a server to the current weights; leave it out if it does not take them."""
         replica.is_waiting = False

@@ -117,6 +117,8 @@ def launch(
         logs: Folder of their logs.
         first: Number of the first server among those of all processes of the run.
     """
+    if not config.launch:
+        return []
     python = shutil.which(config.interpreter)
     assert python is not None  # the settings were checked
     logs.mkdir(parents=True, exist_ok=True)

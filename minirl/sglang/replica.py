@@ -157,11 +157,8 @@ class Replica:
         self.ranks = info.tp_size
 
     async def load(self, weights: PushedWeights, buckets: Buckets) -> None:
-        """Bring it to these weights, and compare it with the learner.
-
-        Args:
-            weights: Which.
-            buckets: Of the transfer. It samples until the first is there.
+        """Bring it to these weights, and compare it with the learner; it samples until the first
+        bucket is there.
         """
         stream = _until_none(await buckets.get(), buckets)
         timeout_s = self.config.push_s

@@ -88,7 +88,7 @@ class Disk:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Let a paused server load the folder; see `Nccl.send`."""
+        """Let a paused server load the folder; raises as `Server` does."""
         del ranks
         async for folder in buckets:
             body = {"model_path": str(folder.path), "weight_version": name, "flush_cache": True}
@@ -120,18 +120,8 @@ class Nccl:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Bring buckets to a paused server.
-
-        Args:
-            server: It.
-            name: Of the weights.
-            buckets: In the order in which they were made.
-            ranks: Tensor-parallel ranks of the server.
-            timeout_s: Longest wait for one bucket.
-
-        Raises:
-            ServerError: It did not take them.
-            RefusedError: It never will.
+        """Broadcast buckets, in their order, to a paused server of so many tensor-parallel ranks,
+        each within the time-out; raises as `Server` does.
         """
         try:
             address = await asyncio.to_thread(_own_address, server.url)
@@ -178,8 +168,8 @@ BACKENDS: dict[str, type[Backend]] = {"disk": Disk, "nccl": Nccl}
 class Group:
     """A PyTorch process group: this process as rank 0, and the ranks of one server.
 
-    It is apart from PyTorch's global groups. The prefixes of its store are those of SGLang's
-    `init_custom_process_group` (0.5.23). NCCL has run on no GPU yet; Gloo is tested.
+    The prefixes of its store are those of SGLang's `init_custom_process_group` (0.5.23). NCCL has
+    run on no GPU yet; Gloo is tested.
 
     Args:
         ranks: Of the server.
@@ -269,15 +259,10 @@ def bucketed(tensors: Iterable[tuple[str, jax.Array]], *, max_bytes: int) -> Ite
 
 
 def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Folder:
-    """Write all weights of a model as safetensors; all processes have to ask.
+    """Write all weights of a model, split over devices in any way; all processes have to ask.
 
-    Each process writes a file of its share of the tensors. The folder appears when all are whole.
-
-    Args:
-        place: Folder of all versions, seen by all processes.
-        name: Of this version.
-        params: The weights, split over devices in any way.
-        dtype: What they are converted to.
+    Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
+    has its name when all are whole.
 
     Raises:
         OSError: They cannot be written.
@@ -363,12 +348,7 @@ def _gather(tensor: Tensor, dtype: Any, place: Sharding) -> Callable[..., jax.Ar
 async def _together(
     server: Server, path: str, body: dict[str, Any], work: Callable[[], None], *, timeout_s: float
 ) -> None:
-    """Let a server and this process do their parts of a collective operation.
-
-    Raises:
-        ServerError: One of them did not.
-        RefusedError: The server will not.
-    """
+    """Let a server and this process do their parts of a collective operation."""
     asked = asyncio.ensure_future(server.post(path, body, timeout_s=timeout_s))
     try:
         async with asyncio.timeout(timeout_s):
