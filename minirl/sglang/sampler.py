@@ -204,6 +204,7 @@ class Servers:
         urls = config.urls[here % shares :: shares]
         _allow_connections(len(children or urls) * config.parallel)
         session = self._session = make_session()
+        servers: list[tuple[Server, ChildServer | None]]
         servers = [(Server(child.url, session), child) for child in children]
         servers += [(Server(url, session), None) for url in urls]
         self.pool = Pool(servers, config, self.requirements, self.transfer)

@@ -331,7 +331,7 @@ IMPOSSIBLE = {
 def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy, name):
     ids, tokens, words = IMPOSSIBLE[name]
     servers = serve(fakes)
-    sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: [])
+    sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: np.zeros(0))
     for fake in fakes:
         fake.bodies.clear()
     with pytest.raises(ValueError, match=f"episode 7: .*{words}"):

@@ -141,7 +141,7 @@ def test_tensors_have_the_type_that_servers_compute_in(toy):
 
 def test_buckets_are_bounded_and_in_order():
     sizes = [3, 4, 20, 1, 1, 8, 2]
-    tensors = [(str(n), np.zeros(size, np.uint8)) for n, size in enumerate(sizes)]
+    tensors = [(str(n), jnp.zeros(size, jnp.uint8)) for n, size in enumerate(sizes)]
     found = list(bucketed(tensors, max_bytes=10))
     assert [[name for name, _ in one.tensors] for one in found] == [
         ["0", "1"], ["2"], ["3", "4", "5"], ["6"],
