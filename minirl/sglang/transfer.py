@@ -224,7 +224,8 @@ class Group:
 
         convert = torch.from_dlpack if self.backend == "nccl" else host_tensor
         tensors = [convert(array) for array in arrays]
-        works = [self._group.broadcast(tensor, 0) for tensor in tensors]
+        options = torch.distributed.BroadcastOptions()
+        works = [self._group.broadcast([tensor], options) for tensor in tensors]
         for work in works:
             work.wait()
         if self.backend == "nccl":
