@@ -1,6 +1,6 @@
 """A server of canned bytes that speaks as SGLang does: for measuring clients, never the server.
 
-    python benchmarks/_scripted_server.py ANSWER_S VOCAB_SIZE ID,ID,...
+    python benchmarks/_scripted_server.py ANSWER_S ID,ID,...
 
 Prints its port. Every reply is the ids given here, some time after its request; requests are not
 parsed but looked through. Nothing is checked.
@@ -16,8 +16,6 @@ import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 
-from minirl.sglang.client import NEEDED
-
 _PUSH = "/update_weights_from_disk"
 _RID = re.compile(rb'"rid": ?"([^"]*)"')
 _IDS = re.compile(rb'"input_ids": ?\[([^\]]*)\]')
@@ -25,9 +23,9 @@ _VERSION = re.compile(rb'"weight_version": ?"([^"]*)"')
 
 
 @contextmanager
-def scripted(answer_s: float, vocab_size: int, ids: Iterable[int]) -> Generator[str]:
+def scripted(answer_s: float, ids: Iterable[int]) -> Generator[str]:
     """Serve in a process of its own until the block ends; give the address."""
-    line = [sys.executable, __file__, str(answer_s), str(vocab_size), ",".join(map(str, ids))]
+    line = [sys.executable, __file__, str(answer_s), ",".join(map(str, ids))]
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -39,7 +37,7 @@ def scripted(answer_s: float, vocab_size: int, ids: Iterable[int]) -> Generator[
 class Scripted(asyncio.Protocol):
     """One connection."""
 
-    answer_s, vocab_size = 0.05, 0
+    answer_s = 0.05
     version = b"default"
     template = b""
     replies = connections = most_connections = at_once = most_at_once = 0
@@ -67,10 +65,7 @@ class Scripted(asyncio.Protocol):
             self._answer(path, body)
 
     def _answer(self, path: str, body: bytes) -> None:
-        if path == "/generate" and b"token_ids_logprob" in body:
-            words = f"valid range is [0, {self.vocab_size})"
-            self._send(json.dumps({"error": words}).encode(), b"400 Bad Request")
-        elif path == "/generate" and b'"max_new_tokens": 0' in body.replace(b":0", b": 0"):
+        if path == "/generate" and b'"max_new_tokens": 0' in body.replace(b":0", b": 0"):
             self._send(self._score(body))
         elif path == "/generate":
             Scripted.at_once += 1
@@ -89,7 +84,6 @@ class Scripted(asyncio.Protocol):
 
     def _canned(self, path: str) -> bytes:
         told = {
-            "/openapi.json": {"paths": {path: {} for path in (*NEEDED, _PUSH)}},
             "/model_info": {"is_generation": True, "weight_version": self.version.decode()},
             "/server_info": {"version": "0.5.23"},
             "/v1/models": {"data": [{"max_model_len": 1 << 20}]},
@@ -118,10 +112,12 @@ class Scripted(asyncio.Protocol):
         count = ids[1].count(b",") + 1
         return self.template % (rid[1], count, self.version, count - 1)
 
-    def _send(self, body: bytes, status: bytes = b"200 OK") -> None:
+    def _send(self, body: bytes) -> None:
         if not self._transport.is_closing():
-            head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-            self._transport.write(head % (status, len(body)) + body)
+            head = (
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            )
+            self._transport.write(head % len(body) + body)
 
 
 def _template(ids: tuple[int, ...]) -> bytes:
@@ -143,6 +139,6 @@ async def _serve() -> None:
 
 
 if __name__ == "__main__":
-    Scripted.answer_s, Scripted.vocab_size = float(sys.argv[1]), int(sys.argv[2])
-    Scripted.template = _template(tuple(map(int, sys.argv[3].split(","))))
+    Scripted.answer_s = float(sys.argv[1])
+    Scripted.template = _template(tuple(map(int, sys.argv[2].split(","))))
     asyncio.run(_serve())

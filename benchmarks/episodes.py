@@ -41,7 +41,7 @@ from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.sample.samplers import make_sampler
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 from minirl.types import Trajectory
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Episode, Example, Message, Observation, Table
@@ -173,10 +173,7 @@ def bench(name: str, options: argparse.Namespace, folder: Path) -> Generator[Ben
         make_tiny(folder / "model", [*texts, *[REPLY] * 50], TinyConfig(), 0)
         model, tokenizer = huggingface.load(folder / "model"), ChatTokenizer(folder / "model")
         reply = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
-        urls = [
-            stack.enter_context(scripted(options.answer_s, model.config.vocab_size, reply))
-            for _ in range(SERVERS)
-        ]
+        urls = [stack.enter_context(scripted(options.answer_s, reply)) for _ in range(SERVERS)]
         servers = stack.enter_context(
             Servers(
                 SglangConfig(urls=tuple(urls), tolerance=1e9),

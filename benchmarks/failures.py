@@ -31,8 +31,8 @@ import numpy as np
 
 from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
 from benchmarks._served import machine, make_parser
-from minirl.sglang import processes
-from minirl.sglang.processes import Child
+from minirl.sglang import process
+from minirl.sglang.process import ChildServer
 from minirl.types import Trajectory
 from tests.launch.sglang_rounds import (
     TURNS,
@@ -45,6 +45,7 @@ from tests.launch.sglang_rounds import (
     tokens,
 )
 
+_launch = process.launch
 # Replies of a round before the fault, and how long answers are spoilt.
 BEFORE, SPOILT_S = 20, 4.0
 # Longest wait for a server to be taken back.
@@ -55,7 +56,7 @@ MEASURED = {"sglang/servers", "sglang/probe_gap", "sglang/cached_share", "sglang
 
 
 class Told(logging.Handler):
-    """Keeps what the fleet says of its servers, and when."""
+    """Keeps what the pool says of its servers, and when."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,13 +74,13 @@ class Machine:
 
     def __init__(self, models: Sequence[Path]) -> None:
         self.models = models
-        self.children: list[Child] = []
+        self.children: list[ChildServer] = []
         self.addresses: list[str] = []
         self.proxies: list[Proxy] = []
 
-    def launch(self, *arguments: Any, **settings: Any) -> list[Child]:
+    def launch(self, *arguments: Any, **settings: Any) -> list[ChildServer]:
         """Start servers as a job does, and put a proxy before each."""
-        self.children = processes.launch(*arguments, **settings)
+        self.children = _launch(*arguments, **settings)
         for child in self.children:
             self.addresses.append(child.url)
             self.proxies.append(Proxy(child.url))
@@ -88,14 +89,14 @@ class Machine:
 
     def send(self, number: int, *, to: str, server: int = 0) -> None:
         """Send a signal to those processes of a server whose title has these words."""
-        process = self.children[server]._process
-        assert process is not None
-        for pid, title in session(child_of(process.pid)).items():
+        watchdog = self.children[server]._watchdog
+        assert watchdog is not None
+        for pid, title in session(child_of(watchdog.pid)).items():
             if to in title:
                 os.kill(pid, number)
 
     def restart(self) -> None:
-        """Start a server anew, as somebody else would: the fleet knows nothing of it."""
+        """Start a server anew, as somebody else would: the pool knows nothing of it."""
         self.children[0].start()
 
     def load_others(self) -> None:
@@ -207,7 +208,7 @@ def main() -> None:
         servers = Machine(models)
         config = launched(options.python, timeout_s=60.0)
         with (
-            mock.patch("minirl.sglang.servers.launch", servers.launch),
+            mock.patch.object(process, "launch", servers.launch),
             serving(config, models, place) as served,
         ):
             served.push(OLD)

@@ -38,7 +38,7 @@ REPLY = (*range(200, 248), 2)
 
 def train(answer_s: float, lag: int, steps: int, folder: Path) -> dict[str, float]:
     """Return the median seconds of what a step does."""
-    with scripted(answer_s, 2048, REPLY) as url:
+    with scripted(answer_s, REPLY) as url:
         line = [sys.executable, "-m", "launch.train", "--accel", "cpu", "--cfg"]
         line += ["progress-demo.yaml", *SETTINGS, f"rollout.lag={lag}", f"train.steps={steps}"]
         line += [f'rollout.sglang.urls=["{url}"]', f"run.dir={folder}"]

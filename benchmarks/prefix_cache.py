@@ -4,9 +4,8 @@
 
 Two real SGLang servers on this machine's CPU; episodes of several turns with first prompts of some
 hundred tokens that share nothing. Sticky: an episode stays at its server, as always. Not sticky:
-each turn goes where least is asked (the fleet is made to forget, for this measurement). Router:
-SGLang's own, with its own policy, where `--router` names an interpreter that has it. Prints a JSON
-object: for each the cached share of the prompt tokens of second and later turns.
+each turn goes where least is asked (the pool is made to forget, for this measurement). Prints a
+JSON object: for each the cached share of the prompt tokens of second and later turns.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import Any
 
 from benchmarks._served import machine, make_parser
 from minirl.config import SglangConfig
-from minirl.sglang.pool import Fleet
+from minirl.sglang.pool import Pool
 from tests.launch.sglang_rounds import TURNS, Served, make_models, questions, serving
-from tests.launch.sglang_server import route, serve
+from tests.launch.sglang_server import serve
 
 
 class Forgetful(dict):
@@ -36,30 +35,30 @@ class Forgetful(dict):
 
 
 @contextmanager
-def counted(fleet: Fleet) -> Generator[Counter[str]]:
+def counted(pool: Pool) -> Generator[Counter[str]]:
     """Add up prompt tokens of later turns, and those of them that were cached."""
     found: Counter[str] = Counter()
     turns: Counter[Any] = Counter()
-    sample = fleet.sample
+    sample = pool.sample
 
-    async def counting(episode: Any, wish: Any) -> Any:
-        sampled = await sample(episode, wish)
+    async def counting(episode: Any, request: Any, stop_ids: Any) -> Any:
+        sampled = await sample(episode, request, stop_ids)
         turns[episode] += 1
         if turns[episode] > 1:
-            found["tokens"] += len(wish.ids)
+            found["tokens"] += len(request.ids)
             found["cached"] += sampled.cached
         return sampled
 
-    fleet.sample = counting
+    pool.sample = counting
     yield found
-    fleet.sample = sample
+    pool.sample = sample
 
 
 def measure(served: Served, *, episodes: int, seed: int) -> dict[str, Any]:
     """Play a round with an empty cache."""
     served.push(0)
     begun = perf_counter()
-    with counted(served.servers.fleet) as found:
+    with counted(served.servers.pool) as found:
         served.play(questions(episodes, words=300, seed=seed))
     return {
         "cached_share": round(found["cached"] / found["tokens"], 4),
@@ -72,7 +71,6 @@ def measure(served: Served, *, episodes: int, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=24)
-    parser.add_argument("--router", help="interpreter of an environment with sglang-router")
     options = parser.parse_args()
     rows: dict[str, Any] = {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
@@ -84,12 +82,8 @@ def main() -> None:
         )
         with serving(SglangConfig(urls=urls), models, place) as served:
             rows["sticky"] = measure(served, episodes=options.episodes, seed=1)
-            served.servers.fleet._homes = Forgetful()
+            served.servers.pool._homes = Forgetful()
             rows["not sticky"] = measure(served, episodes=options.episodes, seed=2)
-        if options.router:
-            router = stack.enter_context(route(options.router, urls, place / "router.log"))
-            with serving(SglangConfig(router=router), models, place) as served:
-                rows["router"] = measure(served, episodes=options.episodes, seed=3)
     report = {**machine(), "episodes": options.episodes, "turns": TURNS, "rows": rows}
     text = json.dumps(report, indent=2)
     print(text)

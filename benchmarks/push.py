@@ -1,11 +1,11 @@
-"""How long do new weights take to real servers by each way, and to the disk beside its own speed?
+"""How long do new weights take to real servers, and to the disk beside its own speed?
 
     python benchmarks/push.py --sglang-python .venv-sglang/bin/python
 
-The demo's model goes to two SGLang servers on the CPU by a folder, by broadcasts (Gloo) and in
-requests; the last two need PyTorch here too (the extra `torch`), and are left out without it. Then
-the shapes of a model of 1.5 billion parameters go to a folder, by turns with a plain file of the
-same bytes. Prints one JSON object.
+The demo's model goes to two SGLang servers on the CPU by a folder and by broadcasts (Gloo), which
+need PyTorch here too (the extra `torch`) and are left out without it. Then the shapes of a model of
+1.5 billion parameters go to a folder, by turns with a plain file of the same bytes. Prints one JSON
+object.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ from minirl.model.lora import split
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.plan.memory import published_shape
-from minirl.sglang.push import remove_versions, write_version
-from minirl.sglang.sampler import SglangSampler
-from minirl.sglang.servers import Servers
-from minirl.sglang.transfer import WAYS
+from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.sglang.transfer import BACKENDS, remove_versions, write_version
 from tests.launch.push_learner import scoring
 from tests.launch.sglang_server import serve
 
@@ -53,7 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sglang-python", help="of an environment with SGLang; none: disk alone")
     parser.add_argument("--servers", type=int, default=2)
-    parser.add_argument("--pushes", type=int, default=5, help="by each way, after one that warms")
+    parser.add_argument(
+        "--pushes", type=int, default=5, help="by each backend, after one that warms"
+    )
     parser.add_argument("--model", default="qwen2.5-coder-1.5b", help="one of minirl/shapes.yaml")
     parser.add_argument("--rounds", type=int, default=3, help="of the disk beside its own speed")
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk to be measured")
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def demo(work: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Push the demo's model by every way."""
+    """Push the demo's model by every backend."""
     config = load_config("progress-demo.yaml", [])
     assert config.model.tiny is not None
     model_folder = work / "model"
@@ -78,21 +78,21 @@ def demo(work: Path, options: argparse.Namespace) -> dict[str, Any]:
         logs = [work / f"{number}.log" for number in range(options.servers)]
         starts = [serve(options.sglang_python, model_folder, log) for log in logs]
         urls = list(pool.map(stack.enter_context, starts))
-        for way in WAYS:
-            if way != "disk" and importlib.util.find_spec("torch") is None:
-                found[way] = "left out: PyTorch is not installed here"
+        for push in BACKENDS:
+            if push != "disk" and importlib.util.find_spec("torch") is None:
+                found[push] = "left out: PyTorch is not installed here"
                 continue
-            found[way] = by_way(way, model_folder, work, urls, options.pushes)
+            found[push] = by_backend(push, model_folder, work, urls, options.pushes)
     return found
 
 
-def by_way(
-    way: str, model_folder: Path, work: Path, urls: Sequence[str], pushes: int
+def by_backend(
+    push: str, model_folder: Path, work: Path, urls: Sequence[str], pushes: int
 ) -> dict[str, Any]:
     config = load_config("progress-demo.yaml", [])
     model = huggingface.load(model_folder)
     _, params, _ = split(model)
-    settings = SglangConfig.model_validate({"urls": tuple(urls), "push": way})
+    settings = SglangConfig.model_validate({"urls": tuple(urls), "push": push})
     sampler = config.sampler.model_copy(
         update={"max_prompt_tokens": 100, "max_response_tokens": 100}
     )
@@ -131,7 +131,7 @@ def disk(work: Path, name: str, rounds: int) -> dict[str, Any]:
     ours, plain, size = [], [], 0
     for number in range(rounds):
         begun = time.perf_counter()
-        _, size = write_version(place, str(number), params, dtype="bfloat16")
+        size = write_version(place, str(number), params, dtype="bfloat16").nbytes
         ours.append(time.perf_counter() - begun)
         remove_versions(place)
         plain.append(_write_plain(work / "plain", size))

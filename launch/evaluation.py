@@ -22,7 +22,7 @@ from minirl.run.files import naming
 from minirl.sample.rollout import rollout
 from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 from minirl.train.recording import TRAJECTORIES, group_line, open_records
 from minirl.types import Decoding, Trajectory
 from sqlenv.envs.agentic import Agentic

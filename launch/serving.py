@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from launch.config import JobConfig
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 
 
 def serving(config: JobConfig, model: Path, folder: Path) -> AbstractContextManager[Servers | None]:

@@ -93,14 +93,10 @@ SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 
 
 class SglangConfig(Settings):
-    """SGLang servers (written for 0.5.23), given by `urls`, launched, or behind a `router`."""
+    """SGLang servers (written for 0.5.23), given by `urls` or launched."""
 
     urls: tuple[str, ...] = ()
     """Servers that run already: http://HOST:PORT each."""
-    router: str | None = None
-    """SGLang's own router (sglang-router 0.3), http://HOST:PORT: it tells which servers there are
-    and chooses who answers. New weights and health checks go to each server itself, so their
-    addresses have to be good here too."""
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None
@@ -114,10 +110,9 @@ class SglangConfig(Settings):
     devices: tuple[str, ...] = ()
     """CUDA_VISIBLE_DEVICES of each launched server, for example ["0,1", "2,3"]; none for that of
     the run."""
-    push: Literal["disk", "nccl", "tensor"] = "disk"
-    """How new weights come to servers: by a folder that they see; by broadcasts of PyTorch (NCCL
-    from GPUs, else Gloo), for servers that reach this host; or in requests, by way of this host's
-    memory, for few and near ones. The last two need the extra `torch`; both send whole tensors."""
+    push: Literal["disk", "nccl"] = "disk"
+    """How new weights come to servers: by a folder that they see, or by broadcasts of PyTorch (NCCL
+    from GPUs, else Gloo; the extra `torch`) to servers that reach this host."""
     weights: Path | None = None
     """Of push=disk: folder that servers read new weights from, at the same path as here; None for
     `weights` in the run folder. A model in model.dtype has to fit twice."""

@@ -100,19 +100,13 @@ def of_rollouts(
     """List the rules of who samples, in the form of `contradictions`."""
     sglang = rollout.sglang
     given, launched = len(sglang.urls), sglang.launch
-    ways = [bool(given), bool(launched), sglang.router is not None]
-    addresses = {"urls": sglang.urls, "router": (sglang.router,) if sglang.router else ()}
-    odd = {key: [url for url in urls if not _is_address(url)] for key, urls in addresses.items()}
+    odd = [url for url in sglang.urls if not _is_address(url)]
     return [
         (
-            rollout.backend == "sglang" and sum(ways) != 1,
-            "rollout.sglang: give one of urls (servers that run), launch (how many to start) and "
-            "router (SGLang's own)",
+            rollout.backend == "sglang" and bool(given) == bool(launched),
+            "rollout.sglang: give either urls (servers that run) or launch (how many to start)",
         ),
-        *(
-            (bool(wrong), f"rollout.sglang.{key}: {wrong[:1]} is not http://HOST:PORT")
-            for key, wrong in odd.items()
-        ),
+        (bool(odd), f"rollout.sglang.urls: {odd[:1]} is not http://HOST:PORT"),
         (
             rollout.backend == "native" and rollout.is_ahead,
             "rollout.lag and rollout.slow_share: the native sampler takes turns with the learner; "

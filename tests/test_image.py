@@ -15,7 +15,7 @@ import pytest
 from launch import cli
 from launch.config import load_config
 from minirl.config import SGLANG_PYTHON
-from minirl.sglang.requirements import TESTED
+from minirl.sglang.client import TESTED
 
 ROOT = Path(__file__).parents[1]
 TARGETS = ("tpu", "gpu", "cpu")

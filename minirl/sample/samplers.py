@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,9 +15,8 @@ from minirl.model.lora import split
 from minirl.run import distributed
 from minirl.sample.local import LocalSampler
 from minirl.sglang.pool import EVENTS, IN_USE, OUT_S, PROBE_GAP
-from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
-from minirl.sglang.servers import Servers
-from minirl.train.batching import micro_batches, read_back, sizes_on
+from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
+from minirl.train.batching import TokenRow, micro_batches, read_back, sizes_on
 from minirl.train.update import Learner, likelihood_objective
 from minirl.types import Tokenizer
 
@@ -55,7 +54,7 @@ def told_numbers(sampler: JobSampler) -> dict[str, float]:
     the largest.
     """
     told = distributed.gather(sampler.numbers)
-    over = dict.fromkeys(EVENTS, sum) | dict.fromkeys(IN_USE, min)
+    over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
     return {name: over.get(name, max)(one[name] for one in told) for name in told[0]}
 
 
@@ -71,7 +70,7 @@ def joined(step: Mapping[str, float], told: Mapping[str, float]) -> dict[str, fl
 
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
-    """Return what computes log-probabilities as the learner does."""
+    """Return what computes log-probabilities of ids as the learner does."""
     graph, _, frozen = split(model)
     learner = Learner(
         graph, likelihood_objective(), optax.identity(), frozen=frozen, mesh=model.mesh
@@ -79,8 +78,11 @@ def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
     sizes = sizes_on(BatchingConfig(), model.mesh)
     cut = partial(micro_batches, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id)
 
-    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
-        values = learner.logprobs(params, cut(rows), temperature=temperature)
-        return read_back(rows, values, sizes=sizes)
+    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
+        is_action = np.arange(len(ids)) >= prompt_length
+        none = np.zeros(len(ids), np.float32)
+        rows = [[TokenRow(np.array(ids, np.int32), is_action, none, 0.0, prompt_length)]]
+        values = learner.logprobs(params, cut(rows), temperature=1.0)
+        return read_back(rows, values, sizes=sizes)[0][0][prompt_length:]
 
     return logprobs

@@ -1,171 +1,197 @@
-"""One of several servers: what is known of it, and how it comes to the weights of now."""
+"""One of several SGLang servers: what it has to be, its state, and how it comes to new weights."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from minirl.config import SglangConfig
-from minirl.sglang.client import NEEDED, RefusedError, Server, ServerError
-from minirl.sglang.fanout import once_more
-from minirl.sglang.processes import Child
-from minirl.sglang.requirements import Wanted, check_facts
-from minirl.sglang.transfer import Again, Parcel, Way
+from minirl.errors import UserError
+from minirl.sglang.client import TESTED, Server, ServerError, ServerInfo
+from minirl.sglang.process import ChildServer
+from minirl.sglang.transfer import Backend
 
-_MARK = uuid.uuid4().hex[:12]
-_numbers = itertools.count()
+# Of a push, in order; None after the last.
+Buckets = asyncio.Queue[Any]
+_OLDEST = (0, 5)
+_rid_start, _rids = uuid.uuid4().hex[:12], itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """What all servers should sample with.
+class Requirements:
+    """What a server has to be.
 
     Attributes:
-        again: Makes their parcels once more, for a server that missed them; None where that waits
-            for the next ones.
-        name: As servers call them; no others ever have this name.
+        architectures: One of them is that of its model.
+        vocab_size: Rows of the embedding.
+        context: Tokens of the longest prompt and reply together.
+        probe_ids: Tokens by which it is compared with the learner.
+        tolerance: Largest mean difference of the probe's log-probabilities.
+        is_one_group: Whether new weights reach the ranks of one tensor-parallel group alone.
+    """
+
+    architectures: tuple[str, ...]
+    vocab_size: int
+    context: int
+    probe_ids: tuple[int, ...]
+    tolerance: float
+    is_one_group: bool
+
+    def check(self, info: ServerInfo, url: str) -> None:
+        """Refuse a server that cannot serve the model.
+
+        Raises:
+            UserError: It cannot.
+        """
+        found, own = info.architectures or self.architectures, self.architectures
+        vocab_size = info.vocab_size or self.vocab_size
+        version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
+        flaws = {
+            f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
+            "serves no model that generates text": not info.is_generation,
+            f"serves a {', '.join(found)}, and the learner's model is a {', '.join(own)}": (
+                not set(found) & set(own)
+            ),
+            f"serves a vocabulary of {vocab_size} tokens, and the learner's model has "
+            f"{self.vocab_size}": vocab_size != self.vocab_size,
+            f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
+            "a larger --context-length, or a larger cache (--max-total-tokens, "
+            "--mem-fraction-static)": info.context < self.context,
+            "has ranks besides those of --tp-size, which only rollout.sglang.push=disk reaches": (
+                self.is_one_group and info.pp_size * info.dp_size > 1
+            ),
+        }
+        for words, is_so in flaws.items():
+            if is_so:
+                raise UserError(f"rollout.sglang: {url} {words}")
+
+
+@dataclass(frozen=True, slots=True)
+class PushedWeights:
+    """Weights of the learner that servers sample with.
+
+    Attributes:
+        name: As servers call them, used once.
+        number: Larger than those of all weights that were pushed earlier.
         version: As the learner counts them.
         probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
     """
 
-    again: Again | None
     name: str
+    number: int
     version: int
     probe: Sequence[float]
 
 
-class Member:
-    """A server and what is known of it. To be made in a running event loop.
+@dataclass(eq=False)
+class Replica:
+    """A server and what the pool knows of it. To be made in a running event loop.
 
-    Args:
-        server: The server.
-        child: The process that it is, if this one started it.
-        config: Deadlines.
-        wanted: What it has to be.
-        way: How weights come to it.
-        parallel: Requests that it gets at a time.
+    Methods that ask the server raise as those of `Server` do.
+
+    Attributes:
+        server: Its endpoints.
+        child: Its process, if this process started it.
+        config: Deadlines, and how many requests it may have at a time.
+        requirements: What it has to be.
+        transfer: How weights come to it.
+        asked: Requests under way, and those that wait for one of the `slots`.
+        requests: Of those under way, what can end the waiting.
+        lock: Held while weights are brought to it.
+        left_out: Set while it is not in use.
+        is_waiting: Whether it is left out and well, and waits for the next weights.
+        weights: Last ones that it was compared with.
+        gap: Largest difference to the learner with these.
     """
 
-    def __init__(
-        self,
-        server: Server,
-        child: Child | None,
-        config: SglangConfig,
-        wanted: Wanted,
-        way: Way,
-        *,
-        parallel: int,
-    ) -> None:
-        self.server, self.child = server, child
-        self._config, self._wanted, self._way = config, wanted, way
-        self.slots = asyncio.Semaphore(parallel)
-        self.is_used = True
-        self.is_loading = False
-        self.lock = asyncio.Lock()  # of whoever brings it weights, or mends it
-        self.is_waiting = False  # left out and well, until the next weights
-        self.weights = ""  # name of those that it was last brought to
-        self.asked = 0  # requests that wait for it or are under way
-        self.left_at = 0.0
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._ranks = 1
-        self.gap = 0.0  # largest in `compare`, with the weights that it was last compared with
-        self._compared = ""
+    server: Server
+    child: ChildServer | None
+    config: SglangConfig
+    requirements: Requirements
+    transfer: Backend
+    asked: int = 0
+    requests: set[asyncio.Timeout] = field(default_factory=set)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    left_out: asyncio.Event = field(default_factory=asyncio.Event)
+    left_at: float = 0.0
+    is_waiting: bool = False
+    hung_checks: int = 0
+    weights: PushedWeights | None = None
+    gap: float = 0.0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.config.parallel)
+
+    @property
+    def is_used(self) -> bool:
+        """Tell whether it is asked."""
+        return not self.left_out.is_set()
+
+    def give_up_requests(self) -> None:
+        """Let what it was asked fail now, unless it is in use."""
+        for waiting in () if self.is_used else self.requests:
+            if not waiting.expired():
+                waiting.reschedule(0)
 
     async def check_health(self) -> None:
-        """See that it samples, also if a run left it paused.
+        """See that it samples."""
+        await self.server.check_health(timeout_s=self.config.health_s)
+
+    async def check_ready(self) -> None:
+        """See that it samples, also if a run that was killed left it paused, and what.
 
         Raises:
-            ServerError: It does not.
-            RefusedError: It is no SGLang server.
+            UserError: Another model, or too little of it.
         """
-        await self.server.go_on()
-        await self.server.check_health(timeout_s=self._config.health_s)
+        await self.server.resume()
+        await self.check_health()
+        info = await self.server.info()
+        self.requirements.check(info, self.server.url)
+        self.ranks = info.tp_size
 
-    async def meet(self) -> None:
-        """Ask it what it is.
-
-        Raises:
-            UserError: Nothing that can serve this model.
-            ServerError: It does not answer.
-            RefusedError: It is no SGLang server.
+    async def load(self, weights: PushedWeights, buckets: Buckets) -> None:
+        """Bring it to these weights, and compare it with the learner; it samples until the first
+        bucket is there.
         """
-        facts = await self.server.facts((*NEEDED, *self._way.endpoints))
-        check_facts(facts, self._wanted, self.server.url, one_group=self._way.one_group)
-        self._ranks = facts.ranks
+        stream = _until_none(await buckets.get(), buckets)
+        timeout_s = self.config.push_s
+        async with self.server.paused():
+            await self.transfer.send(
+                self.server, weights.name, stream, ranks=self.ranks, timeout_s=timeout_s
+            )
+        await self.compare(weights)
 
-    async def restart(self, *, is_hung: bool) -> bool:
-        """Start it anew, if it is ours and has ended or hangs; tell whether that was so."""
-        if self.child is None or (self.child.is_running and not is_hung):
-            return False
-        await asyncio.to_thread(self.child.start)
-        return True
-
-    async def load(
-        self, current: Callable[[], Weights | None], parcels: AsyncIterator[Parcel] | None = None
-    ) -> None:
-        """Bring it to the weights of now, and compare it with the learner.
-
-        Args:
-            current: Tells which they are, None before the first; others may come meanwhile.
-            parcels: Of these weights; None to make them for it alone.
-
-        Raises:
-            ServerError: It does not take them, or computes something else with them.
-            RefusedError: It will never take them.
-        """
-        self.is_loading = True
-        try:
-            weights = None
-            while (now := current()) is not None and now is not weights:
-                weights = now
-                taking = self._way.taking(
-                    self.server, weights.name, ranks=self._ranks, timeout_s=self._config.push_s
-                )
-                await self.server.load(parcels or once_more(weights.again), weights.name, taking)
-                parcels = None
-                await self.compare(weights)
-                self.weights = weights.name
-        finally:
-            self.is_loading = False
-
-    async def has(self, weights: Weights) -> bool:
-        """Tell whether it has these weights: one that failed may have missed none."""
-        try:
-            await self.compare(weights)
-        except (ServerError, RefusedError):
-            return False
-        self.weights = weights.name
-        return True
-
-    async def compare(self, weights: Weights) -> None:
-        """See that it computes what the learner does with these weights.
-
-        Raises:
-            ServerError: It has others, or computes something else.
-            RefusedError: It does not take the probe.
-        """
-        values, name = await self.server.score(
-            self._wanted.probe_ids, rid=request_name(), timeout_s=self._config.push_s
-        )
+    async def compare(self, weights: PushedWeights) -> None:
+        """See that it computes what the learner does with these weights."""
+        ids, tolerance = self.requirements.probe_ids, self.requirements.tolerance
+        values, name = await self.server.score(ids, rid=new_rid(), timeout_s=self.config.push_s)
         if name != weights.name:
             raise ServerError("stale", f"has weights {name}, not {weights.name}")
         probe = np.asarray(weights.probe)
         gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        self.gap = gap if name != self._compared else max(self.gap, gap)
-        self._compared = name
-        if not gap <= self._wanted.tolerance:
+        self.gap = max(gap, self.gap if self.weights is weights else 0.0)
+        self.weights = weights
+        if not gap <= tolerance:
             raise ServerError(
                 "differs",
                 f"log-probabilities of a probe differ from the learner's by {gap:.3g} on average, "
-                f"with the same weights; rollout.sglang.tolerance is {self._wanted.tolerance:g}",
+                f"with the same weights; rollout.sglang.tolerance is {tolerance:g}",
             )
 
 
-def request_name() -> str:
+def new_rid() -> str:
     """Return a name that no other request has."""
-    return f"minirl-{_MARK}-{next(_numbers)}"
+    return f"minirl-{_rid_start}-{next(_rids)}"
+
+
+async def _until_none(bucket: Any, buckets: Buckets) -> AsyncIterator[Any]:
+    while bucket is not None:
+        yield bucket
+        bucket = await buckets.get()

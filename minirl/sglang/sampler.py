@@ -1,61 +1,257 @@
-"""Sampling by SGLang servers: the sampler of a learner whose rollouts others compute.
+"""Sampling by SGLang servers: the servers of a run, and the sampler before them.
 
-Token ids go in, token ids and log-probabilities come back; text is only made of what came. New
-weights go to all servers, and are compared there with the learner's.
+Token ids go in; token ids and their log-probabilities come back. Everything that waits for a server
+runs in one event loop, in a thread of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import itertools
 import queue
+import resource
 import uuid
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+import zlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from threading import Thread
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 from weakref import ref
 
+import aiohttp
 import jax
 import numpy as np
 from flax import nnx
 
+from minirl.config import SamplerConfig, SglangConfig
+from minirl.errors import UserError
+from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import merged, split
-from minirl.run import distributed
-from minirl.sglang.client import Sampled, Wish
-from minirl.sglang.push import remove_versions, version_folder
-from minirl.sglang.replica import Weights
-from minirl.sglang.requirements import PROBE_PROMPT
-from minirl.sglang.servers import Held, Servers
-from minirl.train.batching import TokenRow
+from minirl.rules import check_installed
+from minirl.run import distributed, preemption
+from minirl.run.files import read_json
+from minirl.sglang import process
+from minirl.sglang.client import Generated, Server, make_session
+from minirl.sglang.pool import Pool
+from minirl.sglang.process import ChildServer
+from minirl.sglang.replica import PushedWeights, Requirements
+from minirl.sglang.transfer import BACKENDS, remove_versions, version_folder
 from minirl.types import Reply, Request, Tokenizer
 
-# Longest wait for a reply before others may go on.
+_CLOSE_S = 10.0
+# Longest wait for a reply before `advance` returns.
 _PAUSE_S = 0.2
-# Samplers of one process, told apart.
-_marks = itertools.count()
-# Pushes of one process, told apart; all processes make the same ones.
-_pushes = itertools.count()
-Rows = Sequence[Sequence[TokenRow]]
-# Of the learner: log-probabilities of the ids of rows, under weights and at a temperature.
-Logprobs = Callable[[nnx.State, Rows, float], list[list[np.ndarray]]]
+# Open files of a process that are no connections to servers: data, databases, logs, devices.
+_OTHER_FILES = 512
+# Ids of the probe, and how many of them are its prompt.
+_PROBE_TOKENS, _PROBE_PROMPT = 64, 2
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
+_Made = TypeVar("_Made")
+# Of the learner, which all processes ask together: the log-probabilities of ids after a prompt of
+# so many of them, under weights, at temperature 1.
+Logprobs = Callable[[nnx.State, Sequence[int], int], np.ndarray]
+# Samplers and pushes of this process.
+_samplers, _pushes = itertools.count(), itertools.count(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A request that has its answer, or failed."""
+class Servers:
+    """The servers of this process, in use between `__enter__` and `__exit__`.
 
-    episode: int
-    answer: Future[Sampled]
+    Args:
+        config: Which, or how many to launch.
+        model: Hugging Face folder of the model that they serve.
+        sampler: Longest prompts and responses.
+        dtype: What the learner computes in.
+        seed: Decides the probe, and what launched servers draw.
+        folder: Run folder.
+
+    Attributes:
+        pool: Chooses among them.
+        pushed: Version and first array of the weights that were pushed last; an update makes new
+            arrays.
+        push_metrics: Of the last push.
+    """
+
+    def __init__(
+        self,
+        config: SglangConfig,
+        model: Path,
+        sampler: SamplerConfig,
+        *,
+        dtype: str,
+        seed: int,
+        folder: Path,
+    ) -> None:
+        check_installed(config)
+        if config.urls and config.push != "disk" and len(config.urls) < distributed.count():
+            raise UserError(
+                f"rollout.sglang.push: {config.push} needs a server for each of the "
+                f"{distributed.count()} processes, and urls has {len(config.urls)}; give more, or "
+                "use disk"
+            )
+        self._config, self._model, self._dtype = config, model, dtype
+        self._seed, self._folder = seed, folder
+        self.place = (folder / "weights").absolute()
+        if config.weights is not None:
+            # Other runs may write there too.
+            mark = zlib.crc32(str(folder.absolute()).encode())
+            self.place = config.weights.absolute() / f"{folder.name}-{mark:08x}"
+        self.transfer = BACKENDS[config.push](self.place, dtype)
+        described = read_json(model / "config.json", dict[str, Any], advice="copy it again")
+        kind = described["model_type"].capitalize()
+        vocab_size = read_config(model).vocab_size
+        probe_ids = np.random.default_rng(seed).integers(0, vocab_size, _PROBE_TOKENS)
+        context = sampler.max_prompt_tokens + sampler.max_response_tokens
+        self.requirements = Requirements(
+            architectures=tuple(described.get("architectures") or [f"{kind}ForCausalLM"]),
+            vocab_size=vocab_size,
+            context=context,
+            probe_ids=tuple(probe_ids[: max(context - 1, _PROBE_PROMPT + 1)].tolist()),
+            tolerance=config.tolerance or _TOLERANCE[dtype],
+            is_one_group=config.push == "nccl",
+        )
+        self.pool: Pool
+        self.pushed: tuple[int, ref[Any]] | None = None
+        self.push_metrics: dict[str, float] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
+
+    def __enter__(self) -> Servers:
+        """Start what is to be launched, and see that all serve the model.
+
+        Raises:
+            UserError: A server is not there, or serves something else.
+        """
+        config, count = self._config, distributed.count()
+        remove_versions(self.place)  # of a run that was killed
+        with ExitStack() as stack:
+            children = process.launch(
+                config, self._model, dtype=self._dtype, seed=self._seed * config.launch * count,
+                logs=self._folder, first=jax.process_index() * config.launch,
+            )  # fmt: skip
+            stack.callback(process.close, children)
+            thread = Thread(target=self._loop.run_forever, name="sglang", daemon=True)
+            thread.start()
+            stack.callback(self._stop, thread)
+            self.run(self._open(children))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def start(self, work: Coroutine[Any, Any, _Made]) -> Future[_Made]:
+        """Do something in the loop; return at once."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, _Made]) -> _Made:
+        """Do something in the loop, and wait for it.
+
+        Raises:
+            Preempted: A signal came; the work is abandoned.
+        """
+        future = self.start(work)
+        while not wait([future], preemption.POLL_S).done:
+            try:
+                preemption.check()
+            except BaseException:
+                future.cancel()
+                raise
+        return future.result()
+
+    def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> tuple[int, float]:
+        """Bring all servers to new weights; all processes have to ask.
+
+        Args:
+            weights: Which.
+            buckets: Of the transfer; each is made while the one before is on its way.
+
+        Returns:
+            Bytes, and the seconds that it took to make the buckets.
+
+        Raises:
+            UserError: A server computes something else with them.
+            ServersLostError: No server took them.
+            Preempted: A signal came; the work is abandoned.
+        """
+
+        def hand_over(bucket: Any) -> None:
+            self.run(self.pool.push(weights, bucket))
+
+        size, made_s = 0, 0.0
+        try:
+            while True:
+                begun = perf_counter()
+                bucket = next(buckets, None)
+                made_s += perf_counter() - begun
+                distributed.gather(partial(hand_over, bucket))
+                if bucket is None:
+                    return size, made_s
+                size += bucket.nbytes
+        except BaseException:
+            self.start(self.pool.abandon_push())
+            raise
+
+    async def _open(self, children: Sequence[ChildServer]) -> None:
+        config, here = self._config, jax.process_index()
+        # Processes share the servers out; of fewer servers than processes several share one.
+        shares = max(1, min(distributed.count(), len(config.urls)))
+        urls = config.urls[here % shares :: shares]
+        _allow_connections(len(children or urls) * config.parallel)
+        session = self._session = make_session()
+        servers: list[tuple[Server, ChildServer | None]]
+        servers = [(Server(child.url, session), child) for child in children]
+        servers += [(Server(url, session), None) for url in urls]
+        self.pool = Pool(servers, config, self.requirements, self.transfer)
+        await self.pool.check()
+
+    def _stop(self, thread: Thread) -> None:
+        async def end() -> None:
+            own = asyncio.current_task()
+            others = [task for task in asyncio.all_tasks() if task is not own]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            if self._session is not None:
+                await self._session.close()
+
+        # What is slow to end must not hide why all ends.
+        with suppress(TimeoutError):
+            self.start(end()).result(_CLOSE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        thread.join(_CLOSE_S)
+        self._loop.close()
+        remove_versions(self.place)
+
+
+def _allow_connections(count: int) -> None:
+    """Let this process have so many connections at once, besides its other files.
+
+    Raises:
+        UserError: The system does not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
+            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class SglangSampler:
     """Samples with SGLang servers. What they draw is not repeatable.
 
     Args:
-        model: Structure, type of the computation, and weights that are not trained.
+        model: Structure, and weights that are not trained.
         tokenizer: Its tokenizer.
         servers: In use.
         logprobs: Asks the learner; all processes have to.
@@ -66,17 +262,17 @@ class SglangSampler:
     def __init__(
         self, model: Decoder, tokenizer: Tokenizer, servers: Servers, *, logprobs: Logprobs
     ) -> None:
-        self._fleet, self._servers = servers.fleet, servers
-        self._tokenizer, self._logprobs = tokenizer, logprobs
+        self._servers, self._tokenizer, self._logprobs = servers, tokenizer, logprobs
         self._graph, _, self._frozen = split(model)
         # Servers may still have weights of another run.
         self._name = distributed.from_first(lambda: uuid.uuid4().hex[:8])
         self._begin()
 
     def _begin(self) -> None:
-        self._mark = next(_marks)
-        self._asked: dict[int, Future[Sampled]] = {}
-        self._ended: queue.SimpleQueue[_Ended | None] = queue.SimpleQueue()
+        self._mark = next(_samplers)
+        self._asked: dict[int, Future[Generated]] = {}
+        # Episodes whose requests ended, with these; None to wake up.
+        self._ended: queue.SimpleQueue[tuple[int, Future[Generated]] | None] = queue.SimpleQueue()
 
     def apart(self) -> SglangSampler:
         """Return another sampler of the same servers and their weights, for another thread."""
@@ -84,7 +280,7 @@ class SglangSampler:
         other._begin()
         return other
 
-    def set_weights(self, weights: Any, *, version: int) -> None:
+    def set_weights(self, weights: nnx.State, *, version: int) -> None:
         """Bring the servers to these weights of the learner, wherever they lie.
 
         What is being sampled goes on with them.
@@ -93,78 +289,71 @@ class SglangSampler:
             UserError: A server computes something else with them.
             ServersLostError: No server took them.
         """
-        held = self._servers.held
-        if held is not None and held.are(weights, version):
+        servers, first = self._servers, jax.tree.leaves(weights)[0]
+        last = servers.pushed
+        if last is not None and last[0] == version and last[1]() is first:
             return  # another sampler of these servers has brought them
-        self._servers.held = None
+        servers.pushed = None
         begun = perf_counter()
-        wanted = self._logprobs(weights, [[_probe_row(self._servers.probe_ids)]], 1.0)[0][0]
+        probe = self._logprobs(weights, servers.requirements.probe_ids, _PROBE_PROMPT)
         probed = perf_counter()
         # A version may come twice: as it was trained, and from its checkpoint.
-        name = f"{self._name}-{version}-{next(_pushes)}"
-        way, alive = self._servers.way, _while_alive(weights)
-        whole = lambda: _whole(self._graph, alive(), self._frozen)  # noqa: E731
-        again = way.again(whole if _is_apart(weights, self._frozen) else None, name)
-        sent = Weights(again, name, version, wanted[PROBE_PROMPT:].tolist())
-        size, made_s = self._servers.push(sent, way.parcels(whole(), name))
-        remove_versions(self._servers.place, but=version_folder(self._servers.place, name))
-        numbers = {
+        number = next(_pushes)
+        name = f"{self._name}-{version}-{number}"
+        pushed = PushedWeights(name, number, version, probe.tolist())
+        whole = _merged(self._graph, weights, self._frozen)
+        size, made_s = servers.push(pushed, servers.transfer.buckets(whole, name))
+        remove_versions(servers.place, but=version_folder(servers.place, name))
+        servers.push_metrics = {
             "sglang/push_bytes": float(size),
             "time/push_probe_s": probed - begun,
             "time/push_write_s": made_s,
             "time/push_load_s": perf_counter() - probed - made_s,
         }
-        self._servers.held = Held(tuple(map(ref, jax.tree.leaves(weights))), version, numbers)
+        servers.pushed = version, ref(first)
 
     def numbers(self) -> dict[str, float]:
-        """Give what is worth a metric since it was last asked."""
+        """Return metrics of what happened since this was last asked."""
 
         async def told() -> dict[str, float]:
-            return self._fleet.numbers()
+            return self._servers.pool.numbers()
 
-        held = self._servers.held
-        pushed = {} if held is None else held.numbers
-        return {**self._servers.run(told()), **pushed}
+        return {**self._servers.run(told()), **self._servers.push_metrics}
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""
 
     def submit(self, request: Request) -> None:
-        """Ask for a reply; returns at once."""
-        highest = max(request.ids, default=-1)
+        """Ask for a reply; return at once."""
+        episode, vocab_size = request.episode, self._servers.requirements.vocab_size
         if not request.ids or request.max_tokens < 1:
-            raise ValueError(f"episode {request.episode}: an empty prompt or reply was asked for")
-        # A server dies of an id that its embedding has not.
-        if min(request.ids) < 0 or highest >= self._servers.vocab_size:
-            raise ValueError(f"episode {request.episode}: ids outside of the model's vocabulary")
-        wish = Wish(
-            request.ids,
-            request.max_tokens,
-            request.decoding,
-            tuple(self._tokenizer.stop_ids),
-            self._servers.vocab_size,
-        )
-        work = self._fleet.sample((self._mark, request.episode), wish)
-        future = self._asked[request.episode] = self._servers.start(work)
-        future.add_done_callback(lambda ended: self._ended.put(_Ended(request.episode, ended)))
+            raise ValueError(f"episode {episode}: an empty prompt or reply was asked for")
+        # A server dies of an id that its embedding lacks.
+        if min(request.ids) < 0 or max(request.ids) >= vocab_size:
+            raise ValueError(f"episode {episode}: ids outside of the model's vocabulary")
+        stop_ids = tuple(self._tokenizer.stop_ids)
+        work = self._servers.pool.sample((self._mark, episode), request, stop_ids)
+        future = self._asked[episode] = self._servers.start(work)
+        future.add_done_callback(lambda ended: self._ended.put((episode, ended)))
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         """Wait for replies, or for `wake`, a moment at most; `max_steps` does not matter here.
 
         Raises:
             UserError: Servers refuse a request.
-            ServersLostError: None is left.
+            ServersLostError: No server is left.
         """
         del max_steps
-        found: list[tuple[int, Reply]] = []
-        try:
-            item = self._ended.get(timeout=_PAUSE_S)
+        replies: list[tuple[int, Reply]] = []
+        with suppress(queue.Empty):
+            ended = self._ended.get(timeout=_PAUSE_S)
             while True:
-                if item is not None:
-                    found += self._taken(item)
-                item = self._ended.get_nowait()
-        except queue.Empty:
-            return found
+                # Some were released meanwhile.
+                if ended is not None and self._asked.get(ended[0]) is ended[1]:
+                    del self._asked[ended[0]]
+                    replies.append((ended[0], self._reply(ended[1].result())))
+                ended = self._ended.get_nowait()
+        return replies
 
     def wake(self) -> None:
         """Let `advance` return; from any thread."""
@@ -177,31 +366,19 @@ class SglangSampler:
             future.cancel()
 
         async def forget() -> None:
-            self._fleet.forget((self._mark, episode))
+            self._servers.pool.forget((self._mark, episode))
 
         self._servers.start(forget())
 
-    def _taken(self, ended: _Ended) -> list[tuple[int, Reply]]:
-        episode = ended.episode
-        if self._asked.get(episode) is not ended.answer:
-            return []  # it was released meanwhile
-        del self._asked[episode]
-        sampled = ended.answer.result()
-        ids = sampled.ids
+    def _reply(self, generated: Generated) -> Reply:
+        ids = generated.ids
         is_stopped = ids[-1] in self._tokenizer.stop_ids
         text = self._tokenizer.decode(ids[:-1] if is_stopped else ids)
-        finish = "stop" if is_stopped else "length"
-        versions = tuple(map(self._fleet.version_of, sampled.versions))
-        return [(episode, Reply(ids, sampled.logprobs, text, finish, versions))]
+        versions = tuple(map(self._servers.pool.version_of, generated.versions))
+        return Reply(ids, generated.logprobs, text, "stop" if is_stopped else "length", versions)
 
 
-def _probe_row(ids: Sequence[int]) -> TokenRow:
-    is_action = np.arange(len(ids)) >= PROBE_PROMPT
-    none = np.zeros(len(ids), np.float32)
-    return TokenRow(np.array(ids, np.int32), is_action, none, 0.0, PROBE_PROMPT)
-
-
-def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:
+def _merged(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.State:
     """Return all weights of a model, adapters merged."""
     if not jax.tree.leaves(frozen):
         return params
@@ -210,29 +387,3 @@ def _whole(graph: nnx.GraphDef, params: nnx.State, frozen: nnx.State) -> nnx.Sta
         return nnx.state(merged(nnx.merge(graph, params, frozen)), nnx.Param)
 
     return jax.jit(whole)(params, frozen)
-
-
-def _while_alive(params: nnx.State) -> Callable[[], nnx.State]:
-    """Return what gives weights that somebody else keeps in memory, for as long as that is so."""
-    leaves, tree = jax.tree.flatten(params)
-    arrays = tuple(map(ref, leaves))
-
-    def alive() -> nnx.State:
-        found = [array() for array in arrays]
-        if any(array is None for array in found):
-            raise RuntimeError("the learner has other ones")
-        return jax.tree.unflatten(tree, found)
-
-    return alive
-
-
-def _is_apart(params: nnx.State, frozen: nnx.State) -> bool:
-    """Tell whether all weights can be had without a program over several devices: those of another
-    thread would wait for it, and it for them.
-    """
-    leaves = jax.tree.leaves((params, frozen))
-    is_merged = bool(jax.tree.leaves(frozen))
-    return all(
-        leaf.is_fully_addressable and not (is_merged and len(leaf.sharding.device_set) > 1)
-        for leaf in leaves
-    )

@@ -1,286 +1,254 @@
-"""The ways by which new weights come to servers: a folder, broadcasts, tensors over HTTP.
+"""New weights on their way to SGLang servers: by a folder that servers read, or by broadcasts.
 
-A way makes parcels of a model, of which all processes together bring one tensor at a time into one
-place, and tells how a server takes them; `belt` brings them there.
+A backend cuts the weights of a model into buckets, which all processes of the learner make together
+(the devices bring one tensor at a time into one place), and sends buckets to one server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import functools
+import os
+import shutil
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from minirl.model.huggingface import tensor_names
+from minirl.model.huggingface import tensor_names, tensor_shapes, total_bytes, write_file
 from minirl.model.sharding import is_stacked, param_path
-from minirl.sglang.client import BRIEF_S, RefusedError, Server, ServerError
-from minirl.sglang.push import by_layer, version_folder, whole_tensors, write_version
+from minirl.run import distributed
+from minirl.run.files import SINGLE, sync
+from minirl.sglang.client import RefusedError, Server, ServerError
 
-if TYPE_CHECKING:
-    from minirl.sglang.nccl import Group
-
-# Largest bucket of tensors; a tensor that is larger goes alone. Over HTTP it is in memory some six
-# times, as tensors, pickled, in base64, and on its way.
-_BROADCAST_BYTES, _HTTP_BYTES = 2**28, 2**26
-# Weights of a server that has only some of the new ones: what it samples with them is refused.
+_VERSION = "version-"
+# Largest bucket of a broadcast; a larger tensor goes alone.
+_BUCKET_BYTES = 2**28
+# Ends the name of weights of which a server has only a part: no reply with them is accepted.
 _PARTIAL = "-partial"
-
-
-class Parcel(Protocol):
-    """Weights, or a part of them."""
-
-    @property
-    def nbytes(self) -> int:
-        """Return their size."""
-        ...
-
-
-Whole = jax.Array | np.ndarray
-Take = Callable[[Any], Awaitable[None]]
-# Makes parcels once more, by one process alone.
-Again = Callable[[], Iterator[Parcel]]
-
-
-class Way(Protocol):
-    """How weights come to a server.
-
-    Attributes:
-        endpoints: Those that the server must have for it.
-        one_group: Whether only the ranks of one tensor-parallel group are reached.
-        advice: What a server needs that refuses the first weights.
-    """
-
-    endpoints: ClassVar[tuple[str, ...]]
-    one_group: ClassVar[bool]
-    advice: ClassVar[str]
-
-    def parcels(self, params: nnx.State, name: str) -> Iterator[Parcel]:
-        """Make parcels of all weights of a model; all processes have to ask."""
-        ...
-
-    def again(self, params: Callable[[], nnx.State] | None, name: str) -> Again | None:
-        """Return how to make them once more, for a server that missed them; None for not at all.
-
-        Args:
-            params: Gives the weights, from any thread and with no other process; None if it cannot.
-            name: Of the weights.
-        """
-        ...
-
-    def taking(
-        self, server: Server, name: str, *, ranks: int, timeout_s: float
-    ) -> AbstractAsyncContextManager[Take]:
-        """Let a paused server take parcels, one after the other.
-
-        Args:
-            server: It.
-            name: Of the weights.
-            ranks: Over how many tensor-parallel ranks the server is split.
-            timeout_s: Longest wait for each parcel.
-
-        Raises:
-            ServerError: It has not taken them.
-            RefusedError: It does not take them.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A parcel on the disk."""
+    """All weights, on the disk."""
 
     path: Path
-    nbytes: int
+    nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A parcel of whole tensors, on one device of this process or its host.
+    """Some of the weights, in memory.
 
     Attributes:
-        tensors: Each with its Hugging Face name.
+        tensors: Whole, each with its Hugging Face name.
         is_last: Whether the model is complete with it.
     """
 
-    tensors: tuple[tuple[str, Whole], ...]
+    tensors: tuple[tuple[str, jax.Array], ...]
     is_last: bool
 
     @property
     def nbytes(self) -> int:
-        """Return their size."""
+        """Return its size."""
         return sum(array.nbytes for _, array in self.tensors)
 
 
 class Disk:
-    """A folder that servers read; each process writes the parts that it holds."""
-
-    endpoints: ClassVar[tuple[str, ...]] = ("/update_weights_from_disk",)
-    one_group: ClassVar[bool] = False
-    advice: ClassVar = (
-        "it has to serve the same model, and to see rollout.sglang.weights at the same path"
-    )
+    """A folder of safetensors that servers see at the same path as the learner."""
 
     def __init__(self, place: Path, dtype: str) -> None:
         self._place, self._dtype = place, dtype
 
-    def parcels(self, params: nnx.State, name: str) -> Iterator[Folder]:
-        """Write the folder."""
-        yield Folder(*write_version(self._place, name, params, dtype=self._dtype))
+    def buckets(self, params: nnx.State, name: str) -> Iterator[Folder]:
+        """Write the folder; all processes have to ask."""
+        yield write_version(self._place, name, params, dtype=self._dtype)
 
-    def again(self, params: Callable[[], nnx.State] | None, name: str) -> Again:
-        """Return the folder that was written."""
-        del params
-        folder = version_folder(self._place, name)
-        return lambda: iter([Folder(folder, 0)])
-
-    @asynccontextmanager
-    async def taking(
-        self, server: Server, name: str, *, ranks: int, timeout_s: float
-    ) -> AsyncGenerator[Take]:
-        """Let a server read the folder."""
+    async def send(
+        self,
+        server: Server,
+        name: str,
+        buckets: AsyncIterator[Folder],
+        *,
+        ranks: int,
+        timeout_s: float,
+    ) -> None:
+        """Let a paused server load the folder; raises as `Server` does."""
         del ranks
-
-        async def take(folder: Folder) -> None:
+        async for folder in buckets:
             body = {"model_path": str(folder.path), "weight_version": name, "flush_cache": True}
-            await server.tell("/update_weights_from_disk", body, timeout_s=timeout_s)
-
-        yield take
+            await server.post("/update_weights_from_disk", body, timeout_s=timeout_s)
 
 
-class _Buckets:
-    """Parcels that are never on a disk."""
+class Nccl:
+    """Broadcasts to the tensor-parallel ranks of each server, over NCCL from GPUs, else Gloo.
 
-    one_group: ClassVar[bool] = True
-    bucket_bytes: ClassVar[int]
+    Every push makes a process group for each server, so that one that was restarted, or hangs in a
+    broadcast, does nothing to the others.
+    """
 
     def __init__(self, place: Path, dtype: str) -> None:
         del place
         self._dtype = dtype
 
-    def parcels(self, params: nnx.State, name: str) -> Iterator[Bucket]:
-        """Gather tensor by tensor."""
+    def buckets(self, params: nnx.State, name: str) -> Iterator[Bucket]:
+        """Collect the tensors, some at a time; all processes have to ask."""
         del name
-        return buckets(whole_tensors(params, self._dtype), max_bytes=self.bucket_bytes)
+        return bucketed(whole_tensors(params, self._dtype), max_bytes=_BUCKET_BYTES)
 
-    def again(self, params: Callable[[], nnx.State] | None, name: str) -> Again | None:
-        """Collect them once more, while the learner has not overwritten them."""
-        del name
-        if params is None:
-            return None
-        return lambda: buckets(host_tensors(params(), self._dtype), max_bytes=self.bucket_bytes)
-
-
-class Broadcasts(_Buckets):
-    """A PyTorch process group with each server, made anew for each push.
-
-    So a server that was restarted, or hangs in a broadcast, does nothing to the others.
-    """
-
-    endpoints: ClassVar[tuple[str, ...]] = (
-        *("/init_weights_update_group", "/destroy_weights_update_group"),
-        *("/begin_weight_update", "/update_weights_from_distributed", "/end_weight_update"),
-    )
-    advice: ClassVar[str] = "it has to serve the same model, and to reach this host"
-    bucket_bytes: ClassVar[int] = _BROADCAST_BYTES
-
-    @asynccontextmanager
-    async def taking(
-        self, server: Server, name: str, *, ranks: int, timeout_s: float
-    ) -> AsyncGenerator[Take]:
-        """Broadcast to the ranks of a server."""
-        from minirl.sglang.nccl import Group
-
+    async def send(
+        self,
+        server: Server,
+        name: str,
+        buckets: AsyncIterator[Bucket],
+        *,
+        ranks: int,
+        timeout_s: float,
+    ) -> None:
+        """Broadcast buckets, in their order, to a paused server of so many tensor-parallel ranks,
+        each within the time-out; raises as `Server` does.
+        """
         try:
             address = await asyncio.to_thread(_own_address, server.url)
             group = Group(ranks, timeout_s=timeout_s)
-        except (OSError, RuntimeError) as error:
-            # Its name is not known at the moment, or there is no port.
-            raise ServerError(
-                "connection", f"cannot be reached for a broadcast ({error})"
-            ) from None
+        except (OSError, RuntimeError) as error:  # no such name at the moment, or no free port
+            raise ServerError("connection", f"cannot be reached for broadcasts ({error})") from None
         named = {"group_name": group.name}
-        joining = named | {
+        joining = {
             "master_address": address,
             "master_port": group.port,
             "rank_offset": 1,
             "world_size": group.size,
             "backend": group.backend,
         }
-
-        async def take(bucket: Bucket) -> None:
-            body = named | {
-                "names": [name for name, _ in bucket.tensors],
-                "dtypes": [array.dtype.name for _, array in bucket.tensors],
-                "shapes": [array.shape for _, array in bucket.tensors],
-                **_version(name, bucket),
-            }
-            asked = server.tell("/update_weights_from_distributed", body, timeout_s=timeout_s)
-            arrays = [array for _, array in bucket.tensors]
-            await _both(asked, lambda: group.broadcast(arrays), timeout_s=timeout_s)
-
+        together = functools.partial(_together, server, timeout_s=timeout_s)
         try:
-            asked = server.tell("/init_weights_update_group", joining, timeout_s=timeout_s)
-            await _both(asked, group.join, timeout_s=timeout_s)
-            async with _updating(server):
-                yield take
+            await together("/init_weights_update_group", named | joining, group.join)
+            with suppress(RefusedError):  # an update that a killed run left open
+                await server.post("/end_weight_update", {})
+            await server.post("/begin_weight_update", {})
+            async for bucket in buckets:
+                arrays = [array for _, array in bucket.tensors]
+                body = {
+                    "names": [name for name, _ in bucket.tensors],
+                    "dtypes": [array.dtype.name for array in arrays],
+                    "shapes": [array.shape for array in arrays],
+                    "weight_version": name if bucket.is_last else name + _PARTIAL,
+                    "flush_cache": bucket.is_last,
+                }
+                broadcast = functools.partial(group.broadcast, arrays)
+                await together("/update_weights_from_distributed", named | body, broadcast)
+            await server.post("/end_weight_update", {})
         finally:
-            await _leave(server, group)
+            group.close()
+            with suppress(ServerError, RefusedError):
+                await server.post("/destroy_weights_update_group", named)
 
 
-class Tensors(_Buckets):
-    """Tensors in the bodies of requests, by way of this host's memory."""
-
-    endpoints: ClassVar[tuple[str, ...]] = (
-        "/begin_weight_update",
-        "/update_weights_from_tensor",
-        "/end_weight_update",
-    )
-    advice: ClassVar[str] = "it has to serve the same model"
-    bucket_bytes: ClassVar[int] = _HTTP_BYTES
-
-    @asynccontextmanager
-    async def taking(
-        self, server: Server, name: str, *, ranks: int, timeout_s: float
-    ) -> AsyncGenerator[Take]:
-        """Send the same tensors to each rank of a server."""
-
-        async def take(bucket: Bucket) -> None:
-            body = await asyncio.to_thread(_body, bucket, name, ranks)
-            await server.tell("/update_weights_from_tensor", body, timeout_s=timeout_s)
-
-        async with _updating(server):
-            yield take
-
-
-WAYS: dict[str, type[Disk | Broadcasts | Tensors]] = {
-    "disk": Disk,
-    "nccl": Broadcasts,
-    "tensor": Tensors,
-}
+Backend = Disk | Nccl
+BACKENDS: dict[str, type[Backend]] = {"disk": Disk, "nccl": Nccl}
 """The values of `rollout.sglang.push`."""
 
 
-def buckets(tensors: Iterable[tuple[str, Whole]], *, max_bytes: int) -> Iterator[Bucket]:
-    """Put tensors together, in order.
+class Group:
+    """A PyTorch process group: this process as rank 0, and the ranks of one server.
+
+    The prefixes of its store are those of SGLang's `init_custom_process_group` (0.5.23). NCCL has
+    run on no GPU yet; Gloo is tested.
 
     Args:
-        tensors: With their names.
-        max_bytes: Size above which a bucket is not grown; one tensor may be larger.
+        ranks: Of the server.
+        timeout_s: Longest wait for the others to join, and for one broadcast.
     """
-    held: list[tuple[str, Whole]] = []
+
+    def __init__(self, ranks: int, *, timeout_s: float) -> None:
+        from torch.distributed import TCPStore  # ty: ignore[import-not-found]  (an extra)
+
+        self.backend = "nccl" if jax.default_backend() == "gpu" else "gloo"
+        self.name = f"minirl-{uuid.uuid4().hex}"
+        self.size = 1 + ranks
+        self._timeout = timedelta(seconds=timeout_s)
+        self._store: Any = TCPStore(
+            "0.0.0.0", 0, self.size, is_master=True, timeout=self._timeout, wait_for_workers=False
+        )
+        self._group: Any = None
+
+    @property
+    def port(self) -> int:
+        """Return the port of its store."""
+        return self._store.port
+
+    def join(self) -> None:
+        """Wait until all ranks are there.
+
+        Raises:
+            RuntimeError: They are not.
+        """
+        from torch import distributed as torch  # ty: ignore[import-not-found]  (an extra)
+
+        store, arguments = self._store, (0, self.size, self._timeout)
+        for prefix in (self.name, f"{self.name}/", "cuda/" if self.backend == "nccl" else "cpu/"):
+            store = torch.PrefixStore(prefix, store)
+        if self.backend == "nccl":
+            # PyTorch would end the process over a broadcast that a server does not take.
+            os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+            options = torch.ProcessGroupNCCL.Options()
+            options._timeout = self._timeout
+            self._group = torch.ProcessGroupNCCL(store, *arguments[:2], options)
+        else:
+            self._group = torch.ProcessGroupGloo(store, *arguments)
+        self._group._set_sequence_number_for_group()
+
+    def broadcast(self, arrays: Iterable[jax.Array]) -> None:
+        """Send arrays to all ranks, and wait until they have them.
+
+        Raises:
+            RuntimeError: One of them did not take them.
+        """
+        import torch  # ty: ignore[import-not-found]  (an extra)
+
+        convert = torch.from_dlpack if self.backend == "nccl" else host_tensor
+        tensors = [convert(array) for array in arrays]
+        options = torch.distributed.BroadcastOptions()
+        works = [self._group.broadcast([tensor], options) for tensor in tensors]
+        for work in works:
+            work.wait()
+        if self.backend == "nccl":
+            # `wait` was for PyTorch's stream alone, and JAX frees the arrays after this.
+            torch.cuda.synchronize(tensors[0].device)
+
+    def close(self) -> None:
+        """Leave: what NCCL still waits for fails; Gloo's waits end with their own deadline."""
+        if self._group is not None:
+            self._group.abort()
+
+
+def host_tensor(array: jax.Array) -> Any:
+    """Copy an array into a PyTorch tensor in this host's memory."""
+    import torch  # ty: ignore[import-not-found]  (an extra)
+
+    block = np.array(array)
+    # As bytes: NumPy's bfloat16 is none of PyTorch's types.
+    data = torch.from_numpy(block.reshape(-1).view(np.uint8))
+    return data.view(getattr(torch, block.dtype.name)).reshape(block.shape)
+
+
+def bucketed(tensors: Iterable[tuple[str, jax.Array]], *, max_bytes: int) -> Iterator[Bucket]:
+    """Put tensors together, in order, up to a size; one tensor may be larger."""
+    held: list[tuple[str, jax.Array]] = []
     for name, array in tensors:
         if held and sum(one.nbytes for _, one in held) + array.nbytes > max_bytes:
             yield Bucket(tuple(held), is_last=False)
@@ -289,92 +257,114 @@ def buckets(tensors: Iterable[tuple[str, Whole]], *, max_bytes: int) -> Iterator
     yield Bucket(tuple(held), is_last=True)
 
 
-def host_tensors(params: nnx.State, dtype: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the same in this host's memory, if all parts of the weights are on its devices.
+def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Folder:
+    """Write all weights of a model, split over devices in any way; all processes have to ask.
 
-    No program is run over several devices: another thread may be running one.
-    """
-    for path, leaf in jax.tree.leaves_with_path(params):
-        names = tensor_names(param_path(path), leaf.shape)
-        layers = len(names) if is_stacked(param_path(path), leaf.ndim) else None
-        shape = leaf.shape if layers is None else leaf.shape[1:]
-        shards = [shard for shard in leaf.addressable_shards if shard.replica_id == 0]
-        parts = [
-            (one.index[-len(shape) :], by_layer(one.data, layers, dtype=dtype)) for one in shards
-        ]
-        for name in names:
-            whole = np.empty(shape, jnp.dtype(dtype))
-            for index, part in parts:
-                whole[index] = next(part)
-            yield name, whole
-
-
-@asynccontextmanager
-async def _updating(server: Server) -> AsyncGenerator[None]:
-    with suppress(RefusedError):  # one that was abandoned is still open
-        await server.tell("/end_weight_update", {}, timeout_s=BRIEF_S)
-    await server.tell("/begin_weight_update", {}, timeout_s=BRIEF_S)
-    yield
-    await server.tell("/end_weight_update", {}, timeout_s=BRIEF_S)
-
-
-def _version(name: str, bucket: Bucket) -> dict[str, Any]:
-    return {
-        "weight_version": name if bucket.is_last else name + _PARTIAL,
-        "flush_cache": bucket.is_last,
-    }
-
-
-def _body(bucket: Bucket, name: str, ranks: int) -> BytesIO:
-    """Write a request's JSON; of the base64 in it nothing is to be escaped."""
-    from minirl.sglang.nccl import pickled
-
-    text = b'"' + pickled(bucket.tensors) + b'"'
-    head = json.dumps(_version(name, bucket)).encode()
-    texts = b",".join([text] * ranks)
-    return BytesIO(b"".join([head[:-1], b', "serialized_named_tensors": [', texts, b"]}"]))
-
-
-async def _both(asked: Awaitable[None], work: Callable[[], None], *, timeout_s: float) -> None:
-    """Let a server and this process do their parts of something.
+    Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
+    has its name when all are whole.
 
     Raises:
-        ServerError: One of them did not.
-        RefusedError: The server will not.
+        OSError: They cannot be written.
     """
-    request = asyncio.ensure_future(asked)
+    shapes, folder = tensor_shapes(params), version_folder(place, name)
+    new = folder.with_name(f"{folder.name}.new")
+    process, processes = jax.process_index(), distributed.count()
+    own = {tensor: shapes[tensor] for tensor in list(shapes)[process::processes]}
+    path = new / (SINGLE if processes == 1 else f"model-{process:05}.safetensors")
+
+    def begin() -> None:
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+
+    def write_own() -> None:
+        tensors = whole_tensors(params, dtype)
+        try:
+            write_file(path, own, (one for one in tensors if one[0] in own), dtype=dtype)
+            sync(path)
+        finally:
+            # All processes bring a tensor together: after an error here the others go on.
+            for _ in tensors:
+                pass
+
+    def end() -> None:
+        sync(new)
+        new.rename(folder)
+        sync(place)
+
+    distributed.from_first(begin)
+    distributed.gather(write_own)
+    distributed.from_first(end)
+    return Folder(folder, total_bytes(shapes, dtype))
+
+
+def version_folder(place: Path, name: str) -> Path:
+    """Return where a version is."""
+    return place / f"{_VERSION}{name}"
+
+
+def remove_versions(place: Path, *, but: Path | None = None) -> None:
+    """Remove the folders of all versions but one, also those that a kill left half written."""
+    for folder in place.glob(f"{_VERSION}*") if distributed.is_first() else ():
+        if folder != but:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Array]]:
+    """Yield each tensor by its Hugging Face name, whole on the first device of this process.
+
+    Parameters that hold all layers are gathered one layer at a time. All processes have to ask.
+    """
+    for path, leaf in jax.tree.leaves_with_path(params):
+        place = leaf.sharding
+        if isinstance(place, NamedSharding):
+            place = NamedSharding(place.mesh, PartitionSpec())
+        own, gather = param_path(path), _gather(jnp.dtype(dtype), place)
+        for layer, name in enumerate(tensor_names(own, leaf.shape)):
+            whole = gather(leaf, layer if is_stacked(own, leaf.ndim) else None)
+            # One that is not computed yet has memory of its own already.
+            yield name, whole.block_until_ready().addressable_data(0)
+
+
+@functools.lru_cache
+def _gather(dtype: Any, place: Sharding) -> Callable[..., jax.Array]:
+    def gather(array: jax.Array, layer: Any) -> jax.Array:
+        if layer is not None:
+            array = jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+        return array.astype(dtype)
+
+    return jax.jit(gather, out_shardings=place)
+
+
+async def _together(
+    server: Server, path: str, body: dict[str, Any], work: Callable[[], None], *, timeout_s: float
+) -> None:
+    """Let a server and this process do their parts of a collective operation."""
+    asked = asyncio.ensure_future(server.post(path, body, timeout_s=timeout_s))
     try:
         async with asyncio.timeout(timeout_s):
-            await asyncio.gather(request, _in_thread(work))
+            await asyncio.gather(asked, _in_daemon(work))
     except TimeoutError:
         raise ServerError("deadline", f"took no broadcast within {timeout_s:g} s") from None
     except RuntimeError as error:
-        words = " ".join(str(error).split())[:160]
-        raise ServerError("connection", f"took no broadcast ({words})") from None
+        message = " ".join(str(error).split())[:160]
+        raise ServerError("connection", f"took no broadcast ({message})") from None
     finally:
-        request.cancel()
+        asked.cancel()
 
 
-def _in_thread(work: Callable[[], None]) -> asyncio.Future[None]:
-    """Do something that may hang, in a thread that nobody has to wait for, not even at the end."""
+def _in_daemon(work: Callable[[], None]) -> asyncio.Future[None]:
+    """Do something that may hang in a thread that nobody waits for at the end of the process."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
             future.set_result(work())
-        except BaseException as error:  # noqa: BLE001  (raised where it is waited for)
+        except BaseException as error:  # noqa: BLE001  (raised where it is awaited)
             future.set_exception(error)
 
-    Thread(target=run, name="push", daemon=True).start()
+    Thread(target=run, name="broadcast", daemon=True).start()
     return asyncio.wrap_future(future)
-
-
-async def _leave(server: Server, group: Group) -> None:
-    group.close()
-    with suppress(ServerError, RefusedError):
-        body = {"group_name": group.name}
-        await server.tell("/destroy_weights_update_group", body, timeout_s=BRIEF_S)
 
 
 def _own_address(url: str) -> str:
@@ -382,7 +372,7 @@ def _own_address(url: str) -> str:
     where = urlsplit(url)
     found = socket.getaddrinfo(where.hostname, where.port or 80, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
-    # Nothing is sent: a socket of datagrams only looks for its way.
+    # Connecting a datagram socket sends nothing: it only chooses the route.
     with socket.socket(family, kind, protocol) as towards:
         towards.connect(address)
         return towards.getsockname()[0]

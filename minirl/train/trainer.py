@@ -31,7 +31,7 @@ from minirl.sample.local import in_compute_type
 from minirl.sample.rollout import flatten
 from minirl.sample.rounds import Rounds, Taken, cuts
 from minirl.sample.samplers import joined, make_sampler, told_numbers
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 from minirl.train.advantages import groups_to_train
 from minirl.train.batching import (
     Batch,

@@ -1,6 +1,6 @@
-"""A learner that pushes to servers by one way, and tells what came of it as JSON.
+"""A learner that pushes to servers by one backend, and tells what came of it as JSON.
 
-    python push_learner.py MODEL WORK WAY VICTIM URL...
+    python push_learner.py MODEL WORK PUSH VICTIM URL...
 
 It changes the weights and pushes them three times, the second time while a request is under way. A
 process VICTIM, if it is not 0, is stopped in the middle of the third push, and woken after it.
@@ -33,11 +33,9 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.sharding import make_mesh
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sglang.client import Wish
-from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
-from minirl.sglang.servers import Servers
-from minirl.sglang.transfer import Parcel
-from minirl.types import Decoding
+from minirl.sglang import transfer
+from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
+from minirl.types import Decoding, Request
 
 LONG = 64
 
@@ -54,22 +52,21 @@ def scoring(model: Decoder) -> tuple[Callable[..., jax.Array], Logprobs]:
         logp_BTV = jax.nn.log_softmax(whole.logits(hidden_BTD).astype(np.float32))
         return jax.numpy.take_along_axis(logp_BTV[0, :-1], ids_BT[0, 1:, None], -1)[:, 0]
 
-    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
-        assert temperature == 1.0
-        return [[np.concatenate([[0.0], score(params, rows[0][0].ids[None])])]]
+    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
+        return np.asarray(score(params, np.array([ids])))[prompt_length - 1 :]
 
     return score, logprobs
 
 
 def main(
-    model_folder: Path, work: Path, way: str, victim: int, urls: Sequence[str]
+    model_folder: Path, work: Path, push: str, victim: int, urls: Sequence[str]
 ) -> dict[str, Any]:
     mesh = make_mesh({"fsdp": 2, "tensor": 2}) if jax.device_count() == 4 else None
     model = huggingface.load(model_folder, mesh=mesh)
     _, params, _ = split(model)
     score, logprobs = scoring(model)
     sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
-    settings = {"urls": tuple(urls), "push": way, "start_s": 60, "wait_s": 60}
+    settings = {"urls": tuple(urls), "push": push, "start_s": 60, "wait_s": 60}
     config = SglangConfig.model_validate({**settings, "push_s": 20 if victim else 60})
 
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
@@ -78,16 +75,15 @@ def main(
     with servers:
         tokenizer = ChatTokenizer(model_folder)
         one = SglangSampler(model, tokenizer, servers, logprobs=logprobs)
-        stops = tuple(tokenizer.stop_ids)
-        wish = Wish((5, 6, 7), LONG, Decoding(), stops, servers.vocab_size)
+        request = Request(1, (5, 6, 7), LONG, Decoding())
         asked = None
         for version in range(3):
-            before = score(params, np.array([servers.probe_ids]))
+            before = score(params, np.array([servers.requirements.probe_ids]))
             params = jax.tree.map(lambda leaf: leaf * 1.2, params)
-            after = score(params, np.array([servers.probe_ids]))
+            after = score(params, np.array([servers.requirements.probe_ids]))
             found["moved"] = min(found.get("moved", 1e9), float(abs(after - before).mean()))
             if version == 1:
-                asked = servers.start(servers.fleet.sample(1, wish))
+                asked = servers.start(servers.pool.sample(1, request, tokenizer.stop_ids))
             if version == 2 and victim:
                 stop_in_the_middle(servers, victim)
             one.set_weights(params, version=version)
@@ -99,39 +95,49 @@ def main(
         found["numbers"] = one.numbers()
         if victim:
             os.kill(victim, signal.SIGCONT)
-            found["after"] = until_all_are_back(one, len(urls))
+            found["after"] = until_all_are_back(servers, one, params, len(urls))
     return found
 
 
 def stop_in_the_middle(servers: Servers, victim: int) -> None:
-    """Let parcels be small, and stop a server before the second of the next push."""
-    make = servers.way.parcels
+    """Let buckets be small, and stop a server before the second of the next push."""
+    make = servers.transfer.buckets
     monkey = pytest.MonkeyPatch()
-    monkey.setattr(type(servers.way), "bucket_bytes", 1)
+    monkey.setattr(transfer, "_BUCKET_BYTES", 1)
 
-    def parcels(params: nnx.State, name: str) -> Iterator[Parcel]:
-        for number, parcel in enumerate(make(params, name)):
+    def buckets(params: nnx.State, name: str) -> Iterator[Any]:
+        for number, bucket in enumerate(make(params, name)):
             if number == 1:
                 os.kill(victim, signal.SIGSTOP)
-            yield parcel
+            yield bucket
         monkey.undo()
 
-    monkey.setattr(servers.way, "parcels", parcels)
+    monkey.setattr(servers.transfer, "buckets", buckets)
 
 
-def until_all_are_back(sampler: SglangSampler, count: int) -> dict[str, float]:
-    """Wait until all servers have the weights; return what happened since."""
-    end = time.monotonic() + 200
+def until_all_are_back(
+    servers: Servers, sampler: SglangSampler, params: nnx.State, count: int
+) -> dict[str, float]:
+    """Wait until the server that missed a push is well, push again, and return what happened."""
+    assert any(any(one.is_waiting for one in servers.pool._replicas) for _ in polls())
+    sampler.set_weights(params, version=3)
     found: dict[str, float] = {}
-    while found.get("sglang/servers") != count:
-        assert time.monotonic() < end, found
-        time.sleep(0.2)
+    for _ in polls():
         found = {key: max(value, found.get(key, 0)) for key, value in sampler.numbers().items()}
-    return found
+        if found["sglang/servers"] == count:
+            return found
+    raise AssertionError(found)
+
+
+def polls() -> Iterator[None]:
+    end = time.monotonic() + 200
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    folder, work, way, victim, *urls = sys.argv[1:]
-    told = main(Path(folder), Path(work), way, int(victim), urls)
+    folder, work, push, victim, *urls = sys.argv[1:]
+    told = main(Path(folder), Path(work), push, int(victim), urls)
     sys.stdout.write(json.dumps(told) + "\n")

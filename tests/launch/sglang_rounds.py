@@ -8,26 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from minirl.config import (
-    BatchingConfig,
-    Grpo,
-    OptimizerConfig,
-    SamplerConfig,
-    SglangConfig,
-    TinyConfig,
-)
-from minirl.model import huggingface
+from minirl.config import SamplerConfig, SglangConfig, TinyConfig
+from minirl.model import attention, huggingface
 from minirl.model.decoder import Decoder
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
-from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
-from minirl.sglang.servers import Servers
-from minirl.train.batching import micro_batches, read_back, sizes_on
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
 from minirl.types import Trajectory
 
 from .sglang_server import OPTIONS, VARIABLES
@@ -92,17 +84,16 @@ def make_models(place: Path, count: int) -> list[Path]:
 def logprobs_of(model: Decoder) -> Logprobs:
     """Return what a learner of this model says of the probe."""
     graph, _ = nnx.split(model)
-    sizes = sizes_on(BatchingConfig(prompt_multiple=8, answer_multiple=64), None)
-    learner = Learner(
-        graph,
-        policy_objective(Grpo(), temperature=1.0),
-        make_optimizer(OptimizerConfig(), steps=1),
-    )
 
-    def logprobs(params: nnx.State, rows: Rows, temperature: float) -> list[list[np.ndarray]]:
-        batches = micro_batches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
-        values = learner.logprobs(params, batches, temperature=temperature)
-        return read_back(rows, values, sizes=sizes)
+    @jax.jit
+    def forward(params: nnx.State, ids_BT: jax.Array) -> jax.Array:
+        whole = nnx.merge(graph, params)
+        hidden_BTD, _ = whole(ids_BT, jnp.arange(ids_BT.shape[1])[None], attention.causal())
+        return jax.nn.log_softmax(whole.logits(hidden_BTD)[0].astype(jnp.float32))
+
+    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
+        logp_TV = np.asarray(forward(params, jnp.array([ids])))
+        return logp_TV[np.arange(len(ids) - 1), ids[1:]][prompt_length - 1 :]
 
     return logprobs
 

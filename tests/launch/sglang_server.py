@@ -1,20 +1,19 @@
-"""A real SGLang server on 127.0.0.1, on the CPU, and its router."""
+"""A real SGLang server on 127.0.0.1, on the CPU."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from minirl.sglang.processes import free_ports
+from minirl.sglang.process import free_ports
 
 SHIM = Path(__file__).parent / "sglang_shim"
 OPTIONS = {
@@ -44,31 +43,6 @@ def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Gener
     line = [python, "-m", "sglang.launch_server", "--skip-server-warmup"]
     with _running(line, options, log, ready="/ready", start_s=start_s) as url:
         yield url
-
-
-@contextmanager
-def route(
-    python: str, urls: Sequence[str], log: Path, *, policy: str = "cache_aware"
-) -> Generator[str]:
-    """Run SGLang's own router before these servers until the block ends; give its address.
-
-    It has all of them by then: by itself it is ready with the first one.
-    """
-    port, metrics_port = free_ports(2)
-    options = {"policy": policy, "port": port, "prometheus-port": metrics_port}
-    line = [python, "-m", "sglang_router.launch_router", "--worker-urls", *urls]
-    with _running(line, options, log, ready="/readiness", start_s=60) as url:
-        end = time.monotonic() + 60
-        while len(_workers(url)) < len(urls):
-            if time.monotonic() > end:
-                raise RuntimeError(f"it has not all servers: {_workers(url)}")
-            time.sleep(0.2)
-        yield url
-
-
-def _workers(router: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{router}/workers", timeout=5) as answer:
-        return json.load(answer)["workers"]
 
 
 def scheduler_of(url: str) -> int:

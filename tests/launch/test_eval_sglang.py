@@ -40,7 +40,7 @@ def fake(place: Path) -> Iterator[Fake]:
     tokenizer = ChatTokenizer(place / "model")
     ids = [*tokenizer.encode(REPLY), tokenizer.stop_ids[0]]
     shape = json.loads((place / "model" / "config.json").read_text())
-    server = Fake(vocab=shape["vocab_size"], architectures=shape["architectures"], reply=ids)
+    server = Fake(architectures=shape["architectures"], reply=ids)
     yield server
     server.close()
 

@@ -78,7 +78,7 @@ def command(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     except OSError:
         return ""
-    return words if "sglang.launch_server" in words and "sglang/watch.py" not in words else ""
+    return words if "sglang.launch_server" in words and "sglang/process.py" not in words else ""
 
 
 def schedulers(run: Path) -> list[int]:

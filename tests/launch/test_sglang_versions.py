@@ -16,8 +16,7 @@ from minirl.config import SamplerConfig, SglangConfig, TinyConfig
 from minirl.model import attention, huggingface
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sglang.sampler import SglangSampler
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.types import Decoding, Request
 
 from .conftest import TINY
@@ -26,12 +25,12 @@ from .sglang_server import serve
 LONGEST, EPISODES = 1000, 8
 
 
-def logprobs_of(graph, params, ids, temperature=1.0):
+def logprobs_of(graph, params, ids):
     """Return the log-probability of each id but the first."""
     model = nnx.merge(graph, params)
     tokens = jnp.asarray([ids], jnp.int32)
     hidden, _ = model(tokens, jnp.arange(len(ids))[None], attention.causal())
-    values = jax.nn.log_softmax(model.logits(hidden)[0] / temperature)
+    values = jax.nn.log_softmax(model.logits(hidden)[0])
     return np.asarray(values)[np.arange(len(ids) - 1), ids[1:]]
 
 
@@ -49,11 +48,8 @@ def test_a_reply_of_two_weights_has_the_log_probabilities_of_both(sglang_python,
     key = jax.random.key(0)
     new = jax.tree.map(lambda leaf: leaf + 0.05 * jax.random.normal(key, leaf.shape), old)
 
-    def learner(params, rows, temperature):
-        def of(row):
-            return np.append(0, logprobs_of(graph, params, row.ids.tolist(), temperature))
-
-        return [[of(row) for row in group] for group in rows]
+    def learner(params, ids, prompt_length):
+        return logprobs_of(graph, params, list(ids))[prompt_length - 1 :]
 
     prompt = tuple(range(100, 140))
     asked = [

@@ -154,6 +154,6 @@ def fakes():
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Let a fleet look after its servers more often."""
+    """Let a pool look after its servers more often."""
     monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)
     monkeypatch.setattr(pool, "_HEARTBEAT_S", 0.1)

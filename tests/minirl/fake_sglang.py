@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-
-from minirl.sglang.client import NEEDED
-from minirl.sglang.transfer import WAYS
 
 VOCAB = 50
 STOP = 1
@@ -30,7 +24,7 @@ class Fake:
         down: Endless faults: every answer is dropped.
         held: Called with a request before it is answered; it may wait.
         given: What was answered well, by endpoint.
-        ports: Of clients, of all requests for a reply and of all others.
+        ports: Of clients, of all requests.
         hanging: Names of the requests that hung.
         aborted: Names of those that were taken back.
     """
@@ -38,24 +32,23 @@ class Fake:
     def __init__(
         self,
         *,
-        vocab=VOCAB,
         probe=-0.25,
         port=0,
         architectures=("Toy",),
         delay_s=0.0,
         reply=(10, 11, STOP),
     ):
-        self.vocab, self.probe, self.architectures = vocab, probe, list(architectures)
+        self.probe, self.architectures = probe, list(architectures)
         self.reply = list(reply)
         self.weights, self.folder, self.delay_s = "default", "", delay_s
         self.faults, self.given, self.bodies = {}, Counter(), []
         self.hanging, self.aborted = [], []
-        self.ports: dict[bool, list[int]] = {True: [], False: []}
+        self.ports: list[int] = []
         self.held = lambda body: None
         self.down, self.paused, self.hung = False, False, threading.Event()
-        self.paths = [*NEEDED, *(path for way in WAYS.values() for path in way.endpoints)]
+        self.model_path = ""
         self.sizes = {"tp_size": 1, "pp_size": 1, "dp_size": 1}
-        self.is_updating, self.taken, self.versions, self.copies = False, {}, [], 0
+        self.is_updating, self.taken, self.versions = False, {}, []
         # By the name of a group: gives what its next broadcast brings.
         self.receive: Callable[[str], Any] = lambda group: None
         self.version, self.context, self.order = "0.5.23", 4096, []
@@ -94,9 +87,7 @@ class Fake:
 
     def answer(self, handler, body):
         path = handler.path
-        is_reply = bool(body) and body.get("sampling_params", {}).get("max_new_tokens", 0) > 0
-        is_reply &= "token_ids_logprob" not in (body or {})  # asks for the vocabulary's size
-        self.ports[is_reply].append(handler.client_address[1])
+        self.ports.append(handler.client_address[1])
         fault = self.faults.get(path, [])
         fault = fault.pop(0) if fault else None
         if self.down or fault == "drop":
@@ -128,15 +119,13 @@ class Fake:
         self.order.append(path)
         return getattr(self, f"on_{name}", lambda _: (200, {}))(body)
 
-    def on_openapi_json(self, _):
-        return 200, {"paths": {path: {} for path in self.paths}}
-
     def on_model_info(self, _):
         names = self.architectures
         return 200, {
             "is_generation": True,
             "weight_version": self.weights,
             "architectures": names,
+            "model_path": self.model_path,
         }
 
     def on_ready(self, _):
@@ -181,11 +170,6 @@ class Fake:
             body, dict(zip(body["names"], self.receive(body["group_name"]), strict=True))
         )
 
-    def on_update_weights_from_tensor(self, body):
-        texts = body["serialized_named_tensors"]
-        self.copies = len(texts)
-        return self.take(body, json.loads(base64.b64decode(texts[0])))
-
     def take(self, body, tensors):
         if not (self.paused and self.is_updating):
             return 400, {"error": "no update was begun"}
@@ -197,8 +181,6 @@ class Fake:
     def on_generate(self, body):
         if self.paused:
             return 503, {"error": "paused"}  # a real one would let us wait
-        if "token_ids_logprob" in body:
-            return 400, {"error": f"out-of-vocabulary; valid range is [0, {self.vocab})."}
         self.bodies.append(body)
         sent, settings = body["input_ids"], body["sampling_params"]
         began = self.weights
@@ -224,38 +206,3 @@ class Fake:
         ]
         meta["output_token_logprobs"] = [[-1 / i, i, None] for i in ids]
         return 200, {"output_ids": ids, "meta_info": meta}
-
-
-class FakeRouter(Fake):
-    """Stands before servers as SGLang's router does: asks one after the other, tries again.
-
-    Attributes:
-        behind: Addresses of the servers.
-        passed: Bodies that were passed on.
-    """
-
-    def __init__(self, behind, **settings):
-        self.behind, self.passed, self.lock = list(behind), [], threading.Lock()
-        super().__init__(**settings)
-
-    def right(self, path, body):
-        if path == "/workers":
-            return 200, {"workers": [{"url": url, "is_healthy": True} for url in self.behind]}
-        if path == "/health":
-            return 200, b"OK"
-        if path != "/generate":
-            return 404, b""
-        with self.lock:
-            self.passed.append(body)
-            url = self.behind[len(self.passed) % len(self.behind)]
-        request = urllib.request.Request(
-            url + path, json.dumps(body).encode(), {"content-type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-        except OSError:
-            return 500, b"error sending request"

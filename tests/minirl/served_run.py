@@ -13,7 +13,7 @@ from unittest import mock
 from launch import cli
 from minirl.config import RolloutConfig, SglangConfig
 from minirl.run import distributed, preemption
-from minirl.sglang import servers as served
+from minirl.sglang import sampler as served
 
 
 def main(folder, urls, wait_s, lag, coordinator, processes, process):

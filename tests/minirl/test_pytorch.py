@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import threading
 from datetime import timedelta
 
@@ -20,7 +18,7 @@ from torch.distributed import (  # noqa: E402  # ty: ignore[import-not-found]
     TCPStore,
 )
 
-from minirl.sglang.nccl import Group, host_tensor, pickled  # noqa: E402
+from minirl.sglang.transfer import Group, host_tensor  # noqa: E402
 
 ARRAYS = (jnp.arange(6.0).reshape(2, 3), jnp.array([[1.5], [-2.0]], jnp.bfloat16))
 
@@ -43,14 +41,6 @@ def test_a_tensor_is_the_array(array):
     tensor = host_tensor(array)
     assert str(tensor.dtype) == f"torch.{array.dtype.name}"
     np.testing.assert_array_equal(numbers(tensor), np.asarray(array, np.float32))
-
-
-def test_pickled_tensors_are_plain():
-    found = pickle.loads(base64.b64decode(pickled([("a", ARRAYS[0]), ("b", ARRAYS[1])])))
-    assert [name for name, _ in found] == ["a", "b"]
-    for (_, tensor), array in zip(found, ARRAYS, strict=True):
-        assert type(tensor) is torch.Tensor
-        np.testing.assert_array_equal(numbers(tensor), np.asarray(array, np.float32))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -13,7 +13,7 @@ from minirl.config import RolloutConfig, SglangConfig
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sample.episodes import Player
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 
 from . import toy_run
 from .fake_sglang import Fake
@@ -25,7 +25,7 @@ VOCAB = 64
 
 @pytest.fixture
 def fake():
-    made = Fake(vocab=VOCAB)
+    made = Fake()
     yield made
     made.close()
 
@@ -37,7 +37,7 @@ def begin(toy, fake, tmp_path, monkeypatch):
     model.mkdir()
     (model / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
     monkeypatch.setattr(
-        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
+        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
     )
     config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=5)
     with Servers(

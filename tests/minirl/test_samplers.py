@@ -17,7 +17,7 @@ from minirl.errors import UserError
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.sample.samplers import make_sampler, told_numbers
-from minirl.sglang.servers import Servers
+from minirl.sglang.sampler import Servers
 
 from .fake_sglang import Fake
 
@@ -29,7 +29,7 @@ def serve(toy, tmp_path, monkeypatch):
     """Return `serve(urls, **settings)`: servers in use for the toy model."""
     size = toy.CONFIG.vocab_size
     monkeypatch.setattr(
-        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=size)
+        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=size)
     )
     (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
     opened = []
@@ -46,7 +46,7 @@ def serve(toy, tmp_path, monkeypatch):
 
 
 def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
-    fake = Fake(vocab=toy.CONFIG.vocab_size)
+    fake = Fake()
     try:
         servers = serve([fake.url])
         one, other = (
@@ -76,7 +76,7 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
 
 def test_connections_are_allowed_or_refused(toy, serve):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fake = Fake(vocab=toy.CONFIG.vocab_size)
+    fake = Fake()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         serve([fake.url], parallel=300)
@@ -128,8 +128,8 @@ def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serv
     environment = Deep(toy.Said)
     before = threading.active_count()
     most: list[int] = []
-    reply, vocab = [10, 11, 1], toy.CONFIG.vocab_size
-    with scripted(0.01, vocab, reply) as one, scripted(0.01, vocab, reply) as two:
+    reply = [10, 11, 1]
+    with scripted(0.01, reply) as one, scripted(0.01, reply) as two:
         servers = serve([one, two], parallel=parallel)
         sampler = make_sampler(
             toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers

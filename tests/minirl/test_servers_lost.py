@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from . import toy_run
-from .conftest import VOCAB
 from .fake_sglang import Fake
 from .test_hosts import LIMIT_S, ends, processes
 
@@ -22,7 +21,7 @@ class Mortal(Fake):
     lock = threading.Lock()
 
     def answer(self, handler, body):
-        if handler.path == "/generate" and "token_ids_logprob" not in body:
+        if handler.path == "/generate":
             with self.lock:  # all of a step come at once
                 self.asked += 1
                 self.down |= self.dies_after is not None and self.asked > self.dies_after
@@ -31,7 +30,7 @@ class Mortal(Fake):
 
 @pytest.fixture
 def fakes():
-    made = [Mortal(vocab=VOCAB), Mortal(vocab=VOCAB)]
+    made = [Mortal(), Mortal()]
     yield made
     for fake in made:
         fake.close()

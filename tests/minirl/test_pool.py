@@ -1,8 +1,9 @@
-"""What a fleet does with servers that fail: fakes on 127.0.0.1, each with one fault."""
+"""What a pool does with servers that fail: fakes on 127.0.0.1, each with one fault."""
 
+import itertools
+import json
 import math
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +12,15 @@ import pytest
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.sglang.client import Wish
-from minirl.sglang.replica import Weights
-from minirl.sglang.sampler import SglangSampler
-from minirl.sglang.servers import Servers
+from minirl.sglang.replica import PushedWeights
+from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.sglang.transfer import Folder
 from minirl.types import Decoding, Request
 
 from .fake_sglang import STOP, VOCAB
 
-WISH = Wish((5, 6, 7), 8, Decoding(), (STOP,), VOCAB)
+REQUEST = Request(0, (5, 6, 7), 8, Decoding())
+NUMBERS = itertools.count()
 DEADLINES: dict[str, Any] = dict.fromkeys(
     ("timeout_s", "health_s", "start_s", "push_s", "wait_s"), 30.0
 )
@@ -41,11 +41,11 @@ def model(tmp_path):
 def serve(model, tmp_path, monkeypatch):
     """Return `serve(fakes, **settings)`: servers in use, with the weights that fakes agree with."""
     monkeypatch.setattr(
-        "minirl.sglang.servers.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
+        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
     )
     opened = []
 
-    def start(fakes, *, push=True, push_with="disk", **settings):
+    def begin(fakes, *, push=True, push_with="disk", **settings):
         if "launch" not in settings:
             settings["urls"] = tuple(fake.url for fake in fakes)
         config = SglangConfig(push=push_with, **{**DEADLINES, **settings})
@@ -56,7 +56,7 @@ def serve(model, tmp_path, monkeypatch):
             send(found, "a")
         return found
 
-    yield start
+    yield begin
     for servers in opened:
         servers.__exit__()
 
@@ -74,8 +74,6 @@ class Nurse:
         self.fake.faults.clear()
         self.fake.weights = "default"
 
-    def let_go(self): ...
-
     def close(self): ...
 
 
@@ -83,24 +81,32 @@ class Nurse:
 def nurses(fakes, monkeypatch):
     """Let the servers be children, of which a run has two."""
     made = [Nurse(fake) for fake in fakes]
-    monkeypatch.setattr("minirl.sglang.servers.launch", lambda *_, **__: made)
+    monkeypatch.setattr("minirl.sglang.process.launch", lambda *_, **__: made)
     return made
 
 
-def send(servers, name):
-    folder = Folder(Path(f"/w/{name}"), 7)
-    sent = Weights(lambda: iter([folder]), name, ord(name), [-0.25] * 10)
-    return servers.push(sent, iter([folder]))
+def send(servers, name, buckets=None):
+    """Push weights of this name; without buckets, a folder that no server opens."""
+    sent = PushedWeights(name, next(NUMBERS), ord(name), [-0.25] * 10)
+    return servers.push(sent, buckets or iter([Folder(folder_of(servers, name), 7)]))
 
 
-def ask(servers, episodes=(1,), wish=WISH):
-    futures = [servers.start(servers.fleet.sample(episode, wish)) for episode in episodes]
+def folder_of(servers, name):
+    return servers.place / f"version-{name}"
+
+
+def start(servers, episode, request=REQUEST, stop_ids=(STOP,)):
+    return servers.start(servers.pool.sample(episode, request, stop_ids))
+
+
+def ask(servers, episodes=(1,), request=REQUEST, **more):
+    futures = [start(servers, episode, request, **more) for episode in episodes]
     return [future.result(60) for future in futures]
 
 
 def numbers(servers):
     async def told():
-        return servers.fleet.numbers()
+        return servers.pool.numbers()
 
     found = servers.run(told())
     return {key.removeprefix("sglang/"): value for key, value in found.items()}
@@ -178,18 +184,14 @@ REPLY_FAULTS = {
 }
 
 
-def test_only_requests_for_replies_share_connections(fakes, serve):
-    """Others may come after a pause in which a server has closed what was open."""
+def test_no_two_requests_share_a_connection(fakes, serve):
+    """One may come after a pause in which the server has closed what was open."""
     servers = serve(fakes)
     for _ in range(3):
         ask(servers)
     send(servers, "b")
     for fake in fakes:
-        others = fake.ports[False]
-        assert len(others) > 8
-        assert len(set(others)) == len(others)
-        assert not set(others) & set(fake.ports[True])
-    assert sum(len(fake.ports[True]) for fake in fakes) == 3
+        assert len(set(fake.ports)) == len(fake.ports) > 8
 
 
 @pytest.mark.parametrize("name", REPLY_FAULTS)
@@ -202,9 +204,8 @@ def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     found = ask(servers)[0]  # the first of equals is asked first
     assert found.ids == (10, 11, STOP)
     assert found.logprobs == (-1 / 10, -1 / 11, -1 / STOP)
-    assert fakes[1].bodies[0]["input_ids"] == list(WISH.ids)
+    assert fakes[1].bodies[0]["input_ids"] == list(REQUEST.ids)
     fakes[0].hung.set()
-    wait_until(lambda: "/update_weights_from_disk" in fakes[0].order[-6:])
     wait_until(lambda: numbers_are(servers, taken_back=1))
     assert SEEN["requests"] == SEEN["retries"] == SEEN["left_out"] == SEEN[f"failed_{kind}"] == 1
     assert SEEN["servers"] == 2
@@ -229,8 +230,8 @@ def _forget():
 
 def test_a_request_says_everything_that_a_server_could_have_preset(fakes, serve):
     servers = serve(fakes)
-    wish = Wish((5,), 2, Decoding(0.7, 0.9), (STOP, 3), VOCAB)
-    assert ask(servers, wish=wish)[0].ids == (10, 11)
+    request = Request(0, (5,), 2, Decoding(0.7, 0.9))
+    assert ask(servers, request=request, stop_ids=(STOP, 3))[0].ids == (10, 11)
     body = next(b for f in fakes for b in f.bodies if b["sampling_params"]["max_new_tokens"] == 2)
     assert body.pop("rid").startswith("minirl-")
     assert body == {
@@ -249,10 +250,11 @@ def test_new_weights_come_in_order(fakes, serve):
     fakes[0].order.clear()
     send(servers, "b")
     assert fakes[0].order == [
-        "/pause_generation", "/flush_cache", "/update_weights_from_disk", "/model_info",
+        "/pause_generation", "/flush_cache", "/update_weights_from_disk",
         "/continue_generation", "/generate",
     ]  # fmt: skip
-    assert [(fake.weights, fake.folder) for fake in fakes] == [("b", "/w/b")] * 2
+    folder = str(folder_of(servers, "b"))
+    assert [(fake.weights, fake.folder) for fake in fakes] == [("b", folder)] * 2
     assert numbers(servers)["probe_gap"] == 0
 
 
@@ -268,7 +270,7 @@ def test_sessions_stay_at_their_server_and_new_ones_go_where_least_is_asked(fake
     for fake in fakes:
         fake.bodies.clear()
     for episode in (0, 0, 0, 2, 2):
-        ask(servers, [episode], Wish((20 + episode,), 8, Decoding(), (STOP,), VOCAB))
+        ask(servers, [episode], Request(0, (20 + episode,), 8, Decoding()))
     at = [[body["input_ids"][0] for body in fake.bodies] for fake in fakes]
     assert sorted(map(len, at)) == [0, 5]  # the even ones came first to the same server
     assert homes
@@ -329,7 +331,7 @@ IMPOSSIBLE = {
 def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy, name):
     ids, tokens, words = IMPOSSIBLE[name]
     servers = serve(fakes)
-    sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: [])
+    sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: np.zeros(0))
     for fake in fakes:
         fake.bodies.clear()
     with pytest.raises(ValueError, match=f"episode 7: .*{words}"):
@@ -342,7 +344,7 @@ def test_when_none_is_left_the_rest_waits_and_goes_on(fakes, serve):
     servers = serve(fakes)
     for fake in fakes:
         fake.down = True
-    futures = [servers.start(servers.fleet.sample(episode, WISH)) for episode in range(5)]
+    futures = [start(servers, episode) for episode in range(5)]
     wait_until(lambda: numbers_are(servers, left_out=2))
     assert SEEN["servers"] == 0
     assert not any(future.done() for future in futures)
@@ -418,8 +420,7 @@ def test_a_server_comes_back_only_if_it_computes_the_same(fakes, serve):
 
 REFUSED = {
     "another model": ({"architectures": ["Other"]}, "serves a Other, and the learner's .* Toy"),
-    "another vocabulary": ({"vocab": 60}, "vocabulary of 60 tokens, and .* has 50"),
-    "no updates": ({"paths": ["/generate"]}, "has no /abort_request, .*update_weights"),
+    "no SGLang": ({"faults": {"/server_info": [404]}}, "is no SGLang server .*404"),
     "too old": ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
     "short context": ({"context": 32}, "takes 32 tokens, and episodes have up to 64"),
     "small cache": ({"sizes": {"max_req_input_len": 28}}, "takes 32 tokens, .*--max-total-tokens"),
@@ -436,13 +437,21 @@ def test_a_server_that_cannot_serve_is_refused_at_the_start(fakes, serve, name):
         serve(fakes, start_s=30 if name != "nobody there" else 0.5)
 
 
+def test_a_server_of_another_vocabulary_is_refused_where_its_model_is_seen(fakes, serve, tmp_path):
+    fakes[1].model_path = str(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 60}))
+    with pytest.raises(UserError, match=r"vocabulary of 60 tokens, and .* has 50"):
+        serve(fakes)
+
+
 def test_a_server_that_a_killed_run_left_paused_goes_on(fakes, serve):
     fakes[0].paused = fakes[1].paused = True
     assert ask(serve(fakes))[0].ids == (10, 11, STOP)
 
 
-def test_a_server_that_sees_no_weights_is_refused_at_the_first_push(fakes, serve):
-    fakes[1].faults["/update_weights_from_disk"] = [400]
+@pytest.mark.parametrize("status", [400, 404], ids=["sees no weights", "has no updates"])
+def test_a_server_that_takes_no_weights_is_refused_at_the_first_push(fakes, serve, status):
+    fakes[1].faults["/update_weights_from_disk"] = [status]
     with pytest.raises(UserError, match=r"does not take the learner's weights .* same path"):
         serve(fakes)
 
@@ -450,7 +459,7 @@ def test_a_server_that_sees_no_weights_is_refused_at_the_first_push(fakes, serve
 def test_a_request_that_all_refuse_stops_the_run(fakes, serve):
     servers = serve(fakes)
     for fake in fakes:
-        fake.faults["/generate"] = [400] * 9
+        fake.faults["/generate"] = [400] * 99
     with pytest.raises(UserError, match="servers refuse this request"):
         ask(servers)
     assert numbers_are(servers, servers=2, left_out=0)

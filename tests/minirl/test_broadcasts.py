@@ -1,0 +1,288 @@
+"""Weights that are broadcast to servers in parts: fakes on 127.0.0.1 that fail on the way.
+
+PyTorch is not needed: a stand-in hands over what it would send.
+"""
+# ruff: noqa: F401, F811  (fixtures of another file)
+
+from __future__ import annotations
+
+import queue
+import signal
+import socket
+import threading
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from minirl.config import SglangConfig
+from minirl.errors import ServersLostError, UserError
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
+from minirl.sglang import transfer
+from minirl.sglang.transfer import Bucket
+
+from .test_pool import (
+    SEEN,
+    _forget,
+    ask,
+    model,
+    numbers_are,
+    send,
+    serve,
+    start,
+    wait_until,
+)
+
+pytestmark = pytest.mark.usefixtures("soon")
+
+NAMES = ("a", "b", "c", "d")
+# What a broadcast brings, by the name of its group; a server that is not there leaves it.
+CHANNELS: dict[str, queue.Queue] = {}
+HANDSHAKE = ["/pause_generation", "/flush_cache"]
+
+
+class Group:
+    """Stands for a process group: a channel that the fake server of its name reads."""
+
+    backend = "gloo"
+
+    def __init__(self, ranks, *, timeout_s):
+        self.name, self.size, self.port = f"group-{len(CHANNELS)}", 1 + ranks, 1
+        self.timeout_s = timeout_s
+        self.channel = CHANNELS[self.name] = queue.Queue(1)
+        self.is_closed = threading.Event()
+
+    def join(self):
+        self.channel.put("joined", timeout=self.timeout_s)
+
+    def broadcast(self, arrays):
+        try:
+            self.channel.put([float(array.sum()) for array in arrays], timeout=self.timeout_s)
+        except queue.Full:
+            raise RuntimeError("Gloo: connection closed by peer") from None
+
+    def close(self):
+        self.is_closed.set()
+
+
+@pytest.fixture(autouse=True)
+def _torch(monkeypatch):
+    monkeypatch.setattr(transfer, "Group", Group)
+    monkeypatch.setattr("minirl.sglang.sampler.check_installed", lambda _: None)
+    CHANNELS.clear()
+
+
+@pytest.fixture(autouse=True)
+def _receive(fakes):
+    for fake in fakes:
+        fake.receive = lambda name: CHANNELS[name].get(timeout=20)
+
+
+@pytest.fixture
+def begin(fakes, serve):
+    """Return `begin(**settings)`: servers in use, which weights are broadcast to."""
+
+    def begin(**settings):
+        return serve(fakes, push=False, push_with="nccl", **settings)
+
+    return begin
+
+
+def buckets(value):
+    """Give a bucket for each of the names; all of the value."""
+    for name in NAMES:
+        yield Bucket(((name, jnp.full(2, value, jnp.float32)),), is_last=name == NAMES[-1])
+
+
+def of(value):
+    return dict.fromkeys(NAMES, 2.0 * value)
+
+
+PART = "/update_weights_from_distributed"
+
+
+def test_parts_come_in_order_and_only_the_last_has_the_name(fakes, begin):
+    servers = begin()
+    for fake in fakes:
+        fake.order.clear()
+    size, made_s = send(servers, "x", buckets(3))
+    assert size == 4 * 2 * 4
+    assert made_s >= 0
+    for fake in fakes:
+        assert fake.order == [
+            "/pause_generation", "/flush_cache", "/init_weights_update_group",
+            "/end_weight_update", "/begin_weight_update", *[PART] * 4, "/end_weight_update",
+            "/destroy_weights_update_group", "/continue_generation", "/generate",
+        ]  # fmt: skip
+        assert fake.versions == ["x-partial"] * 3 + ["x"]
+        assert (fake.weights, fake.taken, fake.paused) == ("x", of(3), False)
+    assert ask(servers)[0].ids == (10, 11, 1)
+
+
+FAULTS = {"fails": [None, None, 500], "hangs": [None, "hang"], "never begins": [500]}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_server_that_misses_weights_holds_nobody_up_and_joins_with_the_next(fakes, begin, name):
+    servers = begin(push_s=6)
+    send(servers, "x", buckets(3))
+    for weights, value in (("y", 4), ("z", 5)):  # and misses these too
+        fakes[0].faults[PART] = FAULTS[name].copy()
+        begun = time.monotonic()
+        send(servers, weights, buckets(value))
+        assert time.monotonic() - begun < 30
+        assert (fakes[1].weights, fakes[1].taken) == (weights, of(value))
+        fakes[0].hung.set()
+        wait_until(lambda: servers.pool._replicas[0].is_waiting)
+        assert numbers_are(servers, servers=1, taken_back=0)
+        assert not any(fake.paused for fake in fakes)
+    send(servers, "w", buckets(6))
+    assert numbers_are(servers, servers=2, left_out=1, taken_back=1)
+    assert sum(value for key, value in SEEN.items() if key.startswith("failed_")) == 2
+    assert fakes[0].taken == fakes[1].taken == of(6)
+
+
+def test_until_new_weights_are_there_replies_with_the_old_ones_are_right(fakes, begin):
+    """The learner may take long to make the first bucket; servers sample on."""
+    servers = begin()
+    send(servers, "x", buckets(3))
+    found = []
+
+    def made():
+        found.extend(ask(servers, range(4)))
+        yield from buckets(4)
+
+    send(servers, "y", made())
+    assert [reply.versions for reply in found] == [("x",) * 3] * 4
+    assert ask(servers)[0].versions == ("y",) * 3
+    assert numbers_are(servers, requests=5, retries=0, left_out=0)
+
+
+def test_a_server_whose_name_is_not_known_for_a_moment_joins_with_the_next(
+    fakes, begin, monkeypatch
+):
+    servers = begin()
+    send(servers, "x", buckets(3))
+    find, missing = transfer._own_address, [fakes[0].url]
+
+    def unsure(url):
+        if url in missing:
+            missing.remove(url)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return find(url)
+
+    monkeypatch.setattr(transfer, "_own_address", unsure)
+    send(servers, "y", buckets(4))
+    assert fakes[1].taken == of(4)
+    wait_until(lambda: servers.pool._replicas[0].is_waiting)
+    send(servers, "z", buckets(5))
+    assert fakes[0].taken == of(5)
+    assert numbers_are(servers, failed_connection=1, left_out=1, taken_back=1)
+
+
+def test_what_is_sampled_with_a_part_of_the_weights_is_refused(fakes, begin):
+    """A server that goes on after a push that failed half way says so in its answers."""
+    servers = begin()
+    send(servers, "x", buckets(3))
+    fakes[0].weights = "x-partial"
+    assert ask(servers)[0].versions == ("x",) * 3
+    assert numbers_are(servers, failed_stale=1)
+
+
+def test_a_server_that_missed_nothing_comes_back_with_the_weights_it_has(fakes, begin):
+    servers = begin()
+    send(servers, "x", buckets(3))
+    fakes[0].faults["/generate"] = [500]
+    assert ask(servers)[0].ids == (10, 11, 1)
+    wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
+    assert fakes[0].versions == ["x-partial"] * 3 + ["x"]  # nothing was sent again
+
+
+def test_a_signal_in_the_middle_leaves_servers_at_work(fakes, begin, monkeypatch):
+    servers = begin()
+    send(servers, "x", buckets(3))
+    fakes[0].faults[PART] = [None, "hang"]
+    noticed = threading.Event()
+    number = signal.SIGTERM
+    monkeypatch.setattr(preemption, "noticed", lambda: number if noticed.is_set() else None)
+
+    def made():
+        for count, bucket in enumerate(buckets(4)):
+            if count == 3:
+                wait_until(lambda: fakes[0].hanging)
+                noticed.set()
+            yield bucket
+
+    with pytest.raises(Preempted):
+        send(servers, "y", made())
+    fakes[0].hung.set()
+    wait_until(lambda: not any(fake.paused for fake in fakes))
+
+
+def test_an_update_that_a_killed_run_left_open_is_closed_first(fakes, begin):
+    for fake in fakes:
+        fake.is_updating = fake.paused = True
+    servers = begin()
+    send(servers, "x", buckets(3))
+    assert [fake.taken for fake in fakes] == [of(3)] * 2
+
+
+def test_when_no_server_takes_them_the_run_stops_with_a_line(fakes, begin):
+    servers = begin(wait_s=0.5)
+    send(servers, "x", buckets(3))
+    for fake in fakes:
+        fake.down = True
+    with pytest.raises(ServersLostError, match="no SGLang server came back"):
+        send(servers, "y", buckets(4))
+
+
+REFUSED = {
+    "pipeline ranks": ({"sizes": {"tp_size": 2, "pp_size": 2}}, "which only .*push=disk reaches"),
+    "data ranks": ({"sizes": {"dp_size": 2}}, "which only .*push=disk reaches"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_server_that_broadcasts_do_not_reach_is_refused_at_the_start(fakes, begin, name):
+    change, words = REFUSED[name]
+    for key, value in change.items():
+        setattr(fakes[1], key, value)
+    with pytest.raises(UserError, match=words):
+        begin()
+
+
+def test_all_ranks_of_a_server_are_in_its_group(fakes, begin, monkeypatch):
+    ranks = []
+
+    class Noted(Group):
+        def __init__(self, count, **settings):
+            ranks.append(count)
+            super().__init__(count, **settings)
+
+    monkeypatch.setattr(transfer, "Group", Noted)
+    fakes[0].sizes = {"tp_size": 3}
+    send(begin(), "x", buckets(3))
+    assert sorted(ranks) == [1, 3]
+
+
+def test_refused_weights_stop_the_run_with_what_to_do(fakes, begin):
+    servers = begin(push_s=12)
+    fakes[1].faults[PART] = [400]
+    with pytest.raises(UserError, match=r"does not take the learner's weights .* the same model"):
+        send(servers, "x", buckets(3))
+
+
+def test_fewer_servers_than_processes_need_the_disk(fakes, begin, monkeypatch):
+    monkeypatch.setattr("minirl.run.distributed.count", lambda: 3)
+    with pytest.raises(UserError, match=r"push: .* needs a server for each of the 3 processes"):
+        begin()
+
+
+def test_without_torch_a_line_says_what_to_install(monkeypatch):
+    from minirl.rules import check_installed
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    check_installed(SglangConfig())
+    with pytest.raises(UserError, match=r"push: .* pip install 'minirl-sql\[torch\]', or use disk"):
+        check_installed(SglangConfig(push="nccl"))

@@ -1,0 +1,175 @@
+"""Servers that are children of a run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minirl.config import SGLANG_PYTHON, SglangConfig
+from minirl.errors import UserError
+from minirl.rules import check_installed
+from minirl.sglang import process
+from minirl.sglang.process import ChildServer, close, launch
+
+ROOT = Path(__file__).parents[2]
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from minirl.sglang.process import ChildServer
+line = [sys.executable, "-c", sys.argv[2]]
+child = ChildServer(line, {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
+print("up", flush=True)
+if sys.argv[3] == "close":
+    while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
+    child.close()
+else:
+    time.sleep(60)
+"""
+# A server with a process of its own, which takes no notice of a polite end.
+SERVER = """
+import os, pathlib, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+path = pathlib.Path(FOLDER) / "part"
+path.write_text(f"{os.getpid()} {worker.pid} {os.environ['WORD']}")
+path.rename(path.with_name("pids"))
+time.sleep(60)
+"""
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.parametrize("end", ["close", "SIGKILL", "SIGTERM"])
+def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
+    server = SERVER.replace("FOLDER", repr(str(tmp_path)))
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path), server, end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+    )
+    pids = tmp_path / "pids"
+    deadline = time.monotonic() + 30
+    while not pids.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    one, other, word = pids.read_text().split()
+    assert word == "x"
+    if end != "close":
+        parent.send_signal(getattr(signal, end))
+    parent.communicate(timeout=30)
+    while is_alive(one) or is_alive(other):
+        assert time.monotonic() < deadline + 30
+        time.sleep(0.05)
+
+
+def test_no_two_servers_get_the_same_port(tmp_path, monkeypatch):
+    """The system may give a port that was given back to the next who asks."""
+    held = set()
+
+    class First:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            held.discard(self.port)
+
+        def bind(self, _):
+            self.port = next(port for port in range(5000, 5009) if port not in held)
+            held.add(self.port)
+
+        def getsockname(self):
+            return "127.0.0.1", self.port
+
+    monkeypatch.setattr("minirl.sglang.process.socket.socket", First)
+    monkeypatch.setattr(ChildServer, "start", lambda self: None)
+    children = launch(
+        SglangConfig(python=sys.executable, launch=3), tmp_path,
+        dtype="float32", seed=0, logs=tmp_path,
+    )  # fmt: skip
+    assert [child.url.rpartition(":")[2] for child in children] == ["5000", "5001", "5002"]
+    assert not held
+
+
+def test_children_are_ended_side_by_side(tmp_path):
+    """Each of these takes the whole grace period."""
+    sleep = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(99)"
+    children = [
+        ChildServer([sys.executable, "-c", sleep], {}, 1, tmp_path / f"{n}.log") for n in range(8)
+    ]
+    time.sleep(3)
+    begun = time.monotonic()
+    close(children)
+    assert time.monotonic() - begun < 8 * process._GRACE_S
+    assert not any(child.is_running for child in children)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+def test_a_server_ends_with_a_watchdog_that_is_killed():
+    server = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    held = subprocess.Popen(
+        [sys.executable, "-P", process.__file__, sys.executable, "-c", server],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with held:
+        assert held.stdout is not None
+        pid = held.stdout.readline().strip()
+        assert is_alive(pid)
+        held.kill()
+    deadline = time.monotonic() + 30
+    while is_alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def interpreter(folder):
+    """A stand-in that says what it was started as and with, and stays."""
+    folder.mkdir()
+    path = folder / "python"
+    path.write_text('#!/bin/sh\necho "$0 $PATH $CUDA_VISIBLE_DEVICES $1 $2 end"\nexec sleep 60\n')
+    path.chmod(0o755)
+    return path
+
+
+def said(log):
+    end = time.monotonic() + 60
+    while not (text := log.read_text()).endswith("end\n"):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return text.split()[:-1]
+
+
+def test_launched_servers_have_their_interpreter_and_their_devices(tmp_path, monkeypatch):
+    named, default = interpreter(tmp_path / "named"), interpreter(tmp_path / "default")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # the learner's
+    monkeypatch.setenv(SGLANG_PYTHON, str(default))
+    for given, expected in ((str(named), named), (None, default)):
+        config = SglangConfig(python=given, launch=2, devices=("4,5", "6,7"))
+        logs = tmp_path / f"{expected.parent.name}-logs"
+        path = f"{expected.parent}:{os.environ['PATH']}"
+        children = launch(config, tmp_path, dtype="float32", seed=0, logs=logs)
+        try:
+            assert [said(logs / f"sglang-{number}.log") for number in (0, 1)] == [
+                [str(expected), path, devices, "-m", "sglang.launch_server"]
+                for devices in ("4,5", "6,7")
+            ]
+        finally:
+            for child in children:
+                child.close()
+    monkeypatch.setenv(SGLANG_PYTHON, "no-such-python")
+    with pytest.raises(UserError, match=r"python \(or MINIRL_SGLANG_PYTHON\): .* no-such-python"):
+        check_installed(SglangConfig(launch=1))
