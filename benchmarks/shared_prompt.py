@@ -26,8 +26,10 @@ from minirl.config import BatchingConfig, Grpo, OptimizerConfig
 from minirl.model.decoder import Decoder, ModelConfig
 from minirl.model.tiny import tiny_shape
 from minirl.plan.memory import Tokens, update_flops
-from minirl.train.batching import TokenRow, micro_batches
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, policy_objective
+from minirl.types import TokenRow
 
 GROUPS, G, C = 2, 8, 128
 PROMPTS = (256, 512, 1024, 2048, 4096)

@@ -20,9 +20,9 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.writing import writing
 from minirl.sample.rollout import rollout
-from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
 from minirl.sglang.servers import Servers
+from minirl.train.samplers import gather_metrics, make_sampler
 from minirl.types import Decoding
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
@@ -82,7 +82,7 @@ class Evaluator:
 
     def notes(self) -> dict[str, Any]:
         """Say what else a result should tell: what befell servers. All processes have to ask."""
-        told = told_numbers(self._sampler)
+        told = gather_metrics(self._sampler)
         events = {name: int(told[name]) for name in EVENTS if told.get(name)}
         return {"servers": events} if events else {}
 

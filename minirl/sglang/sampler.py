@@ -29,8 +29,7 @@ from minirl.sglang.push import remove_versions, version_folder
 from minirl.sglang.replica import Weights
 from minirl.sglang.requirements import PROBE_PROMPT
 from minirl.sglang.servers import Held, Servers
-from minirl.train.batching import TokenRow
-from minirl.types import Reply, Request, Tokenizer
+from minirl.types import Reply, Request, Tokenizer, TokenRow
 
 # Longest wait for a reply before others may go on.
 _PAUSE_S = 0.2

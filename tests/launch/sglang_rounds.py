@@ -27,7 +27,8 @@ from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Logprobs, Rows, SglangSampler
 from minirl.sglang.servers import Servers
 from minirl.train.batching import micro_batches, read_back, sizes_on
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, policy_objective
 from minirl.types import Trajectory
 
 from .sglang_server import OPTIONS, VARIABLES

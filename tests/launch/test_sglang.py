@@ -28,8 +28,8 @@ from minirl.model import huggingface
 from minirl.model.lora import split
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import Flat, flatten, rollout
-from minirl.sample.samplers import make_sampler
+from minirl.sample.rollout import flatten, rollout
+from minirl.train.samplers import make_sampler
 from minirl.train.supervised import Demonstration, supervise
 from minirl.types import Decoding
 from sqlenv.config import AgenticConfig
@@ -190,7 +190,7 @@ def agentic_config(place: Path) -> Path:
     return path
 
 
-def tokens(config: JobConfig, folder: Path, policy: Path) -> list[Flat]:
+def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
     """Play tool-calling episodes greedily with the sampler of a job."""
     model, tokenizer = huggingface.load(policy), ChatTokenizer(policy)
     with serving(config, policy, folder) as servers, SqlSide(config, folder) as sql:

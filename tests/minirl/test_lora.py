@@ -25,9 +25,11 @@ from minirl.model.layout import file_tensors
 from minirl.model.lora import adapter_shapes, add_adapters, merged, split
 from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.rules import optimizer_contradictions
-from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
 from minirl.train.supervised import Demonstration, supervise
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.update import Learner, policy_objective
+from minirl.types import TokenRow
 
 from . import toy_run
 
@@ -98,7 +100,7 @@ def learner_of(model, **settings):
     graph, params, frozen = split(model)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, **settings), steps=10)
     objective = policy_objective(Grpo(kl_coef=0.1), temperature=0.8)
-    learner = Learner(graph, objective, optimizer, frozen=frozen, temperature=0.8, mesh=model.mesh)
+    learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=model.mesh)
     return learner, jax.tree.map(jnp.copy, params)
 
 

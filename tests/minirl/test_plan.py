@@ -34,7 +34,8 @@ from minirl.plan.memory import (
     update_flops,
 )
 from minirl.plan.plan import largest
-from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, TrainState, policy_objective
 
 SHAPE = ModelConfig(
     vocab_size=64,

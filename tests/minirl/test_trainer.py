@@ -29,8 +29,9 @@ from minirl.config import (
     Rloo,
 )
 from minirl.train.batching import micro_batches
-from minirl.train.task import examples_of_step
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.optimizer import make_optimizer
+from minirl.train.rollouts import examples_of_step
+from minirl.train.update import Learner, policy_objective
 
 from . import toy_run
 from .toy_run import metrics_of, without_times
@@ -85,7 +86,7 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     told = {"sglang/retries": 1.0, "time/sglang_out_s": 3.0, "sglang/servers": 2.0}
     gaps = iter((1e-6, 2e-6, 5e-6))
     monkeypatch.setattr(
-        "minirl.train.trainer.told_numbers", lambda _: told | {"sglang/probe_gap": next(gaps)}
+        "minirl.train.trainer.gather_metrics", lambda _: told | {"sglang/probe_gap": next(gaps)}
     )
     toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
@@ -113,7 +114,7 @@ def test_start_weights_are_given_up_where_a_run_goes_on(toy, tmp_path, made):
     short = {"steps": 1, "checkpoint_every": 1, "eval_every": 1, "validate": lambda *_: 0.5}
     toy_run.make_trainer(toy, tmp_path, **short).run(lambda *_: None)
     trainer = toy_run.make_trainer(toy, tmp_path, **short)
-    assert trainer.step == 1
+    assert trainer.steps_done == 1
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(made[1])))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
@@ -177,7 +178,7 @@ def test_trajectories_are_there_to_read(finished):
 
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     trainer = toy_run.make_trainer(toy, finished.folder)
-    assert trainer.step == toy_run.STEPS
+    assert trainer.steps_done == toy_run.STEPS
     assert_same_weights(trainer.params, finished.weights[8])
     assert trainer.use_best() == 4
     assert_same_weights(trainer.params, finished.weights[4])
@@ -313,7 +314,7 @@ def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished
     name = "trajectories.jsonl"
     assert (folder / name).read_bytes() == (finished.folder / name).read_bytes()
     trainer = toy_run.make_trainer(toy, folder)
-    assert trainer.step == toy_run.STEPS
+    assert trainer.steps_done == toy_run.STEPS
     assert_same_weights(trainer.params, finished.weights[toy_run.STEPS])
     assert trainer.use_best() == 4
     assert_same_weights(trainer.params, finished.weights[4])
@@ -339,7 +340,7 @@ def test_killed_courses_end_as_if_they_never_had_been(toy, tmp_path, cache, cour
     assert code == 0, errors
     assert without_times(folder) == without_times(tmp_path / "whole")
     trainer = toy_run.take_course(toy, folder, course)
-    assert trainer.step == whole.step
+    assert trainer.steps_done == whole.steps_done
     assert trainer.restart == whole.restart
     assert_same_weights(trainer.params, whole.params)
 
@@ -352,14 +353,15 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path, algorithm):
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm}
     trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
     batches, before = [], {}
-    apply = trainer._apply
+    token_rows = trainer._token_rows
 
-    def spy(rows, reference):
+    def spy(episodes):
         before.setdefault("params", copy(trainer.params))
-        batches.append((rows, reference))
-        return apply(rows, reference)
+        rows, numbers = token_rows(episodes)
+        batches.append((rows, trainer._reference_to_measure))
+        return rows, numbers
 
-    trainer._apply = spy
+    trainer._token_rows = spy
     trainer.run(lambda *_: None)
     graph, reference = nnx.split(toy.model())
     optimizer = make_optimizer(toy_run.CONFIG.optimizer, steps=2)
@@ -414,7 +416,7 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
 
     trainer._sampler.set_weights = spy
     trainer.run(lambda *_: None)
-    assert trainer.step == 7
+    assert trainer.steps_done == 7
     assert_same_weights(sampled[3], weights[3])
     # After the first stage's fourth update come the weights of its second.
     assert_same_weights(sampled[4], weights[2])
