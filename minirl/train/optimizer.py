@@ -153,11 +153,11 @@ def guarded(
         return GuardState(rule.init(params), jnp.zeros(config.window), zero, zero)
 
     def update(
-        updates: Any, state: Any, params: Any = None, *, value: Array, **_: Any
+        updates: Any, state: Any, params: Any = None, /, **extra: Any
     ) -> tuple[Any, GuardState]:
         norm = optax.tree.norm(updates)
         limit = norm_limit(state, config, least=least)
-        is_sound = jnp.isfinite(value) & jnp.isfinite(norm) & (norm <= limit)
+        is_sound = jnp.isfinite(extra["value"]) & jnp.isfinite(norm) & (norm <= limit)
         updates, inner = rule.update(updates, state.inner, params)
         applied = GuardState(
             inner,

@@ -31,7 +31,7 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import flatten, rollout
 from minirl.train.samplers import make_sampler
 from minirl.train.supervised import Demonstration, supervise
-from minirl.types import Decoding
+from minirl.types import Decoding, TokenRow
 from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
 from sqlenv.types import Message, Observation

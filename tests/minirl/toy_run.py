@@ -232,16 +232,15 @@ def deadly_from_the_second(trainer, function, at):
     return call
 
 
+def is_step(trainer, at):
+    """Return what tells whether a step is under way."""
+    return lambda *_: trainer.steps_done + 1 == at
+
+
 def arm(trainer, moment, at):
     """Let the process be killed at a moment of a step."""
 
-    def deadly(
-        function,
-        *,
-        is_time=lambda *_: trainer.steps_done + 1 == at,
-        before=lambda *_: None,
-        end=die,
-    ):
+    def deadly(function, *, is_time=is_step(trainer, at), before=lambda *_: None, end=die):
         def call(*args, **kwargs):
             if is_time(*args):
                 before(*args)
@@ -252,9 +251,7 @@ def arm(trainer, moment, at):
 
     if moment in ("rollout", "notice"):
         end = die if moment == "rollout" else be_noticed
-        Capitals.step = deadly(
-            Capitals.step, is_time=lambda *_: trainer.steps_done + 1 == at, end=end
-        )
+        Capitals.step = deadly(Capitals.step, end=end)
     elif moment in ("update", "apply"):
         # Between its micro-batches; after them.
         name = {"update": "_accumulate", "apply": "_apply"}[moment]
