@@ -22,10 +22,9 @@ from weakref import ReferenceType
 import jax
 import numpy as np
 
-from minirl.config import SamplerConfig, SglangConfig
+from minirl.config import SamplerConfig, SglangConfig, check_installed
 from minirl.errors import UserError
 from minirl.model.decoder import read_config
-from minirl.rules import check_installed
 from minirl.run import distributed, preemption
 from minirl.run.reading import read_json
 from minirl.sglang.client import Clients, RefusedError, Server, ServerError

@@ -153,7 +153,7 @@ def guarded(
         return GuardState(rule.init(params), jnp.zeros(config.window), zero, zero)
 
     def update(
-        updates: Any, state: Any, params: Any = None, /, **extra: Any
+        updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, GuardState]:
         norm = optax.tree.norm(updates)
         limit = norm_limit(state, config, least=least)

@@ -17,12 +17,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig
+from minirl.config import SGLANG_PYTHON, LoraConfig, SglangConfig, check_installed
 from minirl.errors import UserError
 from minirl.model import huggingface
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh, param_shardings
-from minirl.rules import check_installed
 from minirl.sglang import push, watch
 from minirl.sglang.processes import Child, close, launch
 from minirl.sglang.push import remove_versions, write_version

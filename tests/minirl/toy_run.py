@@ -232,17 +232,12 @@ def deadly_from_the_second(trainer, function, at):
     return call
 
 
-def is_step(trainer, at):
-    """Return what tells whether a step is under way."""
-    return lambda *_: trainer.steps_done + 1 == at
-
-
 def arm(trainer, moment, at):
     """Let the process be killed at a moment of a step."""
 
-    def deadly(function, *, is_time=is_step(trainer, at), before=lambda *_: None, end=die):
+    def deadly(function, *, is_time=None, before=lambda *_: None, end=die):
         def call(*args, **kwargs):
-            if is_time(*args):
+            if is_time(*args) if is_time else trainer.steps_done + 1 == at:
                 before(*args)
                 end()
             return function(*args, **kwargs)
