@@ -26,12 +26,10 @@ class Message(Protocol):
     @property
     def role(self) -> str:
         """Return who speaks: system, user or tool."""
-        ...
 
     @property
     def content(self) -> str:
         """Return the text."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -40,28 +38,22 @@ class Tokenizer(Protocol):
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Return the tokens that end a reply."""
-        ...
 
     @property
     def pad_id(self) -> int:
         """Return the token that fills rows."""
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Encode plain text."""
-        ...
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Encode the first observation, up to the start of the reply."""
-        ...
 
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Encode what follows a reply; `closed` if that ended with a stop token."""
-        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids."""
-        ...
 
 
 class Environment(Protocol):
@@ -69,11 +61,9 @@ class Environment(Protocol):
 
     def reset(self, example: Any) -> tuple[Any, Sequence[Message]]:
         """Start an episode: return its state and the first observation."""
-        ...
 
     def step(self, episode: Any, reply: str) -> tuple[Any, Sequence[Message] | None]:
         """Judge a reply: return the new state and the next observation, None at the end."""
-        ...
 
 
 class CreditSpan(Protocol):
@@ -82,22 +72,18 @@ class CreditSpan(Protocol):
     @property
     def turn(self) -> int:
         """Return the turn, from 0."""
-        ...
 
     @property
     def start(self) -> int:
         """Return the first character."""
-        ...
 
     @property
     def end(self) -> int:
         """Return the character after the last."""
-        ...
 
     @property
     def value(self) -> float:
         """Return the credit of every token there, dimensionless."""
-        ...
 
 
 class Score(Protocol):
@@ -106,22 +92,18 @@ class Score(Protocol):
     @property
     def total(self) -> float:
         """Return the reward."""
-        ...
 
     @property
     def correct(self) -> bool:
         """Return whether the answer is right, apart from any shaping."""
-        ...
 
     @property
     def parts(self) -> Mapping[str, float]:
         """Return the named summands of `total`."""
-        ...
 
     @property
     def spans(self) -> Sequence[CreditSpan]:
         """Return credit of parts of replies (clauses, turns); empty for none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,24 +210,18 @@ class Sampler(Protocol):
     @property
     def is_repeatable(self) -> bool:
         """Return whether the same requests always give the same replies in the same order."""
-        ...
 
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Sample with these weights from now on; tokens carry the version."""
-        ...
 
     def submit(self, request: Request) -> None:
         """Ask for a reply; return at once."""
-        ...
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
         """Work until a reply ends, or for this many tokens each; return (episode, reply) pairs."""
-        ...
 
     def wake(self) -> None:
         """Let a waiting `advance` return; may be called from any thread."""
-        ...
 
     def release(self, episode: int) -> None:
         """Forget an episode and free its slot."""
-        ...

@@ -30,6 +30,7 @@ from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
 from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig, least_vocabulary
+from minirl.errors import UserError
 from minirl.model import huggingface
 from minirl.model.decoder import ModelConfig, parse_config
 

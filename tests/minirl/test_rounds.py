@@ -45,7 +45,7 @@ def begin(toy, fake, tmp_path, monkeypatch):
     ) as servers:
 
         def start(folder="run", steps=STEPS, **rollout):
-            settings = RolloutConfig(backend="sglang", **rollout)
+            settings = RolloutConfig(backend="sglang", sglang=config, **rollout)
             return toy_run.make_trainer(
                 toy, tmp_path / folder, servers=servers, rollout=settings, steps=steps,
                 prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, eval_every=STEPS,
