@@ -140,7 +140,7 @@ def guarded(
     """Skip updates whose loss or gradient is not finite, or whose gradient norm is a spike.
 
     A skipped update leaves weights and the rule's state as they are. `update` takes the loss as
-    `value`.
+    `value`, as optax's own rules that look at it do.
 
     Args:
         rule: Makes the updates.
@@ -157,7 +157,7 @@ def guarded(
     ) -> tuple[Any, GuardState]:
         norm = optax.tree.norm(updates)
         limit = norm_limit(state, config, least=least)
-        is_sound = jnp.isfinite(extra["value"]) & jnp.isfinite(norm) & (norm <= limit)
+        is_sound = jnp.isfinite(extra.get("value", 0.0)) & jnp.isfinite(norm) & (norm <= limit)
         updates, inner = rule.update(updates, state.inner, params)
         applied = GuardState(
             inner,

@@ -429,6 +429,7 @@ class Trainer:
         start = self._decide()
         _log.info("%s", start)
         self._rollouts.close()
+        self._checkpoints.wait()
         self._state = self._learner.init(self._read_weights(start.step))
 
     def _decide(self) -> Restart:
@@ -451,7 +452,6 @@ class Trainer:
 
     def _read_weights(self, step: int) -> nnx.State:
         """Read the weights of a checkpoint; all arrays of the current state are given up."""
-        self._checkpoints.wait()
         where = self._folder / "checkpoints" / str(step)
         return read_params(where, given_up(self._state).params)
 

@@ -85,10 +85,10 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     # Asked after each rollout, and after the validation of each second step.
     told = {"sglang/retries": 1.0, "time/sglang_out_s": 3.0, "sglang/servers": 2.0}
     gaps = iter((1e-6, 2e-6, 5e-6))
-    monkeypatch.setattr(
-        "minirl.train.trainer.gather_metrics", lambda _: told | {"sglang/probe_gap": next(gaps)}
-    )
-    toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5)
+    numbers = lambda: told | {"sglang/probe_gap": next(gaps)}  # noqa: E731
+    monkeypatch.setattr(trainer._sampler, "numbers", numbers)
+    trainer.run(lambda *_: None)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["sglang/retries"] for record in records] == [1, 2]
