@@ -237,6 +237,16 @@ def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Dec
     return SpanCredit(*map(np.concatenate, zip(*parts, strict=True)))
 
 
+def group_spans(groups: Sequence[Sequence[Trajectory]], decode: Decode) -> list[SpanCredit | None]:
+    """Return the credit spans of scored trajectories; None for those without."""
+    trajectories = [trajectory for group in groups for trajectory in group]
+    spans = [trajectory.episode.score.spans for trajectory in trajectories]
+    return [
+        span_credit(trajectory, own, decode) if own else None
+        for trajectory, own in zip(trajectories, spans, strict=True)
+    ]
+
+
 def _reply_credit(
     reply: Reply, spans: Sequence[CreditSpan], decode: Decode
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float
 from optax.contrib import MuonDimensionNumbers, muon
 
-from minirl.config import GuardConfig, OptimizerConfig
+from minirl.config import GuardConfig, OptimizerConfig, SftConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.model.sharding import param_path
 from minirl.run.writing import writing
@@ -182,11 +182,10 @@ def norm_limit(state: GuardState, config: GuardConfig, *, least: float) -> Array
 
 def stop_after_skips(
     state: Any,
-    config: GuardConfig,
-    *,
-    least: float,
+    config: TrainConfig | SftConfig,
     stats: Mapping[str, float],
     groups: Sequence[Sequence[TokenRow]],
+    *,
     step: int,
     folder: Path,
     key: str,
@@ -195,25 +194,25 @@ def stop_after_skips(
 
     Args:
         state: Of the optimizer, after an update.
-        config: How many are too many.
-        least: See `guarded`.
+        config: Of the phase, with its guard.
         stats: Of the update.
         groups: What it was made of.
         step: For the message.
         folder: Gets `skipped.npz`.
-        key: Path of the settings, for the message.
+        key: Path of the guard's settings, for the message.
 
     Raises:
         UserError: Too many were skipped.
     """
-    if not stats["skipped"] or int(state.skipped) < config.max_skipped:
+    if not stats["skipped"] or int(state.skipped) < config.guard.max_skipped:
         return
+    limit = float(norm_limit(state, config.guard, least=config.optimizer.max_grad_norm))
     path = folder / "skipped.npz"
     save_rows(path, groups)
     raise UserError(
         f"step {step}: {int(state.skipped)} updates in a row were skipped; the last one's loss is "
         f"{stats['loss']:.3g}, its gradient's norm {stats['grad_norm']:.3g}, the largest allowed "
-        f"{float(norm_limit(state, config, least=least)):.3g}. Its batch is in {path}: look for "
+        f"{limit:.3g}. Its batch is in {path}: look for "
         "log-probabilities and advantages that are not finite or far from the others'; begin "
         f"another run with a lower learning rate or with other limits ({key})"
     )

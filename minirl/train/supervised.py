@@ -196,16 +196,8 @@ def supervise(
             groups, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id
         )
         state, stats = learner.update(state, distributed.checked(batches))
-        stop_after_skips(
-            state.opt_state,
-            config.guard,
-            least=config.optimizer.max_grad_norm,
-            stats=stats,
-            groups=groups,
-            step=done + 1,
-            folder=folder,
-            key="warm_start.guard",
-        )
+        where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}
+        stop_after_skips(state.opt_state, config, stats, groups, **where)
         return state, {f"sft/{name}": value for name, value in stats.items()}
 
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:

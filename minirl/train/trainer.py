@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +30,9 @@ from minirl.sample.local import in_compute_type
 from minirl.sample.rollout import flatten
 from minirl.sglang.servers import Servers
 from minirl.train.advantages import (
+    group_spans,
     groups_to_train,
     overlong_penalty,
-    span_credit,
     token_advantages,
 )
 from minirl.train.batching import (
@@ -230,14 +230,16 @@ class Trainer:
             All episodes, those to train on, and how many rollouts it took.
         """
         config, version, sampled, rounds = self._config, self.steps_done, Episodes(), 0
-        is_last, ahead = self._is_last(version + 1), self._steps_ahead(version + 1)
+        # Nothing is played ahead of a stage's end.
+        left = self._last(version + 1) - (version + 1)
+        ahead = min(self._rollout_config.lag, left)
         kept: list[int] = []
         while rounds < config.algorithm.max_rounds and len(kept) < config.prompts_per_step:
             number = self._rounds + rounds
             self._rollouts.begin(range(number, number + 1 + ahead), version=version)
             parts = distributed.gather(
                 lambda number=number: self._rollouts.take(
-                    number, version=version, is_last=is_last, watch=watch
+                    number, version=version, is_last=not left, watch=watch
                 )
             )
             sampled, rounds = sum(parts, sampled), rounds + 1
@@ -268,40 +270,33 @@ class Trainer:
     def _token_rows(self, episodes: Episodes) -> tuple[Groups, dict[str, float]]:
         """Return the rows of the groups with the advantage of each token, and metrics of them."""
         algorithm, numbers, kl, spans = self._config.algorithm, {}, None, None
-        rows = [[flatten(trajectory) for trajectory in group] for group in episodes.groups]
-        if not rows:
-            return rows, numbers
-        flat = [row for group in rows for row in group]
+        if not episodes.groups:
+            return [], numbers
+        rows = [flatten(one) for group in episodes.groups for one in group]
         penalties = self._penalties(episodes)
         if algorithm.overlong_tokens:
             numbers["reward/overlong"] = float(penalties.mean())
         if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
             kl = self._token_kl(rows)
-            numbers["update/kl"] = token_mean(kl, flat)
+            numbers["update/kl"] = token_mean(kl, rows)
         if algorithm.estimator == "direct":
-            decode = self._tokenizer.decode
-            spans = [
-                span_credit(one, one.episode.score.spans, decode)
-                if one.episode.score.spans
-                else None
-                for group in episodes.groups
-                for one in group
-            ]
-        rewards = episodes.rewards_NG
-        credit = iter(
-            token_advantages(flat, rewards, algorithm, penalty_NG=penalties, spans=spans, kl=kl)
+            spans = group_spans(episodes.groups, self._tokenizer.decode)
+        advantages = token_advantages(
+            rows, episodes.rewards_NG, algorithm, penalty_NG=penalties, spans=spans, kl=kl
         )
-        rows = [[replace(row, advantage=next(credit)) for row in group] for group in rows]
-        return (self._with_start(rows) if self._has_start else rows), numbers
+        rows = [replace(row, advantage=a) for row, a in zip(rows, advantages, strict=True)]
+        if self._has_start:
+            known = self._logprobs(self._state.params, rows)
+            rows = [replace(row, start_logprobs=p) for row, p in zip(rows, known, strict=True)]
+        return self._grouped(rows), numbers
 
-    def _token_kl(self, rows: Groups) -> list[np.ndarray]:
+    def _token_kl(self, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Return the KL of each id to the reference, of the policy as it sampled."""
         assert self._reference is not None
         estimator = self._config.algorithm.kl_estimator
         return [
             np.where(row.is_action, kl_divergence(row.logprobs, logp, estimator=estimator), 0.0)
-            for pair in zip(rows, self._logprobs(self._reference, rows), strict=True)
-            for row, logp in zip(*pair, strict=True)
+            for row, logp in zip(rows, self._logprobs(self._reference, rows), strict=True)
         ]
 
     @property
@@ -309,17 +304,16 @@ class Trainer:
         """Return whether updates need log-probabilities of weights that are gone by then."""
         return self._config.mini_batches > 1 and self._config.algorithm.correction != "none"
 
-    def _with_start(self, rows: Groups) -> list[list[TokenRow]]:
-        """Add the log-probabilities of the weights that sampled."""
-        return [
-            [replace(row, start_logprobs=logp) for row, logp in zip(*pair, strict=True)]
-            for pair in zip(rows, self._logprobs(self._state.params, rows), strict=True)
-        ]
+    def _grouped(self, rows: Sequence[TokenRow]) -> Groups:
+        size = self._config.group_size
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-    def _logprobs(self, params: nnx.State, rows: Groups) -> list[list[np.ndarray]]:
+    def _logprobs(self, params: nnx.State, rows: Sequence[TokenRow]) -> list[np.ndarray]:
         """Return the log-probability of each id under these weights, 0 on prompts."""
-        values = self._learner.logprobs(params, self._micro_batches(rows))
-        return read_back(rows, values, sizes=self._sizes, longest=self._longest)
+        groups = self._grouped(rows)
+        values = self._learner.logprobs(params, self._micro_batches(groups))
+        found = read_back(groups, values, sizes=self._sizes, longest=self._longest)
+        return [logp for group in found for logp in group]
 
     def _micro_batches(self, rows: Groups) -> Iterator[Batch]:
         return micro_batches(
@@ -348,16 +342,8 @@ class Trainer:
     def _update_metrics(self, stats: dict[str, float], part: Groups) -> dict[str, float]:
         """Return the metrics of an update; end the run if too many updates were skipped."""
         config, algorithm = self._config, self._config.algorithm
-        stop_after_skips(
-            self._state.opt_state,
-            config.guard,
-            least=config.optimizer.max_grad_norm,
-            stats=stats,
-            groups=part,
-            step=self.steps_done + 1,
-            folder=self._folder,
-            key="train.guard",
-        )
+        where = {"step": self.steps_done + 1, "folder": self._folder, "key": "train.guard"}
+        stop_after_skips(self._state.opt_state, config, stats, part, **where)
         whole = total_weight(part, aggregation=algorithm.aggregation, divisor=self._divisor)
         numbers = {name: v / whole if name in _MEANS else v for name, v in stats.items()}
         share = padding(extents(part, self._sizes), self._sizes, longest=self._longest)
@@ -379,7 +365,7 @@ class Trainer:
         """Validate, write metrics and a checkpoint where they are due; return a status line."""
         config, step = self._config, self.steps_done
         numbers = dict(self._unfinished or {})
-        is_last = self._is_last(step)
+        is_last = step == self._last(step)
         if step % config.eval_every == 0 or is_last:
             numbers["validation/accuracy"] = self._task.validate(self.params, step)
             self._curve.append((step, numbers["validation/accuracy"]))
@@ -397,15 +383,9 @@ class Trainer:
             self._checkpoints.save(step, self._state, self._facts, score=score)
         return status(numbers)
 
-    def _is_last(self, step: int) -> bool:
-        """Return whether a step is the last one of its stage."""
-        return step in (self._config.steps, self._config.all_steps)
-
-    def _steps_ahead(self, step: int) -> int:
-        """Return how many rollouts may begin ahead: none beyond the end of the stage."""
-        config = self._config
-        last = config.steps if step <= config.steps else config.all_steps
-        return min(self._rollout_config.lag, last - step)
+    def _last(self, step: int) -> int:
+        """Return the last step of the stage of a step."""
+        return self._config.steps if step <= self._config.steps else self._config.all_steps
 
     @property
     def _facts(self) -> dict[str, Any]:

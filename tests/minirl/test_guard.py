@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from minirl.config import GuardConfig, OptimizerConfig
+from minirl.config import GuardConfig, OptimizerConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.train.optimizer import GuardState, guarded, make_optimizer, norm_limit, stop_after_skips
 
@@ -65,10 +65,8 @@ def test_skips_in_a_row_end_a_run_and_leave_the_batch(tmp_path):
     def stop(skipped):
         state = GuardState((), jnp.ones(3), jnp.array(9), jnp.array(skipped))
         stats = {"loss": 0.1, "grad_norm": 99.0, "skipped": float(skipped > 0)}
-        stop_after_skips(
-            state, CONFIG, least=LEAST, stats=stats, groups=groups, step=4, folder=tmp_path,
-            key="train.guard",
-        )  # fmt: skip
+        config = TrainConfig(guard=CONFIG, optimizer=OptimizerConfig(max_grad_norm=LEAST))
+        stop_after_skips(state, config, stats, groups, step=4, folder=tmp_path, key="train.guard")
 
     stop(0)
     stop(1)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +137,19 @@ def test_start_weights_are_kept_where_a_kl_is_wanted(toy, tmp_path, changes, has
     assert ("update/kl" in metrics_of(tmp_path)[0]) == has_copy
 
 
+def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path):
+    batching = BatchingConfig(groups_per_batch=1, pack=True, prompt_multiple=8, answer_multiple=8)
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, batching=batching, validate=nothing)
+    trainer.run(lambda *_: None)
+    for thread in threading.enumerate():
+        if thread.name.startswith("compile"):
+            thread.join()
+    assert len(trainer._learner._gradient) == 3
+    # Besides, the sum over micro-batches and the optimizer.
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert 0 < json.loads(lines[-1])["time/update_programs"] <= trainer._learner.programs <= 5
+
+
 @pytest.mark.parametrize("logprobs", ["full", "nucleus"])
 def test_top_p_is_told_once_and_the_ratio_stays_one(toy, tmp_path, monkeypatch, caplog, logprobs):
     monkeypatch.setattr(
@@ -184,7 +198,10 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert_same_weights(trainer.params, finished.weights[4])
     trainer.run(lambda *_: pytest.fail("a finished run has no steps left"))
     # Right after a run, as a job does it.
+    before = finished.trainer._state
     assert finished.trainer.use_best() == 4
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    assert not jax.tree.leaves(finished.trainer._state.opt_state)
     assert_same_weights(finished.trainer.params, finished.weights[4])
 
 
@@ -432,13 +449,21 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
     assert trainer.use_best() == 6
 
 
-def test_adams_state_is_fresh_in_the_second_stage(toy, tmp_path):
+def test_adams_state_is_fresh_in_the_second_stage(toy, tmp_path, monkeypatch):
     trainer = toy_run.take_course(toy, tmp_path, "two stages")
     counts = []
+    init = trainer._learner.init
+
+    def init_alone(params):
+        # No two optimizer states, nor two copies of the weights, are there at once.
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
+        return init(params)
+
+    monkeypatch.setattr(trainer._learner, "init", init_alone)
 
     def counted(*_):
         numbers = {
-            int(leaf) for leaf in jax.tree.leaves(trainer._state.opt_state) if leaf.ndim == 0
+            int(leaf) for leaf in jax.tree.leaves(trainer._state.opt_state.inner) if leaf.ndim == 0
         }
         counts.append(numbers)
 
