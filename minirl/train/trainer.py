@@ -67,12 +67,12 @@ class _Facts(BaseModel):
     """What a checkpoint holds beside its arrays.
 
     Attributes:
-        rounds: Rollouts so far.
+        rollouts: Rollouts so far.
         curve: Validation accuracies so far.
         unfinished: Metrics of a step whose weights are still to be validated.
     """
 
-    rounds: NonNegativeInt | None = None
+    rollouts: NonNegativeInt | None = None
     curve: list[tuple[int, float]] = []
     unfinished: dict[str, float] | None = None
 
@@ -130,7 +130,7 @@ class Trainer:
         self._rollouts = Rollouts(self._sampler, player, self._rollout_config)
         self._checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep_checkpoints)
         self.steps_done = self._checkpoints.newest_step()
-        self._rounds = self.steps_done  # rollouts so far, of prompts_per_step prompts each
+        self._rollouts_done = self.steps_done  # rollouts so far, of prompts_per_step prompts each
         self._curve: list[tuple[int, float]] = []
         self._unfinished: dict[str, float] | None = None
         self.restart: Restart | None = None
@@ -185,7 +185,7 @@ class Trainer:
         with watch.phase("weights"):
             self._sampler.set_weights(self._state.params, version=version)
         # Roll out and score; `trained` is what the filters leave.
-        sampled, trained, rounds = self._roll_out(watch)
+        sampled, trained, rollouts = self._roll_out(watch)
         sampler_metrics = gather_metrics(self._sampler)
         # Nothing is sampled before the next weights.
         self._sampler.free_memory()
@@ -200,13 +200,13 @@ class Trainer:
                     self._state, batches, reference=self._reference_to_measure
                 )
                 updates.append(self._update_metrics(stats, part))
-        self.steps_done, self._rounds = self.steps_done + 1, self._rounds + rounds
+        self.steps_done, self._rollouts_done = self.steps_done + 1, self._rollouts_done + rollouts
         self._write_samples(sampled)
         numbers |= {"groups/trained": float(len(rows))} | over_updates(updates)
         numbers |= summarise(sampled) | speeds(sampled, rows, watch) | sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
         if self._config.algorithm.max_rounds > 1:
-            numbers["groups/rounds"] = float(rounds)
+            numbers["groups/rounds"] = float(rollouts)
         if self._rollout_config.is_ahead:
             numbers |= ages(sampled, trained, version=version)
         if not self._is_nucleus_noted:
@@ -229,23 +229,23 @@ class Trainer:
         Returns:
             All episodes, those to train on, and how many rollouts it took.
         """
-        config, version, sampled, rounds = self._config, self.steps_done, Episodes(), 0
+        config, version, sampled, rollouts = self._config, self.steps_done, Episodes(), 0
         # Nothing is played ahead of a stage's end.
         left = self._last(version + 1) - (version + 1)
         ahead = min(self._rollout_config.lag, left)
         kept: list[int] = []
-        while rounds < config.algorithm.max_rounds and len(kept) < config.prompts_per_step:
-            number = self._rounds + rounds
+        while rollouts < config.algorithm.max_rounds and len(kept) < config.prompts_per_step:
+            number = self._rollouts_done + rollouts
             self._rollouts.begin(range(number, number + 1 + ahead), version=version)
             parts = distributed.gather(
                 lambda number=number: self._rollouts.take(
                     number, version=version, is_last=not left, watch=watch
                 )
             )
-            sampled, rounds = sum(parts, sampled), rounds + 1
+            sampled, rollouts = sum(parts, sampled), rollouts + 1
             kept = self._filter(sampled)
         # Late groups stand for those that an earlier step lacked.
-        return sampled, sampled.select(kept[: config.prompts_per_step + sampled.late]), rounds
+        return sampled, sampled.select(kept[: config.prompts_per_step + sampled.late]), rollouts
 
     def _filter(self, episodes: Episodes) -> list[int]:
         """Return the numbers of the groups that the filters leave."""
@@ -391,7 +391,7 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         return {
             "seed": self._seed,
-            "rounds": self._rounds,
+            "rollouts": self._rollouts_done,
             "curve": self._curve,
             "unfinished": self._unfinished,
         }
@@ -399,7 +399,7 @@ class Trainer:
     def _resume(self) -> None:
         """Continue from the newest checkpoint; the start weights are given up."""
         self._state, facts = self._checkpoints.restore_newest(given_up(self._state), _Facts)
-        self._rounds = self.steps_done if facts.rounds is None else facts.rounds
+        self._rollouts_done = self.steps_done if facts.rollouts is None else facts.rollouts
         self._curve, self._unfinished = facts.curve, facts.unfinished
         if self.steps_done > self._config.steps:
             self._decide()

@@ -477,7 +477,7 @@ def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
     records = metrics_of(tmp_path)
     rounds = [record["groups/rounds"] for record in records]
     assert max(rounds) > 1
-    assert trainer._rounds == sum(rounds)
+    assert trainer._rollouts_done == sum(rounds)
     for record in records:
         assert 0 < record["groups/trained"] <= 4
         assert record["groups/rounds"] == 3 or record["groups/trained"] == 4

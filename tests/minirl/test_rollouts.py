@@ -1,4 +1,4 @@
-"""Rounds ahead of the learner, against fake servers that hold requests as long as they are told."""
+"""Asynchronous rollouts, against fake servers that hold requests as long as they are told."""
 
 from __future__ import annotations
 
