@@ -39,9 +39,9 @@ class SamplerConfig(Settings):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: draw from the likeliest tokens that together reach this probability."""
     logprobs: Literal["full", "nucleus"] = "full"
-    """Whose log-probabilities the importance ratio compares where `top_p` is below 1: those of the
-    whole distribution, as ASTRA and others train; or those of what is drawn from, in sampler and
-    learner, so that the gradient is that of the policy which sampled."""
+    """Whose log-probabilities the importance ratio compares where `top_p` is below 1: the whole
+    distribution, as ASTRA and others train; or the nucleus, in sampler and learner, so that the
+    gradient is that of the policy which sampled."""
 
     @property
     def ratio_top_p(self) -> float:
@@ -160,12 +160,11 @@ class RolloutConfig(Settings):
     """Rollouts that servers sample ahead of the step that trains on them, while the learner
     updates: 0 for none, so that every step trains on its own weights' episodes."""
     slow_share: float = Field(default=0.0, ge=0, lt=1)
-    """Part of a rollout's groups, the slowest, that its step does not wait for. They join a later
-    step, if they are not too old for it; long episodes are then rarer among those trained on."""
+    """Part of a rollout's groups, the slowest, that its step does not wait for; they join a later
+    step if they are not too old for it."""
     max_age: int | None = Field(default=None, ge=0)
     """Steps that the weights with which a group began may lie behind those of the step that trains
-    on it; older groups are cut, and counted. None for `lag`: what a step with `slow_share` did not
-    wait for is then too old for the next one, but at the start of a run."""
+    on it; older groups are cut, and counted. None for `lag`."""
 
     @property
     def is_ahead(self) -> bool:

@@ -186,8 +186,8 @@ class SftConfig(Settings):
     group_size: PositiveInt = 1
     """Demonstrations side by side that share the beginning of their prompts (one database)."""
     learn_prompt: bool = False
-    """Also learn to predict what stands before the last reply and is not shared by the group (the
-    question, earlier replies, feedback): a model that is new to language learns to copy names."""
+    """Also learn what stands before the last reply and is not shared by the group (the question,
+    earlier replies, feedback): a model that is new to language learns to copy names."""
     lora: LoraConfig | None = None
     """Train adapters alone; the model it leaves has them merged. None for all weights."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
@@ -225,10 +225,9 @@ class TrainConfig(Settings):
     group_size: PositiveInt = 8
     """Trajectories a prompt (G)."""
     mini_batches: PositiveInt = 1
-    """Parts that a step's groups are shared out to, in order and as evenly as possible, with an
-    update each: from the second on the importance ratio is away from 1. All updates of a step have
-    the learning rate of that step; but where filters leave fewer groups than parts, there are fewer
-    updates, and the learning rate, which is found by counting them, falls behind."""
+    """Parts that a step's groups are shared out to, in order, with an update each: from the second
+    on the importance ratio is away from 1. All updates of a step have its learning rate; where
+    filters leave fewer groups than parts, there are fewer updates, and the rate falls behind."""
     algorithm: Algorithm = Grpo()
     lora: LoraConfig | None = None
     """Train adapters alone, on weights that are kept in model.dtype; None for all weights."""
@@ -242,14 +241,12 @@ class TrainConfig(Settings):
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept; the best by validation accuracy is kept besides."""
     kl_every: PositiveInt | None = None
-    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; each costs
-    one more forward pass, and all of them a copy of the start weights in model.dtype. None for no
-    measurements, and no copy."""
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0: a forward
+    pass each, and a copy of the start weights in model.dtype. None for no measurements, no copy."""
     sample_every: PositiveInt = 10
     """Steps between samples of trajectories in trajectories.jsonl."""
     env_workers: PositiveInt = 32
-    """Threads that wait for environments: with a sampler that does not wait for them in turn, fewer
-    slow queries than this at a time delay their own episodes alone."""
+    """Threads that wait for environments."""
 
     @property
     def has_reference(self) -> bool:

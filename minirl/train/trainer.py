@@ -221,8 +221,6 @@ class Trainer:
         self._state = TrainState(self._read_weights(best), ())
         return best
 
-    # The step's own pieces.
-
     def _roll_out(self, watch: Stopwatch) -> tuple[Episodes, Episodes, int]:
         """Play rollouts until the filters leave enough groups, or there were `max_rounds`.
 
@@ -358,8 +356,6 @@ class Trainer:
             parts = {name: round(value, 6) for name, value in score.parts.items()}
             record = {"reward": score.total, "parts": parts, "correct": score.correct}
             self._samples.write(self.steps_done, record | dict(trajectory.episode.record))
-
-    # What is around the steps.
 
     def _record_step(self) -> str:
         """Validate, write metrics and a checkpoint where they are due; return a status line."""
