@@ -75,7 +75,8 @@ def test_bytes_are_those_of_the_compiled_arguments(moments):
     # All but the norms and biases is split over all devices.
     assert weights < 1.1 * 4 * count_parameters(state.params) / 8
     per_number = {"float32": 8, "bfloat16": 4}[moments]
-    assert optimizer == pytest.approx(per_number * weights / 4, abs=64)
+    # Besides, a few counts and the norms of the last gradients.
+    assert optimizer == pytest.approx(per_number * weights / 4, abs=256)
 
 
 TOKENS = Tokens(prompts=2, prompt=96, answers=4, answer=64)
