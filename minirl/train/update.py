@@ -205,16 +205,23 @@ class Learner:
         self._graph, self._mesh, self._temperature = graph, mesh, objective.temperature
         self._frozen = nnx.State({}) if frozen is None else frozen
         loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
-        self._gradient = Programs(jax.grad(loss, has_aux=True))
+        self._made: list[Programs] = []
+        self._gradient = self._programs(jax.grad(loss, has_aux=True))
         self._logprobs: dict[float, Programs] = {}
-        self._accumulate = Programs(_accumulate, donate_argnums=0)
+        self._accumulate = self._programs(_accumulate, donate_argnums=0)
         self.use(optimizer)
 
     def use(self, optimizer: optax.GradientTransformation) -> None:
         """Take another optimizer from now on; gradients stay compiled."""
         self._optimizer = optax.with_extra_args_support(optimizer)
         # A function of its own each time: what is compiled for one optimizer is not for another.
-        self._apply = Programs(lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1))
+        self._apply = self._programs(
+            lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1)
+        )
+
+    def _programs(self, function: Callable[..., Any], **options: Any) -> Programs:
+        self._made.append(Programs(function, **options))
+        return self._made[-1]
 
     def init(self, params: nnx.State) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are."""
@@ -296,8 +303,7 @@ class Learner:
     @property
     def programs(self) -> int:
         """Return the number of programs that were compiled for updates and log-probabilities."""
-        every = (self._gradient, self._accumulate, self._apply, *self._logprobs.values())
-        return sum(map(len, every))
+        return sum(map(len, self._made))
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, ready to be compiled ahead of time.
@@ -336,7 +342,9 @@ class Learner:
             model = nnx.merge(self._graph, params, frozen)
             return token_logprobs(model, batch, temperature=chosen)[0]
 
-        return self._logprobs.setdefault(chosen, Programs(logp))(params, self._frozen, batch)
+        if chosen not in self._logprobs:
+            self._logprobs[chosen] = self._programs(logp)
+        return self._logprobs[chosen](params, self._frozen, batch)
 
     def _place(self, batch: Batch) -> Batch:
         """Give each device its rows of a batch that every process has whole in host memory."""
