@@ -64,7 +64,7 @@ def test_gradient_of_expo_is_its_coefficients(divisor, share):
     logp_BT = jnp.log(jnp.array([EXPO["policy"]]))
     coefficients_BT = jnp.asarray(expo_coefficients("own")[None, 1:], jnp.float32)
     ones_BT = jnp.ones((1, 3), bool)
-    batch = Batch(*[None] * 4, ones_BT, logp_BT, coefficients_BT, ones_BT / divisor)  # ty: ignore[invalid-argument-type]
+    batch = Batch(*[None] * 4, ones_BT, logp_BT, coefficients_BT, ones_BT / divisor)
     gradient_BT = jax.grad(lambda x: losses.objective(Expo(), x, x, batch, x)[0])(logp_BT)
     np.testing.assert_allclose(gradient_BT, -share * np.array([EXPO["own"]]), atol=1e-6)
 
