@@ -40,8 +40,8 @@ from minirl.model.lora import split
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
-from minirl.sample.samplers import make_sampler
 from minirl.sglang.sampler import Servers
+from minirl.train.samplers import make_sampler
 from minirl.types import Trajectory
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Episode, Example, Message, Observation, Table

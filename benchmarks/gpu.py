@@ -169,8 +169,10 @@ def update(model: str) -> dict[str, Any]:
     from minirl.config import BatchingConfig, Grpo, OptimizerConfig
     from minirl.model import huggingface
     from minirl.plan.operations import Tokens, model_flops
-    from minirl.train.batching import TokenRow, micro_batches
-    from minirl.train.update import Learner, make_optimizer, policy_objective
+    from minirl.train.batching import micro_batches
+    from minirl.train.optimizer import make_optimizer
+    from minirl.train.update import Learner, policy_objective
+    from minirl.types import TokenRow
 
     shape, lengths = shape_of(model), lengths_of(model)
     policy = huggingface.init(shape, 0, dtype=jnp.bfloat16)

@@ -26,9 +26,10 @@ from minirl.model.decoder import Decoder
 from minirl.sample.rollout import flatten, rollout
 from minirl.sample.sampler import NativeSampler
 from minirl.train.advantages import estimate
-from minirl.train.batching import TokenRow, micro_batches
-from minirl.train.update import Learner, make_optimizer, policy_objective
-from minirl.types import Trajectory
+from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, policy_objective
+from minirl.types import TokenRow, Trajectory
 
 MODEL = ModelConfig(
     vocab_size=4096,

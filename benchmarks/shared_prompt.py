@@ -27,8 +27,10 @@ from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.tiny import tiny_shape
 from minirl.plan.operations import Tokens, update_flops
-from minirl.train.batching import TokenRow, micro_batches
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, policy_objective
+from minirl.types import TokenRow
 
 GROUPS, G, C = 2, 8, 128
 PROMPTS = (256, 512, 1024, 2048, 4096)

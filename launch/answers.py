@@ -10,8 +10,8 @@ from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.samplers import make_sampler
 from minirl.sglang.sampler import Servers
+from minirl.train.samplers import make_sampler
 from minirl.types import Decoding
 from minirl.types import Request as Sample
 

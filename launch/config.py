@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from launch import rules
+from launch.forms import Form
 from launch.layers import Layer, drop_rivals, lay_over, origin, read_layers
 from launch.testsets import Split
 from minirl.config import (
@@ -21,6 +22,9 @@ from minirl.config import (
     SamplerConfig,
     SftConfig,
     TrainConfig,
+    check_together,
+    contradiction,
+    least_vocabulary,
 )
 from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
@@ -164,6 +168,17 @@ class JobConfig(Settings):
     evaluation: EvalConfig = EvalConfig()
     verbal: VerbalConfig = VerbalConfig()
 
+    @model_validator(mode="after")
+    def _check(self) -> JobConfig:
+        check_together(self.train, self.sampler, self.rollout)
+        tiny = self.model.tiny
+        least = least_vocabulary(Form.of(self).marks)
+        if tiny is not None and tiny.vocab_size < least:
+            raise contradiction(
+                "model.tiny.vocab_size", f"{tiny.vocab_size} is too small; write {least} or more"
+            )
+        return self
+
     @property
     def folder(self) -> Path:
         """Return the run folder."""
@@ -282,6 +297,8 @@ def _explain(error: ValidationError, layers: Sequence[Layer]) -> str:
     """Say the first error in a line: the file, the key's path, and what to write instead."""
     first, *others = _mistakes(error)
     keys = tuple(part for part in first["loc"] if part not in _NO_KEYS)
+    if first["type"] == "contradiction":
+        keys += tuple(first["ctx"]["key"].split("."))
     where = ".".join(map(str, keys))
     more = f" (and {len(others)} more)" if others else ""
     return f"{origin(layers, keys)}: {where}{_said(first, where)}{more}"
@@ -297,6 +314,8 @@ def _said(mistake: Any, where: str) -> str:
     if mistake["type"] == "union_tag_invalid":
         context = mistake.get("ctx", {})
         return f".kind: should be {context['expected_tags']}, not {context['tag']!r}"
+    if mistake["type"] == "contradiction":
+        return f": {mistake['ctx']['message']}"
     words = mistake["msg"][:1].lower() + mistake["msg"][1:]
     wanted = _PLAIN_WORDS.get(mistake["type"], words)
     return f": {wanted}, not {mistake['input']!r:.60}"

@@ -20,10 +20,10 @@ from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.files import naming
 from minirl.sample.rollout import rollout
-from minirl.sample.samplers import make_sampler, told_numbers
 from minirl.sglang.pool import EVENTS
 from minirl.sglang.sampler import Servers
 from minirl.train.recording import TRAJECTORIES, group_line, open_records
+from minirl.train.samplers import gather_metrics, make_sampler
 from minirl.types import Decoding, Trajectory
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
@@ -91,7 +91,7 @@ class Evaluator:
 
     def notes(self) -> dict[str, Any]:
         """Say what else a result should tell: what befell servers. All processes have to ask."""
-        told = told_numbers(self._sampler)
+        told = gather_metrics(self._sampler)
         events = {name: int(told[name]) for name in EVENTS if told.get(name)}
         return {"servers": events} if events else {}
 

@@ -9,8 +9,8 @@ from launch.config import JobConfig
 from launch.folders import check_place
 from launch.overlap import check_overlap, check_published
 from launch.testsets import SPLITS, Split
+from minirl.config import check_installed
 from minirl.errors import UserError as ModelError
-from minirl.rules import check_installed
 from minirl.run.files import check_folder
 from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out

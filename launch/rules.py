@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from launch.forms import Form
-from minirl.rules import contradictions as of_the_learner
-from minirl.rules import of_rollouts, optimizer_contradictions, tiny_contradictions
 from rewards.config import contradictions as of_reward_and_env
 
 if TYPE_CHECKING:
@@ -68,22 +65,4 @@ def contradictions(config: JobConfig) -> list[tuple[bool, str]]:
             "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
             "omnisql",
         ),
-        *of_the_learner(config.train, config.sampler),
-        *of_rollouts(config.rollout, config.train.algorithm, config.sampler),
-        *_of_the_warm_start(config),
-        *_of_the_tiny_model(config),
     ]
-
-
-def _of_the_warm_start(config: JobConfig) -> list[tuple[bool, str]]:
-    warm = config.warm_start
-    if warm is None:
-        return []
-    return optimizer_contradictions(warm, key="warm_start")
-
-
-def _of_the_tiny_model(config: JobConfig) -> list[tuple[bool, str]]:
-    shape = config.model.tiny
-    if shape is None:
-        return []
-    return tiny_contradictions(shape, marks=Form.of(config).marks)

@@ -1,4 +1,4 @@
-"""The records of the learner, and the one key of its shape suffixes.
+"""The learner's records and protocols, and the key of the shape suffixes.
 
 Suffixes of array names, one letter an axis:
     N groups (prompts)    G trajectories a group        B rows (N x G flattened)
@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 Finish = Literal["stop", "length"]
 
 
@@ -23,103 +25,85 @@ class Message(Protocol):
 
     @property
     def role(self) -> str:
-        """Name who speaks: system, user or tool."""
-        ...
+        """Return who speaks: system, user or tool."""
 
     @property
     def content(self) -> str:
-        """Give the text."""
-        ...
+        """Return the text."""
 
 
 class Tokenizer(Protocol):
-    """What the learner needs of a tokenizer with a chat template."""
+    """A tokenizer with a chat template."""
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Give the tokens that end a reply."""
-        ...
+        """Return the tokens that end a reply."""
 
     @property
     def pad_id(self) -> int:
-        """Give the token to fill rows with."""
-        ...
+        """Return the token that fills rows."""
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text as it is."""
-        ...
+        """Encode plain text."""
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Encode the first observation, up to where the reply begins."""
-        ...
+        """Encode the first observation, up to the start of the reply."""
 
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
-        """Encode what comes after a reply; `closed` when that ended with a stop token."""
-        ...
+        """Encode what follows a reply; `closed` if that ended with a stop token."""
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Turn ids into text."""
-        ...
+        """Decode ids."""
 
 
 class Environment(Protocol):
-    """What the learner needs of an environment; episodes are opaque to it."""
+    """An environment; the learner does not look into its episodes."""
 
     def reset(self, example: Any) -> tuple[Any, Sequence[Message]]:
-        """Start an episode: its state and the first observation."""
-        ...
+        """Start an episode: return its state and the first observation."""
 
     def step(self, episode: Any, reply: str) -> tuple[Any, Sequence[Message] | None]:
-        """Judge a reply: the new state, and the next observation, or None when it is over."""
-        ...
+        """Judge a reply: return the new state and the next observation, None at the end."""
 
 
 class CreditSpan(Protocol):
-    """Credit for the characters [start, end) of one turn's reply text, counted from 0."""
+    """Credit of the characters [start, end) of the reply of one turn."""
 
     @property
     def turn(self) -> int:
-        """Give the number of the turn, from 0."""
-        ...
+        """Return the turn, from 0."""
 
     @property
     def start(self) -> int:
-        """Give the first character."""
-        ...
+        """Return the first character."""
 
     @property
     def end(self) -> int:
-        """Give the character after the last."""
-        ...
+        """Return the character after the last."""
 
     @property
     def value(self) -> float:
-        """Give the credit of every token there, dimensionless."""
-        ...
+        """Return the credit of every token there, dimensionless."""
 
 
 class Score(Protocol):
-    """What the learner needs of a reward."""
+    """What a reward says of an episode."""
 
     @property
     def total(self) -> float:
-        """Give what the learner maximises."""
-        ...
+        """Return the reward."""
 
     @property
     def correct(self) -> bool:
-        """Tell whether the answer is right, apart from any shaping."""
-        ...
+        """Return whether the answer is right, apart from any shaping."""
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Give the named summands of `total`."""
-        ...
+        """Return the named summands of `total`."""
 
     @property
     def spans(self) -> Sequence[CreditSpan]:
-        """Give the credit of parts of replies: clauses, or whole turns; none for all alike."""
-        ...
+        """Return credit of parts of replies (clauses, turns); empty for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +128,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An observation, as the ids that were appended for it, and the reply to it."""
+    """An observation, as ids, and the reply to it."""
 
     observation_ids: tuple[int, ...]
     reply: Reply
@@ -166,6 +150,31 @@ class Trajectory:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRow:
+    """A trajectory as arrays over its tokens, from `sample.rollout.flatten` to the batch.
+
+    Attributes:
+        ids: Token ids, the prompt first, in the order in which they were sent and sampled.
+        is_action: The action mask: True on the ids that are trained on.
+        logprobs: Log-probability under the sampler where `is_action`, else 0.
+        advantage: One number for the whole row, or one for each id.
+        prompt_length: Number of ids that the group shares.
+        start_logprobs: Log-probability under the learner at the weights that sampled; None where
+            these are the current weights.
+        versions: Weight version that sampled each id, -1 where none did; None if not
+            needed.
+    """
+
+    ids: np.ndarray
+    is_action: np.ndarray
+    logprobs: np.ndarray
+    advantage: float | np.ndarray
+    prompt_length: int
+    start_logprobs: np.ndarray | None = None
+    versions: np.ndarray | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Decoding:
     """How tokens are drawn.
 
@@ -180,7 +189,7 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The wish for one reply.
+    """A request for one reply.
 
     Attributes:
         episode: Names the episode, and with the seed its random stream.
@@ -196,31 +205,23 @@ class Request:
 
 
 class Sampler(Protocol):
-    """What a rollout needs of a sampler, native or behind HTTP."""
+    """A sampler, native or behind HTTP."""
 
     @property
     def is_repeatable(self) -> bool:
-        """Tell whether the same requests always have the same replies, in the same order: the
-        rollout then takes no notice of time.
-        """
-        ...
+        """Return whether the same requests always give the same replies in the same order."""
 
     def set_weights(self, weights: Any, *, version: int) -> None:
-        """Sample with these weights from now on; replies carry the version."""
-        ...
+        """Sample with these weights from now on; tokens carry the version."""
 
     def submit(self, request: Request) -> None:
-        """Ask for a reply; returns at once."""
-        ...
+        """Ask for a reply; return at once."""
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
-        """Work until a reply ends, or for so many tokens each; give (episode, reply) pairs."""
-        ...
+        """Work until a reply ends, or for this many tokens each; return (episode, reply) pairs."""
 
     def wake(self) -> None:
-        """Let `advance` return where it waits for others; from any thread."""
-        ...
+        """Let a waiting `advance` return; may be called from any thread."""
 
     def release(self, episode: int) -> None:
-        """Forget an episode; its place is free."""
-        ...
+        """Forget an episode and free its slot."""

@@ -29,11 +29,10 @@ from tokenizers import normalizers as norm
 from tokenizers import pre_tokenizers as pre
 from tokenizers.trainers import BpeTrainer
 
-from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig
+from minirl.config import CONTROL_TOKENS, MARKS, TinyConfig, least_vocabulary
 from minirl.errors import UserError
 from minirl.model import huggingface
 from minirl.model.config import ModelConfig, parse_config
-from minirl.rules import tiny_contradictions
 
 _LETTER = r"[\p{L}_]"
 _WORDS = "|".join(
@@ -79,9 +78,11 @@ def make_tiny(
     Raises:
         UserError: A shape that no model has, or other files in `folder`.
     """
-    for is_wrong, message in tiny_contradictions(shape, marks=marks):
-        if is_wrong:
-            raise UserError(message)
+    least = least_vocabulary(marks)
+    if shape.vocab_size < least:
+        raise UserError(
+            f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
+        )
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
     config = _model_config(shape, tokenizer)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]

@@ -29,11 +29,12 @@ from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts
 from minirl.plan.operations import Tokens
 from minirl.sample.decode import pool_shapes
-from minirl.sample.episodes import own_slots
 from minirl.sample.local import copy_shapes, local_mesh
 from minirl.sample.pages import MEMORY_SHARE, Pools, plan_pools
+from minirl.train.optimizer import make_optimizer
 from minirl.train.packing import round_up
-from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
+from minirl.train.rollouts import own_slots
+from minirl.train.update import Learner, TrainState, policy_objective
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minirl.model.decoder import ModelConfig
+from minirl.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from minirl.types import (
     Request,
     Sampler,
     Tokenizer,
+    TokenRow,
     Trajectory,
     Turn,
 )
@@ -39,26 +40,7 @@ _STEPS = 32
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """A trajectory as arrays over all its tokens, the prompt first.
-
-    Attributes:
-        ids: Token ids in the order in which they were sent and sampled.
-        is_action: True exactly on the ids that the policy sampled, stop tokens included.
-        logprobs: Log-probability under the sampler where `is_action`, else 0.
-        versions: Weight version that sampled the token where `is_action`, else -1.
-        prompt_length: Ids of the first observation, which the group shares.
-    """
-
-    ids: np.ndarray
-    is_action: np.ndarray
-    logprobs: np.ndarray
-    versions: np.ndarray
-    prompt_length: int
-
-
-def flatten(trajectory: Trajectory) -> Flat:
+def flatten(trajectory: Trajectory) -> TokenRow:
     """Lay a trajectory out token by token; the one place where the action mask is made.
 
     Observations, the glue of the chat template among them, are not actions (papers' loss mask).
@@ -73,12 +55,13 @@ def flatten(trajectory: Trajectory) -> Flat:
         is_action += [False] * observed + [True] * sampled
         logprobs += [*([0.0] * observed), *turn.reply.logprobs]
         versions += [*([-1] * observed), *turn.reply.versions]
-    return Flat(
-        np.array(ids, np.int32),
-        np.array(is_action, bool),
-        np.array(logprobs, np.float32),
-        np.array(versions, np.int32),
-        len(trajectory.turns[0].observation_ids),
+    return TokenRow(
+        ids=np.array(ids, np.int32),
+        is_action=np.array(is_action, bool),
+        logprobs=np.array(logprobs, np.float32),
+        advantage=0.0,
+        prompt_length=len(trajectory.turns[0].observation_ids),
+        versions=np.array(versions, np.int32),
     )
 
 

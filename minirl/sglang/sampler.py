@@ -28,12 +28,11 @@ import jax
 import numpy as np
 from flax import nnx
 
-from minirl.config import SamplerConfig, SglangConfig
+from minirl.config import SamplerConfig, SglangConfig, check_installed
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import merged, split
-from minirl.rules import check_installed
 from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process

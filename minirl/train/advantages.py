@@ -1,37 +1,43 @@
-"""Advantages: one number per trajectory, from the rewards of its group.
+"""Advantages: rewards of groups, credit spans, penalties and KL become one number a token.
 
-What differs from token to token (credit spans, a KL in the credit, whitening over the batch) is
-folded in by `minirl.train.credit`.
+The loss sees none of what ends here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-# Those of a group; direct credit has none.
-Estimator = Literal["group_normalised", "group_centred", "leave_one_out"]
+from minirl.config import AlgorithmConfig, Estimator, TokenCredit
+from minirl.types import CreditSpan, Reply, TokenRow, Trajectory
+
+Decode = Callable[[Sequence[int]], str]
+
+_EPSILON = 1e-6
+# What a decoder writes for bytes that are no character, or not yet one.
+_BROKEN = "\ufffd"
+# Tokens that another one is decoded with: a character has four bytes at most, so it begins in one
+# of the three tokens before the one that ends it; and decoders join neighbours.
+_CONTEXT = 4
 
 
-def group_normalised(rewards_NG: np.ndarray, *, ddof: int = 1, epsilon: float = 1e-6) -> np.ndarray:
-    """Standardise rewards within their group: (R - mean) / (std + epsilon).
+def group_normalised(rewards_NG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
+    """Standardise rewards within their group: (R - mean) / (std + 1e-6).
 
     GRPO (arXiv:2402.03300, section 4.1.2; Progress-SQL, appendix E.6).
 
     Args:
         rewards_NG: Rewards, one row a group.
         ddof: 1 divides the variance by G - 1, 0 by G.
-        epsilon: Added to the standard deviation.
 
     Returns:
-        Advantages, NG; all 0 in a group of equal rewards; the reward itself in a group of one.
+        Advantages, NG; 0 in a group of equal rewards; the reward itself in a group of one.
     """
     if rewards_NG.shape[1] == 1:  # verl's convention: mean 0, std 1
-        return rewards_NG / (1.0 + epsilon)
-    centred_NG = group_centred(rewards_NG)
-    return centred_NG / (rewards_NG.std(axis=1, ddof=ddof, keepdims=True) + epsilon)
+        return rewards_NG / (1.0 + _EPSILON)
+    return group_centred(rewards_NG) / (rewards_NG.std(axis=1, ddof=ddof, keepdims=True) + _EPSILON)
 
 
 def group_centred(rewards_NG: np.ndarray) -> np.ndarray:
@@ -46,13 +52,15 @@ def leave_one_out(rewards_NG: np.ndarray) -> np.ndarray:
 
 
 def estimate(rewards_NG: np.ndarray, *, estimator: Estimator, ddof: int = 1) -> np.ndarray:
-    """Turn the rewards of a batch of groups, NG, into advantages, NG."""
+    """Turn the rewards of a batch of groups, NG, into advantages, NG; `direct` leaves them."""
+    rewards_NG = np.asarray(rewards_NG, np.float64)
     table: dict[Estimator, Callable[[np.ndarray], np.ndarray]] = {
         "group_normalised": lambda rewards: group_normalised(rewards, ddof=ddof),
         "group_centred": group_centred,
         "leave_one_out": leave_one_out,
+        "direct": lambda rewards: rewards,
     }
-    return table[estimator](np.asarray(rewards_NG, np.float64))
+    return table[estimator](rewards_NG)
 
 
 def groups_to_train(
@@ -67,14 +75,13 @@ def groups_to_train(
     Args:
         rewards_NG: Rewards, one row a group.
         correct_NG: Execution match of each trajectory.
-        equal_groups: `keep` leaves groups of equal rewards in (they count in every mean and pull
-            nowhere); `drop` leaves them out.
-        correctness_filter: `mixed` keeps the groups in which some trajectories are correct and some
-            are not. Correctness, not the shaped reward: a group that is all wrong but for shaping
-            would else be pushed by shaping alone.
+        equal_groups: Whether groups of equal rewards are kept; they count in every mean.
+        correctness_filter: `mixed` keeps groups with both correct and wrong trajectories. It looks
+            at correctness, not at the reward: shaping alone would else push groups that are wrong
+            throughout.
 
     Returns:
-        Row numbers in order; empty when no group is left.
+        Row numbers in order; may be empty.
     """
     keep_N = np.ones(len(rewards_NG), bool)
     if equal_groups == "drop":
@@ -82,3 +89,222 @@ def groups_to_train(
     if correctness_filter == "mixed":
         keep_N &= correct_NG.any(axis=1) & ~correct_NG.all(axis=1)
     return np.flatnonzero(keep_N).tolist()
+
+
+def overlong_penalty(lengths: np.ndarray, *, longest: int, cache: int) -> np.ndarray:
+    """Return DAPO's penalty of long responses (arXiv:2503.14476, Eq. 13).
+
+    Args:
+        lengths: Tokens of each response.
+        longest: Largest number of tokens of a response.
+        cache: The last so many of these are penalised; 0 for no penalty.
+
+    Returns:
+        0 up to `longest - cache`, then falling in even steps to -1 at `longest` and beyond.
+    """
+    if not cache:
+        return np.zeros(np.shape(lengths))
+    return -np.clip((np.asarray(lengths) - (longest - cache)) / cache, 0.0, 1.0)
+
+
+class SpanCredit(NamedTuple):
+    """Credit of each id of a trajectory, 0 outside of spans, and whether a span covers the id."""
+
+    value: np.ndarray
+    is_covered: np.ndarray
+
+
+def token_advantages(
+    rows: Sequence[TokenRow],
+    rewards_NG: np.ndarray,
+    algorithm: AlgorithmConfig,
+    *,
+    penalty_NG: np.ndarray | float = 0.0,
+    spans: Sequence[SpanCredit | None] | None = None,
+    kl: Sequence[np.ndarray] | None = None,
+) -> list[float | np.ndarray]:
+    """Turn rewards and credit spans of a batch into the advantages of its rows.
+
+    Args:
+        rows: The rows, group by group; their advantages are not read.
+        rewards_NG: Total reward of each row.
+        algorithm: The settings.
+        penalty_NG: Added to the reward of each row, or to all of its spans.
+        spans: Credit of each row's ids, None for a row without spans; for `direct` alone.
+        kl: KL to the reference of each row's ids, if it is in the reward or in the credit.
+
+    Returns:
+        One number a row where all its tokens have the same, else one for each of its ids.
+    """
+    shift_NG = np.zeros(np.shape(rewards_NG)) + penalty_NG
+    if kl is not None and algorithm.kl_in == "reward":
+        sums = [k[row.is_action].sum() for row, k in zip(rows, kl, strict=True)]
+        shift_NG = shift_NG - algorithm.kl_coef * np.reshape(sums, shift_NG.shape)
+    totals_NG = estimate(
+        rewards_NG + shift_NG, estimator=algorithm.estimator, ddof=algorithm.adv_std_ddof
+    )
+    if algorithm.estimator != "direct" or spans is None:
+        spans = [None] * len(rows)
+    if algorithm.kl_in != "credit":
+        kl = None
+    is_plain = algorithm.token_credit == "own" and not algorithm.whiten and kl is None
+    if is_plain and not any(spans):
+        return [float(total) for total in totals_NG.flat]
+    penalties = [None] * len(rows) if kl is None else [algorithm.kl_coef * k for k in kl]
+    parts = zip(rows, totals_NG.flat, shift_NG.flat, spans, penalties, strict=True)
+    found = [_row_credit(*part, form=algorithm.token_credit) for part in parts]
+    if algorithm.whiten:
+        found = whiten(found, [row.is_action for row in rows], ddof=algorithm.adv_std_ddof)
+    return [*found]
+
+
+def _row_credit(
+    row: TokenRow,
+    total: float,
+    shift: float,
+    spans: SpanCredit | None,
+    penalty_T: np.ndarray | None,
+    *,
+    form: TokenCredit,
+) -> np.ndarray:
+    """Return the credit of each id of a row: its own, or the sum from it on; 0 off the actions.
+
+    Own credit is the total on every action, or the spans' values; in a sum the total counts once,
+    on the last action. A KL counts where there is credit (EXPO-SQL, Eq. 4; REINFORCE++,
+    arXiv:2501.03262: the return less the KL from the token on).
+    """
+    has_credit = row.is_action if spans is None else row.is_action & spans.is_covered
+    whole = total if spans is None else shift
+    credit = np.zeros(len(row.ids)) if spans is None else np.where(has_credit, spans.value, 0.0)
+    if form == "own":
+        credit = credit + whole * has_credit
+    elif row.is_action.any():
+        credit[np.flatnonzero(row.is_action)[-1]] += whole
+    if penalty_T is not None:
+        credit = credit - penalty_T * has_credit
+    if form == "return_to_go":
+        credit = np.cumsum(credit[::-1])[::-1] * row.is_action
+    return credit
+
+
+def whiten(
+    credit: Sequence[np.ndarray], is_action: Sequence[np.ndarray], *, ddof: int
+) -> list[np.ndarray]:
+    """Standardise numbers over all sampled tokens of a batch (REINFORCE++, arXiv:2501.03262).
+
+    Args:
+        credit: A number for each id, row by row.
+        is_action: Which of them count.
+        ddof: 1 divides the variance by the count less 1, 0 by the count.
+
+    Returns:
+        (A - mean) / (std + 1e-6) on the actions, 0 elsewhere; all 0 where all are equal.
+    """
+    chosen = np.concatenate([row[mask] for row, mask in zip(credit, is_action, strict=True)])
+    mean, std = 0.0, 0.0
+    if len(chosen):
+        mean, std = float(chosen.mean()), float(chosen.std(ddof=min(ddof, len(chosen) - 1)))
+    return [
+        np.where(mask, (row - mean) / (std + _EPSILON), 0.0)
+        for row, mask in zip(credit, is_action, strict=True)
+    ]
+
+
+def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Decode) -> SpanCredit:
+    """Give each token of a trajectory the value of the span that it lies in.
+
+    A token lies where its first non-blank character does, or its first character if all are blank
+    (EXPO-SQL, section 3.3; the paper leaves the border open). A token without text in the reply,
+    as the stop token, goes with the reply's last character. Of overlapping spans the later counts.
+
+    Args:
+        trajectory: Its turns; only sampled tokens have credit.
+        spans: Half-open ranges of characters of the turns' `reply.text`.
+        decode: The tokenizer's. Sampled ids are never encoded again: other ids could come out.
+
+    Raises:
+        ValueError: A span is of no turn, or ends outside of its reply.
+    """
+    turns, parts = trajectory.turns, []
+    for span in spans:
+        is_turn = 0 <= span.turn < len(turns)
+        if not is_turn or not 0 <= span.start <= span.end <= len(turns[span.turn].reply.text):
+            raise ValueError(f"the reward's {span} is not within a reply of {len(turns)} turns")
+    for number, turn in enumerate(turns):
+        observed = np.zeros(len(turn.observation_ids))
+        own = [span for span in spans if span.turn == number]
+        parts += [(observed, observed.astype(bool)), _reply_credit(turn.reply, own, decode)]
+    return SpanCredit(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def group_spans(groups: Sequence[Sequence[Trajectory]], decode: Decode) -> list[SpanCredit | None]:
+    """Return the credit spans of scored trajectories; None for those without."""
+    trajectories = [trajectory for group in groups for trajectory in group]
+    spans = [trajectory.episode.score.spans for trajectory in trajectories]
+    return [
+        span_credit(trajectory, own, decode) if own else None
+        for trajectory, own in zip(trajectories, spans, strict=True)
+    ]
+
+
+def _reply_credit(
+    reply: Reply, spans: Sequence[CreditSpan], decode: Decode
+) -> tuple[np.ndarray, np.ndarray]:
+    if not spans or not reply.text:
+        return np.zeros(len(reply.ids)), np.zeros(len(reply.ids), bool)
+    value_T, is_covered_T = np.zeros(len(reply.text)), np.zeros(len(reply.text), bool)
+    for span in spans:
+        value_T[span.start : span.end] = span.value
+        is_covered_T[span.start : span.end] = True
+    places = [place(reply.text, *pair) for pair in character_ranges(reply.ids, decode)]
+    return value_T[places], is_covered_T[places]
+
+
+def place(text: str, start: int, end: int) -> int:
+    """Return the character that decides where the token of these characters lies.
+
+    Returns:
+        Its first non-blank character, else its first one, else the text's last one.
+    """
+    own = text[start:end]
+    blank = len(own) - len(own.lstrip())
+    offset = start + (blank if blank < len(own) else 0)
+    return min(offset, len(text) - 1)
+
+
+def character_ranges(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]]:
+    """Return the characters of the decoded ids that each id has a part in.
+
+    Byte-level tokens may hold a part of a character: each of them has that character in its range.
+
+    Returns:
+        Half-open ranges over `decode(ids)`; an id without text has an empty one.
+    """
+    ids = [int(token) for token in ids]
+    ranges = _ranges(ids, decode, context=_CONTEXT)
+    if ranges and ranges[-1][1] != len(decode(ids)):
+        # A decoder that looks back further: decode everything before each token.
+        ranges = _ranges(ids, decode, context=len(ids))
+    return ranges
+
+
+def _ranges(ids: list[int], decode: Decode, *, context: int) -> list[tuple[int, int]]:
+    """Decode each token with so many before it, and return what it adds to their text."""
+    ranges = []
+    end = 0
+    for number in range(len(ids)):
+        first = max(0, number - context)
+        before = decode(ids[first:number])
+        after = decode(ids[first : number + 1])
+        start = end - len(before) + _first_own(before, after)
+        end += len(after) - len(before)
+        ranges.append((min(start, end), end))
+    return ranges
+
+
+def _first_own(before: str, after: str) -> int:
+    """Return where a token begins in a text, from the text without it and with it."""
+    if after.startswith(before) and (len(after) > len(before) or not before.endswith(_BROKEN)):
+        return len(before)
+    # It goes on with a character that others began.
+    return max(0, min(len(before), len(after)) - 1)

@@ -1,46 +1,21 @@
-"""From trajectories to the arrays of the update: prompts once a group, few shapes."""
+"""From trajectories to the arrays of the update: prompts once a group, in few shapes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array
 
 from minirl.config import Aggregation, BatchingConfig
 from minirl.model.sharding import row_parts
-from minirl.train.packing import Extent, Layout, layouts
+from minirl.train.packing import Extent, Layout, layouts, packed_shapes
+from minirl.types import TokenRow
 
-Group = TypeVar("Group")
-Member = TypeVar("Member")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRow:
-    """One trajectory as flat arrays; positions are those of its ids.
-
-    Attributes:
-        ids: All ids, the prompt first.
-        is_action: True on the ids that are trained on.
-        logprobs: Log-probability under the sampler where `is_action`, else 0.
-        advantage: One number for the whole row, or one for each of its ids.
-        prompt_length: How many ids the group shares.
-        start_logprobs: Log-probability under the learner at the weights that sampled, where
-            `is_action`; None where these are the weights at hand.
-    """
-
-    ids: np.ndarray
-    is_action: np.ndarray
-    logprobs: np.ndarray
-    advantage: float | np.ndarray
-    prompt_length: int
-    start_logprobs: np.ndarray | None = None
+Item = TypeVar("Item")
+Groups = Sequence[Sequence[TokenRow]]
 
 
 class Packed(NamedTuple):
@@ -54,48 +29,47 @@ class Packed(NamedTuple):
         position_BC: Its position.
     """
 
-    group_NP: Array
-    position_NP: Array
-    group_BC: Array
-    own_BC: Array
-    position_BC: Array
+    group_NP: Any
+    position_NP: Any
+    group_BC: Any
+    own_BC: Any
+    position_BC: Any
 
 
 class Batch(NamedTuple):
-    """Arrays of one micro-batch; a pytree.
+    """Arrays of one micro-batch, made with NumPy; a pytree.
 
     The shared prefix is the prompt without its last token; each answer starts with that token, so
-    that every trained token is predicted by its own answer. Where they stand is a `Layout`'s.
+    that every trained token is predicted by its own answer.
 
     Attributes:
         prefix_NP: Token ids of each unit's prompts, padded on the right.
         prefix_length_N: How many they are.
         input_BC: Ids of the answer rows, B = N x R, those of a unit side by side.
         target_BC: The id after each input.
-        is_action_BC: True where the target was sampled by the policy.
+        is_action_BC: `TokenRow.is_action` of the target.
         old_logp_BC: Log-probability of the target under the sampler.
         advantage_BC: Advantage of the target.
-        weight_BC: Share of the target in the mean over the whole batch (0 in padding); sums to 1
-            over all micro-batches, but where sums over tokens are divided by something else than
-            their number.
+        weight_BC: Share of the target in the mean over the whole batch, 0 in padding
+            (`token_weights`).
         start_logp_BC: Log-probability of the target under the learner at the weights that sampled;
-            None where these are the weights at hand.
+            None where these are the current weights.
         packed: Where groups share rows; None where each unit is one group, and each answer a row.
     """
 
-    prefix_NP: Array
-    prefix_length_N: Array
-    input_BC: Array
-    target_BC: Array
-    is_action_BC: Array
-    old_logp_BC: Array
-    advantage_BC: Array
-    weight_BC: Array
-    start_logp_BC: Array | None = None
+    prefix_NP: Any
+    prefix_length_N: Any
+    input_BC: Any
+    target_BC: Any
+    is_action_BC: Any
+    old_logp_BC: Any
+    advantage_BC: Any
+    weight_BC: Any
+    start_logp_BC: Any = None
     packed: Packed | None = None
 
 
-def mini_batches(groups: Sequence[Group], *, count: int) -> list[Sequence[Group]]:
+def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
     """Share groups out to mini-batches, in order; sizes differ by one at most, and none is empty.
 
     Returns:
@@ -107,11 +81,7 @@ def mini_batches(groups: Sequence[Group], *, count: int) -> list[Sequence[Group]
 
 
 def row_length(row: TokenRow, *, aggregation: Aggregation) -> int:
-    """Count the tokens of a row that `token_weights` asks for.
-
-    Returns:
-        Its sampled tokens; for `response_mean` everything after the prompt.
-    """
+    """Count a row's sampled tokens; for `response_mean` everything after the prompt."""
     if aggregation == "response_mean":
         return len(row.ids) - row.prompt_length
     return int(row.is_action.sum())
@@ -136,51 +106,20 @@ def token_weights(
     return [1.0 / (len(lengths) * max(length, 1)) for length in lengths]
 
 
-def micro_batches(
-    groups: Sequence[Sequence[TokenRow]],
-    *,
-    aggregation: Aggregation,
-    sizes: BatchingConfig,
-    pad_id: int,
-    divisor: int = 1,
-) -> Iterator[Batch]:
-    """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
-
-    Every micro-batch holds whole groups, or as many answers of them as the sizes say, and the last
-    one is filled up with empty rows, so that only padded lengths, and rows where groups are packed,
-    tell shapes apart.
-
-    Args:
-        groups: Trajectories, those of one prompt together; all groups of one size.
-        aggregation: How tokens are averaged, over the whole batch.
-        sizes: See `packing.layouts`.
-        pad_id: What padding is written as.
-        divisor: The constant of `aggregation="constant"`.
-    """
-    lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
-    weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
-    weight_of = [[next(weights) for _ in group] for group in groups]
-    groups, weight_of = split_groups(groups, sizes), split_groups(weight_of, sizes)
-    for layout in layouts(extents(groups), sizes):
-        yield _fill(layout, groups, weight_of, pad_id=pad_id, is_packed=sizes.pack)
+def total_weight(groups: Groups, *, aggregation: Aggregation, divisor: int = 1) -> float:
+    """Return what the weights of all sampled tokens add up to: 1 where it is a mean over them."""
+    if aggregation in ("sequence_mean", "token_mean"):
+        return 1.0
+    rows = [row for group in groups for row in group]
+    lengths = [row_length(row, aggregation=aggregation) for row in rows]
+    weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
+    return float(np.dot([int(row.is_action.sum()) for row in rows], weights)) or 1.0
 
 
-def split_groups(
-    groups: Sequence[Sequence[Member]], sizes: BatchingConfig
-) -> Sequence[Sequence[Member]]:
-    """Split groups into parts of as many answers as a micro-batch takes of one, in order."""
-    size = sizes.answers_per_batch
-    if size is None:
-        return groups
-    return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
-
-
-def extents(groups: Sequence[Sequence[TokenRow]]) -> list[Extent]:
-    """Return the columns that each group takes."""
-    return [
-        Extent(group[0].prompt_length - 1, tuple(len(row.ids) - row.prompt_length for row in group))
-        for group in groups
-    ]
+def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
+    """Return the mean of numbers of ids over all ids that are trained on; 0 for none."""
+    total = sum(float(value[row.is_action].sum()) for value, row in zip(values, rows, strict=True))
+    return total / max(sum(int(row.is_action.sum()) for row in rows), 1)
 
 
 def sizes_on(sizes: BatchingConfig, mesh: Mesh | None) -> BatchingConfig:
@@ -188,11 +127,44 @@ def sizes_on(sizes: BatchingConfig, mesh: Mesh | None) -> BatchingConfig:
     return sizes.model_copy(update={"groups_per_batch": sizes.groups_per_batch * row_parts(mesh)})
 
 
+def micro_batches(
+    groups: Groups,
+    *,
+    aggregation: Aggregation,
+    sizes: BatchingConfig,
+    pad_id: int,
+    divisor: int = 1,
+    longest: Extent | None = None,
+) -> Iterator[Batch]:
+    """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
+
+    The last micro-batch is filled up with empty rows, so that only padded lengths, or numbers of
+    rows where groups are packed, tell shapes apart.
+
+    Args:
+        groups: Trajectories, those of one prompt together; all groups of one size.
+        aggregation: How tokens are averaged, over the whole batch.
+        sizes: See `layouts`.
+        pad_id: What padding is written as.
+        divisor: The constant of `aggregation="constant"`.
+        longest: See `layouts`.
+    """
+    lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
+    weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
+    weight_of = [[next(weights) for _ in group] for group in groups]
+    parts = _parts(groups, sizes)
+    rows = [[groups[n][g] for g in members] for n, members in parts]
+    row_weights = [[weight_of[n][g] for g in members] for n, members in parts]
+    for layout in layouts(extents(groups, sizes), sizes, longest=longest):
+        yield _fill(layout, rows, row_weights, pad_id=pad_id, is_packed=sizes.pack)
+
+
 def read_back(
-    groups: Sequence[Sequence[TokenRow]],
-    values: Iterable[Array | np.ndarray],
+    groups: Groups,
+    values: Iterable[Any],
     *,
     sizes: BatchingConfig,
+    longest: Extent | None = None,
 ) -> list[list[np.ndarray]]:
     """Bring numbers of the targets of `micro_batches` back to the rows.
 
@@ -200,31 +172,59 @@ def read_back(
         groups: What the micro-batches were made of.
         values: An array BC for each micro-batch, in order.
         sizes: Those that the micro-batches were made with.
+        longest: The same.
 
     Returns:
         For each row of each group an array over its ids; 0 on the prompt.
     """
-    found: dict[int, list[np.ndarray]] = {}
-    parts = split_groups(groups, sizes)
-    for layout, array in zip(layouts(extents(parts), sizes), values, strict=True):
+    found: dict[tuple[int, int], np.ndarray] = {}
+    parts = _parts(groups, sizes)
+    arranged = layouts(extents(groups, sizes), sizes, longest=longest)
+    for layout, array in zip(arranged, values, strict=True):
         values_NRC = np.asarray(array).reshape(layout.units, layout.rows, -1)
         for place in layout.places:
-            rows = zip(parts[place.group], place.answers, strict=True)
-            found[place.group] = [
-                _whole(row, values_NRC[place.unit, at.row, at.start :]) for row, at in rows
-            ]
-    in_order = iter([row for n in range(len(parts)) for row in found[n]])
-    return [[next(in_order) for _ in group] for group in groups]
+            n, members = parts[place.group]
+            for g, at in zip(members, place.answers, strict=True):
+                row = groups[n][g]
+                own_C = values_NRC[place.unit, at.row, at.start :]
+                prompt = np.zeros(row.prompt_length, own_C.dtype)
+                own = len(row.ids) - row.prompt_length
+                found[n, g] = np.concatenate([prompt, own_C[:own]])
+    return [[found[n, g] for g in range(len(group))] for n, group in enumerate(groups)]
 
 
-def _whole(row: TokenRow, values_C: np.ndarray) -> np.ndarray:
-    own = len(row.ids) - row.prompt_length
-    return np.concatenate([np.zeros(row.prompt_length, values_C.dtype), values_C[:own]])
+def _parts(groups: Groups, sizes: BatchingConfig) -> list[tuple[int, Sequence[int]]]:
+    """Return (group, its trajectories) of each part: answers of like length of one group."""
+    found: list[tuple[int, Sequence[int]]] = []
+    for n, group in enumerate(groups):
+        order = range(len(group))
+        size = sizes.answers_per_batch or len(group)
+        if size < len(group):
+            order = sorted(order, key=lambda g: len(group[g].ids))
+        found += [(n, order[start : start + size]) for start in range(0, len(group), size)]
+    return found
+
+
+def extents(groups: Groups, sizes: BatchingConfig) -> list[Extent]:
+    """Return the columns that each part of a group takes."""
+    return [
+        Extent(
+            groups[n][0].prompt_length - 1,
+            tuple(len(groups[n][g].ids) - groups[n][g].prompt_length for g in members),
+        )
+        for n, members in _parts(groups, sizes)
+    ]
+
+
+def empty_batches(longest: Extent, sizes: BatchingConfig) -> Iterator[Batch]:
+    """Yield a batch without tokens of every shape that packed micro-batches of a run have."""
+    for shape in packed_shapes(longest, sizes):
+        yield _fill(shape, [], [], pad_id=0, is_packed=True)
 
 
 def _fill(
     layout: Layout,
-    groups: Sequence[Sequence[TokenRow]],
+    groups: Groups,
     weights: Sequence[Sequence[float]],
     *,
     pad_id: int,
@@ -233,11 +233,13 @@ def _fill(
     """Write groups to the places of a layout."""
     N, B = layout.units, layout.units * layout.rows
     P, C = layout.prompt_columns, layout.answer_columns
-    prefix_NP, (input_BC, target_BC) = np.full((N, P), pad_id), np.full((2, B, C), pad_id)
+    prefix_NP = np.full((N, P), pad_id, np.int32)
+    input_BC, target_BC = np.full((2, B, C), pad_id, np.int32)
     group_NP, position_NP = np.zeros((2, N, P), np.int32)
     group_BC, own_BC, position_BC = np.zeros((3, B, C), np.int32)
     is_action_BC = np.zeros((B, C), bool)
     old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, B, C), np.float32)
+    has_start = False
     for place in layout.places:
         group = groups[place.group]
         length = group[0].prompt_length - 1
@@ -256,17 +258,18 @@ def _fill(
             advantage_BC[cells] = np.broadcast_to(row.advantage, len(row.ids))[new]
             weight_BC[cells] = weight * row.is_action[new]
             if row.start_logprobs is not None:
+                has_start = True
                 start_logp_BC[cells] = row.start_logprobs[new]
-    used_N = (group_NP > 0).sum(axis=1)
-    tokens = [ids.astype(np.int32) for ids in (prefix_NP, used_N, input_BC, target_BC)]
-    numbers = (is_action_BC, old_logp_BC, advantage_BC, weight_BC)
-    start = start_logp_BC if groups[0][0].start_logprobs is not None else None
-    segments = (group_NP, position_NP, group_BC, own_BC, position_BC)
-    arrays = jax.tree.map(jnp.asarray, (*tokens, *numbers, start, segments if is_packed else ()))
-    return Batch(*arrays[:-1], Packed(*arrays[-1]) if is_packed else None)
-
-
-def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
-    """Return the mean of numbers of ids over all ids that are trained on; 0 for none."""
-    total = sum(float(value[row.is_action].sum()) for value, row in zip(values, rows, strict=True))
-    return total / max(sum(int(row.is_action.sum()) for row in rows), 1)
+    segments = Packed(group_NP, position_NP, group_BC, own_BC, position_BC)
+    return Batch(
+        prefix_NP=prefix_NP,
+        prefix_length_N=(group_NP > 0).sum(axis=1, dtype=np.int32),
+        input_BC=input_BC,
+        target_BC=target_BC,
+        is_action_BC=is_action_BC,
+        old_logp_BC=old_logp_BC,
+        advantage_BC=advantage_BC,
+        weight_BC=weight_BC,
+        start_logp_BC=start_logp_BC if has_start else None,
+        packed=segments if is_packed else None,
+    )

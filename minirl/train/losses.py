@@ -1,15 +1,17 @@
 """The one objective, of which the algorithms are settings.
 
-Every function is per token; how tokens are averaged is a weight that `batching.token_weights`
-computes over the whole batch, so that a sum over micro-batches is the same number.
+Every function is per token. How tokens are averaged is a weight that `batching.token_weights`
+computes over the whole batch, so that micro-batches add up.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from minirl.config import AlgorithmConfig, Correction, KlEstimator, RatioLevel
@@ -31,9 +33,9 @@ def probability_ratio(
         old_logp_BT: The same under the policy that sampled it.
         is_action_BT: True where the policy sampled the token.
         level: `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the
-            geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7), repeated;
-            `sequence_token` is GSPO-token's (Eq. 14): s in value, with the gradient of the token's
-            own log-probability.
+            geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7);
+            `sequence_token` is GSPO-token's (Eq. 14): the value of s with the gradient of the
+            token's own log-probability.
         own_BT: Number of each token's sequence in its row, where a row holds several.
 
     Returns:
@@ -68,11 +70,11 @@ def importance_correction(
     low: float,
     high: float,
 ) -> Float[Array, "B T"]:
-    """Return a weight of each token that makes up for the gap between sampler and learner.
+    """Return a weight of each token that corrects for the gap between sampler and learner.
 
-    The weight is rho = p(learner) / p(sampler), both of the weights that sampled: min(rho, high)
-    where it is `truncated` (Yao et al. 2025, TIS), rho between the bounds and 0 outside of them
-    where it is `masked` (Ling team 2025, IcePop).
+    With rho = p(learner) / p(sampler), both of the weights that sampled, `truncated` is
+    min(rho, high) (Yao et al. 2025, TIS), and `masked` is rho between the bounds and 0 outside of
+    them (Ling team 2025, IcePop).
 
     Args:
         logp_BT: Natural-log probability of each token as the learner computes it.
@@ -122,26 +124,6 @@ def clipped_surrogate(
     return jnp.where(advantage_BT < 0, bounded_BT, objective_BT)
 
 
-def kl_divergence(
-    logp_BT: Float[Array, "B T"],
-    reference_logp_BT: Float[Array, "B T"],
-    *,
-    estimator: KlEstimator,
-) -> Float[Array, "B T"]:
-    """Estimate KL(policy || reference) of each sampled token (Schulman, 2020).
-
-    k1 = log p - log r; k2 = k1^2 / 2; k3 = r/p - log(r/p) - 1. In a loss use k2 or k3: the expected
-    gradient of k1 is zero on-policy.
-    """
-    k1_BT = logp_BT - reference_logp_BT
-    table = {
-        "k1": k1_BT,
-        "k2": jnp.square(k1_BT) / 2,
-        "k3": jnp.exp(-k1_BT) + k1_BT - 1,
-    }
-    return table[estimator]
-
-
 def is_clipped(
     ratio_BT: Float[Array, "B T"],
     advantage_BT: Float[Array, "B T"],
@@ -150,12 +132,23 @@ def is_clipped(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Bool[Array, "B T"]:
-    """Tell where the clipped side is the smaller one, that is where no gradient flows."""
+    """Return where the clipped side is the smaller one, so that no gradient flows."""
     above_BT = (advantage_BT > 0) & (ratio_BT > 1 + clip_high)
     below_BT = (advantage_BT < 0) & (ratio_BT < 1 - clip_low)
     if dual_clip is None:
         return above_BT | below_BT
     return above_BT | below_BT | ((advantage_BT < 0) & (ratio_BT > dual_clip))
+
+
+def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> Any:
+    """Estimate KL(policy || reference) of each sampled token (Schulman, 2020), in JAX or NumPy.
+
+    k1 = log p - log r; k2 = k1^2 / 2; k3 = r/p - log(r/p) - 1. In a loss use k2 or k3: the expected
+    gradient of k1 is zero on-policy.
+    """
+    xp = np if isinstance(logp, np.ndarray) else jnp
+    k1 = logp - reference_logp
+    return {"k1": k1, "k2": xp.square(k1) / 2, "k3": xp.exp(-k1) + k1 - 1}[estimator]
 
 
 def policy_loss(
@@ -177,10 +170,9 @@ def policy_loss(
         logp_BT: Natural-log probability of each token under the policy being trained.
         old_logp_BT: The same under the policy that sampled it.
         advantage_BT: Advantage of each token.
-        is_action_BT: True where the policy sampled the token; False on prompts, observations,
-            padding.
-        weight_BT: The share of each token in the batch's mean; 0 where nothing was sampled.
-        ratio_level: Importance ratio of a token, or of its whole sequence.
+        is_action_BT: True where the policy sampled the token.
+        weight_BT: Share of each token in the batch's mean; 0 where nothing was sampled.
+        ratio_level: See `probability_ratio`.
         clip_low: See `clipped_surrogate`.
         clip_high: See `clipped_surrogate`.
         dual_clip: See `clipped_surrogate`.
@@ -200,29 +192,30 @@ def policy_loss(
 
 
 def objective(
+    algorithm: AlgorithmConfig,
     logp_BT: Float[Array, "B T"],
     reference_logp_BT: Float[Array, "B T"],
     batch: Batch,
-    algorithm: AlgorithmConfig,
+    entropy_BT: Float[Array, "B T"],
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the whole loss of a micro-batch, and what is worth knowing of it.
+    """Return the whole loss of a micro-batch, and its statistics.
 
-    With a correction, the ratio is that of the learner to itself at the weights that sampled. In
-    the only update of a step these are the weights at hand: the ratio is 1 and never clipped. With
-    several mini-batches the learner's log-probabilities at those weights come in the batch. Of
-    episodes that older weights sampled neither is known: `rules.of_rollouts` refuses them.
+    With a correction, the ratio is that of the learner to itself at the weights that sampled: 1,
+    and never clipped, in the only update of a step; with several mini-batches the learner's
+    log-probabilities at those weights come in the batch. For episodes that older weights sampled
+    neither is known: the settings refuse them.
 
     Args:
-        logp_BT: Natural-log probability of each target under the policy being trained.
-        reference_logp_BT: The same under the reference; any numbers where no KL is wanted.
-        batch: Everything else.
         algorithm: The settings.
+        logp_BT: Natural-log probability of each target under the policy being trained.
+        reference_logp_BT: The same under the reference; any numbers where no KL is measured.
+        batch: Everything else.
+        entropy_BT: Entropy of the policy at each target.
 
     Returns:
-        The scalar to minimise, and scalars by name: `clip_fraction`, `logp_gap_max`, `kl`, and
-        `correction_mean` where there is a correction.
+        The scalar to minimise, and scalars by name: `clip_fraction`, `logp_gap_max`, `kl`,
+        `entropy`, and `correction_mean` where there is a correction.
     """
-    gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
     old_logp_BT, advantage_BT, stats = batch.old_logp_BC, batch.advantage_BC, {}
     if algorithm.correction != "none":
         start_logp_BT = batch.start_logp_BC
@@ -238,7 +231,7 @@ def objective(
         # The clipped term is homogeneous in the advantage, so that is where the weight goes.
         advantage_BT = advantage_BT * weight_BT
         stats["correction_mean"] = jnp.sum(weight_BT * batch.weight_BC)
-    loss, clip_fraction = policy_loss(
+    loss, stats["clip_fraction"] = policy_loss(
         logp_BT,
         old_logp_BT,
         advantage_BT,
@@ -250,10 +243,18 @@ def objective(
         dual_clip=algorithm.dual_clip,
         own_BT=None if batch.packed is None else batch.packed.own_BC,
     )
-    stats["clip_fraction"] = clip_fraction
+    gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
     stats["logp_gap_max"] = jnp.max(gap_BT, where=batch.is_action_BC, initial=0.0)
     kl_BT = kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator)
     stats["kl"] = jnp.sum(kl_BT * batch.weight_BC, where=batch.is_action_BC)
+    stats["entropy"] = jnp.sum(entropy_BT * batch.weight_BC)
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         loss += algorithm.kl_coef * stats["kl"]
     return loss, stats
+
+
+def likelihood(
+    logp_BT: Float[Array, "B T"], _reference: Any, batch: Batch, _entropy: Any
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the mean negative log-likelihood of a micro-batch's targets."""
+    return -jnp.sum(logp_BT * batch.weight_BC, where=batch.is_action_BC), {}

@@ -1,54 +1,92 @@
-"""The course of the learning rate, and the decisions between two stages of training.
-
-Two stages are PaVeRL-SQL's (section III-C): the second starts from the best checkpoint of the
-first, at a rate that depends on whether the first stage's accuracy rose.
-"""
+"""AdamW or Muon: learning rate, clipping, updates that are skipped, moments in bfloat16."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float
+from optax.contrib import MuonDimensionNumbers, muon
 
-from minirl.config import OptimizerConfig, SecondStage
+from minirl.config import GuardConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.errors import UserError
+from minirl.model.sharding import MATRICES, param_path
+from minirl.run.files import naming
+from minirl.types import TokenRow
 
-# Orders that the test of a rise compares with; their number is the finest p-value, 1 in 5001.
-_PERMUTATIONS = 5000
-
-# (updates done, greedy accuracy) of each evaluation
-Curve = Sequence[tuple[int, float]]
 # Learning rate by updates done; traced inside of the update.
 Rate = Callable[[Any], Any]
-Trend = Literal["rising", "plateau", "fluctuation"]
+
+# A layer's matrices are [layer, out, in].
+_MATRIX = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
+# Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
+_MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
 
 
-def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
-    """Return the learning rate as a function of the updates done.
+def make_optimizer(
+    config: OptimizerConfig,
+    *,
+    steps: int,
+    updates_per_step: int = 1,
+    guard: GuardConfig | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Build AdamW or Muon with its learning rate, clipping by global norm, and skipped updates.
 
     Args:
         config: Its settings.
         steps: Length of the whole run, where a cosine ends.
+        updates_per_step: Updates of one step, which all have its learning rate.
+        guard: Which updates are skipped; None for the defaults.
     """
-    if config.schedule == "ramp_cosine":
-        return lambda count: config.learning_rate * ramp_cosine(count, config, steps=steps)
-    if config.schedule == "cosine":
-        after = optax.cosine_decay_schedule(
-            config.learning_rate,
-            max(1, steps - config.warmup_steps),
-            alpha=config.final_fraction,
-        )
+    rate = learning_rate(config, steps=steps)
+    by_step = rate if updates_per_step == 1 else lambda count: rate(count // updates_per_step)
+    decay = config.weight_decay
+    if config.kind == "adamw":
+        rule = optax.adamw(by_step, b1=config.beta1, b2=config.beta2, weight_decay=decay)
     else:
-        after = optax.constant_schedule(config.learning_rate)
-    warmup = optax.linear_schedule(
-        config.learning_rate / max(1, config.warmup_steps),
-        config.learning_rate,
-        config.warmup_steps,
-    )
-    return optax.join_schedules([warmup, after], [config.warmup_steps])
+        rule = muon(
+            by_step,
+            beta=_MUON_MOMENTUM,
+            weight_decay=decay,
+            adam_weight_decay=decay,
+            adam_b1=config.beta1,
+            adam_b2=config.beta2,
+            muon_weight_dimension_numbers=_matrices,
+            consistent_rms=_MUON_RMS,
+        )
+    if config.moments == "bfloat16":
+        rule = in_bfloat16(rule)
+    clipped = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
+    return guarded(clipped, guard or GuardConfig(), least=config.max_grad_norm)
+
+
+def _matrices(params: Any) -> Any:
+    """Return which axes of each layer's matrices are its input and its output; None for others."""
+
+    def axes(path: tuple[Any, ...], _leaf: Any) -> MuonDimensionNumbers | None:
+        return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
+
+    return jax.tree.map_with_path(axes, params)
+
+
+def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
+    """Return the learning rate as a function of the updates done; a cosine ends at `steps`."""
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if config.schedule == "ramp_cosine":
+        return lambda count: peak * ramp_cosine(count, config, steps=steps)
+    if config.schedule == "cosine":
+        length = max(1, steps - warmup)
+        after = optax.cosine_decay_schedule(peak, length, alpha=config.final_fraction)
+    else:
+        after = optax.constant_schedule(peak)
+    rise = optax.linear_schedule(peak / max(1, warmup), peak, warmup)
+    return optax.join_schedules([rise, after], [warmup])
 
 
 def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
@@ -76,167 +114,185 @@ def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
     return low + (1 - low) * share
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """How the second stage begins.
+class GuardState(NamedTuple):
+    """The state of a rule that skips updates.
 
     Attributes:
-        step: The checkpoint that it starts from.
-        accuracy: That checkpoint's.
-        trend: What the first stage's curve shows.
-        p_value: Of the test that the curve rose.
-        tail_p_value: Of the same test on the curve's second half.
-        learning_rate: The rate that the second cosine starts from.
+        inner: The rule's own state.
+        norms_W: Gradient norms of the last updates that were applied, the newest last.
+        applied: Number of updates applied.
+        skipped: Number of updates skipped in a row, up to now.
     """
 
-    step: int
-    accuracy: float
-    trend: Trend
-    p_value: float
-    tail_p_value: float
-    learning_rate: float
-
-    def numbers(self) -> dict[str, float]:
-        """Return it as metrics."""
-        return {
-            "stage/restart_step": float(self.step),
-            "stage/restart_accuracy": self.accuracy,
-            "stage/rose": float(self.trend != "fluctuation"),
-            "stage/plateau": float(self.trend == "plateau"),
-            "stage/rise_p_value": self.p_value,
-            "stage/tail_p_value": self.tail_p_value,
-            "stage/start_learning_rate": self.learning_rate,
-        }
-
-    def __str__(self) -> str:
-        verdict = {
-            "rising": "the accuracy rose and still rises: the maximal rate",
-            "plateau": "the accuracy rose to a plateau: the maximal rate",
-            "fluctuation": "the accuracy shows no rise: half of the checkpoint's rate",
-        }
-        return (
-            f"second stage from step {self.step} (accuracy {self.accuracy:.3f}); "
-            f"{verdict[self.trend]}, {self.learning_rate:.2e} (p = {self.p_value:.4f})"
-        )
+    inner: optax.OptState
+    norms_W: Array
+    applied: Array
+    skipped: Array
 
 
-def restart(
-    curve: Curve,
-    optimizer: OptimizerConfig,
-    *,
-    steps: int,
-    saved: Collection[int],
-    alpha: float = 0.05,
-) -> Restart:
-    """Decide how the second stage begins, from the first stage alone.
+def guarded(
+    rule: optax.GradientTransformation, config: GuardConfig, *, least: float
+) -> optax.GradientTransformationExtraArgs:
+    """Skip updates whose loss or gradient is not finite, or whose gradient norm is a spike.
 
-    It starts from the best checkpoint; at the maximal rate if the accuracy rose, else at half of
-    the rate that the best checkpoint's update had (PaVeRL-SQL, section III-C).
+    A skipped update leaves weights and the rule's state as they are. `update` takes the loss as
+    `value`, as optax's own rules that look at it do.
 
     Args:
-        curve: Greedy accuracies of the first stage, at least one.
-        optimizer: The first stage's.
-        steps: Its length.
-        saved: Steps that have a checkpoint, at least one of the curve.
-        alpha: Level of the test for a rise.
-
-    Note:
-        The paper does not say what follows on an accuracy that still rises: the maximal rate too.
+        rule: Makes the updates.
+        config: What counts as a spike.
+        least: Norm below which none is a spike, if its multiples are not.
     """
-    step, accuracy = best_checkpoint([point for point in curve if point[0] in saved])
-    found, p_value, tail_p_value = trend([value for _, value in curve], alpha=alpha)
-    rate = optimizer.learning_rate
-    if found == "fluctuation":
-        rate = float(learning_rate(optimizer, steps=steps)(step - 1)) / 2
-    return Restart(step, accuracy, found, p_value, tail_p_value, rate)
+
+    def init(params: Any) -> GuardState:
+        zero = jnp.zeros((), jnp.int32)
+        return GuardState(rule.init(params), jnp.zeros(config.window), zero, zero)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, **extra: Any
+    ) -> tuple[Any, GuardState]:
+        norm = optax.tree.norm(updates)
+        limit = norm_limit(state, config, least=least)
+        is_sound = jnp.isfinite(extra.get("value", 0.0)) & jnp.isfinite(norm) & (norm <= limit)
+        updates, inner = rule.update(updates, state.inner, params)
+        applied = GuardState(
+            inner,
+            jnp.roll(state.norms_W, -1).at[-1].set(norm),
+            state.applied + 1,
+            jnp.zeros((), jnp.int32),
+        )
+        skipped = state._replace(skipped=state.skipped + 1)
+        state = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), applied, skipped)
+        return jax.tree.map(lambda leaf: jnp.where(is_sound, leaf, 0), updates), state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
-def second_optimizer(
-    optimizer: OptimizerConfig, stage: SecondStage, start: Restart
-) -> OptimizerConfig:
-    """Return the optimizer of the second stage: a cosine from the start rate, without warm-up."""
-    return optimizer.model_copy(
-        update={
-            "learning_rate": start.learning_rate,
-            "schedule": "cosine",
-            "warmup_steps": 0,
-            "lr_ramp": "continuous",
-            "final_fraction": stage.final_fraction,
-        }
+def norm_limit(state: GuardState, config: GuardConfig, *, least: float) -> Array:
+    """Return the largest gradient norm that is applied; inf while too few norms are known."""
+    if config.max_spike is None:
+        return jnp.asarray(math.inf)
+    limit = config.max_spike * jnp.maximum(jnp.median(state.norms_W), least)
+    return jnp.where(state.applied < config.window, math.inf, limit)
+
+
+def stop_after_skips(
+    state: Any,
+    config: TrainConfig | SftConfig,
+    stats: Mapping[str, float],
+    groups: Sequence[Sequence[TokenRow]],
+    *,
+    step: int,
+    folder: Path,
+    key: str,
+) -> None:
+    """End a run in which too many updates in a row were skipped; save the last one's batch.
+
+    Args:
+        state: Of the optimizer, after an update.
+        config: Of the phase, with its guard.
+        stats: Of the update.
+        groups: What it was made of.
+        step: For the message.
+        folder: Gets `skipped.npz`.
+        key: Path of the guard's settings, for the message.
+
+    Raises:
+        UserError: Too many were skipped.
+    """
+    if not stats["skipped"] or int(state.skipped) < config.guard.max_skipped:
+        return
+    limit = float(norm_limit(state, config.guard, least=config.optimizer.max_grad_norm))
+    path = folder / "skipped.npz"
+    save_rows(path, groups)
+    raise UserError(
+        f"step {step}: {int(state.skipped)} updates in a row were skipped; the last one's loss is "
+        f"{stats['loss']:.3g}, its gradient's norm {stats['grad_norm']:.3g}, the largest allowed "
+        f"{limit:.3g}. Its batch is in {path}: look for "
+        "log-probabilities and advantages that are not finite or far from the others'; begin "
+        f"another run with a lower learning rate or with other limits ({key})"
     )
 
 
-def best_checkpoint(curve: Curve) -> tuple[int, float]:
-    """Return step and accuracy of the most accurate checkpoint, of equals the newest."""
-    return max(curve, key=lambda point: (point[1], point[0]))
+def save_rows(path: Path, groups: Sequence[Sequence[TokenRow]]) -> None:
+    """Write rows for a person to look at with NumPy.
 
-
-def trend(accuracies: Sequence[float], *, alpha: float = 0.05) -> tuple[Trend, float, float]:
-    """Tell a curve that rose from one that only fluctuates.
-
-    The curve rose where `rise_p_value` of all of it is at most alpha; it then still rises where the
-    same holds for its second half alone, and is on a plateau otherwise.
-
-    Args:
-        accuracies: In the order of evaluation.
-        alpha: Level of both tests.
-
-    Returns:
-        The verdict, and both p-values. Fewer than four accuracies cannot be told from
-        fluctuation at the usual level: 3 can be ordered in 6 ways.
+    `ids`, `is_action`, `logprobs` and `advantage` are those of all rows, one after the other;
+    `start`, `prompt_length` and `group` have a number a row.
     """
-    p_value = rise_p_value(accuracies)
-    tail_p_value = rise_p_value(accuracies[len(accuracies) // 2 :])
-    if p_value > alpha:
-        return "fluctuation", p_value, tail_p_value
-    return ("rising" if tail_p_value <= alpha else "plateau"), p_value, tail_p_value
+    rows = [row for group in groups for row in group]
+    lengths = [len(row.ids) for row in rows]
+    advantages = [np.broadcast_to(np.float32(row.advantage), len(row.ids)) for row in rows]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path):
+        np.savez_compressed(
+            path,
+            ids=np.concatenate([row.ids for row in rows]),
+            is_action=np.concatenate([row.is_action for row in rows]),
+            logprobs=np.concatenate([row.logprobs for row in rows]),
+            advantage=np.concatenate(advantages),
+            start=np.cumsum([0, *lengths[:-1]]),
+            prompt_length=np.array([row.prompt_length for row in rows]),
+            group=np.repeat(np.arange(len(groups)), [len(group) for group in groups]),
+        )
 
 
-def rise_p_value(accuracies: Sequence[float]) -> float:
-    """Test a curve for a rise, of whatever shape, against an order by chance.
+class RoundedState(NamedTuple):
+    """The state of a rule whose moments are in bfloat16.
 
-    Bartholomew's test for ordered alternatives (Biometrika 46, 1959): the share of the curve's
-    variance that the best non-decreasing curve explains, compared with that of its permutations.
-    A rise that ends early and is followed by a long plateau counts as one, which tests of a
-    correlation with time (Mann-Kendall, a slope) miss.
-
-    Args:
-        accuracies: In the order of evaluation.
-
-    Returns:
-        (1 + permutations with at least this share) / (1 + permutations), in (0, 1]; permutations
-        are drawn with a fixed seed. 1.0 for a curve that is constant, or shorter than two.
+    Attributes:
+        count: Updates so far; decides how the next one rounds.
+        inner: The rule's own state.
     """
-    values = np.asarray(accuracies, np.float64)
-    if len(values) < 2 or np.ptp(values) == 0:
-        return 1.0
-    observed = _explained(values)
-    rng = np.random.default_rng(0)
-    drawn = (_explained(rng.permutation(values)) for _ in range(_PERMUTATIONS))
-    # Sums in another order differ in their last digits.
-    as_large = sum(share >= observed - 1e-9 for share in drawn)
-    return (1 + as_large) / (1 + _PERMUTATIONS)
+
+    count: Array
+    inner: optax.OptState
 
 
-def _explained(values: np.ndarray) -> float:
-    """Return the share of the variance that the best non-decreasing curve explains."""
-    mean = values.mean()
-    between = sum(count * (level - mean) ** 2 for level, count in isotonic_levels(values.tolist()))
-    return float(between / np.square(values - mean).sum())
+def in_bfloat16(rule: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keep the moments `mu` and `nu` of a rule in bfloat16 between its updates, made in float32.
 
-
-def isotonic_levels(values: Sequence[float]) -> list[tuple[float, int]]:
-    """Fit the non-decreasing curve of least squares (pool adjacent violators).
-
-    Returns:
-        Its levels in order, each with the number of values that it stands for.
+    Numbers are rounded up or down at random, so that they are right on average. To the nearest (as
+    optax's `mu_dtype` does, for the first moment alone), a second moment could never fall: with
+    beta2 = 0.999 an update takes off a thousandth, and bfloat16 tells numbers apart that differ by
+    1/256 (stochastic rounding: Gupta et al. 2015, arXiv:1502.02551; for Adam's moments: Zamirai et
+    al. 2020, arXiv:2010.06192). The randomness depends on the count of updates alone.
     """
-    levels: list[tuple[float, int]] = []
-    for value in values:
-        level, count = value, 1
-        while levels and levels[-1][0] >= level:
-            before, size = levels.pop()
-            level = (level * count + before * size) / (count + size)
-            count += size
-        levels.append((level, count))
-    return levels
+
+    def init(params: Any) -> RoundedState:
+        # Moments start at zero, which every type holds.
+        state = _map_moments(lambda _n, leaf: leaf.astype(jnp.bfloat16), rule.init(params))
+        return RoundedState(jnp.zeros((), jnp.int32), state)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RoundedState]:
+        whole = _map_moments(lambda _n, leaf: leaf.astype(jnp.float32), state.inner)
+        updates, inner = rule.update(updates, whole, params)
+        key = jax.random.fold_in(jax.random.key(0), state.count)
+
+        def keep(number: int, leaf: Array) -> Array:
+            return round_at_random(leaf, jax.random.fold_in(key, number))
+
+        return updates, RoundedState(state.count + 1, _map_moments(keep, inner))
+
+    return optax.GradientTransformation(init, update)
+
+
+def round_at_random(x: Float[Array, "..."], key: Array) -> Float[Array, "..."]:
+    """Round finite float32 to one of the two neighbours in bfloat16; the mean over keys is x."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
+    # The lower half of the bits is cut off; noise carries into the upper half as often as it says.
+    upper = ((bits + noise) >> 16).astype(jnp.uint16)
+    return jax.lax.bitcast_convert_type(upper, jnp.bfloat16)
+
+
+def _map_moments(function: Any, state: Any) -> Any:
+    """Apply a function of (number of the leaf, leaf) to every moment in a state."""
+    leaves, tree = jax.tree.flatten_with_path(state)
+    mapped = [
+        function(number, leaf)
+        if any(getattr(entry, "name", None) in ("mu", "nu") for entry in path)
+        else leaf
+        for number, (path, leaf) in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, mapped)

@@ -1,7 +1,8 @@
 """Where the tokens of an update stand: which prompts share a row, and which answers.
 
-A micro-batch has N units, each a row of prompts and R rows of answers. A unit holds one group, an
-answer a row; or it is packed: as many groups as there is room for, answers one after the other.
+A micro-batch has N units, each a row of prompts and R rows of answers. Apart, a unit holds one
+group and a row one answer. Packed, a unit holds as many groups as there is room for, answers one
+after the other, and the room is the same in the whole run: a token budget.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ from typing import NamedTuple
 
 from minirl.config import BatchingConfig
 
+# Numbers of answer rows that packed units have, as shares of a group's size.
+_ROW_SHARES = (4, 2, 1)
+
 
 class Extent(NamedTuple):
-    """The lengths of a group: of its shared prompt, and of what each trajectory adds to it."""
+    """The lengths of a group: of its shared prefix, and of what each trajectory adds to it."""
 
     prompt: int
     answers: tuple[int, ...]
@@ -29,7 +33,7 @@ class AnswerPlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """Where a group stands.
 
     Attributes:
@@ -51,7 +55,7 @@ class Place:
 class Layout:
     """A micro-batch: its groups' places, units (N), answer rows of each (R), and columns (P, C)."""
 
-    places: tuple[Place, ...]
+    places: tuple[GroupPlace, ...]
     units: int
     rows: int
     prompt_columns: int
@@ -63,20 +67,28 @@ class Layout:
         return self.units * (self.prompt_columns + self.rows * self.answer_columns)
 
 
-def layouts(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
+def layouts(
+    extents: Sequence[Extent], sizes: BatchingConfig, *, longest: Extent | None = None
+) -> list[Layout]:
     """Share groups out to micro-batches of few shapes.
 
     Args:
-        extents: The lengths of each group.
+        extents: The lengths of each group, or part of one.
         sizes: Units of a micro-batch, the granularity of lengths, and whether to pack.
+        longest: The longest lengths of the run, which decide the room of packed units; None for
+            those of `extents`. At least as long as every extent.
     """
-    return _packed(extents, sizes) if sizes.pack and extents else _apart(extents, sizes)
+    if not extents:
+        return []
+    return _packed(extents, sizes, longest) if sizes.pack else _apart(extents, sizes)
 
 
-def padding(extents: Sequence[Extent], sizes: BatchingConfig) -> float:
+def padding(
+    extents: Sequence[Extent], sizes: BatchingConfig, *, longest: Extent | None = None
+) -> float:
     """Return the share of the update's arrays that holds no token; 0 for no group."""
     used = sum(extent.prompt + sum(extent.answers) for extent in extents)
-    cells = sum(layout.cells for layout in layouts(extents, sizes))
+    cells = sum(layout.cells for layout in layouts(extents, sizes, longest=longest))
     return 1 - used / cells if cells else 0.0
 
 
@@ -105,15 +117,27 @@ def _apart(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
     found = []
     for first in range(0, len(order), count):
         chosen = order[first : first + count]
+        rows = [tuple(AnswerPlace(g, 0, 1) for g in range(len(extents[n].answers))) for n in chosen]
         places = tuple(
-            Place(
-                n, unit, 0, 1, tuple(AnswerPlace(g, 0, 1) for g in range(len(extents[n].answers)))
-            )
-            for unit, n in enumerate(chosen)
+            GroupPlace(n, unit, 0, 1, answers)
+            for unit, (n, answers) in enumerate(zip(chosen, rows, strict=True))
         )
         columns = _columns([extents[n] for n in chosen], sizes)
-        found.append(Layout(places, count, len(extents[0].answers), *columns))
+        found.append(Layout(places, count, max(map(len, rows)), *columns))
     return found
+
+
+def packed_shapes(longest: Extent, sizes: BatchingConfig) -> list[Layout]:
+    """Return the shapes of packed micro-batches, from few answer rows to many: the token budget.
+
+    Args:
+        longest: The longest prefix, and the longest of each answer of a group.
+        sizes: See `layouts`.
+    """
+    columns = _columns([longest], sizes)
+    most = len(longest.answers)
+    rows = sorted({-(-most // share) for share in _ROW_SHARES})
+    return [Layout((), sizes.groups_per_batch, count, *columns) for count in rows]
 
 
 @dataclass(slots=True)
@@ -122,7 +146,7 @@ class _Unit:
 
     prompt: int = 0
     rows: list[AnswerPlace] = field(default_factory=list)  # the next answer's place in each
-    places: list[Place] = field(default_factory=list)
+    places: list[GroupPlace] = field(default_factory=list)
 
     def take(self, group: int, extent: Extent, room: Layout) -> bool:
         """Place a group here if there is room for all of it: each answer in the first row that
@@ -142,31 +166,34 @@ class _Unit:
                 AnswerPlace(place.row, place.start + length, place.number + 1)
             ]
         chosen = tuple(place for place in answers if place is not None)
-        self.places.append(Place(group, 0, self.prompt, len(self.places) + 1, chosen))
+        self.places.append(GroupPlace(group, 0, self.prompt, len(self.places) + 1, chosen))
         self.prompt, self.rows = self.prompt + extent.prompt, rows
         return True
 
 
-def _packed(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
+def _packed(
+    extents: Sequence[Extent], sizes: BatchingConfig, longest: Extent | None
+) -> list[Layout]:
     """Put groups into as few units as first-fit finds; those with as many rows go together."""
-    count = sizes.groups_per_batch
-    room = Layout((), count, len(extents[0].answers), *_columns(extents, sizes))
+    if longest is None:
+        prompts, answers = zip(*extents, strict=True)
+        longest = Extent(max(prompts), (max(map(max, answers)),) * max(map(len, answers)))
+    shapes = packed_shapes(longest, sizes)
     units: list[_Unit] = []
     for n in sorted(range(len(extents)), key=lambda n: -sum(extents[n].answers)):
         # An empty unit has room for any group: it is as large as the largest.
-        if not any(unit.take(n, extents[n], room) for unit in units):
+        if not any(unit.take(n, extents[n], shapes[-1]) for unit in units):
             fresh = _Unit()
-            fresh.take(n, extents[n], room)
+            fresh.take(n, extents[n], shapes[-1])
             units.append(fresh)
     units.sort(key=lambda unit: len(unit.rows))
     found = []
-    for first in range(0, len(units), count):
-        chosen = units[first : first + count]
+    for first in range(0, len(units), sizes.groups_per_batch):
+        chosen = units[first : first + sizes.groups_per_batch]
         places = tuple(
             replace(place, unit=n) for n, unit in enumerate(chosen) for place in unit.places
         )
-        # Few shapes: powers of two, and all rows of a group.
         needed = max(len(unit.rows) for unit in chosen)
-        rows = min(2 ** (needed - 1).bit_length(), room.rows)
-        found.append(Layout(places, count, rows, room.prompt_columns, room.answer_columns))
+        shape = next(shape for shape in shapes if shape.rows >= needed)
+        found.append(replace(shape, places=places))
     return found

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from minirl.run.metrics import JsonLines
-from minirl.train.batching import TokenRow
-from minirl.train.spans import Decode, character_ranges
-from minirl.types import Score, Trajectory, Turn
+from minirl.train.advantages import Decode, character_ranges
+from minirl.types import Score, TokenRow, Trajectory, Turn
 
 TRAJECTORIES = "trajectories.jsonl"
 VERSION = 2

@@ -1,36 +1,27 @@
-"""What a step of training is summed up to."""
+"""The metrics of a step of training."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from minirl.config import SamplerConfig
 from minirl.run.metrics import Stopwatch
-from minirl.sample.rollout import flatten
 from minirl.sample.sampler import TOP_P_CUT
-from minirl.types import Score, Trajectory
-
-Groups = Sequence[Sequence[Trajectory]]
-Scores = Sequence[Sequence[Score]]
-# From a final episode to numbers for the metrics.
-Describe = Callable[[Any], Mapping[str, float]]
+from minirl.train.batching import Groups
+from minirl.train.rollouts import Episodes
 
 
-def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, float]:
+def summarise(episodes: Episodes) -> dict[str, float]:
     """Average rewards, their parts and what the task says of every episode.
 
     A number that only some episodes have is averaged over these.
     """
-    sums: defaultdict[str, float] = defaultdict(float)
-    counts: defaultdict[str, int] = defaultdict(int)
-    trajectories = [trajectory for group in groups for trajectory in group]
-    flat_scores = [score for group in scores for score in group]
-    for trajectory, score in zip(trajectories, flat_scores, strict=True):
-        lengths = [len(turn.reply.ids) for turn in trajectory.turns]
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in (trajectory for group in episodes.groups for trajectory in group):
+        score, lengths = trajectory.episode.score, [len(one.reply.ids) for one in trajectory.turns]
         numbers = {
             "reward/total": score.total,
             "rollout/accuracy": float(score.correct),
@@ -40,70 +31,82 @@ def summarise(groups: Groups, scores: Scores, describe: Describe) -> dict[str, f
             "rollout/cut_share": float(trajectory.turns[-1].reply.finish == "length"),
         }
         numbers |= {f"reward/{name}": value for name, value in score.parts.items()}
-        for name, value in (numbers | dict(describe(trajectory.episode))).items():
-            sums[name] += value
-            counts[name] += 1
-    equal = [np.ptp([score.total for score in group]) == 0 for group in scores]
-    means = {name: value / counts[name] for name, value in sums.items()}
+        for name, value in (numbers | dict(trajectory.episode.numbers)).items():
+            values[name].append(value)
+    means = {name: sum(found) / len(found) for name, found in values.items()}
+    equal = [np.ptp(rewards) == 0 for rewards in episodes.rewards_NG]
     return means | {"groups/equal_share": float(np.mean(equal)) if equal else 0.0}
 
 
-def ages(groups: Groups, version: int) -> dict[str, float]:
-    """Return by how many steps the weights that sampled tokens are older than these.
+def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
+    """Return how far behind a step's weights its episodes were, and what was late or given up.
 
     Args:
-        groups: What is trained on.
+        sampled: All of the step.
+        trained: What is trained on.
         version: Of the weights that the step began with.
     """
-    versions = [
-        v for group in groups for t in group for turn in t.turns for v in turn.reply.versions
-    ]
-    if not versions:
-        return {}
-    age = version - np.array(versions)
-    return {"rollout/age_mean": float(age.mean()), "rollout/age_max": float(age.max())}
+    numbers = {
+        "groups/late": float(sampled.late),
+        "groups/cut": float(sampled.cut),
+        "groups/cut_episodes": float(sampled.unfinished),
+    }
+    turns = (turn for group in trained.groups for one in group for turn in one.turns)
+    versions = [number for turn in turns for number in turn.reply.versions]
+    if versions:
+        age = version - np.array(versions)
+        numbers |= {"rollout/age_mean": float(age.mean()), "rollout/age_max": float(age.max())}
+    return numbers
 
 
-def over_updates(name: str, values: Sequence[float]) -> float:
-    """Return the mean of a statistic over the updates of a step; of a `_max` the largest, of
-    `skipped` the number.
+def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each statistic over the updates of a step.
+
+    Of a `_max` the largest counts, and `skipped` is added up.
     """
-    if name == "skipped":
-        return sum(values)
-    if name.endswith("_max"):
-        return max(values)
-    return sum(values) / len(values)
+    numbers = {}
+    for name in updates[0] if updates else ():
+        values = [update[name] for update in updates]
+        whole = max(values) if name.endswith("_max") else sum(values)
+        is_mean = name != "skipped" and not name.endswith("_max")
+        numbers[f"update/{name}"] = whole / len(values) if is_mean else whole
+    return numbers
 
 
-def speeds(groups: Groups, trained_on: Groups, watch: Stopwatch) -> dict[str, float]:
+def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float]:
     """Return seconds of each phase and tokens a second; update tokens count each prompt once.
 
     Args:
-        groups: What was sampled.
-        trained_on: Those of them that the filters left for the update.
-        watch: The seconds; `rollout` is what the learner waited, `round` what the last round took
+        sampled: All episodes of the step.
+        rows: What was trained on.
+        watch: The seconds; `rollout` is what the learner waited, `round` what the last rollout took
             where that is something else.
     """
-    sampled = sum(len(turn.reply.ids) for group in groups for t in group for turn in t.turns)
+    turns = (turn for group in sampled.groups for one in group for turn in one.turns)
     trained = sum(
-        len(flatten(t).ids) - (len(group[0].turns[0].observation_ids) if i else 0)
-        for group in trained_on
-        for i, t in enumerate(group)
+        len(row.ids) - (row.prompt_length if i else 0)
+        for group in rows
+        for i, row in enumerate(group)
     )
+    rollout_s = watch.seconds.get("round", watch.seconds["rollout"])
     return watch.numbers() | {
-        "time/rollout_tokens_per_s": sampled / watch.seconds.get("round", watch.seconds["rollout"]),
+        "time/rollout_tokens_per_s": sum(len(turn.reply.ids) for turn in turns) / rollout_s,
         "time/update_tokens_per_s": trained / watch.seconds["update"],
     }
 
 
-def nucleus_words(config: SamplerConfig, told: Mapping[str, float]) -> str:
+def nucleus_note(config: SamplerConfig, metrics: Mapping[str, float]) -> str:
     """Say in a line what `top_p` does to the importance ratio.
 
     Args:
         config: With `top_p` below 1.
-        told: What the sampler tells of a step.
+        metrics: Of the sampler, after a rollout.
     """
-    share = f"{told[TOP_P_CUT]:.2%}" if TOP_P_CUT in told else "an unknown part (SGLang tells none)"
+    share = (
+        f"{metrics[TOP_P_CUT]:.2%}"
+        if TOP_P_CUT in metrics
+        else "an unknown part (SGLang tells none)"
+    )
     words = f"sampler.top_p={config.top_p:g} keeps {share} of the probability from being drawn"
     if config.logprobs == "nucleus":
         return f"{words}; the ratio is that of what is drawn from"

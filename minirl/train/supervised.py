@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
 import numpy as np
 from flax import nnx
+from pydantic import BaseModel
 
 from minirl.config import SftConfig
 from minirl.model.decoder import Decoder
@@ -20,10 +21,10 @@ from minirl.run.checkpoint import Checkpoints, given_up
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
-from minirl.train.batching import Batch, TokenRow, micro_batches, sizes_on
-from minirl.train.guard import Guard, GuardFacts
-from minirl.train.update import Learner, TrainState, likelihood_objective, make_optimizer
-from minirl.types import Message, Reply, Tokenizer, Trajectory, Turn
+from minirl.train.batching import Groups, micro_batches, sizes_on
+from minirl.train.optimizer import make_optimizer, stop_after_skips
+from minirl.train.update import Learner, TrainState, likelihood_objective
+from minirl.types import Message, Reply, Tokenizer, TokenRow, Trajectory, Turn
 
 Progress = Callable[[int, int, str], None]
 
@@ -39,7 +40,7 @@ class Demonstration:
         key: Demonstrations of one key begin alike and are put side by side.
         learnt: How many of the last replies are trained on, the target among them; all of them
             where the prompt is learnt.
-        learn_responses: Where the prompt is learnt, learn the later observations too. Not those
+        learn_responses: Where the prompt is learnt, learn the later observations too; not for those
             that a tool writes.
     """
 
@@ -62,7 +63,7 @@ def encode(
         learn_prompt: Train on every token, not on the replies to learn alone.
     """
     turns = _turns(demonstration, tokenizer)
-    flat = flatten(Trajectory(turns, None, "done"))
+    row = flatten(Trajectory(turns, None, "done"))
     first = len(turns) - demonstration.learnt
     is_learnt: list[bool] = []
     for number, turn in enumerate(turns):
@@ -71,7 +72,7 @@ def encode(
         is_learnt += [learn_prompt or number >= first] * len(turn.reply.ids)
     before = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in turns[:first])
     prompt_length = before + len(turns[first].observation_ids)
-    return TokenRow(flat.ids, np.array(is_learnt), flat.logprobs, 1.0, prompt_length)
+    return replace(row, is_action=np.array(is_learnt), advantage=1.0, prompt_length=prompt_length)
 
 
 def _turns(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Turn, ...]:
@@ -90,13 +91,15 @@ def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
     """Let rows share the tokens with which all their prompts begin."""
     shortest = min(row.prompt_length for row in rows)
     first = rows[0].ids[:shortest]
-    common = min(_common(first, row.ids[:shortest]) for row in rows)
-    length = max(common, 1)
+    length = max(1, min(_common(first, row.ids[:shortest]) for row in rows))
     # What is shared is never a target: a row's first target is the token after it.
-    own = [np.arange(len(row.ids)) >= length for row in rows]
     return [
-        replace(row, prompt_length=length, is_action=row.is_action & mask)
-        for row, mask in zip(rows, own, strict=True)
+        replace(
+            row,
+            prompt_length=length,
+            is_action=row.is_action & (np.arange(len(row.ids)) >= length),
+        )
+        for row in rows
     ]
 
 
@@ -145,8 +148,12 @@ def groups_of_step(
         return epoch_groups(kinds, group_size=config.group_size, seed=seed, epoch=epoch)
 
     per_epoch = len(groups(0))
-    wanted = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
-    return [groups(place // per_epoch)[place % per_epoch] for place in wanted]
+    numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
+    return [groups(number // per_epoch)[number % per_epoch] for number in numbers]
+
+
+class _Facts(BaseModel):
+    """What a checkpoint holds beside its arrays: nothing."""
 
 
 def supervise(
@@ -159,7 +166,7 @@ def supervise(
     folder: Path,
     progress: Progress | None = None,
 ) -> nnx.State:
-    """Train on demonstrations; a run that was killed goes on from its last checkpoint.
+    """Train on demonstrations; a run that was killed is resumed from its last checkpoint.
 
     Args:
         model: Where to start from; with adapters, they alone are trained.
@@ -177,55 +184,42 @@ def supervise(
         Preempted: A signal came, and all is saved.
     """
     graph, params, frozen = split(model)
-    optimizer = make_optimizer(config.optimizer, steps=config.steps)
+    optimizer = make_optimizer(config.optimizer, steps=config.steps, guard=config.guard)
     learner = Learner(graph, likelihood_objective(), optimizer, frozen=frozen, mesh=model.mesh)
     state = learner.init(params)
-    norm = config.optimizer.max_grad_norm
-    guard = Guard(config.guard, max_grad_norm=norm, folder=folder, key="warm_start.guard")
+    sizes = sizes_on(config.batching, model.mesh)
     rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
     kinds = tuple((one.key, len(row.ids)) for one, row in zip(demonstrations, rows, strict=True))
-    pack = partial(
-        micro_batches,
-        aggregation="token_mean",
-        sizes=sizes_on(config.batching, model.mesh),
-        pad_id=tokenizer.pad_id,
-    )
+
+    def step(state: TrainState, groups: Groups) -> tuple[TrainState, dict[str, float]]:
+        batches = micro_batches(
+            groups, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id
+        )
+        state, stats = learner.update(state, distributed.checked(batches))
+        where = {"step": done + 1, "folder": folder, "key": "warm_start.guard"}
+        stop_after_skips(state.opt_state, config, stats, groups, **where)
+        return state, {f"sft/{name}": value for name, value in stats.items()}
+
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.newest_step()
         if done:
-            state, facts = checkpoints.restore_newest(given_up(state), GuardFacts)
-            guard.restart(facts)
+            state, _ = checkpoints.restore_newest(given_up(state), _Facts)
         with closing(Metrics(folder, resume_step=done)) as metrics:
             try:
                 while done < config.steps:
+                    watch = Stopwatch()
                     chosen = groups_of_step(kinds, done, config=config, seed=seed)
                     groups = [share_prefix([rows[n] for n in group]) for group in chosen]
-                    state, numbers = _step(learner, state, groups, pack(groups), guard, step=done)
+                    with watch.phase("update"):
+                        state, numbers = step(state, groups)
                     done += 1
-                    metrics.write(done, numbers)
+                    metrics.write(done, numbers | watch.numbers())
                     if done % config.checkpoint_every == 0 or done == config.steps:
-                        score = -numbers["sft/loss"]
-                        checkpoints.save(done, state, guard.facts, score=score)
+                        checkpoints.save(done, state, {}, score=-numbers["sft/loss"])
                     if progress is not None:
                         progress(done, config.steps, f"loss {numbers['sft/loss']:.3f}")
             except Preempted as stop:
-                checkpoints.leave(done, state, guard.facts)
+                checkpoints.leave(done, state, {})
                 saved = f"{done} steps of the warm start are saved"
                 raise Preempted(stop.signal, saved) from None
     return state.params
-
-
-def _step(
-    learner: Learner,
-    state: TrainState,
-    groups: Sequence[Sequence[TokenRow]],
-    batches: Iterable[Batch],
-    guard: Guard,
-    *,
-    step: int,
-) -> tuple[TrainState, dict[str, float]]:
-    watch = Stopwatch()
-    with watch.phase("update"):
-        state, stats = learner.update(state, distributed.checked(batches), max_norm=guard.limit)
-    guard.note(stats, groups, step=step + 1)
-    return state, {f"sft/{name}": value for name, value in stats.items()} | watch.numbers()

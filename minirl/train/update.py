@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from threading import Lock
 from typing import Any, NamedTuple
 
 import jax
@@ -14,35 +16,23 @@ import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 from jaxtyping import Array, Float
-from optax.contrib import MuonDimensionNumbers, muon
 
-from minirl.config import AlgorithmConfig, OptimizerConfig
+from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
 from minirl.model.decoder import Decoder
-from minirl.model.sharding import (
-    MATRICES,
-    param_path,
-    param_shardings,
-    placed,
-    split_rows,
-)
+from minirl.model.sharding import param_shardings, placed, row_parts, split_rows
 from minirl.run import distributed
 from minirl.train import losses
 from minirl.train.batching import Batch
-from minirl.train.moments import in_bfloat16
-from minirl.train.optimizer import learning_rate
 
 # A deeper model is compiled as a loop over its layers; without the loop a step is quicker (by half
 # for three layers on a CPU), but compile time grows with depth.
 _UNROLLED_LAYERS = 8
-# Micro-batches computed at a time where the device is a CPU.
+# Micro-batches computed at a time where the device is a CPU: the operations of a small model are
+# too small to keep more than one core busy.
 _CPU_MICRO_BATCHES = 2
-# A layer's matrices are [layer, out, in].
-_MATRIX = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
-# Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
-_MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
 
 
 class TrainState(NamedTuple):
@@ -52,44 +42,32 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-def make_optimizer(
-    config: OptimizerConfig, *, steps: int, updates_per_step: int = 1
-) -> optax.GradientTransformation:
-    """Build AdamW or Muon with its course of the learning rate, and clipping by global norm.
+@dataclass(frozen=True)
+class Objective:
+    """What is minimised, and whose log-probabilities it takes.
 
-    Args:
-        config: Its settings.
-        steps: Length of the whole run, where a cosine ends.
-        updates_per_step: Updates of one step, which all have its learning rate.
+    Attributes:
+        loss: (log-probabilities BC, those of the reference BC, batch, entropy BC) -> (scalar,
+            statistics).
+        temperature: Divides the logits.
+        top_p: Nucleus that the policy's log-probabilities are those of.
     """
-    course = learning_rate(config, steps=steps)
-    rate = course if updates_per_step == 1 else lambda count: course(count // updates_per_step)
-    decay = config.weight_decay
-    if config.kind == "adamw":
-        rule = optax.adamw(rate, b1=config.beta1, b2=config.beta2, weight_decay=decay)
-    else:
-        rule = muon(
-            rate,
-            beta=_MUON_MOMENTUM,
-            weight_decay=decay,
-            adam_weight_decay=decay,
-            adam_b1=config.beta1,
-            adam_b2=config.beta2,
-            muon_weight_dimension_numbers=_matrices,
-            consistent_rms=_MUON_RMS,
-        )
-    if config.moments == "bfloat16":
-        rule = in_bfloat16(rule)
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
+
+    loss: Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
+    temperature: float = 1.0
+    top_p: float = 1.0
 
 
-def _matrices(params: Any) -> Any:
-    """Say which axes of each layer's matrices are its input and its output; None for the rest."""
+def policy_objective(
+    algorithm: AlgorithmConfig, *, temperature: float, top_p: float = 1.0
+) -> Objective:
+    """Return the objective of reinforcement learning, at the sampler's temperature and top_p."""
+    return Objective(partial(losses.objective, algorithm), temperature, top_p)
 
-    def axes(path: tuple[Any, ...], _leaf: Any) -> MuonDimensionNumbers | None:
-        return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
 
-    return jax.tree.map_with_path(axes, params)
+def likelihood_objective() -> Objective:
+    """Return the objective of supervised training."""
+    return Objective(losses.likelihood)
 
 
 def token_logprobs(
@@ -103,7 +81,7 @@ def token_logprobs(
     """
     scan = model.remat != "none" or model.config.num_hidden_layers > _UNROLLED_LAYERS
     packed, mesh = batch.packed is not None, model.mesh
-    position_NP, position_BC, segments = _places(batch)
+    position_NP, position_BC, segments = _positions(batch)
     own_prompt = attention.causal(segments.prefix_NP if packed else None, mesh=mesh)
     attend = attention.shared_prefix(segments, packed=packed, mesh=mesh)
     hidden_BCD = model.continued(
@@ -123,7 +101,7 @@ def token_logprobs(
     )
 
 
-def _places(batch: Batch) -> tuple[Array, Array, attention.Segments]:
+def _positions(batch: Batch) -> tuple[Array, Array, attention.Segments]:
     """Return the positions of prompts and of answers, and what each token belongs to."""
     packed = batch.packed
     if packed is not None:
@@ -139,38 +117,68 @@ def _places(batch: Batch) -> tuple[Array, Array, attention.Segments]:
     return position_NP, start_B1 + jnp.arange(C)[None], segments
 
 
-# (model, micro-batch, log-probabilities of the reference, BC) -> (loss, statistics)
-Objective = Callable[[Any, Batch, Array], tuple[Array, dict[str, Array]]]
+def batch_loss(
+    params: nnx.State,
+    frozen: nnx.State,
+    batch: Batch,
+    reference_logp_BC: Array,
+    *,
+    graph: nnx.GraphDef,
+    objective: Objective,
+    mesh: Mesh | None = None,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the loss of a micro-batch, and its statistics.
+
+    Args:
+        params: Weights that are trained.
+        frozen: Weights that are not.
+        batch: The micro-batch.
+        reference_logp_BC: Log-probabilities of the reference; any where no KL is measured.
+        graph: The model without its weights.
+        objective: What is minimised.
+        mesh: What the weights, and so their gradient, are split over.
+    """
+    model = nnx.merge(graph, _split_as_params(params, mesh), frozen)
+    logp_BC, entropy_BC = token_logprobs(
+        model, batch, temperature=objective.temperature, top_p=objective.top_p
+    )
+    loss, stats = objective.loss(logp_BC, reference_logp_BC, batch, entropy_BC)
+    return loss, stats | {"loss": loss}
 
 
-def policy_objective(
-    algorithm: AlgorithmConfig, *, temperature: float, top_p: float = 1.0
-) -> Objective:
-    """Return the objective of reinforcement learning."""
+class Programs:
+    """A jitted function whose programs are compiled once for each shape, or ahead of time."""
 
-    def objective(
-        model: Any, batch: Batch, reference_logp_BC: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        logp_BC, entropy_BC = token_logprobs(model, batch, temperature=temperature, top_p=top_p)
-        loss, stats = losses.objective(logp_BC, reference_logp_BC, batch, algorithm)
-        stats["entropy"] = jnp.sum(entropy_BC * batch.weight_BC)
-        return loss, stats | {"loss": loss}
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self._function = jax.jit(function, **options)
+        self._compiled: dict[Hashable, Future[Compiled]] = {}
+        self._lock = Lock()
 
-    return objective
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the program for these arguments."""
+        return self.compile(*arguments)(*arguments)
 
+    def __len__(self) -> int:
+        return len(self._compiled)
 
-def likelihood_objective() -> Objective:
-    """Return the objective of supervised training: the mean negative log-likelihood."""
+    def lower(self, *arguments: Any) -> Lowered:
+        """Return the program for these arguments, or their shapes and places, not yet compiled."""
+        return self._function.lower(*arguments)
 
-    def objective(
-        model: Any, batch: Batch, reference_logp_BC: Array
-    ) -> tuple[Array, dict[str, Array]]:
-        del reference_logp_BC
-        logp_BC, _ = token_logprobs(model, batch, temperature=1.0)
-        loss = -jnp.sum(logp_BC * batch.weight_BC, where=batch.is_action_BC)
-        return loss, {"loss": loss}
-
-    return objective
+    def compile(self, *arguments: Any) -> Compiled:
+        """Return the program for these arguments, or their shapes and places; from any thread."""
+        leaves, tree = jax.tree.flatten(arguments)
+        key = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        with self._lock:
+            is_new = key not in self._compiled
+            program = self._compiled.setdefault(key, Future())
+        if is_new:
+            try:
+                program.set_result(self.lower(*arguments).compile())
+            except BaseException as error:
+                program.set_exception(error)
+                raise
+        return program.result()
 
 
 class Learner:
@@ -179,10 +187,9 @@ class Learner:
     Args:
         graph: The model without its weights.
         objective: What is minimised.
-        optimizer: How.
+        optimizer: How; `optimizer.guarded` for updates that may be skipped.
         frozen: Weights that are not trained (`lora.split`); what is called weights below are those
             that are.
-        temperature: That of the sampler, for the reference's log-probabilities.
         mesh: What the weights are split over.
     """
 
@@ -193,34 +200,76 @@ class Learner:
         optimizer: optax.GradientTransformation,
         *,
         frozen: nnx.State | None = None,
-        temperature: float = 1.0,
         mesh: Mesh | None = None,
     ) -> None:
-        def loss(params: nnx.State, frozen: Any, batch: Batch, reference_logp_BC: Array) -> Any:
-            return objective(nnx.merge(graph, params, frozen), batch, reference_logp_BC)
-
-        def gradient(params: nnx.State, frozen: Any, batch: Batch, reference_logp_BC: Array) -> Any:
-            values, stats = jax.grad(loss, has_aux=True)(params, frozen, batch, reference_logp_BC)
-            return self._place(values), stats
-
-        def reference_logp(
-            params: nnx.State, frozen: Any, batch: Batch, temperature: float = temperature
-        ) -> Array:
-            model = nnx.merge(graph, params, frozen)
-            return token_logprobs(model, batch, temperature=temperature)[0]
-
+        self._graph, self._mesh, self._temperature = graph, mesh, objective.temperature
         self._frozen = nnx.State({}) if frozen is None else frozen
-        self._mesh = mesh
-        self._gradient = jax.jit(gradient)
-        self._reference_logp = jax.jit(reference_logp, static_argnums=3)
-        self._accumulate = jax.jit(_accumulate, donate_argnums=0)
+        loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
+        self._made: list[Programs] = []
+        self._gradient = self._programs(jax.grad(loss, has_aux=True))
+        self._logprobs: dict[float, Programs] = {}
+        self._accumulate = self._programs(_accumulate, donate_argnums=0)
         self.use(optimizer)
 
     def use(self, optimizer: optax.GradientTransformation) -> None:
         """Take another optimizer from now on; gradients stay compiled."""
-        self._optimizer = optimizer
+        self._optimizer = optax.with_extra_args_support(optimizer)
         # A function of its own each time: what is compiled for one optimizer is not for another.
-        self._apply = jax.jit(lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1))
+        self._apply = self._programs(
+            lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1)
+        )
+
+    def _programs(self, function: Callable[..., Any], **options: Any) -> Programs:
+        self._made.append(Programs(function, **options))
+        return self._made[-1]
+
+    def init(self, params: nnx.State) -> TrainState:
+        """Start from weights with fresh optimizer state, which is split as the weights are."""
+
+        def init(params: nnx.State) -> optax.OptState:
+            return _split_as_params(self._optimizer.init(params), self._mesh)
+
+        return TrainState(params, jax.jit(init)(params))
+
+    def update(
+        self,
+        state: TrainState,
+        batches: Iterable[Batch],
+        *,
+        reference: nnx.State | None = None,
+    ) -> tuple[TrainState, dict[str, float]]:
+        """Apply the gradient of a whole batch, given as micro-batches.
+
+        Args:
+            state: Weights and optimizer state; donated.
+            batches: At least one micro-batch.
+            reference: Weights of the reference policy, where a KL is wanted.
+
+        Returns:
+            The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
+            what the objective adds (see `losses.objective`; `kl` where there is a reference).
+        """
+        waiting, total = iter(batches), None
+        # Programs of one mesh run one after the other: their collectives would wait for each other.
+        is_cpu = self._mesh is None and jax.default_backend() == "cpu"
+        with ThreadPoolExecutor(_CPU_MICRO_BATCHES if is_cpu else 1) as pool:
+            while chunk := list(islice(waiting, _CPU_MICRO_BATCHES if is_cpu else 1)):
+                found = []
+                for batch in map(self._place, chunk):
+                    logp_BC = self._reference_logp(reference, batch)
+                    arguments = (state.params, self._frozen, batch, logp_BC)
+                    found.append(pool.submit(_run, self._gradient, arguments, wait=is_cpu))
+                for part in found:
+                    new = part.result()
+                    total = new if total is None else self._accumulate(total, new)
+        if total is None:
+            raise ValueError("an update needs at least one micro-batch")
+        gradient, stats = total
+        params, opt_state, added = self._apply(*state, gradient, stats["loss"])
+        numbers = {name: float(value) for name, value in (stats | added).items()}
+        if reference is None:
+            numbers.pop("kl", None)
+        return TrainState(params, opt_state), numbers
 
     def logprobs(
         self, params: nnx.State, batches: Iterable[Batch], *, temperature: float | None = None
@@ -230,66 +279,31 @@ class Learner:
         Args:
             params: Weights.
             batches: Micro-batches.
-            temperature: None for the sampler's.
+            temperature: None for the objective's.
         """
-        more = () if temperature is None else (temperature,)
-        for batch in batches:
-            yield distributed.whole(
-                self._reference_logp(params, self._frozen, self._split(batch), *more)
-            )
+        for batch in map(self._place, batches):
+            yield distributed.whole(self._logp(params, batch, temperature))
 
-    def init(self, params: nnx.State) -> TrainState:
-        """Start from weights with fresh optimizer state, which is split as the weights are."""
-        return TrainState(params, jax.jit(lambda p: self._place(self._optimizer.init(p)))(params))
-
-    def update(
-        self,
-        state: TrainState,
-        batches: Iterable[Batch],
-        *,
-        reference: nnx.State | None = None,
-        max_norm: float = math.inf,
-    ) -> tuple[TrainState, dict[str, float]]:
-        """Apply the gradient of a whole batch, given as micro-batches.
-
-        If the loss or the gradient is not finite or too large, the state stays as it is.
+    def compile_ahead(self, params: nnx.State, batches: Iterable[Batch]) -> None:
+        """Compile the gradient for micro-batches like these, in the background.
 
         Args:
-            state: Weights and optimizer state; donated.
-            batches: At least one micro-batch.
-            reference: Weights of the reference policy, where a KL is wanted.
-            max_norm: Largest global norm of a gradient that is applied.
-
-        Returns:
-            The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
-            what the objective adds (`entropy`, and those of `losses.objective`; `kl` where there is
-            a reference).
+            params: Weights of the shapes and places that come.
+            batches: One micro-batch of each shape; what they hold does not matter.
         """
+        shapes = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            params,
+        )
+        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        for batch in map(self._place, batches):
+            pool.submit(self._gradient.compile, shapes, self._frozen, batch, batch.old_logp_BC)
+        pool.shutdown(wait=False)
 
-        def part(batch: Batch) -> Any:
-            batch = self._split(batch)
-            # Without a reference another array of its shape: one program serves both.
-            logp_BC = (
-                batch.old_logp_BC
-                if reference is None
-                else self._reference_logp(reference, self._frozen, batch)
-            )
-            return self._gradient(state.params, self._frozen, batch, logp_BC)
-
-        # Programs of one mesh run one after the other: their collectives would wait for each other.
-        together = _side_by_side if self._mesh is None else map
-        total = None
-        for one in together(part, batches):
-            total = one if total is None else self._accumulate(total, one)
-        if total is None:
-            raise ValueError("an update needs at least one micro-batch")
-        gradient, stats = total
-        limit = np.float32(max_norm)
-        params, opt_state, added = self._apply(*state, gradient, stats["loss"], limit)
-        numbers = {name: float(value) for name, value in (stats | added).items()}
-        if reference is None:
-            numbers.pop("kl", None)
-        return TrainState(params, opt_state), numbers
+    @property
+    def programs(self) -> int:
+        """Return the number of programs that were compiled for updates and log-probabilities."""
+        return sum(map(len, self._made))
 
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
         """Yield the programs of an update by name, ready to be compiled ahead of time.
@@ -305,49 +319,50 @@ class Learner:
         )
         total = (placed(total[0], self._mesh), total[1])
         yield "accumulate", self._accumulate.lower(total, total)
-        loss, limit = total[1]["loss"], np.float32(math.inf)
-        yield "apply", self._apply.lower(*state, total[0], loss, limit)
+        yield "apply", self._apply.lower(*state, total[0], total[1]["loss"])
 
     def _apply_gradient(
-        self, params: Any, opt_state: Any, gradient: Any, loss: Array, max_norm: Array
+        self, params: Any, opt_state: Any, gradient: Any, loss: Array
     ) -> tuple[Any, Any, dict[str, Array]]:
         norm = optax.tree.norm(gradient)
-        is_sound = jnp.isfinite(loss) & jnp.isfinite(norm) & (norm <= max_norm)
-        updates, new_opt_state = self._optimizer.update(gradient, opt_state, params)
-        # Decided here: the caller gives the old arrays away.
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(is_sound, new, old),
-            (optax.apply_updates(params, updates), new_opt_state),
-            (params, opt_state),
-        )
-        numbers = {"grad_norm": norm, "skipped": 1.0 - is_sound}
-        return self._place(params), self._place(opt_state), numbers
+        updates, opt_state = self._optimizer.update(gradient, opt_state, params, value=loss)
+        params = optax.apply_updates(params, updates)
+        skipped = jnp.asarray(optax.tree.get(opt_state, "skipped", 0) > 0, jnp.float32)
+        params, opt_state = (_split_as_params(tree, self._mesh) for tree in (params, opt_state))
+        return params, opt_state, {"grad_norm": norm, "skipped": skipped}
 
-    def _split(self, batch: Batch) -> Batch:
-        """Give every process its devices' rows of a batch that each has whole."""
-        if self._mesh is None or distributed.count() == 1:
+    def _reference_logp(self, reference: nnx.State | None, batch: Batch) -> Array:
+        # Without a reference another array of its shape: one program serves both.
+        return batch.old_logp_BC if reference is None else self._logp(reference, batch)
+
+    def _logp(self, params: nnx.State, batch: Batch, temperature: float | None = None) -> Array:
+        chosen = self._temperature if temperature is None else temperature
+
+        def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
+            model = nnx.merge(self._graph, params, frozen)
+            return token_logprobs(model, batch, temperature=chosen)[0]
+
+        if chosen not in self._logprobs:
+            self._logprobs[chosen] = self._programs(logp)
+        return self._logprobs[chosen](params, self._frozen, batch)
+
+    def _place(self, batch: Batch) -> Batch:
+        """Give each device its rows of a batch that every process has whole in host memory."""
+        if self._mesh is None or len(batch.prefix_NP) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)
 
-    def _place(self, tree: Any) -> Any:
-        """Split what is shaped like the weights as they are split, whatever the compiler thinks."""
-        if self._mesh is None:
-            return tree
-        return jax.lax.with_sharding_constraint(tree, param_shardings(tree, self._mesh))
+
+def _run(program: Programs, arguments: tuple[Any, ...], *, wait: bool) -> Any:
+    found = program(*arguments)
+    return jax.block_until_ready(found) if wait else found
 
 
-def _side_by_side(function: Callable[[Batch], Any], batches: Iterable[Batch]) -> Iterator[Any]:
-    """Yield the function of each micro-batch, in order; on a CPU, compute two at a time.
-
-    The operations of a small model are too small to keep more than one core busy.
-    """
-    if jax.default_backend() != "cpu":
-        yield from map(function, batches)
-        return
-    waiting = iter(batches)
-    with ThreadPoolExecutor(_CPU_MICRO_BATCHES) as pool:
-        while pair := list(islice(waiting, _CPU_MICRO_BATCHES)):
-            yield from pool.map(lambda batch: jax.block_until_ready(function(batch)), pair)
+def _split_as_params(tree: Any, mesh: Mesh | None) -> Any:
+    """Split what is shaped like the weights as they are split, whatever the compiler thinks."""
+    if mesh is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, param_shardings(tree, mesh))
 
 
 def _accumulate(total: Any, part: Any) -> Any:

@@ -38,7 +38,8 @@ from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
 from minirl.run.metrics import read_metrics
-from minirl.train.update import TrainState, make_optimizer
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import TrainState
 
 from .conftest import ROOT, TINY
 

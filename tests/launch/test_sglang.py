@@ -28,10 +28,10 @@ from minirl.model import huggingface
 from minirl.model.lora import split
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.sample.rollout import Flat, flatten, rollout
-from minirl.sample.samplers import make_sampler
+from minirl.sample.rollout import flatten, rollout
+from minirl.train.samplers import make_sampler
 from minirl.train.supervised import Demonstration, supervise
-from minirl.types import Decoding
+from minirl.types import Decoding, TokenRow
 from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
 from sqlenv.types import Message, Observation
@@ -190,7 +190,7 @@ def agentic_config(place: Path) -> Path:
     return path
 
 
-def tokens(config: JobConfig, folder: Path, policy: Path) -> list[Flat]:
+def tokens(config: JobConfig, folder: Path, policy: Path) -> list[TokenRow]:
     """Play tool-calling episodes greedily with the sampler of a job."""
     model, tokenizer = huggingface.load(policy), ChatTokenizer(policy)
     with serving(config, policy, folder) as servers, SqlSide(config, folder) as sql:
@@ -231,6 +231,7 @@ def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tm
         for ours, theirs in zip(native, served, strict=True):
             assert ours.ids.tolist() == theirs.ids.tolist()
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+            assert theirs.versions is not None
             assert set(theirs.versions[theirs.is_action]) == {7}
 
         def run(command: Any, out: str, *more: str) -> dict[str, Any]:

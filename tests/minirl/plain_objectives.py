@@ -41,6 +41,11 @@ class Row:
     length: int
 
 
+def kl_settings(estimator, place):
+    """Return settings with a KL, of which some contradict each other: k1 has no use in a loss."""
+    return Grpo().model_copy(update={"kl_coef": 0.1, "kl_estimator": estimator, "kl_in": place})
+
+
 def k1(row):
     return row.old - row.ref
 
@@ -233,7 +238,7 @@ def kl_cases():
         for estimator, kl in KL.items():
             yield (
                 f"grpo, {estimator} in the {place}",
-                (Grpo(kl_coef=0.1, kl_estimator=estimator, kl_in=place), partial(plain, kl=kl)),
+                (kl_settings(estimator, place), partial(plain, kl=kl)),
             )
 
 

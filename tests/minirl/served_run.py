@@ -35,10 +35,11 @@ def main(folder, urls, wait_s, lag, coordinator, processes, process):
     servers = served.Servers(
         config, folder, toy_run.SAMPLER, dtype="float32", seed=0, folder=folder
     )
+    rollout = RolloutConfig(backend="sglang", sglang=config, lag=int(lag))
     with preemption.watched(), servers:
         trainer = toy_run.make_trainer(
-            toy, folder, servers=servers, rollout=RolloutConfig(lag=int(lag)), steps=5,
-            checkpoint_every=5, validate=lambda params, version: 0.5,
+            toy, folder, servers=servers, rollout=rollout, steps=5, checkpoint_every=5,
+            validate=lambda params, version: 0.5,
         )  # fmt: skip
         trainer.run(lambda *_: None)
 

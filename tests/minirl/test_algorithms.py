@@ -11,8 +11,9 @@ import pytest
 
 from minirl.config import AlgorithmConfig, BatchingConfig
 from minirl.train import losses
-from minirl.train.batching import TokenRow, micro_batches, read_back
-from minirl.train.credit import Spans, kl_numbers, overlong_penalty, token_advantages
+from minirl.train.advantages import SpanCredit, overlong_penalty, token_advantages
+from minirl.train.batching import micro_batches, read_back
+from minirl.types import TokenRow
 
 from .plain_objectives import CASES, LONGEST, G, N, Row
 
@@ -32,7 +33,7 @@ class Scene:
             row = TokenRow(np.arange(prompt + own), is_action, old, 0.0, prompt)
             self.rows.append(row)
             is_covered = rng.random(prompt + own) < 0.7
-            self.spans.append(Spans(rng.choice([-1.5, -0.5, 0.5], prompt + own), is_covered))
+            self.spans.append(SpanCredit(rng.choice([-1.5, -0.5, 0.5], prompt + own), is_covered))
             noise = lambda size, like=old: (like + rng.normal(0, size, len(like))).astype("f4")  # noqa: E731
             self.reference.append(noise(0.4))
             self.new.append(noise(0.3))
@@ -78,7 +79,7 @@ def batch_with_advantages(scene, algorithm: AlgorithmConfig, *, on_clauses: bool
     kl = None
     if algorithm.kl_coef > 0 and algorithm.kl_in != "loss":
         kl = [
-            kl_numbers(row.logprobs, ref, estimator=algorithm.kl_estimator)
+            losses.kl_divergence(row.logprobs, ref, estimator=algorithm.kl_estimator)
             for row, ref in zip(scene.rows, scene.reference, strict=True)
         ]
     penalty = overlong_penalty(scene.lengths, longest=LONGEST, cache=algorithm.overlong_tokens)
@@ -100,7 +101,7 @@ def loss_function(scene, name):
     )
     reference = scene.laid_out(scene.reference, algorithm).astype(jnp.float64)
     logp = scene.laid_out(scene.new, algorithm).astype(jnp.float64)
-    return jax.jit(lambda x: losses.objective(x, reference, batch, algorithm)[0]), logp, batch
+    return jax.jit(lambda x: losses.objective(algorithm, x, reference, batch, x)[0]), logp, batch
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -10,13 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.batching import (
-    TokenRow,
-    micro_batches,
-    mini_batches,
-    token_weights,
-)
+from minirl.train.batching import micro_batches, mini_batches, token_weights
 from minirl.train.packing import round_up
+from minirl.types import TokenRow
 
 PAD = 99
 

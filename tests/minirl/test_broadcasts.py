@@ -280,7 +280,7 @@ def test_fewer_servers_than_processes_need_the_disk(fakes, begin, monkeypatch):
 
 
 def test_without_torch_a_line_says_what_to_install(monkeypatch):
-    from minirl.rules import check_installed
+    from minirl.config import check_installed
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     check_installed(SglangConfig())

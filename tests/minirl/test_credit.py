@@ -12,9 +12,15 @@ import pytest
 
 from minirl.config import Expo, Grpo, ReinforcePlusPlus, Rloo
 from minirl.train import losses
-from minirl.train.advantages import estimate
-from minirl.train.batching import Batch, TokenRow
-from minirl.train.credit import Spans, kl_numbers, overlong_penalty, token_advantages, whiten
+from minirl.train.advantages import (
+    SpanCredit,
+    estimate,
+    overlong_penalty,
+    token_advantages,
+    whiten,
+)
+from minirl.train.batching import Batch
+from minirl.types import TokenRow
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "credit.json").read_text())
 EXPO = CASES["expo"]
@@ -34,9 +40,9 @@ def fold(rows, rewards, algorithm, **numbers):
 
 def expo_coefficients(form):
     """Return the coefficients of one row: a prompt of one id, then the three tokens."""
-    spans = Spans(np.array([0.0, *EXPO["rewards"]]), np.array([False, True, True, True]))
+    spans = SpanCredit(np.array([0.0, *EXPO["rewards"]]), np.array([False, True, True, True]))
     policy, reference = (np.log([1.0, *EXPO[name]]) for name in ("policy", "reference"))
-    kl = kl_numbers(policy, reference, estimator="k1")
+    kl = losses.kl_divergence(policy, reference, estimator="k1")
     (found,) = fold([row([0, 1, 1, 1])], [[9.0]], Expo(token_credit=form), spans=[spans], kl=[kl])
     return np.array(found)
 
@@ -58,8 +64,8 @@ def test_gradient_of_expo_is_its_coefficients(divisor, share):
     logp_BT = jnp.log(jnp.array([EXPO["policy"]]))
     coefficients_BT = jnp.asarray(expo_coefficients("own")[None, 1:], jnp.float32)
     ones_BT = jnp.ones((1, 3), bool)
-    batch = Batch(*[None] * 4, ones_BT, logp_BT, coefficients_BT, ones_BT / divisor)  # ty: ignore[invalid-argument-type]
-    gradient_BT = jax.grad(lambda x: losses.objective(x, x, batch, Expo())[0])(logp_BT)
+    batch = Batch(*[None] * 4, ones_BT, logp_BT, coefficients_BT, ones_BT / divisor)
+    gradient_BT = jax.grad(lambda x: losses.objective(Expo(), x, x, batch, x)[0])(logp_BT)
     np.testing.assert_allclose(gradient_BT, -share * np.array([EXPO["own"]]), atol=1e-6)
 
 
@@ -77,7 +83,7 @@ def test_corrections_of_later_mini_batches_are_those_of_the_weights_that_sampled
     algorithm = Grpo(correction="truncated", correction_high=1.5)
 
     def loss(logp_BT):
-        found, stats = losses.objective(logp_BT, logp_BT, batch, algorithm)
+        found, stats = losses.objective(algorithm, logp_BT, logp_BT, batch, logp_BT)
         return found, stats
 
     (found, stats), slope_BT = jax.value_and_grad(loss, has_aux=True)(jnp.array([now]))
@@ -113,14 +119,14 @@ def test_direct_credit_without_spans_is_the_total():
     found = fold([row([0, 1, 0, 1])], [[-1.5]], Expo(), spans=[None])
     assert found == [-1.5]
     # One row of the batch has spans, the other has none.
-    spans = Spans(np.array([0.0, 0.5, 7.0, 7.0]), np.array([False, True, True, False]))
+    spans = SpanCredit(np.array([0.0, 0.5, 7.0, 7.0]), np.array([False, True, True, False]))
     found = fold([row([0, 1, 0, 1])] * 2, [[2.0], [-1.5]], Expo(), spans=[spans, None])
     assert found == [[0, 0.5, 0, 0], [0, -1.5, 0, -1.5]]
 
 
 def test_the_value_of_a_turn_is_the_advantage_of_its_tokens():
     # Two turns of two tokens, an observation between them: step-wise credit, no group.
-    turns = Spans(np.array([0, 1, 1, 0, 0, -0.5, -0.5]), np.array([0, 1, 1, 0, 0, 1, 1], bool))
+    turns = SpanCredit(np.array([0, 1, 1, 0, 0, -0.5, -0.5]), np.array([0, 1, 1, 0, 0, 1, 1], bool))
     (found,) = fold([row([0, 1, 1, 0, 0, 1, 1])], [[0.5]], Expo(), spans=[turns])
     assert found == [0, 1, 1, 0, 0, -0.5, -0.5]
 
@@ -134,7 +140,7 @@ def test_returns_sum_what_is_still_to_come():
 
 
 def test_a_penalty_reaches_direct_credit_with_and_without_spans():
-    spans = Spans(np.array([0.0, 0.5, 0.5]), np.array([False, True, False]))
+    spans = SpanCredit(np.array([0.0, 0.5, 0.5]), np.array([False, True, False]))
     found = fold(
         [row([0, 1, 1])] * 2, [[2.0], [2.0]], Expo(), penalty_NG=-0.25, spans=[spans, None]
     )
@@ -172,7 +178,7 @@ def test_kl_on_the_host_is_that_of_the_loss(estimator):
     logp, reference = rng.normal(-1, 0.5, (2, 20)).astype(np.float32)
     expected = losses.kl_divergence(logp[None], reference[None], estimator=estimator)[0]
     np.testing.assert_allclose(
-        kl_numbers(logp, reference, estimator=estimator), expected, rtol=1e-4, atol=1e-6
+        losses.kl_divergence(logp, reference, estimator=estimator), expected, rtol=1e-4, atol=1e-6
     )
 
 

@@ -19,8 +19,9 @@ from minirl.config import BatchingConfig
 from minirl.errors import UserError
 from minirl.model import attention, kernels
 from minirl.model.sharding import make_mesh
-from minirl.train.batching import TokenRow, micro_batches
+from minirl.train.batching import micro_batches
 from minirl.train.update import token_logprobs
+from minirl.types import TokenRow
 
 from .attention_cases import (
     HEADS,

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from minirl.config import GuardConfig
+from minirl.config import GuardConfig, OptimizerConfig, TrainConfig
 from minirl.errors import UserError
-from minirl.train.guard import Guard, GuardFacts
+from minirl.train.optimizer import GuardState, guarded, make_optimizer, norm_limit, stop_after_skips
 
 from . import toy_run
 from .test_mesh import batches, make_groups, numbers_of, start
 
-
-def make_guard(tmp_path, **settings):
-    config = GuardConfig(**{"max_spike": 4.0, "window": 3, "max_skipped": 2, **settings})
-    return Guard(config, max_grad_norm=0.5, folder=tmp_path, key="train.guard")
+CONFIG = GuardConfig(max_spike=4.0, window=3, max_skipped=2)
+LEAST = 0.5
 
 
-def stats(norm, *, skipped=0.0):
-    return {"loss": 0.1, "grad_norm": norm, "skipped": skipped}
+def after(norms, config=CONFIG):
+    """Return the state after updates with gradients of these norms."""
+    rule = guarded(optax.sgd(1.0), config, least=LEAST)
+    state = rule.init(jnp.zeros(1))
+    for norm in norms:
+        _, state = rule.update(jnp.array([norm]), state, value=jnp.array(0.1))
+    return state
 
 
 @pytest.mark.parametrize(
@@ -36,36 +40,39 @@ def stats(norm, *, skipped=0.0):
         ([9.0, 9.0, 1.0, 2.0, 3.0], 8.0),
         # Below the norm that gradients are scaled down to, none is a spike.
         ([0.0, 0.0, 0.1], 2.0),
+        # What is skipped does not count.
+        ([1.0, 9.0, 2.0, 8.5, math.nan], 8.0),
     ],
 )
-def test_the_limit_is_a_multiple_of_the_median(tmp_path, norms, limit):
-    guard = make_guard(tmp_path)
-    for norm in norms:
-        guard.note(stats(norm), [], step=1)
-    assert guard.limit == limit
-    again = make_guard(tmp_path)
-    again.restart(GuardFacts.model_validate(json.loads(json.dumps(guard.facts))))
-    assert (again.limit, again.facts) == (guard.limit, guard.facts)
+def test_the_limit_is_a_multiple_of_the_median(norms, limit):
+    assert norm_limit(after(norms), CONFIG, least=LEAST) == limit
 
 
-def test_without_max_spike_no_gradient_is_too_large(tmp_path):
-    guard = make_guard(tmp_path, max_spike=None)
-    for _ in range(5):
-        guard.note(stats(1.0), [], step=1)
-    assert guard.limit == math.inf
+def test_without_max_spike_no_gradient_is_too_large():
+    config = CONFIG.model_copy(update={"max_spike": None})
+    assert norm_limit(after([1.0] * 5, config), config, least=LEAST) == math.inf
 
 
-def test_only_skips_in_a_row_end_a_run_and_leave_the_batch(tmp_path):
-    guard, groups = make_guard(tmp_path), make_groups()
-    for _ in range(3):
-        guard.note(stats(math.nan, skipped=1.0), groups, step=1)
-        guard.note(stats(1.0), groups, step=2)
-    guard.note(stats(math.nan, skipped=1.0), groups, step=3)
-    resumed = make_guard(tmp_path)
-    resumed.restart(GuardFacts.model_validate(guard.facts))
+def test_skips_in_a_row_are_counted():
+    assert [int(after([1.0, math.nan, 1.0, math.inf, math.nan][:n]).skipped) for n in range(6)] == [
+        *(0, 0, 1, 0, 1, 2)
+    ]
+
+
+def test_skips_in_a_row_end_a_run_and_leave_the_batch(tmp_path):
+    groups = make_groups()
+
+    def stop(skipped):
+        state = GuardState((), jnp.ones(3), jnp.array(9), jnp.array(skipped))
+        stats = {"loss": 0.1, "grad_norm": 99.0, "skipped": float(skipped > 0)}
+        config = TrainConfig(guard=CONFIG, optimizer=OptimizerConfig(max_grad_norm=LEAST))
+        stop_after_skips(state, config, stats, groups, step=4, folder=tmp_path, key="train.guard")
+
+    stop(0)
+    stop(1)
     assert not (tmp_path / "skipped.npz").exists()
     with pytest.raises(UserError, match="step 4: 2 updates in a row were skipped") as info:
-        resumed.note(stats(99.0, skipped=1.0), groups, step=4)
+        stop(2)
     assert "\n" not in str(info.value)
     assert "norm 99, the largest allowed 4." in str(info.value)
     assert str(tmp_path / "skipped.npz") in str(info.value)
@@ -78,20 +85,33 @@ def test_only_skips_in_a_row_end_a_run_and_leave_the_batch(tmp_path):
         np.testing.assert_allclose(saved["advantage"][part], row.advantage, rtol=1e-6)
 
 
+def optimizer_with(**settings):
+    config = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
+    return make_optimizer(config, steps=10, guard=GuardConfig(window=1, **settings))
+
+
 @pytest.mark.parametrize("mesh", [None, {"fsdp": 2}], ids=str)
 def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy, mesh):
     learner, state = start(toy, mesh)
-    state, first = learner.update(state, batches())
+    learner.use(optimizer_with(max_spike=1e-3))
+    # Of the first gradient nothing is known that it could be compared with.
+    state, first = learner.update(learner.init(state.params), batches())
     assert first["skipped"] == 0
     before = jax.tree.map(np.asarray, state)
     (batch,) = batches()
-    spoilt = batch._replace(advantage_BC=batch.advantage_BC.at[0, 0].set(math.nan))
-    for parts, limit in (([spoilt], math.inf), ([batch], first["grad_norm"] / 1e3)):
-        state, found = learner.update(state, parts, max_norm=limit)
+    spoilt = batch._replace(advantage_BC=np.where(batch.is_action_BC, math.nan, 0.0))
+    for number, part in enumerate((spoilt, batch), start=1):
+        state, found = learner.update(state, [part])
         assert found["skipped"] == 1
-        for ours, theirs in zip(jax.tree.leaves(state), jax.tree.leaves(before), strict=True):
+        assert int(state.opt_state.skipped) == number
+        for ours, theirs in zip(
+            jax.tree.leaves((state.params, state.opt_state.inner)),
+            jax.tree.leaves((before.params, before.opt_state.inner)),
+            strict=True,
+        ):
             np.testing.assert_array_equal(ours, theirs)
-    state, found = learner.update(state, [batch], max_norm=math.inf)
+    learner.use(optimizer_with(max_spike=None))
+    state, found = learner.update(state, [batch])
     assert found["skipped"] == 0
     assert any(
         (array != numbers_of(before)[name]).any() for name, array in numbers_of(state).items()
@@ -103,7 +123,7 @@ def test_a_run_passes_over_a_bad_step_and_stops_after_several(toy, tmp_path):
 
     def judge(episode):
         score = toy_run.score(episode)
-        is_bad = trainers[0].step in (2, 4, 5)
+        is_bad = trainers[0].steps_done + 1 in (2, 4, 5)
         return toy_run.Score(math.nan, False) if is_bad else score
 
     trainers.append(

@@ -13,8 +13,10 @@ from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
 from minirl.model import huggingface
 from minirl.model.sharding import make_mesh, param_path
 from minirl.run.checkpoint import Checkpoints, stored_params
-from minirl.train.batching import TokenRow, micro_batches
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, policy_objective
+from minirl.types import TokenRow
 
 MESHES = (
     {"fsdp": 8},
@@ -57,7 +59,6 @@ def start(toy, shape, *, algorithm="grpo"):
         graph,
         policy_objective(ALGORITHMS[algorithm], temperature=0.8),
         make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10),
-        temperature=0.8,
         mesh=mesh,
     )
     return learner, learner.init(params)

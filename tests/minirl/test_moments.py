@@ -9,8 +9,7 @@ import optax
 import pytest
 
 from minirl.config import OptimizerConfig
-from minirl.train.moments import in_bfloat16, round_at_random
-from minirl.train.update import make_optimizer
+from minirl.train.optimizer import in_bfloat16, make_optimizer, round_at_random
 
 
 def test_rounding_goes_to_a_neighbour_and_is_right_on_average():

@@ -12,7 +12,7 @@ from flax import nnx
 
 from minirl.config import OptimizerConfig
 from minirl.model.sharding import MATRICES, param_path
-from minirl.train.update import make_optimizer
+from minirl.train.optimizer import make_optimizer
 
 
 def moves_of(config, gradients, *, start=0.0, per_step=1):

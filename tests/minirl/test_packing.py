@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.config import BatchingConfig
-from minirl.train.packing import Extent, layouts, padding
+from minirl.train.packing import Extent, layouts, packed_shapes, padding
 
 G = 4
 EXTENTS = st.lists(
@@ -64,6 +66,17 @@ def test_few_shapes(extents):
     found = layouts(extents, sizes())
     assert len({(layout.prompt_columns, layout.answer_columns) for layout in found}) == 1
     assert {layout.rows for layout in found} <= {1, 2, 4}
+
+
+@given(EXTENTS)
+def test_all_batches_of_a_run_have_one_of_three_shapes(extents):
+    longest = Extent(50, (60,) * G)
+    shapes = packed_shapes(longest, sizes())
+    assert len(shapes) == 3
+    for layout in layouts(extents, sizes(), longest=longest):
+        assert replace(layout, places=()) in shapes
+        for taken in columns(layout, extents):
+            assert taken.max(initial=0) <= 1
 
 
 def test_packed_by_hand():

@@ -23,7 +23,8 @@ from minirl.plan.memory import (
     published_shape,
 )
 from minirl.plan.operations import Tokens, forward_flops, update_flops
-from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, TrainState, policy_objective
 
 SHAPE = ModelConfig(
     vocab_size=64,
@@ -67,7 +68,8 @@ def test_bytes_are_those_of_the_compiled_arguments(moments):
     # All but the norms and biases is split over all devices.
     assert weights < 1.1 * 4 * count_parameters(state.params) / 8
     per_number = {"float32": 8, "bfloat16": 4}[moments]
-    assert optimizer == pytest.approx(per_number * weights / 4, abs=64)
+    # Besides, a few counts and the norms of the last gradients.
+    assert optimizer == pytest.approx(per_number * weights / 4, abs=256)
 
 
 TOKENS = Tokens(prompts=2, prompt=96, answers=4, answer=64)

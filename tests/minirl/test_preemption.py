@@ -34,6 +34,7 @@ def trainer_of(toy, folder, moment="", step=0):
     owner = {
         "advance": trainer._sampler,
         "_accumulate": trainer._learner,
+        "_apply": trainer._learner,
         "save": trainer._checkpoints,
     }
     if moment:
@@ -42,7 +43,8 @@ def trainer_of(toy, folder, moment="", step=0):
 
         def call(*args, **kwargs):
             result = function(*args, **kwargs)
-            if trainer.step == step:
+            # A checkpoint is written after its step, everything else happens within it.
+            if trainer.steps_done + (moment != "save") == step:
                 send()
             return result
 

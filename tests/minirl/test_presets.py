@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
 
 from minirl.config import (
     Algorithm,
     AlgorithmConfig,
     Dapo,
     Expo,
-    Grpo,
-    Gspo,
+    RolloutConfig,
     SamplerConfig,
     TrainConfig,
+    check_together,
 )
-from minirl.rules import contradictions
 
 
 def test_presets_are_defaults_of_one_class():
@@ -44,21 +43,49 @@ def test_presets_are_defaults_of_one_class():
     assert (Expo().kl_coef, Expo().kl_estimator, Expo().kl_in) == (0.01, "k1", "credit")
 
 
+def refused(settings, sampler=None):
+    """Return the path of the setting that is refused, and why; None where none is."""
+    try:
+        Together.model_validate({"train": settings, "sampler": sampler or SamplerConfig()})
+    except ValidationError as error:
+        (mistake,) = error.errors()
+        assert mistake["type"] == "contradiction"
+        path = (*mistake["loc"], mistake["ctx"]["key"])
+        assert "\n" not in mistake["ctx"]["message"]
+        return ".".join(str(part) for part in path), mistake["ctx"]["message"]
+    return None
+
+
+class Together(BaseModel):
+    """The settings of a run, as a job holds them."""
+
+    train: TrainConfig
+    sampler: SamplerConfig
+
+    @model_validator(mode="after")
+    def _check(self):
+        check_together(self.train, self.sampler, RolloutConfig())
+        return self
+
+
+def algorithm(kind, **settings):
+    return {"algorithm": {"kind": kind, **settings}}
+
+
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "key"),
     [
-        ({"group_size": 1}, "train.group_size: a group of one has no advantage"),
-        (
-            {"group_size": 1, "algorithm": Expo(correctness_filter="mixed")},
-            "train.group_size: a group of one is neither mixed",
-        ),
-        ({"algorithm": Grpo(kl_coef=0.1, kl_estimator="k1")}, "k1 in the loss has no gradient"),
-        ({"algorithm": Expo(ratio_level="sequence")}, "use sequence_token"),
-        ({"algorithm": Gspo(kl_coef=0.1, kl_in="credit")}, "use sequence_token"),
-        ({"algorithm": Gspo(correction="masked")}, "use sequence_token"),
-        ({"algorithm": Grpo(aggregation_divisor=3)}, "divides with aggregation=constant only"),
-        ({"algorithm": Grpo(max_rounds=2)}, "without a filter the first round is full"),
-        ({"algorithm": Dapo(overlong_tokens=8192)}, "the paper's share of it is a fifth: use 1638"),
+        ({"group_size": 1}, "train.group_size"),
+        ({"group_size": 1, **algorithm("expo", correctness_filter="mixed")}, "train.group_size"),
+        (algorithm("grpo", kl_coef=0.1, kl_estimator="k1"), "train.algorithm.grpo.kl_estimator"),
+        (algorithm("expo", ratio_level="sequence"), "train.algorithm.expo.ratio_level"),
+        (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
+        (algorithm("gspo", correction="masked"), "train.algorithm.gspo.ratio_level"),
+        (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
+        (algorithm("grpo", max_rounds=2), "train.algorithm.grpo.max_rounds"),
+        (algorithm("dapo", overlong_tokens=8192), "train.algorithm.overlong_tokens"),
+        ({"mini_batches": 65}, "train.mini_batches"),
+        ({"batching": {"answers_per_batch": 3}}, "train.batching.answers_per_batch"),
         (
             {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
             "train.optimizer.warmup_steps",
@@ -70,38 +97,38 @@ def test_presets_are_defaults_of_one_class():
         ({"optimizer": {"lr_ramp": "code"}}, "train.optimizer.lr_ramp"),
     ],
 )
-def test_contradictions_are_one_line(settings, words):
-    rules = contradictions(TrainConfig(**settings), SamplerConfig())
-    lines = [line for is_wrong, line in rules if is_wrong]
-    assert any(words in line for line in lines)
-    assert all(line.startswith("train.") and "\n" not in line for line in lines)
+def test_contradictions_are_refused_by_their_key(settings, key):
+    found = refused(settings)
+    assert found is not None
+    assert found[0] == key
+
+
+def test_what_to_write_instead_is_computed():
+    assert "use 1638" in (refused(algorithm("dapo", overlong_tokens=8192)) or ("", ""))[1]
 
 
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "dapo", "gspo", "gspo_token", "rloo"])
 def test_presets_do_not_contradict_themselves(kind):
-    train = TrainConfig.model_validate({"algorithm": {"kind": kind}})
-    assert not [line for is_wrong, line in contradictions(train, SamplerConfig()) if is_wrong]
+    assert refused(algorithm(kind)) is None
 
 
 @pytest.mark.parametrize("kind", ["reinforce_pp", "expo"])
 def test_presets_without_a_group_take_one_trajectory(kind):
-    train = TrainConfig.model_validate({"group_size": 1, "algorithm": {"kind": kind}})
-    assert not [line for is_wrong, line in contradictions(train, SamplerConfig()) if is_wrong]
+    assert refused({"group_size": 1, **algorithm(kind)}) is None
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"kl_every": 5}, "nucleus has no KL to the start weights"),
-        ({"algorithm": Grpo(kl_coef=0.1)}, "nucleus has no KL to the start weights"),
+        (algorithm("grpo", kl_coef=0.1), "nucleus has no KL to the start weights"),
         ({"mini_batches": 2}, "or train.mini_batches=1"),
         ({}, None),
     ],
 )
 def test_what_a_nucleus_does_not_go_with(settings, words):
-    sampler = SamplerConfig(top_p=0.95, logprobs="nucleus")
-    lines = [
-        line for is_wrong, line in contradictions(TrainConfig(**settings), sampler) if is_wrong
-    ]
-    assert len(lines) == (words is not None)
-    assert all(words in line and line.startswith("sampler.logprobs: ") for line in lines)
+    found = refused(settings, SamplerConfig(top_p=0.95, logprobs="nucleus"))
+    assert (found is None) == (words is None)
+    if found is not None:
+        assert found[0] == "sampler.logprobs"
+        assert words in found[1]

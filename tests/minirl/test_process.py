@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from minirl.config import SGLANG_PYTHON, SglangConfig
+from minirl.config import SGLANG_PYTHON, SglangConfig, check_installed
 from minirl.errors import UserError
-from minirl.rules import check_installed
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer, close, launch
 

@@ -9,14 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from minirl.config import OptimizerConfig, SecondStage
-from minirl.train.optimizer import (
+from minirl.train.optimizer import learning_rate
+from minirl.train.second_stage import (
     best_checkpoint,
-    isotonic_levels,
-    learning_rate,
     restart,
     rise_p_value,
     second_optimizer,
@@ -51,23 +48,6 @@ def test_only_the_codes_ramp_jumps():
     for lr_ramp, jump in (("continuous", 0.0142), ("code", 0.297)):
         shares = np.array(learning_rate(ramp(lr_ramp=lr_ramp), steps=1000)(counts)) / 1e-5
         assert np.abs(np.diff(shares)).max() == pytest.approx(jump, abs=1e-3)
-
-
-@pytest.mark.parametrize("case", CASES["isotonic"], ids=lambda case: str(case["values"]))
-def test_isotonic_levels(case):
-    levels = isotonic_levels(case["values"])
-    np.testing.assert_allclose(
-        np.array(levels).reshape(-1, 2), np.array(case["levels"]).reshape(-1, 2), atol=1e-6
-    )
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
-def test_isotonic_levels_rise_and_keep_the_sum(values):
-    levels = isotonic_levels(values)
-    heights = [level for level, _ in levels]
-    assert heights == sorted(heights)
-    assert sum(count for _, count in levels) == len(values)
-    assert sum(level * count for level, count in levels) == pytest.approx(sum(values), abs=1e-9)
 
 
 @pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minirl.model.tiny import train_tokenizer
-from minirl.train.spans import character_ranges, place, span_credit
+from minirl.train.advantages import character_ranges, place, span_credit
 from minirl.types import Reply, Trajectory, Turn
 
 from .toy_run import Span

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +31,10 @@ from minirl.config import (
     Rloo,
 )
 from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
 from minirl.train.recording import within_limit
-from minirl.train.task import examples_of_step
-from minirl.train.update import Learner, make_optimizer, policy_objective
+from minirl.train.rollouts import examples_of_step
+from minirl.train.update import Learner, policy_objective
 
 from . import toy_run
 from .toy_run import metrics_of, without_times
@@ -86,10 +88,10 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     # Asked after each rollout, and after the validation of each second step.
     told = {"sglang/retries": 1.0, "time/sglang_out_s": 3.0, "sglang/servers": 2.0}
     gaps = iter((1e-6, 2e-6, 5e-6))
-    monkeypatch.setattr(
-        "minirl.train.trainer.told_numbers", lambda _: told | {"sglang/probe_gap": next(gaps)}
-    )
-    toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5).run(lambda *_: None)
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=lambda *_: 0.5)
+    numbers = lambda: told | {"sglang/probe_gap": next(gaps)}  # noqa: E731
+    monkeypatch.setattr(trainer._sampler, "numbers", numbers)
+    trainer.run(lambda *_: None)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [record["sglang/retries"] for record in records] == [1, 2]
@@ -115,7 +117,7 @@ def test_start_weights_are_given_up_where_a_run_goes_on(toy, tmp_path, made):
     short = {"steps": 1, "checkpoint_every": 1, "eval_every": 1, "validate": lambda *_: 0.5}
     toy_run.make_trainer(toy, tmp_path, **short).run(lambda *_: None)
     trainer = toy_run.make_trainer(toy, tmp_path, **short)
-    assert trainer.step == 1
+    assert trainer.steps_done == 1
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(made[1])))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
@@ -135,6 +137,19 @@ def test_start_weights_are_kept_where_a_kl_is_wanted(toy, tmp_path, changes, has
     assert (trainer._reference is not None) == has_copy
     trainer.run(lambda *_: None)
     assert ("update/kl" in metrics_of(tmp_path)[0]) == has_copy
+
+
+def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path):
+    batching = BatchingConfig(groups_per_batch=1, pack=True, prompt_multiple=8, answer_multiple=8)
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, batching=batching, validate=nothing)
+    trainer.run(lambda *_: None)
+    for thread in threading.enumerate():
+        if thread.name.startswith("compile"):
+            thread.join()
+    assert len(trainer._learner._gradient) == 3
+    # Besides, the sum over micro-batches and the optimizer.
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert 0 < json.loads(lines[-1])["time/update_programs"] <= trainer._learner.programs <= 5
 
 
 @pytest.mark.parametrize("logprobs", ["full", "nucleus"])
@@ -231,13 +246,16 @@ def test_a_step_is_bounded_in_bytes_but_for_its_first_group():
 
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     trainer = toy_run.make_trainer(toy, finished.folder)
-    assert trainer.step == toy_run.STEPS
+    assert trainer.steps_done == toy_run.STEPS
     assert_same_weights(trainer.params, finished.weights[8])
     assert trainer.use_best() == 4
     assert_same_weights(trainer.params, finished.weights[4])
     trainer.run(lambda *_: pytest.fail("a finished run has no steps left"))
     # Right after a run, as a job does it.
+    before = finished.trainer._state
     assert finished.trainer.use_best() == 4
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
+    assert not jax.tree.leaves(finished.trainer._state.opt_state)
     assert_same_weights(finished.trainer.params, finished.weights[4])
 
 
@@ -368,7 +386,7 @@ def test_a_run_killed_at_five_moments_ends_as_if_it_never_had_been(toy, finished
     name = "trajectories.jsonl"
     assert (folder / name).read_bytes() == (finished.folder / name).read_bytes()
     trainer = toy_run.make_trainer(toy, folder)
-    assert trainer.step == toy_run.STEPS
+    assert trainer.steps_done == toy_run.STEPS
     assert_same_weights(trainer.params, finished.weights[toy_run.STEPS])
     assert trainer.use_best() == 4
     assert_same_weights(trainer.params, finished.weights[4])
@@ -394,7 +412,7 @@ def test_killed_courses_end_as_if_they_never_had_been(toy, tmp_path, cache, cour
     assert code == 0, errors
     assert without_times(folder) == without_times(tmp_path / "whole")
     trainer = toy_run.take_course(toy, folder, course)
-    assert trainer.step == whole.step
+    assert trainer.steps_done == whole.steps_done
     assert trainer.restart == whole.restart
     assert_same_weights(trainer.params, whole.params)
 
@@ -407,14 +425,15 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path, algorithm):
     changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm}
     trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
     batches, before = [], {}
-    apply = trainer._apply
+    token_rows = trainer._token_rows
 
-    def spy(rows, reference):
+    def spy(episodes):
         before.setdefault("params", copy(trainer.params))
-        batches.append((rows, reference))
-        return apply(rows, reference)
+        rows, numbers = token_rows(episodes)
+        batches.append((rows, trainer._reference_to_measure))
+        return rows, numbers
 
-    trainer._apply = spy
+    trainer._token_rows = spy
     trainer.run(lambda *_: None)
     graph, reference = nnx.split(toy.model())
     optimizer = make_optimizer(toy_run.CONFIG.optimizer, steps=2)
@@ -469,7 +488,7 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
 
     trainer._sampler.set_weights = spy
     trainer.run(lambda *_: None)
-    assert trainer.step == 7
+    assert trainer.steps_done == 7
     assert_same_weights(sampled[3], weights[3])
     # After the first stage's fourth update come the weights of its second.
     assert_same_weights(sampled[4], weights[2])
@@ -485,13 +504,21 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
     assert trainer.use_best() == 6
 
 
-def test_adams_state_is_fresh_in_the_second_stage(toy, tmp_path):
+def test_adams_state_is_fresh_in_the_second_stage(toy, tmp_path, monkeypatch):
     trainer = toy_run.take_course(toy, tmp_path, "two stages")
     counts = []
+    init = trainer._learner.init
+
+    def init_alone(params):
+        # No two optimizer states, nor two copies of the weights, are there at once.
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
+        return init(params)
+
+    monkeypatch.setattr(trainer._learner, "init", init_alone)
 
     def counted(*_):
         numbers = {
-            int(leaf) for leaf in jax.tree.leaves(trainer._state.opt_state) if leaf.ndim == 0
+            int(leaf) for leaf in jax.tree.leaves(trainer._state.opt_state.inner) if leaf.ndim == 0
         }
         counts.append(numbers)
 
@@ -505,7 +532,7 @@ def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
     records = metrics_of(tmp_path)
     rounds = [record["groups/rounds"] for record in records]
     assert max(rounds) > 1
-    assert trainer._rounds == sum(rounds)
+    assert trainer._rollouts_done == sum(rounds)
     for record in records:
         assert 0 < record["groups/trained"] <= 4
         assert record["groups/rounds"] == 3 or record["groups/trained"] == 4

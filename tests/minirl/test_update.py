@@ -15,8 +15,9 @@ from flax import nnx
 from minirl.config import BatchingConfig, Grpo, Gspo
 from minirl.model import attention
 from minirl.train import update
-from minirl.train.batching import TokenRow, micro_batches, read_back
-from minirl.train.update import Learner, policy_objective
+from minirl.train.batching import micro_batches, read_back
+from minirl.train.update import Learner, batch_loss, policy_objective
+from minirl.types import TokenRow
 
 VOCAB = 64
 TEMPERATURE = 0.8
@@ -111,7 +112,9 @@ class Scene:
         def loss(params, batch):
             reference = nnx.merge(self.graph, self.reference)
             logp_BC, _ = update.token_logprobs(reference, batch, temperature=TEMPERATURE)
-            return objective(nnx.merge(self.graph, params), batch, logp_BC)
+            return batch_loss(
+                params, nnx.State({}), batch, logp_BC, graph=self.graph, objective=objective
+            )
 
         return loss
 
@@ -232,7 +235,8 @@ def test_what_is_computed_again_does_not_change_the_gradient(scene, groups, rema
         def loss(params):
             model = nnx.merge(scene.graph, params)
             model.remat = kind
-            return objective(model, batch, batch.old_logp_BC)[0]
+            arguments = (nnx.state(model), nnx.State({}), batch, batch.old_logp_BC)
+            return batch_loss(*arguments, graph=nnx.graphdef(model), objective=objective)[0]
 
         return jax.jit(jax.grad(loss))(scene.params)
 
@@ -274,7 +278,7 @@ def learner(scene):
     """A learner whose step is the gradient itself, times a rate that drowns rounding."""
     graph = scene.graph
     objective = policy_objective(ALGORITHMS["grpo"], temperature=TEMPERATURE)
-    return Learner(graph, objective, optax.sgd(RATE), temperature=TEMPERATURE)
+    return Learner(graph, objective, optax.sgd(RATE))
 
 
 @pytest.mark.parametrize("aggregation", ["sequence_mean", "token_mean"])

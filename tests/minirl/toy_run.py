@@ -29,7 +29,7 @@ from minirl.config import (
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.run import distributed, preemption
 from minirl.run.metrics import JsonLines
-from minirl.train.task import Task
+from minirl.train.rollouts import Task
 from minirl.train.trainer import Trainer
 
 STEPS = 8
@@ -227,9 +227,9 @@ def deadly_from_the_second(trainer, function, at):
     steps = []
 
     def call(*args, **kwargs):
-        if trainer.step == at and at in steps:
+        if trainer.steps_done + 1 == at and at in steps:
             die()
-        steps.append(trainer.step)
+        steps.append(trainer.steps_done + 1)
         return function(*args, **kwargs)
 
     return call
@@ -238,9 +238,9 @@ def deadly_from_the_second(trainer, function, at):
 def arm(trainer, moment, at):
     """Let the process be killed at a moment of a step."""
 
-    def deadly(function, *, is_time=lambda *_: trainer.step == at, before=lambda *_: None, end=die):
+    def deadly(function, *, is_time=None, before=lambda *_: None, end=die):
         def call(*args, **kwargs):
-            if is_time(*args):
+            if is_time(*args) if is_time else trainer.steps_done + 1 == at:
                 before(*args)
                 end()
             return function(*args, **kwargs)
@@ -249,7 +249,7 @@ def arm(trainer, moment, at):
 
     if moment in ("rollout", "notice"):
         end = die if moment == "rollout" else be_noticed
-        Capitals.step = deadly(Capitals.step, is_time=lambda *_: trainer.step == at, end=end)
+        Capitals.step = deadly(Capitals.step, end=end)
     elif moment in ("update", "apply"):
         # Between its micro-batches; after them.
         name = {"update": "_accumulate", "apply": "_apply"}[moment]

@@ -47,26 +47,29 @@ def make_sampler(
     return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
 
 
-def told_numbers(sampler: JobSampler) -> dict[str, float]:
-    """Return what samplers of all processes tell since they were last asked; all have to ask.
+def gather_metrics(
+    sampler: JobSampler, *, since: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the metrics of the samplers of all processes since the last call; all have to call.
 
-    Counts add up over processes; of those of servers in use the fewest are told, of other numbers
-    the largest.
+    Counts add up over processes; of servers in use the fewest count, of other numbers the largest.
+
+    Args:
+        sampler: This process's.
+        since: Earlier metrics of the same step: only counts, outages and the largest difference to
+            the learner are returned, and these are of both.
     """
-    told = distributed.gather(sampler.numbers)
-    over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
-    return {name: over.get(name, max)(one[name] for one in told) for name in told[0]}
-
-
-def joined(step: Mapping[str, float], told: Mapping[str, float]) -> dict[str, float]:
-    """Return those numbers of a step that what samplers told after it changes.
-
-    Counts and outages add up, the largest difference to the learner stays.
-    """
-    found = {name: step.get(name, 0.0) + told[name] for name in (*EVENTS, OUT_S) if name in told}
-    if PROBE_GAP in told:
-        found[PROBE_GAP] = max(step.get(PROBE_GAP, 0.0), told[PROBE_GAP])
-    return found
+    parts = distributed.gather(sampler.numbers)
+    over = dict.fromkeys(EVENTS, sum) | dict.fromkeys(IN_USE, min)
+    found = {name: over.get(name, max)(one[name] for one in parts) for name in parts[0]}
+    if since is None:
+        return found
+    merged = {
+        name: since.get(name, 0.0) + found[name] for name in (*EVENTS, OUT_S) if name in found
+    }
+    if PROBE_GAP in found:
+        merged[PROBE_GAP] = max(since.get(PROBE_GAP, 0.0), found[PROBE_GAP])
+    return merged
 
 
 def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:

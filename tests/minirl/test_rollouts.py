@@ -1,4 +1,4 @@
-"""Rounds ahead of the learner, against fake servers that hold requests as long as they are told."""
+"""Asynchronous rollouts, against fake servers that hold requests as long as they are told."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from minirl.config import RolloutConfig, SglangConfig
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
-from minirl.sample.episodes import Player
 from minirl.sglang.sampler import Servers
+from minirl.train.rollouts import Player
 
 from . import toy_run
 from .fake_sglang import Fake
@@ -45,7 +45,7 @@ def begin(toy, fake, tmp_path, monkeypatch):
     ) as servers:
 
         def start(folder="run", steps=STEPS, **rollout):
-            settings = RolloutConfig(backend="sglang", **rollout)
+            settings = RolloutConfig(backend="sglang", sglang=config, **rollout)
             return toy_run.make_trainer(
                 toy, tmp_path / folder, servers=servers, rollout=settings, steps=steps,
                 prompts_per_step=PROMPTS, group_size=GROUP, checkpoint_every=1, eval_every=STEPS,
@@ -53,7 +53,7 @@ def begin(toy, fake, tmp_path, monkeypatch):
             )  # fmt: skip
 
         yield start
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("round ")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rollout ")]
 
 
 def ignore(*_):
@@ -157,7 +157,7 @@ def test_late_groups_join_a_later_step(fake, begin, tmp_path):
     def progress(step, *_):
         if step == 1:
             go.set()
-            wait_until(lambda: not any(t.name == "round 0" for t in threading.enumerate()))
+            wait_until(lambda: not any(t.name == "rollout 0" for t in threading.enumerate()))
 
     trainer.run(progress)
     lines = metrics_of(tmp_path / "run")

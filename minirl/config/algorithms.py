@@ -1,0 +1,190 @@
+"""The settings of the one objective, and the algorithms as presets of it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from minirl.config.base import Settings, contradiction
+
+Estimator = Literal["group_normalised", "group_centred", "leave_one_out", "direct"]
+TokenCredit = Literal["own", "return_to_go"]
+RatioLevel = Literal["token", "sequence", "sequence_token"]
+Aggregation = Literal["sequence_mean", "response_mean", "token_mean", "constant"]
+KlEstimator = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward", "credit"]
+Correction = Literal["none", "truncated", "masked"]
+
+
+class AlgorithmConfig(Settings):
+    """The one objective; presets differ in their defaults only."""
+
+    estimator: Estimator = "group_normalised"
+    """How rewards become advantages: against the trajectory's group, or `direct`: every token gets
+    the value of the credit span that it lies in, and the total where the reward has no spans."""
+    adv_std_ddof: Literal[0, 1] = 1
+    """1: divide a variance by its count less 1; 0: by the count."""
+    token_credit: TokenCredit = "own"
+    """A token's advantage: its own credit, or the sum from it to the end of its trajectory."""
+    whiten: bool = False
+    """Standardise advantages over all sampled tokens of the batch."""
+    ratio_level: RatioLevel = "token"
+    """Importance ratio of each token, of the whole row (GSPO), or of the whole row with the
+    gradient of each token (GSPO-token), which advantages that differ within a row need."""
+    clip_low: float = Field(default=0.2, ge=0)
+    """Largest fall of the ratio below 1 that still gets a gradient."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """Largest rise of the ratio above 1 that still gets a gradient."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """Ratio beyond which a negative advantage counts no more; None for no such bound."""
+    aggregation: Aggregation = "sequence_mean"
+    """Mean over rows of the mean over their sampled tokens; the same sum divided by all tokens of
+    the response, observations too; mean over all sampled tokens; or mean over rows of the sum over
+    their tokens, divided by a constant."""
+    aggregation_divisor: PositiveInt | None = None
+    """That constant; None for sampler.max_response_tokens."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the reference; 0 for none, as in the paper."""
+    kl_estimator: KlEstimator = "k3"
+    """Estimator of that KL."""
+    kl_in: KlPlace = "loss"
+    """Where it counts: a term of the loss, taken from a trajectory's reward before its advantage,
+    or taken from each token's credit. Only in the loss does it have a gradient."""
+    correction: Correction = "none"
+    """Importance correction of the gap between sampler and learner: none (the clipped ratio spans
+    it), each token's ratio cut at `correction_high`, or 0 outside of the two bounds. Both are at
+    the weights that sampled, so it is for episodes of the step's own weights alone."""
+    correction_low: float = Field(default=0.5, gt=0, le=1)
+    """Lower bound, of `masked` alone."""
+    correction_high: float = Field(default=2.0, ge=1)
+    """Upper bound."""
+    equal_groups: Literal["keep", "drop"] = "keep"
+    """Groups of equal rewards: count them in the means (no pull), or leave them out."""
+    correctness_filter: Literal["none", "mixed"] = "none"
+    """`mixed` trains only on groups with both correct and wrong trajectories."""
+    max_rounds: PositiveInt = 1
+    """Dynamic sampling: rollouts of a step at most, each of prompts_per_step prompts, until as many
+    groups are left by the filters."""
+    overlong_tokens: int = Field(default=0, ge=0)
+    """Last tokens of sampler.max_response_tokens over which a penalty grows to 1; 0 for none."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Return whether groups may be left out of the update."""
+        return self.correctness_filter != "none" or self.equal_groups != "keep"
+
+    @model_validator(mode="after")
+    def _check(self) -> AlgorithmConfig:
+        has_kl = self.kl_coef > 0
+        by_token = self.estimator == "direct" or self.token_credit == "return_to_go"
+        by_token |= self.correction != "none" or (has_kl and self.kl_in == "credit")
+        if has_kl and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise contradiction(
+                "kl_estimator",
+                "k1 in the loss has no gradient on average; use k2 or k3, or kl_in=credit",
+            )
+        if by_token and self.ratio_level == "sequence":
+            raise contradiction(
+                "ratio_level",
+                "sequence needs one advantage a row, and these settings give one a token; use "
+                "sequence_token",
+            )
+        if self.aggregation_divisor is not None and self.aggregation != "constant":
+            raise contradiction(
+                "aggregation_divisor", "divides with aggregation=constant only; set it to null"
+            )
+        if self.max_rounds > 1 and not self.is_filtered:
+            raise contradiction(
+                "max_rounds",
+                "without a filter the first round is full; use 1, or correctness_filter=mixed",
+            )
+        return self
+
+
+class Grpo(AlgorithmConfig):
+    """GRPO (arXiv:2402.03300) as Progress-SQL uses it (appendix E.6)."""
+
+    kind: Literal["grpo"] = "grpo"
+
+
+class DrGrpo(AlgorithmConfig):
+    """Dr.GRPO (arXiv:2503.20783, section 3.2): no division by the std nor by a row's length."""
+
+    kind: Literal["dr_grpo"] = "dr_grpo"
+    estimator: Estimator = "group_centred"
+    aggregation: Aggregation = "constant"
+
+
+class Dapo(AlgorithmConfig):
+    """DAPO (arXiv:2503.14476): Eq. 8's token mean, Eq. 10's higher bound, Eq. 11's dynamic sampling
+    (by execution match, not by the shaped reward), Eq. 13's penalty with the paper's 4096 tokens.
+    """
+
+    kind: Literal["dapo"] = "dapo"
+    clip_high: float = Field(default=0.28, ge=0)
+    aggregation: Aggregation = "token_mean"
+    correctness_filter: Literal["none", "mixed"] = "mixed"
+    max_rounds: PositiveInt = 10
+    overlong_tokens: int = Field(default=4096, ge=0)
+
+
+class Gspo(AlgorithmConfig):
+    """GSPO (arXiv:2507.18071) as Progress-SQL uses it: sequence ratio, the same clip bounds."""
+
+    kind: Literal["gspo"] = "gspo"
+    ratio_level: RatioLevel = "sequence"
+
+
+class GspoToken(AlgorithmConfig):
+    """GSPO-token (arXiv:2507.18071, Eqs. 13 and 14): GSPO's ratio, advantages of each token."""
+
+    kind: Literal["gspo_token"] = "gspo_token"
+    ratio_level: RatioLevel = "sequence_token"
+
+
+class Rloo(AlgorithmConfig):
+    """RLOO (arXiv:2402.14740, section 2.2): the others' mean as baseline, whole rows as actions.
+
+    A KL is taken from the reward, as log p - log r of the whole row.
+    """
+
+    kind: Literal["rloo"] = "rloo"
+    estimator: Estimator = "leave_one_out"
+    aggregation: Aggregation = "constant"
+    aggregation_divisor: PositiveInt | None = 1
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlPlace = "reward"
+
+
+class ReinforcePlusPlus(AlgorithmConfig):
+    """REINFORCE++ (arXiv:2501.03262): no group; KL in the tokens' return; whitened over the batch.
+
+    A_t = R - kl_coef * sum over i >= t of k1_i, then less the batch's mean and over its std.
+    """
+
+    kind: Literal["reinforce_pp"] = "reinforce_pp"
+    estimator: Estimator = "direct"
+    token_credit: TokenCredit = "return_to_go"
+    whiten: bool = True
+    aggregation: Aggregation = "token_mean"
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlPlace = "credit"
+
+
+class Expo(AlgorithmConfig):
+    """EXPO-SQL (Eq. 4): REINFORCE++'s clause-level form, own credit less a KL, summed."""
+
+    kind: Literal["expo"] = "expo"
+    estimator: Estimator = "direct"
+    aggregation: Aggregation = "constant"
+    aggregation_divisor: PositiveInt | None = 1
+    kl_coef: float = Field(default=0.01, ge=0)
+    kl_estimator: KlEstimator = "k1"
+    kl_in: KlPlace = "credit"
+
+
+Algorithm = Annotated[
+    Grpo | DrGrpo | Dapo | Gspo | GspoToken | Rloo | ReinforcePlusPlus | Expo,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,190 @@
+"""Settings of sampling: by whom, how far ahead of the learner, and how tokens are drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from minirl.config.base import Settings, contradiction
+from minirl.errors import UserError
+
+SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
+"""Environment variable that names the interpreter where `rollout.sglang.python` does not."""
+
+
+class SamplerConfig(Settings):
+    """How episodes are sampled; slots and cache are the native sampler's."""
+
+    slots: PositiveInt = 64
+    """Episodes decoded side by side."""
+    max_prompt_tokens: PositiveInt = 6000
+    """Longest first observation."""
+    max_response_tokens: PositiveInt = 8192
+    """Longest rest of an episode: every reply and every later observation."""
+    max_reply_tokens: PositiveInt | None = None
+    """Longest single reply; None for what is left of the response."""
+    cache_gb: float | None = Field(default=None, gt=0)
+    """Memory of each device for keys and values, in 10^9 bytes; when it is full, episodes wait.
+    None: what all slots take at their longest, but at most a quarter of the device's memory."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus sampling: draw from the likeliest tokens that together reach this probability."""
+    logprobs: Literal["full", "nucleus"] = "full"
+    """Whose log-probabilities the importance ratio compares where `top_p` is below 1: the whole
+    distribution, as ASTRA and others train; or the nucleus, in sampler and learner, so that the
+    gradient is that of the policy which sampled."""
+
+    @property
+    def ratio_top_p(self) -> float:
+        """Return the `top_p` of the learner's log-probabilities."""
+        return self.top_p if self.logprobs == "nucleus" else 1.0
+
+
+class SglangConfig(Settings):
+    """SGLang servers (written for 0.5.23), given by `urls` or launched."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that run already: http://HOST:PORT each."""
+    launch: int = Field(default=0, ge=0)
+    """Servers that each process of the run starts on its own host, and stops when it ends."""
+    python: str | None = None
+    """Interpreter of an environment that has SGLang, for `launch`; None for that of the environment
+    variable MINIRL_SGLANG_PYTHON, or else the one that runs this."""
+    arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
+    take no value."""
+    variables: dict[str, str] = Field(default_factory=dict)
+    """Environment variables of launched servers, besides those of the run."""
+    devices: tuple[str, ...] = ()
+    """CUDA_VISIBLE_DEVICES of each launched server, for example ["0,1", "2,3"]; none for that of
+    the run."""
+    push: Literal["disk", "nccl"] = "disk"
+    """How new weights come to servers: by a folder that they see, or by broadcasts of PyTorch (NCCL
+    from GPUs, else Gloo; the extra `torch`) to servers that reach this host."""
+    weights: Path | None = None
+    """Of push=disk: folder that servers read new weights from, at the same path as here; None for
+    `weights` in the run folder. A model in model.dtype has to fit twice."""
+    parallel: PositiveInt = 256
+    """Requests under way at a server; others wait here."""
+    timeout_s: PositiveFloat = 600.0
+    """Longest wait for a reply; the server is left out after it, and another one asked."""
+    health_s: PositiveFloat = 30.0
+    """A server that has not answered a health check for so long is taken for hung."""
+    start_s: PositiveFloat = 600.0
+    """Longest wait for a server to be ready at the start of the run."""
+    push_s: PositiveFloat = 600.0
+    """Longest wait for a server to take new weights, or each part of them."""
+    wait_s: PositiveFloat = 600.0
+    """Longest wait for any server to come back when none is left; then the run is saved and
+    stops."""
+    tolerance: PositiveFloat | None = None
+    """Largest mean difference of a probe's log-probabilities between a server and the learner,
+    checked with every new weights; None for 0.001 in float32 and 0.2 in bfloat16."""
+
+    @property
+    def interpreter(self) -> str:
+        """Return the program that launched servers run in."""
+        return self.python or os.environ.get(SGLANG_PYTHON) or sys.executable
+
+    @model_validator(mode="after")
+    def _check(self) -> SglangConfig:
+        wrong = [url for url in self.urls if not _is_address(url)]
+        if wrong:
+            raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise contradiction("urls", "a server is named twice; name each once")
+        if {"host", "port"} & self.arguments.keys():
+            raise contradiction(
+                "arguments", "host and port are chosen for each server; leave them out"
+            )
+        if len(self.devices) not in (0, self.launch):
+            raise contradiction(
+                "devices",
+                f"{len(self.devices)} for launch = {self.launch} servers; give one for each, or "
+                "none",
+            )
+        return self
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+        host = (parts.hostname or "").encode("idna")  # no part of a name is empty, or very long
+    except ValueError:
+        return False
+    is_bare = parts.path in ("", "/") and not parts.query and not parts.fragment
+    return (
+        parts.scheme in ("http", "https") and bool(host) and is_bare and not re.search(r"\s", url)
+    )
+
+
+def check_installed(sglang: SglangConfig) -> None:
+    """Look for what only some settings need.
+
+    Raises:
+        UserError: It is not there.
+    """
+    if sglang.push != "disk" and importlib.util.find_spec("torch") is None:
+        raise UserError(
+            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner, which is not "
+            "installed: pip install 'minirl-sql[torch]', or use disk"
+        )
+    python = sglang.interpreter
+    if sglang.launch and shutil.which(python) is None:
+        raise UserError(f"rollout.sglang.python (or {SGLANG_PYTHON}): there is no program {python}")
+
+
+class RolloutConfig(Settings):
+    """Who samples: the training episodes, and what accuracy is measured with."""
+
+    backend: Literal["native", "sglang"] = "native"
+    sglang: SglangConfig = SglangConfig()
+    lag: int = Field(default=0, ge=0)
+    """Rollouts that servers sample ahead of the step that trains on them, while the learner
+    updates: 0 for none, so that every step trains on its own weights' episodes."""
+    slow_share: float = Field(default=0.0, ge=0, lt=1)
+    """Part of a rollout's groups, the slowest, that its step does not wait for; they join a later
+    step if they are not too old for it."""
+    max_age: int | None = Field(default=None, ge=0)
+    """Steps that the weights with which a group began may lie behind those of the step that trains
+    on it; older groups are cut, and counted. None for `lag`."""
+
+    @property
+    def is_ahead(self) -> bool:
+        """Return whether any episodes are played while the learner updates."""
+        return bool(self.lag or self.slow_share)
+
+    @property
+    def oldest(self) -> int:
+        """Return `max_age`, or what stands for it."""
+        return self.lag if self.max_age is None else self.max_age
+
+    @model_validator(mode="after")
+    def _check(self) -> RolloutConfig:
+        sglang = self.sglang
+        if self.backend == "sglang" and bool(sglang.urls) == bool(sglang.launch):
+            raise contradiction(
+                "sglang", "give either urls (servers that run) or launch (how many to start)"
+            )
+        if self.backend == "native" and self.is_ahead:
+            raise contradiction(
+                "lag" if self.lag else "slow_share",
+                "the native sampler takes turns with the learner; set rollout.backend=sglang",
+            )
+        if self.oldest < self.lag:
+            raise contradiction(
+                "max_age",
+                f"{self.max_age} would cut every group that was sampled rollout.lag = {self.lag} "
+                "steps ahead; give at least that",
+            )
+        return self

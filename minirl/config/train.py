@@ -1,0 +1,345 @@
+"""Settings of the model and its training. Defaults are Progress-SQL's (appendix B, table 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from minirl.config.algorithms import Algorithm, Grpo
+from minirl.config.base import Settings, contradiction
+from minirl.config.rollout import RolloutConfig, SamplerConfig
+
+Remat = Literal["none", "dots", "full"]
+Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
+
+CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+"""Of a tiny model's tokenizer."""
+MARKS = ("<think>", "</think>", "<sql>", "</sql>")
+"""Written by the policy and read by SQL environments: single tokens, but text like any other."""
+
+
+class TinyConfig(Settings):
+    """Shape of a model that is made on the spot, with its tokenizer."""
+
+    vocab_size: PositiveInt = 2048
+    """Entries of the tokenizer and rows of the embedding."""
+    hidden_size: PositiveInt = 128
+    intermediate_size: PositiveInt = 384
+    layers: PositiveInt = 4
+    heads: PositiveInt = 4
+    kv_heads: PositiveInt = 2
+    rope_theta: PositiveFloat = 10_000.0
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyConfig:
+        if self.heads % self.kv_heads:
+            raise contradiction("kv_heads", f"{self.kv_heads} does not divide heads = {self.heads}")
+        if self.hidden_size % (2 * self.heads):
+            raise contradiction(
+                "hidden_size",
+                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}; rotary "
+                "embedding needs heads of an even size",
+            )
+        return self
+
+
+class ModelSource(Settings):
+    """Where the policy comes from."""
+
+    path: Path | None = None
+    """Hugging Face folder with config.json, tokenizer and safetensors."""
+    tiny: TinyConfig | None = None
+    """Make a tiny model in the run folder in place of reading one."""
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of activations; what is trained and its optimizer state stay in float32."""
+    remat: Remat = "none"
+    """What the backward pass computes again of each layer. none: nothing; dots: all but the matrix
+    products with weights, so attention and what is cheap; full: everything, which needs the least
+    memory and a third more work."""
+
+
+class OptimizerConfig(Settings):
+    """The optimizer and its learning rate."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """AdamW; or Muon (arXiv:2502.16982) for the layers' matrices and Nesterov's AdamW for the rest,
+    at one learning rate: a model that starts from nothing learns in half the steps."""
+    learning_rate: PositiveFloat = 1e-6
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear rise to the learning rate."""
+    schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
+    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low, a linear rise, a cosine; it counts
+    its phases in shares of the run, without `warmup_steps`."""
+    flat_share: float = Field(default=0.03, ge=0, lt=1)
+    """Share of the steps at the low rate, of `ramp_cosine`."""
+    ramp_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the steps after which `ramp_cosine` is at the learning rate."""
+    lr_ramp: Literal["continuous", "code"] = "continuous"
+    """That rise: from the low rate where the flat part ends, or as PaVeRL-SQL's code, which counts
+    it from step 0 and so jumps there."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Share of the learning rate that a cosine ends at, and a flat start begins with."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW's; Muon's own momentum is 0.95."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """What the running moments are kept in; the sums are always made in float32. bfloat16 takes 4
+    bytes a parameter off, and rounds at random so that the second moment still falls."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+
+    @model_validator(mode="after")
+    def _check(self) -> OptimizerConfig:
+        is_ramp = self.schedule == "ramp_cosine"
+        if is_ramp and self.warmup_steps > 0:
+            raise contradiction(
+                "warmup_steps", "schedule=ramp_cosine rises for ramp_share of the steps; use 0"
+            )
+        if is_ramp and self.flat_share >= self.ramp_share:
+            raise contradiction(
+                "flat_share", "not below ramp_share, so that no step is left to rise in"
+            )
+        if self.lr_ramp == "code" and not is_ramp:
+            raise contradiction("lr_ramp", "code is the rise of schedule=ramp_cosine; set that too")
+        return self
+
+
+class LoraConfig(Settings):
+    """Low-rank adapters (LoRA, arXiv:2106.09685): W + alpha / rank A B, of which A and B learn.
+
+    They want about ten times the learning rate of whole weights. Weight decay draws them to 0, and
+    so the model to its start.
+    """
+
+    rank: PositiveInt = 16
+    """Columns of A, and rows of B."""
+    alpha: PositiveFloat = 32.0
+    targets: tuple[Matrix, ...] = Field(default=get_args(Matrix), min_length=1)
+    """Which matrices of every layer have adapters."""
+
+    @property
+    def scale(self) -> float:
+        """Return what A B is multiplied by."""
+        return self.alpha / self.rank
+
+
+class MeshConfig(Settings):
+    """How devices are arranged; their numbers multiply to that of all devices."""
+
+    data: PositiveInt = 1
+    """Copies of the model, each with rows of its own."""
+    fsdp: PositiveInt = 1
+    """Devices that share weights and optimizer state, each with rows of its own."""
+    tensor: PositiveInt = 1
+    """Devices that share the heads and the inner width of every layer."""
+
+
+class BatchingConfig(Settings):
+    """How a batch is cut for memory; the gradient does not depend on it but for rounding."""
+
+    groups_per_batch: PositiveInt = 1
+    """Units of one micro-batch, for each of the mesh's data x fsdp parts: a group (prompt) each, or
+    more where they are packed."""
+    answers_per_batch: PositiveInt | None = None
+    """Trajectories of a group in one micro-batch, those of like length together; None for all of
+    them. Fewer need less memory and compute the prompt once for each part of the group."""
+    pack: bool = False
+    """Put several groups into a unit, and several answers into a row: a token budget. All
+    micro-batches of a run then have one of three shapes, of sampler.max_prompt_tokens and
+    sampler.max_response_tokens, whose programs are compiled ahead."""
+    prompt_multiple: PositiveInt = 256
+    """Granularity of the padded lengths of prompts: larger compiles fewer shapes and pads more."""
+    answer_multiple: PositiveInt = 128
+    """The same of what comes after the prompt."""
+
+
+class GuardConfig(Settings):
+    """Which updates are skipped: weights and optimizer state stay as they are. One whose loss or
+    gradient is not finite always is."""
+
+    max_spike: PositiveFloat | None = 20.0
+    """A gradient is also skipped if its norm is over so many times the median of the last ones, and
+    of `max_grad_norm`, to which gradients are scaled down anyway; None for no such limit."""
+    window: PositiveInt = 16
+    """Norms that the median is taken of; before there are so many, none is too large."""
+    max_skipped: PositiveInt = 5
+    """Updates skipped in a row that end the run; the last one's batch is saved as skipped.npz."""
+
+
+def _check_muon(phase: TrainConfig | SftConfig) -> None:
+    if phase.lora is not None and phase.optimizer.kind == "muon":
+        raise contradiction(
+            "optimizer.kind",
+            "muon steps by whole matrices, and lora trains factors of them; use adamw",
+        )
+
+
+class SftConfig(Settings):
+    """Supervised training on demonstrations: the warm start."""
+
+    steps: PositiveInt = 500
+    groups_per_step: PositiveInt = 32
+    group_size: PositiveInt = 1
+    """Demonstrations side by side that share the beginning of their prompts (one database)."""
+    learn_prompt: bool = False
+    """Also learn what stands before the last reply and is not shared by the group (the question,
+    earlier replies, feedback): a model that is new to language learns to copy names."""
+    lora: LoraConfig | None = None
+    """Train adapters alone; the model it leaves has them merged. None for all weights."""
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
+    batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
+    guard: GuardConfig = GuardConfig()
+    checkpoint_every: PositiveInt = 100
+    """Steps between checkpoints."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SftConfig:
+        _check_muon(self)
+        return self
+
+
+class SecondStage(Settings):
+    """A restart from the best checkpoint with a second cosine (PaVeRL-SQL, section III-C)."""
+
+    steps: PositiveInt | None = None
+    """Steps of the second stage; None for as many as the first has."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """Share of its first learning rate that the cosine ends at."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Level of the test for a rise of the first stage's accuracies
+    (`second_stage.rise_p_value`)."""
+
+
+class TrainConfig(Settings):
+    """The course of reinforcement learning."""
+
+    steps: PositiveInt = 312
+    """Steps (of the first stage); 312 batches of 64 prompts pass once over 20,000 examples."""
+    second_stage: SecondStage | None = None
+    """What follows the first stage; None for nothing."""
+    prompts_per_step: PositiveInt = 64
+    group_size: PositiveInt = 8
+    """Trajectories a prompt (G)."""
+    mini_batches: PositiveInt = 1
+    """Parts that a step's groups are shared out to, in order, with an update each: from the second
+    on the importance ratio is away from 1. All updates of a step have its learning rate; where
+    filters leave fewer groups than parts, there are fewer updates, and the rate falls behind."""
+    algorithm: Algorithm = Grpo()
+    lora: LoraConfig | None = None
+    """Train adapters alone, on weights that are kept in model.dtype; None for all weights."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batching: BatchingConfig = BatchingConfig()
+    guard: GuardConfig = GuardConfig()
+    eval_every: PositiveInt = 20
+    """Steps between greedy evaluations on the validation examples."""
+    checkpoint_every: PositiveInt = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 2
+    """Newest checkpoints kept; the best by validation accuracy is kept besides."""
+    kl_every: PositiveInt | None = None
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0: a forward
+    pass each, and a copy of the start weights in model.dtype. None for no measurements, no copy."""
+    sample_every: PositiveInt = 10
+    """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
+    sample_tokens: bool = False
+    """Whether each token of them has its advantage and log-probabilities there: a forward pass more
+    for every sampled step."""
+    env_workers: PositiveInt = 32
+    """Threads that wait for environments."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Return whether a KL to the start weights is wanted, and so a copy of them."""
+        return self.algorithm.kl_coef > 0 or self.kl_every is not None
+
+    @property
+    def all_steps(self) -> int:
+        """Return the steps of all stages."""
+        return self.steps + self.second_steps
+
+    @property
+    def second_steps(self) -> int:
+        """Return the steps of the second stage."""
+        if self.second_stage is None:
+            return 0
+        return self.second_stage.steps or self.steps
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainConfig:
+        algorithm, size = self.algorithm, self.group_size
+        if size < 2 and algorithm.estimator != "direct":
+            raise contradiction(
+                "group_size",
+                "a group of one has no advantage; use 2 or more, or algorithm.estimator=direct",
+            )
+        if size < 2 and algorithm.is_filtered:
+            raise contradiction(
+                "group_size",
+                "a group of one is neither mixed nor unequal; use 2 or more, or "
+                "algorithm.correctness_filter=none and algorithm.equal_groups=keep",
+            )
+        if self.mini_batches > self.prompts_per_step:
+            raise contradiction(
+                "mini_batches",
+                f"{self.mini_batches} are more than train.prompts_per_step = "
+                f"{self.prompts_per_step}, and each has at least one prompt",
+            )
+        answers = self.batching.answers_per_batch
+        if size % (answers or 1):
+            raise contradiction(
+                "batching.answers_per_batch", f"{answers} does not divide group_size = {size}"
+            )
+        _check_muon(self)
+        return self
+
+
+def check_together(train: TrainConfig, sampler: SamplerConfig, rollout: RolloutConfig) -> None:
+    """Check the settings of different parts of a run against each other, for its validator.
+
+    Raises:
+        PydanticCustomError: They contradict each other.
+    """
+    algorithm, longest = train.algorithm, sampler.max_response_tokens
+    if algorithm.overlong_tokens >= longest:
+        raise contradiction(
+            "train.algorithm.overlong_tokens",
+            f"{algorithm.overlong_tokens} is not below sampler.max_response_tokens; the paper's "
+            f"share of it is a fifth: use {longest // 5}",
+        )
+    if rollout.is_ahead and algorithm.correction != "none":
+        raise contradiction(
+            "train.algorithm.correction",
+            f"{algorithm.correction} needs the weights that sampled, which are gone when episodes "
+            "are sampled ahead: their age would count as the sampler's error, and nothing be "
+            "clipped; set it to none (the clipped ratio then spans both), or rollout.lag=0 and "
+            "rollout.slow_share=0",
+        )
+    if sampler.ratio_top_p == 1:
+        return
+    if train.has_reference:
+        raise contradiction(
+            "sampler.logprobs",
+            "nucleus has no KL to the start weights, whose nucleus is another one; use full, or "
+            "train.algorithm.kl_coef=0 and train.kl_every=null",
+        )
+    if train.mini_batches > 1:
+        raise contradiction(
+            "sampler.logprobs",
+            "nucleus is that of the weights that sampled, which only the first update of a step "
+            "has; use full, or train.mini_batches=1",
+        )
+    if rollout.backend == "sglang":
+        raise contradiction(
+            "sampler.logprobs",
+            "SGLang reports log-probabilities of the whole distribution alone, not of a nucleus; "
+            "use full, or rollout.backend=native",
+        )
+
+
+def least_vocabulary(marks: Sequence[str]) -> int:
+    """Return the least size of a tiny model's vocabulary: bytes, control tokens and marks."""
+    return 256 + len(CONTROL_TOKENS) + len(marks)
