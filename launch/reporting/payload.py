@@ -150,14 +150,14 @@ def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
 
 def _read_run(name: str, path: Path) -> dict[str, Any]:
     folder = path if path.is_dir() else path.parent
-    is_run = path.is_dir() and ((path / "metrics.jsonl").exists() or (path / "before").is_dir())
-    if (
-        not is_run
-        and not any((folder / one).exists() for one in (VERDICTS, PREDICTIONS))
-        and (path.is_dir() or not path.exists())
-    ):
-        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     settings = _yaml(folder / CONFIG) if path.is_dir() else {}
+
+    def has(name: str) -> bool:
+        return (path / name).exists()
+
+    is_run = "train" in settings or any(map(has, ("metrics.jsonl", "before", "after")))
+    if path.is_dir() and not is_run and not any(map(has, (VERDICTS, PREDICTIONS))):
+        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     return {
         "name": name,
         "kind": "run" if is_run else "evaluation",
@@ -346,6 +346,7 @@ def _json(path: Path) -> Any:
 
 def _yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
+    return found if isinstance(found, dict) else {}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import compare, prepare
 from launch import eval as eval_command
+from launch import prepare, report
 from launch.sheet import Judged, fill, write_sheet
 from launch.verdicts import Verdict
 from minirl.errors import UserError as ModelError
@@ -49,13 +49,17 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
     return path
 
 
-def run(*arguments: str | Path) -> None:
-    compare.main([str(argument) for argument in arguments])
+def run(first: str | Path, *others: str | Path) -> None:
+    """Compare runs with the first one."""
+    path = str(first).rpartition("=")[2]
+    page = Path(path).parent / "page.html" if Path(path).parent.is_dir() else Path("page.html")
+    arguments = [first, *others, "--against", first, "--out", page]
+    report.main([str(argument) for argument in arguments])
 
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    monkeypatch.setattr(compare.cli.output, "_width", 160)
+    monkeypatch.setattr(report.cli.output, "_width", 160)
 
 
 def test_two_runs_side_by_side(tmp_path, capsys):
@@ -227,7 +231,7 @@ def test_a_result_with_gaps_is_refused(tmp_path):
     assert "s.json: settings should have data, decode and a model" in mistake(base, nameless)
 
 
-@pytest.mark.parametrize("command", [compare.main, eval_command.main, prepare.main])
+@pytest.mark.parametrize("command", [report.main, eval_command.main, prepare.main])
 def test_a_seed_is_told_before_the_work(command, capsys):
     with pytest.raises(SystemExit) as caught:
         command(["a", "--seed", "-1"])

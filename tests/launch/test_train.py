@@ -304,7 +304,7 @@ def test_evaluation_on_a_test_set(command, place, tiny):
     result = json.loads((place / "set" / "result.json").read_text())
     assert result["measures"] == sheet["measures"]
     assert result["pass_at"] == sheet["pass_at"]
-    table = command("launch.compare", "set", "--markdown", "t.md", cwd=place)
+    table = command("launch.report", "set", "--against", "set", "--markdown", "t.md", cwd=place)
     assert table.returncode == 0, table.stderr
     assert "| tiny | progressive | pass@2 |" in (place / "t.md").read_text()
 

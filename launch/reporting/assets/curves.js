@@ -48,7 +48,7 @@ function intervals(rows) {
   const from = Math.max(0, Math.floor(Math.min(...lows) * 10 - .3) / 10), to = Math.min(1, Math.ceil(Math.max(...highs) * 10 + .3) / 10);
   const x = value => left + (wide - left - 16) * (value - from) / (to - from || 1);
   const label = (at, y, text, more) => { const t = svg("text", {x: at, y, ...more}); t.textContent = visible(text); return t; };
-  const node = svg("svg", {viewBox: `0 0 ${wide} ${high}`, width: "100%", role: "img", "aria-label": "Means with 95 % intervals"});
+  const node = svg("svg", {viewBox: `0 0 ${wide} ${high}`, width: "100%", class: "intervals", role: "img", "aria-label": "Means with 95 % intervals"});
   const stride = to - from > .5 ? .2 : .1;
   for (let tick = from; tick <= to + 1e-9; tick += stride)
     node.append(svg("line", {x1: x(tick), x2: x(tick), y1: top, y2: high - 20, stroke: "var(--line)"}), label(x(tick), high - 6, `${Math.round(100 * tick)} %`, {"text-anchor": "middle"}));
@@ -56,7 +56,7 @@ function intervals(rows) {
     const y = top + step * (n + .5), short = name.length > 13 ? `${name.slice(0, 12)}…` : name;
     node.append(label(0, y + 4, short, {class: "name"}),
       svg("line", {x1: x(one.ci95[0]), x2: x(one.ci95[1]), y1: y, y2: y, stroke: "var(--accent)", "stroke-width": 3, "stroke-linecap": "round"}),
-      svg("circle", {cx: x(one.mean), cy: y, r: 6, fill: n % 2 ? "var(--accent)" : "var(--surface)", stroke: "var(--accent)", "stroke-width": 3}),
+      svg("circle", {cx: x(one.mean), cy: y, r: 6, fill: name === "before" ? "var(--surface)" : "var(--accent)", stroke: "var(--accent)", "stroke-width": 3}),
       label(x(one.mean), y - 11, `${percent(one.mean)} [${(100 * one.ci95[0]).toFixed(1)}, ${(100 * one.ci95[1]).toFixed(1)}]`, {"text-anchor": "middle"}));
   });
   return node;

@@ -75,7 +75,7 @@ function questions(state) {
   const counted = (key, pick) => {
     const counts = new Map();
     for (const q of filtered(state, key)) for (const value of new Set(pick(q))) counts.set(value, (counts.get(value) ?? 0) + 1);
-    return [...counts].filter(([value]) => value).sort((x, y) => y[1] - x[1]).map(([value, count]) => [value, `${visible(value)} (${count})`]);
+    return [...counts].filter(([value]) => value).sort((x, y) => y[1] - x[1]).map(([value, count]) => [value, `${visible(value.slice(0, 60))}${value.length > 60 ? "…" : ""} (${count})`]);
   };
   const view = (key, chosen) => h("select", {"aria-label": key === "a" ? "first of two" : "second of two", onchange: event => adjust({[key]: event.target.value})},
     [...names].map(([value, text]) => h("option", {value, selected: value === chosen}, text)));
@@ -105,8 +105,8 @@ function table(some, a, b) {
     return h("tr", {"data-id": q.id, onclick: event => { if (!event.target.closest("a")) go({q: q.id, na: null, nb: null}); }},
       h("td", {class: "mark"}, mark(seenIn(q, a)), a !== b && [h("span", {class: "muted"}, " → "), mark(seenIn(q, b))]),
       h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null}), class: "text", title: visible(q.question)}, q.question || q.id)),
-      h("td", {class: "wide"}, q.db), h("td", {class: "wide"}, q.level), h("td", {class: "wide small muted"}, q.clauses.join(", ")),
-      h("td", {class: "wide small"}, tags.slice(0, 3).map(tag => [h("span", {class: "chip tag"}, tag.replaceAll("_", " ").toLowerCase()), " "]), tags.length > 3 && `+${tags.length - 3}`));
+      [q.db, q.level, q.clauses.join(", ")].map((each, n) => h("td", {class: `wide${n > 1 ? " small muted" : ""}`}, h("div", {class: "clip"}, each))),
+      h("td", {class: "wide small"}, h("div", {class: "clip"}, tags.slice(0, 3).map(tag => [h("span", {class: "chip tag"}, tag.replaceAll("_", " ").toLowerCase()), " "]), tags.length > 3 && `+${tags.length - 3}`)));
   });
   const widths = ["6.2rem", null, "9rem", "6rem", "11rem", "14rem"];
   return h("table", {class: "list"}, h("colgroup", {}, widths.map((width, n) => h("col", {class: n > 1 ? "wide" : "", style: width ? {width} : {}}))),

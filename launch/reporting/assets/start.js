@@ -15,8 +15,7 @@ function paintAgain() {
 }
 
 function turnLights() {
-  const root = document.documentElement, isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = isDark ? "light" : "dark";
+  document.documentElement.dataset.theme = isDark() ? "light" : "dark";
   paintAgain();
 }
 

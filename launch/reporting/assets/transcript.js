@@ -51,7 +51,7 @@ const isMemberRight = member => member.correct ?? (lastTurn(member).correct && (
 let visit = 0;
 
 async function detail(state) {
-  const own = ++visit, question = data.questions.find(each => each.id === state.q);
+  const own = ++visit, question = data.questions.find(each => each.id.toWellFormed() === state.q);
   if (!question) { fill($("detail"), h("p", {class: "note"}, `No question is called ${state.q}.`), h("a", {href: link({q: null})}, "All questions")); return; }
   rows = filtered(state);
   const at = rows.indexOf(question), names = views(), [a, b] = chosenViews(state);
@@ -83,6 +83,7 @@ async function detail(state) {
     h("div", {class: "card"}, h("div", {class: "who"}, "gold query"), question.gold ? [sqlText(question.gold, tokens), goldResult(group)] : h("span", {class: "muted"}, "not recorded")),
     timeline(question, state, names, sides),
     h("div", {class: "panes", style: {marginTop: "1rem"}}, sides.map((each, n) => pane(each, state, names, changes[n], sides.length > 1))));
+  $("detail").dataset.shown = data.questions.indexOf(question);
   for (const name of keep) $("detail").querySelectorAll(`details[data-keep="${name}"]`).forEach(each => { each.open = true; });
 }
 
@@ -210,8 +211,8 @@ function results(turn, group) {
   const pairs = align(gold.rows, own.rows, /\border\s+by\b/i.test(group.gold)), both = pairs.filter(each => each.gold && each.own);
   const width = Math.max(gold.columns.length, own.columns.length), wrong = [];
   for (let n = 0; n < width; n++) wrong.push(n >= gold.columns.length || n >= own.columns.length || both.length > 0 && both.every(each => JSON.stringify(each.gold[n]) !== JSON.stringify(each.own[n])));
-  const count = {missing: pairs.filter(each => !each.own).length, extra: pairs.filter(each => !each.gold).length, moved: pairs.filter(each => each.moved).length, columns: wrong.filter(Boolean).length};
-  const words = [count.missing && plural(count.missing, "row") + " missing", count.extra && plural(count.extra, "row") + " too many", count.moved && plural(count.moved, "row") + " in another order", count.columns && plural(count.columns, "column") + " differ"].filter(Boolean);
+  const count = {missing: pairs.filter(each => !each.own).length, extra: pairs.filter(each => !each.gold).length, moved: pairs.filter(each => each.moved).length, changed: both.filter(each => JSON.stringify(each.gold) !== JSON.stringify(each.own)).length, columns: wrong.filter(Boolean).length};
+  const words = [count.missing && plural(count.missing, "row") + " missing", count.extra && plural(count.extra, "row") + " too many", count.moved && plural(count.moved, "row") + " in another order", count.changed && plural(count.changed, "row") + " with other values", count.columns && `${plural(count.columns, "column")} wrong in every row`].filter(Boolean);
   return [h("div", {class: "small muted"}, words.join(", ") || "equal in what is recorded"),
     h("div", {class: "results"}, resultTable("gold", gold, pairs, "gold", wrong), resultTable("prediction", own, pairs, "own", wrong))];
 }
