@@ -6,7 +6,7 @@ SGLANG := .venv-sglang
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang nightly check bench clean
+.PHONY: help demo test test-report test-sglang nightly check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -20,6 +20,9 @@ test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k 
 test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CPU, then run the tests with real servers
 	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
 	    tests/launch/test_sglang*.py $(ARGS)
+
+test-report: $(VENV)/dev.stamp ## set up, then run the tests of launch.report's page in a headless Chromium, where there is one
+	@$(BIN)/python -m pytest -rs tests/launch/test_report.py $(ARGS)
 
 nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)

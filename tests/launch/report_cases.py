@@ -130,7 +130,8 @@ def write_lines(path: Path, lines: Sequence[Any]) -> None:
 
 def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "test") -> list[bool]:
     """Write an evaluation's answers."""
-    verdicts, lines = [], [{"step": 0, "version": 2}]
+    verdicts: list[Any] = []
+    lines: list[Any] = [{"step": 0, "version": 2}]
     for number, right in enumerate(rights):
         asked = question(number, kind)
         said = member(asked, right=right, turns=1, rng=rng, advantage=None, step=1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
-import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +20,8 @@ from launch.reporting.record import shown
 from sqlenv.errors import UserError
 from sqlenv.types import Denied, SqlError, Table
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from browser import CHROMIUM, Browser, browser
-from report_cases import HOSTILE, make_hostile, make_run, question, write_lines
+from .browser import CHROMIUM, Browser, browser
+from .report_cases import HOSTILE, make_hostile, make_run, question, write_lines
 
 MINUS = "\N{MINUS SIGN}"
 needs_chromium = pytest.mark.skipif(
@@ -175,11 +173,10 @@ def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
     assert "not finished, 0 steps so far" in capsys.readouterr().out
 
 
-def test_seeds_are_alike_and_settings_that_differ_are_named(run, place):
-    runs = [("a", run)]
-    for name, more in (("b", {"seed": 1}), ("c", {"seed": 2, "rate": 0.002})):
-        runs.append((name, make_run(place / name, steps=2, **more)))
-    runs[0] = ("a", make_run(place / "a", steps=2))
+def test_seeds_are_alike_and_settings_that_differ_are_named(place):
+    runs = [("a", make_run(place / "a", steps=2))]
+    for name, seed, rate in (("b", 1, 0.001), ("c", 2, 0.002)):
+        runs.append((name, make_run(place / name, steps=2, seed=seed, rate=rate)))
     overview = read_payload(runs).overview
     assert overview["alike"] == [[0, 1], [2]]
     assert overview["differing"] == {
@@ -426,3 +423,19 @@ def test_runs_beside_each_other(page, place):
         "pair-seed0: after learning",
         "other: after learning",
     ]
+
+
+PICTURE = Path(__file__).parents[2] / "docs" / "report.png"
+
+
+@needs_chromium
+def test_the_picture_of_the_readme(page, html, place):
+    """With MINIRL_REPORT_RUN, a run folder, docs/report.png is made anew from it."""
+    run = os.environ.get("MINIRL_REPORT_RUN")
+    path = PICTURE if run else place / "report.png"
+    page.resize(1180, 860)
+    page.open(write_page(run, "--out", place / "run.html") if run else html)
+    page.js("new Promise(done => setTimeout(done, 500))")
+    page.picture(path)
+    for one in (path, PICTURE):
+        assert 10_000 < one.stat().st_size < 200_000

@@ -72,6 +72,9 @@ const go = changes => { location.hash = link(changes); };
 /** Change the address without a step back to it: for what is typed. */
 const adjust = changes => { history.replaceState(null, "", link(changes)); show(); };
 
+/** The beginning of a text, where all of it is a click away. */
+const brief = text => text.length > 300 ? `${text.slice(0, 300).replace(/[\ud800-\udbff]$/, "")}…` : text;
+
 const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
 const points = value => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)}`;
 const chance = p => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;

@@ -104,9 +104,9 @@ function table(some, a, b) {
     const tags = [...new Set([seenIn(q, b), seenIn(q, a)].flatMap(seen => seen?.[6] ?? []))];
     return h("tr", {"data-id": q.id, onclick: event => { if (!event.target.closest("a")) go({q: q.id, na: null, nb: null}); }},
       h("td", {class: "mark"}, mark(seenIn(q, a)), a !== b && [h("span", {class: "muted"}, " → "), mark(seenIn(q, b))]),
-      h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null}), class: "text", title: visible(q.question)}, q.question || q.id)),
-      [q.db, q.level, q.clauses.join(", ")].map((each, n) => h("td", {class: `wide${n > 1 ? " small muted" : ""}`}, h("div", {class: "clip"}, each))),
-      h("td", {class: "wide small"}, h("div", {class: "clip"}, tags.slice(0, 3).map(tag => [h("span", {class: "chip tag"}, tag.replaceAll("_", " ").toLowerCase()), " "]), tags.length > 3 && `+${tags.length - 3}`)));
+      h("td", {}, h("a", {href: link({q: q.id, na: null, nb: null}), class: "text"}, brief(q.question || q.id))),
+      [q.db, q.level, q.clauses.join(", ")].map((each, n) => h("td", {class: `wide${n > 1 ? " small muted" : ""}`}, h("div", {class: "clip"}, brief(each)))),
+      h("td", {class: "wide small"}, h("div", {class: "clip"}, tags.slice(0, 3).map(tag => [h("span", {class: "chip tag"}, brief(tag).replaceAll("_", " ").toLowerCase()), " "]), tags.length > 3 && `+${tags.length - 3}`)));
   });
   const widths = ["6.2rem", null, "9rem", "6rem", "11rem", "14rem"];
   return h("table", {class: "list"}, h("colgroup", {}, widths.map((width, n) => h("col", {class: n > 1 ? "wide" : "", style: width ? {width} : {}}))),

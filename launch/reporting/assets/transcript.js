@@ -117,7 +117,7 @@ function members(side, state) {
       return h("button", {class: "member", "aria-pressed": String(n === side.chosen), "data-member": n, onclick: () => adjust({[`n${side.side}`]: n})},
         h("b", {class: isMemberRight(one) ? "right" : "wrong"}, isMemberRight(one) ? "✓ " : "✗ "), one.reward !== undefined && `reward ${number(one.reward)}`, h("br"),
         h("span", {class: "muted"}, one.advantage === null || one.advantage === undefined ? plural(one.turns.length, "reply").replace("replys", "replies") : `advantage ${number(one.advantage)}`),
-        bar(value / best), h("div", {class: "sql"}, lastTurn(one).sql || lastTurn(one).reply || "no query"));
+        bar(value / best), h("div", {class: "sql"}, brief(lastTurn(one).sql || lastTurn(one).reply || "no query")));
     })));
 }
 
