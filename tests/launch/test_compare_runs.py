@@ -12,6 +12,7 @@ import yaml
 
 from launch import eval as eval_command
 from launch import prepare, report
+from launch.reporting.payload import read_payload
 from launch.sheet import Judged, fill, write_sheet
 from launch.verdicts import Verdict
 from minirl.errors import UserError as ModelError
@@ -95,8 +96,20 @@ def test_two_runs_side_by_side(tmp_path, capsys):
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
     assert f"| run | decoding | {heads} |" in written
     assert "| base | greedy | 20.0 [" in written
+    assert (tmp_path / "page.html").stat().st_size < 200_000
     assert "+70.0 [" in written
     assert "| run | decoding |  | gain | p (bootstrap) | only first right |" in written
+
+
+def test_verdicts_of_a_file_of_predictions_have_their_page(tmp_path):
+    """Without the text of replies and without rows, which nobody recorded."""
+    path = sheet(tmp_path / "file.json", "1+00")
+    overview = read_payload([("file", path)]).overview
+    [found] = overview["runs"]
+    assert found["kind"] == "evaluation"
+    assert found["measured"]["answers"]["mean"] == 0.5
+    assert [one["seen"][0][4] for one in overview["questions"]] == [1, 1, 0, 0]
+    assert overview["notes"] == []
 
 
 def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):

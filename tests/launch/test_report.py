@@ -259,6 +259,11 @@ def test_the_page_has_each_part_with_the_right_numbers(page, html, run):
     flips = [(one["correct"], two["correct"]) for one, two in zip(*answers, strict=True)]
     counts = [flips.count((False, True)), flips.count((True, False))]
     assert page.texts("#verdict .flips b") == [f"✓ {counts[0]}", f"✗ {counts[1]}"]
+    # Of every part the shares before and after.
+    rights = [[one["correct"] for one in part if one["difficulty"] == "easy"] for part in answers]
+    shares = [sum(part) / len(part) for part in rights]
+    [easy] = [row for row in page.texts("#verdict .parts tr") if row.startswith("easy")]
+    assert re.findall(r"\d+ %", easy) == [f"{100 * share:.0f} %" for share in shares]
     titles = page.texts("#curves h3")
     assert titles[0] == "Execution accuracy"
     for title in ("Reward and its parts", "Groups without signal", "Entropy of the policy"):

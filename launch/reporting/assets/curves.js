@@ -8,7 +8,7 @@ function verdict() {
   document.title = several ? `${runs.length} runs compared` : visible(one.name);
   const parts = [h("h1", {}, several ? `${runs.length} runs compared` : one.name)];
   parts.push(...(several ? comparison() : summary(one)));
-  parts.push(...data.notes.map(line => h("p", {class: "note small"}, line)));
+  parts.push(breakdown(), ...data.notes.map(line => h("p", {class: "note small"}, line)));
   parts.push(...runs.map(run => h("details", {class: "small"}, h("summary", {}, several ? `${run.name}: command, versions, settings` : "Command, versions, settings"), facts(run))));
   fill($("verdict"), ...parts);
 }
@@ -83,6 +83,24 @@ function comparison() {
   out.push(h("h2", {style: {marginTop: "1.5rem"}}, "Settings that differ"), differing.length ? h("div", {class: "card scroll"}, h("table", {}, h("tr", {}, h("th", {}, "setting"), runs.map(run => h("th", {}, run.name))),
     differing.map(([key, values]) => h("tr", {}, h("td", {}, h("code", {}, key)), values.map(value => h("td", {}, said(value))))))) : h("p", {class: "muted"}, "None."));
   return out;
+}
+
+/** Where accuracy changed, and which mistakes went away: the two places that are compared, in parts. */
+function breakdown() {
+  const [a, b] = chosenViews({}), names = views(), pairs = data.questions.map(q => [q, seenIn(q, a), seenIn(q, b)]).filter(([, one, two]) => one && two && one !== two);
+  if (!pairs.length) return null;
+  const count = (pick, test) => {
+    const found = new Map();
+    for (const [q, ...ends] of pairs) ends.forEach((seen, n) => { for (const key of new Set(pick(q, seen))) { if (!found.has(key)) found.set(key, [0, 0, 0, 0]); found.get(key)[n] += test(seen); found.get(key)[n + 2] += 1; } });
+    return [...found].filter(([key]) => key);
+  };
+  const share = pick => count(pick, seen => isRight(seen) ? 1 : 0).map(([key, [x, y, n, m]]) => [key, x / n, y / m, n]).sort((x, y) => y[3] - x[3]).slice(0, 8);
+  const mistakes = count((q, seen) => seen[6], () => 1).map(([key, [x, y]]) => [key, x / pairs.length, y / pairs.length, x + y]).sort((x, y) => y[3] - x[3]).slice(0, 8);
+  const table = (title, key, rows, better, about) => rows.length > 0 && h("div", {class: "card"}, h("h3", {class: "muted"}, title), h("table", {class: "parts"}, h("tr", {}, ["", names.get(a).replace(" learning", ""), names.get(b).replace(" learning", ""), "points"].map(head => h("th", {}, head))),
+    rows.map(([name, x, y, n]) => h("tr", {}, h("td", {}, h("a", {href: link({[key]: name, to: "questions"})}, key === "tag" ? name.replaceAll("_", " ").toLowerCase() : brief(name)), about && h("span", {class: "muted small"}, `\u00a0${n}`)), h("td", {}, percent(x, 0)), h("td", {}, percent(y, 0)),
+      h("td", {class: Math.abs(y - x) < .005 ? "muted" : (y > x) === better ? "right" : "wrong"}, `${points(y - x).slice(0, 1)}${Math.abs(100 * (y - x)).toFixed(0)}`)))));
+  return h("details", {open: true}, h("summary", {}, "What changed: by difficulty, by clause of the gold query, by mistake"), h("div", {class: "thirds"},
+    table("Right, by difficulty", "level", share(q => [q.level || "unknown"]), true, true), table("Right, by what the gold query has", "clause", share(q => q.clauses), true, true), table("Queries with a mistake, by tag", "tag", mistakes, false)));
 }
 
 const said = value => value === undefined || value === null ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value);

@@ -173,7 +173,7 @@ function turnOf(turn, n, side, state) {
     : spans.map(span => [span[1], span[2], `credit ${span[3] < 0 ? "minus" : "plus"}`, `credit ${number(span[3])}`, tint(span[3], most)]))];
   const kind = {call: "call of the tool", bad_call: "call that cannot be read"}[turn.kind] ?? "answer";
   return h("div", {class: "turn", "data-turn": n},
-    first && h("div", {class: "said seen"}, h("div", {class: "who"}, n ? "what came back" : "prompt", h("span", {}, "not trained on")), n || first.length < 200 ? h("pre", {}, first) : h("details", {"data-keep": "prompt"}, h("summary", {}, `${first.length.toLocaleString("en")} characters`), h("pre", {}, first))),
+    first && h("div", {class: "said seen"}, h("div", {class: "who"}, n ? "what came back" : "prompt", h("span", {}, "not trained on")), n || first.length < 200 ? h("pre", {}, first.replace(/^\n+/, "")) : h("details", {"data-keep": "prompt"}, h("summary", {}, `${first.length.toLocaleString("en")} characters`), h("pre", {}, first))),
     h("div", {class: "said wrote"}, h("div", {class: "who"}, `reply ${n + 1}`, h("span", {}, kind), turn.finish === "length" && h("span", {class: "wrong"}, "cut by the token limit")), reply ? h("pre", {}, paint(reply, layers)) : h("span", {class: "muted"}, "the text of the reply was not recorded"),
       reply && sql && place < 0 && h("div", {}, h("div", {class: "who"}, "its query"), sqlText(sql, tokens))),
     h("div", {class: "outcome"}, outcome(turn), results(turn, group)));
@@ -199,7 +199,7 @@ function align(gold, own, inOrder) {
   for (const {row, n} of rest) {
     const shared = left.map(each => each.row.filter((cell, m) => m < row.length && JSON.stringify(cell) === JSON.stringify(row[m])).length);
     const best = shared.length ? shared.indexOf(Math.max(...shared)) : -1;
-    if (best >= 0 && shared[best] > 0) pairs.push({gold: row, own: left.splice(best, 1)[0].row, at: n}); else pairs.push({gold: row, own: null, at: n});
+    if (best >= 0 && (shared[best] > 0 || gold.length === 1 && own.length === 1)) pairs.push({gold: row, own: left.splice(best, 1)[0].row, at: n}); else pairs.push({gold: row, own: null, at: n});
   }
   return [...pairs.sort((x, y) => x.at - y.at), ...left.map(each => ({gold: null, own: each.row}))];
 }
