@@ -92,7 +92,8 @@ const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count ==
 // Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell them apart too.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#a06b00"];
 const ON_DARK = ["#56b4e9", "#ff8a3d", "#2fd6a3", "#e8a8cf", "#f0c95a", "#8fa8ff", "#a8b0b8", "#d8b070"];
-const isDark = () => document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+const isDark = () => document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark"
+  : matchMedia("(prefers-color-scheme: dark)").matches;
 const DASHES = [[], [6, 3], [2, 2], [9, 3, 2, 3], [4, 4], [1, 3], [12, 3], [3, 6]];
 const colour = n => (isDark() ? ON_DARK : COLOURS)[n % COLOURS.length];
 /** Resolve a colour of the style sheet for a canvas. */
