@@ -152,7 +152,7 @@ function bar(share) {
 }
 
 function earned(member) {
-  const parts = Object.entries(member.parts ?? {}).filter(([name]) => name !== "total");
+  const parts = Object.entries(member.parts ?? {}).filter(([name, value]) => name !== "total" && value !== 0);
   if (member.reward === undefined) return null;
   return h("div", {class: "small"}, h("b", {}, `reward ${number(member.reward)}`),
     parts.length > 0 && h("span", {class: "muted"}, " = "),
@@ -171,9 +171,11 @@ const TOKENS = {advantage: "advantage", gap: "log-probability gap, learner less 
 function legend(member, state) {
   const hasTokens = member.turns.some(turn => turn.tokens), hasSpans = member.spans?.length;
   if (!hasTokens && !hasSpans) return null;
-  return h("div", {class: "row"}, hasSpans && h("span", {class: "scale"}, "credit of clauses:",
-    h("span", {class: "credit minus", style: tint(-1, 1)}, " blamed "),
-    h("span", {class: "credit plus", style: tint(1, 1)}, " rewarded ")),
+  const values = [...new Set((member.spans ?? []).map(span => span[3]))].sort((x, y) => x - y).slice(0, 8);
+  const most = Math.max(...values.map(Math.abs), 1e-9);
+  return h("div", {class: "row"}, hasSpans && h("span", {class: "scale"}, "credit of clauses:", values.map(value =>
+      h("span", {class: `credit ${value < 0 ? "minus" : "plus"}`, style: tint(value, most)}, number(value))),
+      h("span", {}, "(below 0 blamed, above 0 rewarded)")),
     hasTokens && h("label", {class: "scale"}, "tokens:",
       h("select", {"aria-label": "Token layer", onchange: event => adjust({tok: event.target.value})},
       h("option", {value: ""}, "off"), Object.entries(TOKENS).map(([key, label]) =>
