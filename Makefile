@@ -7,7 +7,7 @@ PLAN_GPU := .venv-plan-gpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-sglang test-gpu-programs nightly check bench clean
+.PHONY: help demo test test-report test-sglang test-gpu-programs nightly check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -24,6 +24,9 @@ test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CP
 
 test-gpu-programs: $(PLAN_GPU)/stamp ## set up, also the CUDA compiler (2.2 GB, no GPU needed), then test what it makes of the programs
 	@$(PLAN_GPU)/bin/python -m pytest --confcutdir tests/gpu_programs tests/gpu_programs $(ARGS)
+
+test-report: $(VENV)/dev.stamp ## set up, then run the tests of launch.report's page in a headless Chromium, where there is one
+	@$(BIN)/python -m pytest -rs tests/launch/test_report.py $(ARGS)
 
 nightly: $(VENV)/dev.stamp ## set up, then run the property tests on 2,000 examples each, other ones every time
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=nightly --timeout=7200 $(ARGS)

@@ -111,6 +111,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     write_json(folder / RESULT, result)
     cli.output.print(_table(result), _curve(result))
     cli.output.print(f"Run folder: {folder}")
+    cli.output.print(f"To look at it: python -m launch.report {folder}", soft_wrap=True)
 
 
 def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:

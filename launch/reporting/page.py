@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import json
 from base64 import b64encode
 from importlib import resources
-from typing import Any
 
-from launch.reporting.payload import Payload
+from launch.reporting.payload import Payload, packed
 
 _SCRIPTS = ("page.js", "curves.js", "questions.js", "transcript.js", "start.js")
 _POLICY = (
@@ -26,7 +23,7 @@ def render(payload: Payload) -> str:
     scripts = [_asset("uPlot.iife.min.js"), "\n".join(map(_asset, _SCRIPTS))]
     styles = [_asset("uPlot.min.css"), _asset("page.css")]
     policy = _POLICY.format(scripts=_hashes(scripts), styles=_hashes(styles))
-    pieces = {"overview": payload.overview} | {
+    pieces = {"overview": packed(payload.overview)} | {
         f"piece{number}": piece for number, piece in enumerate(payload.pieces)
     }
     parts = {
@@ -34,7 +31,7 @@ def render(payload: Payload) -> str:
         "LICENSE": _asset("uPlot.LICENSE"),
         "STYLES": "\n".join(f"<style>{text}</style>" for text in styles),
         "PIECES": "\n".join(
-            f'<script type="text/plain" id="data-{name}">{_packed(piece)}</script>'
+            f'<script type="text/plain" id="data-{name}">{piece}</script>'
             for name, piece in pieces.items()
         ),
         "SCRIPTS": "\n".join(f"<script>{text}</script>" for text in scripts),
@@ -52,8 +49,3 @@ def _asset(name: str) -> str:
 def _hashes(texts: list[str]) -> str:
     digests = (hashlib.sha256(text.encode()).digest() for text in texts)
     return " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
-
-
-def _packed(value: Any) -> str:
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
-    return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

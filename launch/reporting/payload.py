@@ -6,7 +6,9 @@ it when one of them is looked at. docs/reports.md describes both.
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64encode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, islice
@@ -39,6 +41,8 @@ _CLASSES = {TokenType.STRING: 1, TokenType.NUMBER: 2}
 _WORD = 0
 
 Group = dict[str, Any]
+Note = tuple[str, str]
+"""A file, and what is missing in it."""
 
 
 @dataclass
@@ -47,11 +51,12 @@ class Payload:
 
     Attributes:
         overview: Runs, their numbers, and an index of all questions.
-        pieces: Groups, with the tokens of their queries; `Seen` in the index names piece and place.
+        pieces: Groups, with the tokens of their queries, packed; the index of questions names piece
+            and place of each.
     """
 
     overview: dict[str, Any] = field(default_factory=dict)
-    pieces: list[dict[str, Any]] = field(default_factory=list)
+    pieces: list[str] = field(default_factory=list)
     _questions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, run: int, where: int | str, groups: Iterable[Group], right: Mapping) -> None:
@@ -71,7 +76,7 @@ class Payload:
             queries = {one["sql"] for group in part for one in _turns(group) if one.get("sql")}
             queries |= {group["gold"] for group in part if group.get("gold")}
             tokens = {sql: found for sql in sorted(queries) if (found := tokens_of(sql))}
-            self.pieces.append({"groups": part, "tokens": tokens})
+            self.pieces.append(packed({"groups": part, "tokens": tokens}))
 
     def _index(self, group: Group, place: list[Any], right: Mapping[str, float]) -> None:
         name = str(group.get("id"))
@@ -126,7 +131,7 @@ def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
     payload, told, notes = Payload(), [], []
     for number, (name, path) in enumerate(runs):
         run = _read_run(name, path)
-        own: list[str] = []
+        own: list[Note] = []
         folder = path if path.is_dir() else path.parent
         for where in ("before", "answers", "after"):
             place = folder if where == "answers" else folder / where
@@ -144,20 +149,20 @@ def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
         run["measured"] = {name: _measured(each) for name, each in run["scores"].items() if each}
         del run["scores"]
         told.append(run)
-        notes += [f"{run['name']}: {line}" for line in own]
+        notes += [f"{run['name']}: {line}" for line in _joined(own)]
     return payload.done(told, notes)
 
 
 def _read_run(name: str, path: Path) -> dict[str, Any]:
     folder = path if path.is_dir() else path.parent
-    is_run = path.is_dir() and ((path / "metrics.jsonl").exists() or (path / "before").is_dir())
-    if (
-        not is_run
-        and not any((folder / one).exists() for one in (VERDICTS, PREDICTIONS))
-        and (path.is_dir() or not path.exists())
-    ):
-        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     settings = _yaml(folder / CONFIG) if path.is_dir() else {}
+
+    def has(name: str) -> bool:
+        return (path / name).exists()
+
+    is_run = "train" in settings or any(map(has, ("metrics.jsonl", "before", "after")))
+    if path.is_dir() and not is_run and not any(map(has, (VERDICTS, PREDICTIONS))):
+        raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     return {
         "name": name,
         "kind": "run" if is_run else "evaluation",
@@ -181,25 +186,30 @@ def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _recorded(path: Path, notes: list[str]) -> Iterator[tuple[int, list[Group]]]:
+def _joined(notes: Sequence[Note]) -> Iterator[str]:
+    """Say once what several files lack."""
+    for words in dict.fromkeys(words for _, words in notes):
+        places = [place for place, other in notes if other == words]
+        yield f"{' and '.join(places)}: {words}"
+
+
+def _recorded(path: Path, notes: list[Note]) -> Iterator[tuple[int, list[Group]]]:
     """Read the groups of a file by their steps; what is not there is told in a line of notes."""
     lines = _lines(path, notes)
     head = next(lines, None)
     if not path.exists() or head is None:
-        notes.append(f"{path.parent.name}/{path.name}: no trajectories; groups are not shown")
+        notes.append((_place_of(path), "no trajectories; groups are not shown"))
         return
     if not isinstance(head, dict) or head.get("version") != _RECORDS_VERSION:
-        notes.append(
-            f"{path.parent.name}/{path.name}: of an older version, without whole groups; "
-            "they are not shown"
-        )
+        words = "of an older version, without whole groups; they are not shown"
+        notes.append((_place_of(path), words))
         return
     groups = (line for line in lines if isinstance(line, dict) and "trajectories" in line)
     for step, part in groupby(groups, key=lambda line: line.get("step", 0)):
         yield step, [_for_javascript(group) for group in part]
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[Any]:
+def _lines(path: Path, notes: list[Note]) -> Iterator[Any]:
     """Read JSON lines up to one that is damaged, as a run that goes on may leave its last one."""
     if not path.exists():
         return
@@ -208,11 +218,14 @@ def _lines(path: Path, notes: list[str]) -> Iterator[Any]:
             try:
                 yield json.loads(line)
             except (ValueError, RecursionError):
-                notes.append(
-                    f"{path.parent.name}/{path.name}: cut off or damaged in line {number}; "
-                    "what stands before it is shown"
-                )
+                words = f"cut off or damaged in line {number}; what stands before it is shown"
+                notes.append((_place_of(path), words))
                 return
+
+
+def _place_of(path: Path) -> str:
+    is_part = path.parent.name in ("before", "after")
+    return f"{path.parent.name}/{path.name}" if is_part else path.name
 
 
 def _answers(path: Path) -> tuple[list[Group], dict[str, float]]:
@@ -274,6 +287,12 @@ def _for_javascript(group: Group) -> Group:
 
 def _place(text: str, place: int) -> int:
     return place if text.isascii() else len(text[:place].encode("utf-16-le", "surrogatepass")) // 2
+
+
+def packed(value: Any) -> str:
+    """Write a value as base64 of compressed JSON, which no text in it can leave."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
 def tokens_of(sql: str) -> list[int]:
@@ -346,6 +365,7 @@ def _json(path: Path) -> Any:
 
 def _yaml(path: Path) -> Any:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return {}
+    return found if isinstance(found, dict) else {}

@@ -95,7 +95,8 @@ class Browser:
     def wait(self, expression: str) -> Any:
         """Wait until an expression is true, or of some other worth."""
         end = monotonic() + _LIMIT_S
-        while not (found := self.js(f"(() => {expression})()")):
+        value = f"(found => found instanceof Node || found)({expression})"
+        while not (found := self.js(value)):
             if monotonic() > end:
                 raise TimeoutError(f"never: {expression}; {self.problems}")
             sleep(0.03)
@@ -137,7 +138,8 @@ def browser(folder: Path) -> Generator[Browser]:
     from_it, to_us = os.pipe()
     line = [
         CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-        "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars", f"--user-data-dir={folder}",
+        "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars",
+        f"--user-data-dir={folder}",
     ]  # fmt: skip
 
     def connect() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import compare, prepare
 from launch import eval as eval_command
+from launch import prepare, report
+from launch.reporting.payload import read_payload
 from launch.sheet import Judged, fill, write_sheet
 from launch.verdicts import Verdict
 from minirl.errors import UserError as ModelError
@@ -49,13 +50,17 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
     return path
 
 
-def run(*arguments: str | Path) -> None:
-    compare.main([str(argument) for argument in arguments])
+def run(first: str | Path, *others: str | Path) -> None:
+    """Compare runs with the first one."""
+    path = str(first).rpartition("=")[2]
+    page = Path(path).parent / "page.html" if Path(path).parent.is_dir() else Path("page.html")
+    arguments = [first, *others, "--against", first, "--out", page]
+    report.main([str(argument) for argument in arguments])
 
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch):
-    monkeypatch.setattr(compare.cli.output, "_width", 160)
+    monkeypatch.setattr(report.cli.output, "_width", 160)
 
 
 def test_two_runs_side_by_side(tmp_path, capsys):
@@ -91,8 +96,20 @@ def test_two_runs_side_by_side(tmp_path, capsys):
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
     assert f"| run | decoding | {heads} |" in written
     assert "| base | greedy | 20.0 [" in written
+    assert (tmp_path / "page.html").stat().st_size < 200_000
     assert "+70.0 [" in written
     assert "| run | decoding |  | gain | p (bootstrap) | only first right |" in written
+
+
+def test_verdicts_of_a_file_of_predictions_have_their_page(tmp_path):
+    """Without the text of replies and without rows, which nobody recorded."""
+    path = sheet(tmp_path / "file.json", "1+00")
+    overview = read_payload([("file", path)]).overview
+    [found] = overview["runs"]
+    assert found["kind"] == "evaluation"
+    assert found["measured"]["answers"]["mean"] == 0.5
+    assert [one["seen"][0][4] for one in overview["questions"]] == [1, 1, 0, 0]
+    assert overview["notes"] == []
 
 
 def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
@@ -227,7 +244,7 @@ def test_a_result_with_gaps_is_refused(tmp_path):
     assert "s.json: settings should have data, decode and a model" in mistake(base, nameless)
 
 
-@pytest.mark.parametrize("command", [compare.main, eval_command.main, prepare.main])
+@pytest.mark.parametrize("command", [report.main, eval_command.main, prepare.main])
 def test_a_seed_is_told_before_the_work(command, capsys):
     with pytest.raises(SystemExit) as caught:
         command(["a", "--seed", "-1"])

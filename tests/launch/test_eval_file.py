@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import compare, judging
 from launch import eval as command
+from launch import judging, report
 from launch.predictions import read_samples
 from launch.testsets import find
 from sqlenv.errors import UserError
@@ -357,10 +357,11 @@ def test_accuracy_on_one_database_is_compared_with_and_without_a_test_suite(spid
     with_suite, without = tmp_path / "a.json", tmp_path / "b.json"
     evaluate(path, spider, with_suite)
     evaluate(path, spider, without, "--comparators", "spider_ex")
-    compare.main([f"a={with_suite}", f"b={without}"])
+    page = ["--out", str(tmp_path / "page.html")]
+    report.main([f"a={with_suite}", f"b={without}", "--against", "a", *page])
     other = shutil.copytree(spider / "test_suite_database", tmp_path / "suite")
     (other / "pets" / "pets_v1.sqlite").unlink()
     smaller = tmp_path / "c.json"
     evaluate(path, spider, smaller, "--test-suite", str(other))
     with pytest.raises(UserError, match="other test suite under the name spider-dev"):
-        compare.main([f"a={with_suite}", f"c={smaller}"])
+        report.main([f"a={with_suite}", f"c={smaller}", "--against", "a", *page])

@@ -123,7 +123,7 @@ class Parrot(Evaluator):
         self, examples: Sequence[Example], *, first: int
     ) -> tuple[list[Verdict], list[Line]]:
         self.asked.append((first, len(examples)))
-        lines = [{"id": one.id, "trajectories": []} for one in examples]
+        lines: list[Line] = [{"id": one.id, "trajectories": []} for one in examples]
         return [verdict(int(e.id), correct=int(e.id) % 2 == 0) for e in examples], lines
 
 

@@ -113,11 +113,26 @@ def test_run_folder_has_what_was_promised(place):
     assert {"config.yaml", "versions.json", "data.json", "checkpoints", "tensorboard"} <= names
     assert {path.name for path in (folder / "checkpoints").iterdir()} >= {"2", "3"}
     samples = lines(folder / "trajectories.jsonl")
-    assert {sample["step"] for sample in samples} == {1, 2, 3}
-    for sample in samples:
-        assert 1 <= len(sample["turns"]) <= 2
-        assert {"question", "gold", "reward", "parts", "correct"} <= sample.keys()
-        assert {"reply", "result", "correct", "tags"} <= sample["turns"][0].keys()
+    head, *groups = samples
+    assert head == {"step": 0, "version": 2}
+    assert [group["step"] for group in groups] == [1, 1, 2, 2, 3, 3]
+    for group in groups:
+        assert {"id", "db_id", "question", "gold", "gold_result", "prompt"} <= group.keys()
+        assert group["question"] in group["prompt"]
+        assert len(group["trajectories"]) == 2
+        for sample in group["trajectories"]:
+            assert 1 <= len(sample["turns"]) <= 2
+            assert {"reward", "parts", "correct", "advantage"} <= sample.keys()
+            for turn in sample["turns"]:
+                assert {"reply", "sql", "result", "correct", "tags", "parts"} <= turn.keys()
+                assert turn["result"]["status"] in ("ok", "error", "timeout", "too_large")
+            assert all(turn["observation"] for turn in sample["turns"][1:])
+    for phase in ("before", "after"):
+        verdicts = lines(folder / phase / "predictions.jsonl")
+        _, *answers = lines(folder / phase / "trajectories.jsonl")
+        assert [answer["id"] for answer in answers] == [verdict["id"] for verdict in verdicts]
+        said = [answer["trajectories"][0]["turns"][-1] for answer in answers]
+        assert [one["sql"] for one in said] == [verdict["sql"] for verdict in verdicts]
     for phase in ("before", "after"):
         assert len(lines(folder / phase / "predictions.jsonl")) == 6
         assert len((folder / phase / "predictions.sql").read_text().splitlines()) == 6
@@ -126,10 +141,24 @@ def test_run_folder_has_what_was_promised(place):
     assert "sqlite" in json.loads((folder / "versions.json").read_text())
 
 
+def test_a_run_has_its_page(command, place, tmp_path):
+    page = tmp_path / "page.html"
+    done = command("launch.report", "finished", "--out", page, cwd=place)
+    assert done.returncode == 0, done.stderr
+    *summary, last = done.stdout.splitlines()
+    assert summary[0].startswith("finished: execution accuracy before ")
+    assert summary[0].endswith("6 questions, 3 steps")
+    assert len(summary) == 2  # and the gain, but no line on what is missing
+    assert last == f"Page: {page} ({page.stat().st_size / 1e6:.1f} MB)"
+
+
 def test_output_is_for_people(place):
     printed, log = (place / "stdout.txt").read_text(), (place / "stderr.txt").read_text()
     assert "execution accuracy, 6 questions" in printed
-    assert printed.splitlines()[-1] == "Run folder: finished"
+    assert printed.splitlines()[-2:] == [
+        "Run folder: finished",
+        "To look at it: python -m launch.report finished",
+    ]
     for phase in (
         "warm start: 0/3 compiling",
         "warm start: 3/3",
@@ -174,7 +203,8 @@ def assert_same_run(folder: Path, finished: Path) -> None:
     for name in ("metrics.jsonl", "warm/metrics.jsonl"):
         ours, theirs = timeless(folder / name), timeless(finished / name)
         assert [json.dumps(line) for line in ours] == [json.dumps(line) for line in theirs]
-    for name in ("trajectories.jsonl", "before/predictions.jsonl", "after/predictions.jsonl"):
+    names = ("trajectories.jsonl", "predictions.jsonl")
+    for name in (names[0], *(f"{phase}/{name}" for phase in ("before", "after") for name in names)):
         assert (folder / name).read_bytes() == (finished / name).read_bytes()
     ours, theirs = (json.loads((run / "result.json").read_text()) for run in (folder, finished))
     assert ours | {"seconds": 0} == theirs | {"seconds": 0}
@@ -304,7 +334,7 @@ def test_evaluation_on_a_test_set(command, place, tiny):
     result = json.loads((place / "set" / "result.json").read_text())
     assert result["measures"] == sheet["measures"]
     assert result["pass_at"] == sheet["pass_at"]
-    table = command("launch.compare", "set", "--markdown", "t.md", cwd=place)
+    table = command("launch.report", "set", "--against", "set", "--markdown", "t.md", cwd=place)
     assert table.returncode == 0, table.stderr
     assert "| tiny | progressive | pass@2 |" in (place / "t.md").read_text()
 

@@ -72,6 +72,9 @@ const go = changes => { location.hash = link(changes); };
 /** Change the address without a step back to it: for what is typed. */
 const adjust = changes => { history.replaceState(null, "", link(changes)); show(); };
 
+/** The beginning of a text, where all of it is a click away. */
+const brief = text => text.length > 300 ? `${text.slice(0, 300).replace(/[\ud800-\udbff]$/, "")}…` : text;
+
 const percent = (value, digits = 1) => `${(100 * value).toFixed(digits)} %`;
 const points = value => `${value < 0 ? "−" : "+"}${Math.abs(100 * value).toFixed(1)}`;
 const chance = p => p < 0.001 ? "p < 0.001" : `p = ${p.toFixed(3)}`;
@@ -88,9 +91,11 @@ const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count ==
 
 // Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell them apart too.
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a7a7a", "#a06b00"];
+const ON_DARK = ["#56b4e9", "#ff8a3d", "#2fd6a3", "#e8a8cf", "#f0c95a", "#8fa8ff", "#a8b0b8", "#d8b070"];
+const isDark = () => document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark"
+  : matchMedia("(prefers-color-scheme: dark)").matches;
 const DASHES = [[], [6, 3], [2, 2], [9, 3, 2, 3], [4, 4], [1, 3], [12, 3], [3, 6]];
-const colour = n => COLOURS[n % COLOURS.length];
-const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colour = n => (isDark() ? ON_DARK : COLOURS)[n % COLOURS.length];
 /** Resolve a colour of the style sheet for a canvas. */
 function ink(name) {
   const probe = h("span", {style: {color: `var(${name})`, display: "none"}});

@@ -1,0 +1,290 @@
+"""Run folders as launch.train leaves them, made up: for the page, and to measure it.
+
+python report_cases.py FOLDER STEPS GROUPS TURNS QUESTIONS   writes one of any size.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import yaml
+
+from launch.statistics import mean_interval, paired_difference
+from launch.verdicts import Verdict
+
+TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
+LEVELS = ("easy", "medium", "hard")
+SIZE = 8
+"""Trajectories of a group."""
+_THOUGHT = "The question asks for one thing, and the table has it; then I filter the rows. "
+
+
+def question(number: int, kind: str) -> dict[str, Any]:
+    """Make up what is asked."""
+    value = 10 + number % 50
+    return {
+        "id": f"{kind}/{number}",
+        "db_id": f"shop_{number % 7}",
+        "difficulty": LEVELS[number % 3],
+        "question": f"Which names cost more than {value} in aisle {number}?",
+        "gold": f"SELECT name, price FROM item WHERE price > {value} ORDER BY price",
+        "gold_result": result(["name", "price"], [["tea", value + 1], ["jam", value + 2]]),
+    }
+
+
+def result(columns: Sequence[Any], rows: Sequence[Sequence[Any]], **more: Any) -> dict[str, Any]:
+    """Write a result as records have it."""
+    head = {"status": "ok", "columns": list(columns), "rows": [list(row) for row in rows]}
+    return head | {"count": len(rows), "width": len(columns)} | more
+
+
+def turn(asked: Mapping[str, Any], *, right: bool, number: int, rng: Random) -> dict[str, Any]:
+    """Make up a reply, and what came of it."""
+    gold, rows = asked["gold"], asked["gold_result"]["rows"]
+    fails = not right and rng.random() < 0.3
+    sql = gold if right else gold.replace("price >", "prize >" if fails else "price <")
+    own = rows if right else [rows[1], ["oil", 3], [rows[0][0], 0]][: rng.randint(1, 3)]
+    reply = f"<think>{_THOUGHT * rng.randint(1, 3)}</think>\n<sql> {sql} </sql>"
+    failure = {"status": "error", "message": "no such column: prize"}
+    return {
+        **({"observation": "The filter conditions in WHERE differ."} if number else {}),
+        "reply": reply,
+        "finish": "stop",
+        "sql": sql,
+        "kind": "answer",
+        "correct": right,
+        "tags": [] if right else [rng.choice(TAGS)],
+        "parts": {"alignment": 1.0 if right else 0.6},
+        "result": failure if fails else result(["name", "price"], own),
+    }
+
+
+def halves(values: Sequence[float]) -> str:
+    """Pack numbers as recorded tokens have them."""
+    return b64encode(np.array(values, "<f2").tobytes()).decode()
+
+
+def member(
+    asked: Mapping[str, Any], *, right: bool, turns: int, rng: Random, advantage: float | None,
+    step: int, has_tokens: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Make up an episode."""
+    said = [turn(asked, right=False, number=n, rng=rng) for n in range(turns - 1)]
+    said.append(turn(asked, right=right, number=turns - 1, rng=rng))
+    last = said[-1]
+    start = last["reply"].index(last["sql"])
+    where = start + last["sql"].index("WHERE")
+    spans = [[turns - 1, start, where, 0.5], [turns - 1, where, start + len(last["sql"]), 0.5]]
+    spans[1][3] = 0.5 if right else -1.0
+    if has_tokens:
+        ends = [*range(4, len(last["reply"]), 4), len(last["reply"])]
+        numbers = {"mask": 1, "advantage": advantage or 0, "sampler": -0.25, "learner": -0.125}
+        packed = {name: halves([value] * len(ends)) for name, value in numbers.items()}
+        last["tokens"] = {"ends": ends, "versions": [step - 1], **packed}
+    return {
+        "reward": 1.5 if right else -0.25,
+        "parts": {"format": 0.5, "execution": 1.0 if right else -0.75},
+        "correct": right,
+        "spans": spans,
+        "advantage": advantage,
+        "ended": "done",
+        "versions": [step - 1, step - 1],
+        "turns": said,
+    }
+
+
+def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> dict[str, Any]:
+    """Make up a group; all right or all wrong ones are left out of the update."""
+    asked = question(number, "train")
+    rights = [rng.random() < share for _ in range(SIZE)]
+    mean = sum(rights) / SIZE
+    scale = math.sqrt(mean * (1 - mean))
+    return {
+        "step": step,
+        "group": number,
+        **asked,
+        "prompt": f"<|im_start|>user\nCREATE TABLE item (name, price);\n{asked['question']}",
+        "trajectories": [
+            member(
+                asked, right=right, turns=turns, rng=rng, step=step, has_tokens=step == 1,
+                advantage=round((right - mean) / scale, 6) if scale else None,
+            )
+            for right in rights
+        ],
+    }  # fmt: skip
+
+
+def write_lines(path: Path, lines: Sequence[Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+
+
+def answers(folder: Path, rights: Sequence[bool], *, rng: Random, kind: str = "test") -> list[bool]:
+    """Write an evaluation's answers."""
+    verdicts: list[Any] = []
+    lines: list[Any] = [{"step": 0, "version": 2}]
+    for number, right in enumerate(rights):
+        asked = question(number, kind)
+        said = member(asked, right=right, turns=1, rng=rng, advantage=None, step=1)
+        kept = {key: said[key] for key in ("advantage", "ended", "versions", "turns")}
+        prompt = f"CREATE TABLE item (name, price);\n{asked['question']}"
+        lines.append({"step": number + 1, **asked, "prompt": prompt, "trajectories": [kept]})
+        fields = (asked[key] for key in ("id", "db_id", "difficulty", "question", "gold"))
+        sql = said["turns"][-1]["sql"]
+        verdicts.append(asdict(Verdict(*fields, sql, right)))  # ty: ignore[invalid-argument-type]
+    write_lines(folder / "predictions.jsonl", verdicts)
+    write_lines(folder / "trajectories.jsonl", lines)
+    return list(rights)
+
+
+def make_run(
+    folder: Path, *, steps: int = 8, groups: int = 4, turns: int = 2, questions: int = 40,
+    sample_every: int = 4, seed: int = 0, rate: float = 0.001,
+) -> Path:  # fmt: skip
+    """Write a whole run."""
+    rng = Random(seed)
+    before = answers(folder / "before", [rng.random() < 0.35 for _ in range(questions)], rng=rng)
+    after = [right != (rng.random() < (0.1 if right else 0.4)) for right in before]
+    answers(folder / "after", after, rng=rng)
+    sampled: list[Any] = [{"step": 0, "version": 2}]
+    numbers = []
+    for step in range(1, steps + 1):
+        share = 0.3 + 0.4 * step / steps
+        noise = rng.gauss(0, 0.03)
+        numbers.append(
+            {
+                "step": step,
+                "rollout/accuracy": share + noise,
+                "rollout/accuracy_first": share - 0.05 + noise,
+                "rollout/turns": 2 - share + noise,
+                "reward/total": 2 * share + noise,
+                "reward/format": 0.5,
+                "reward/execution": 2 * share - 0.5 + noise,
+                "tag/WHERE_ERROR": 0.5 - share / 2,
+                "tag/SELECT_ERROR": 0.3 - share / 4,
+                "groups/equal_share": 0.1 + abs(noise),
+                "update/entropy": 0.1 * 0.99**step,
+                "update/logp_gap_max": 1e-6 * (1 + abs(noise)),
+                "update/grad_norm": 0.3 + noise,
+                "time/rollout_tokens_per_s": 3000 + 100 * noise,
+                "time/update_tokens_per_s": 2000 + 100 * noise,
+                **({"validation/accuracy": share} if step % 2 == 0 else {}),
+            }
+        )
+        if step == 1 or step % sample_every == 0:
+            first = step * groups
+            sampled += [
+                group(first + n, step, turns=turns, rng=rng, share=share) for n in range(groups)
+            ]
+    write_lines(folder / "trajectories.jsonl", sampled)
+    write_lines(folder / "metrics.jsonl", numbers)
+    scores = [[float(right) for right in part] for part in (before, after)]
+    gain = paired_difference(*scores)
+    outcome = {
+        "ex_before": sum(scores[0]) / questions,
+        "ex_before_ci95": list(mean_interval(scores[0])),
+        "ex_after": sum(scores[1]) / questions,
+        "ex_after_ci95": list(mean_interval(scores[1])),
+        "gain": gain.difference,
+        "gain_ci95": list(gain.ci95),
+        "questions": questions,
+        "seed": seed,
+        "accelerator": "cpu",
+        "seconds": 432.1,
+    }
+    (folder / "result.json").write_text(json.dumps(outcome), encoding="utf-8")
+    settings = {
+        "seed": seed,
+        "run": {"name": "made-up", "dir": str(folder)},
+        "reward": {"kind": "expo"},
+        "train": {
+            "steps": steps,
+            "algorithm": {"kind": "grpo"},
+            "optimizer": {"learning_rate": rate},
+        },
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    (folder / "versions.json").write_text(json.dumps({"sqlite": "3.54.1", "jax": "0.10.2"}))
+    return folder
+
+
+HOSTILE = (
+    "</script><script>document.title='taken'</script>",
+    "<img src=x onerror=\"document.title='taken'\">",
+    "<svg onload=document.title='taken'>",
+    "javascript:document.title='taken'",
+    "'\"><b>bold</b>",
+    "&lt;script&gt;&amp;&#60;b&#62;",
+    "{{constructor.constructor('document.title=1')()}}${document.title='taken'}",
+    "<!-- comment --> ]]> <![CDATA[",
+    "%PIECES% %SCRIPTS% %POLICY%",
+    "\u202eright to left\u202c \u2066isolated\u2069 \u200f",
+    "\u05e9\u05dc\u05d5\u05dd \u0645\u0631\u062d\u0628\u0627",
+    "NUL \x00 bell \x07 escape \x1b[31m",
+    "half \ud83d of a pair",
+    "line\u2028separator\u2029 next\x85",
+    "\U0001f600 \U0001f468\u200d\U0001f469\u200d\U0001f467 e\u0301" + "\u0301" * 50,
+    "x" * 100_000,
+    "\n" * 3_000,
+    "<style>*{display:none}</style>",
+    "__proto__",
+    "\x00" * 5_000 + "</textarea></title>",
+)
+
+
+def make_hostile(folder: Path) -> Path:
+    """Write a run in which every text is hostile, each text in every field in turn."""
+    make_run(folder, steps=4, questions=len(HOSTILE), groups=len(HOSTILE), sample_every=4)
+    for name in ("trajectories.jsonl", "before/trajectories.jsonl", "after/trajectories.jsonl"):
+        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        for number, line in enumerate(lines[1:]):
+            spoil(line, HOSTILE[number % len(HOSTILE)], name)
+        write_lines(folder / name, lines)
+    for name in ("before", "after"):
+        path = folder / name / "predictions.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for number, line in enumerate(lines):
+            text = HOSTILE[number % len(HOSTILE)]
+            own = dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
+            line |= own | {"id": f"{number} {text[:200]}"}
+        write_lines(path, lines)
+    settings = {"seed": 0, "run": {"name": HOSTILE[0]}, HOSTILE[1]: HOSTILE[2], "train": {}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    (folder / "versions.json").write_text(json.dumps({HOSTILE[0]: HOSTILE[1]}))
+    return folder
+
+
+def spoil(line: dict[str, Any], text: str, kind: str) -> None:
+    number = line["group"] if "group" in line else line["step"] - 1
+    own = f"{number} {text[:200]}" if "/" in kind else f"{number} {kind} {text[:200]}"
+    wide = [text[:200]] * 100
+    table = result(wide, [[*wide[:98], None, {"blob": text[:9]}]] * 20, width=2_000, count=9_999)
+    line |= {"id": own, "prompt": text, "evidence": text, "gold_result": table}
+    line |= dict.fromkeys(("db_id", "difficulty", "question", "gold"), text)
+    for one in line["trajectories"]:
+        one["spans"] = [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]]
+        one["parts"] = {text[:200]: 1.0}
+        for said in one["turns"]:
+            said.pop("tokens", None)
+            said |= {"reply": f"{text} {text}", "sql": text, "tags": [text], "observation": text}
+            said |= {"parts": {text[:200]: 0.5}, "kind": text, "correct": False}
+            said["result"] = table | {"rows": table["rows"][:3]}
+        one["turns"][-1]["result"] = {"status": text, "message": text}
+
+
+def main(folder: str, *sizes: str) -> None:
+    names = ("steps", "groups", "turns", "questions")
+    make_run(Path(folder), **dict(zip(names, map(int, sizes), strict=False)), sample_every=10)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
