@@ -22,7 +22,7 @@ from launch.texts import write_text
 from launch.verdicts import rank
 from minirl.run.files import PART, naming
 from minirl.run.reading import keep_lines, read_json
-from rewards.progress.mismatch import UNPARSED, mismatch_rates
+from rewards.progress.diagnosis import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 
 NO_GOLD = "none"

@@ -32,7 +32,7 @@ from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.run.files import naming
 from minirl.run.reading import Joined, keep_lines, read_json
-from rewards.judge import Ask, Choice, Task, Texts, deliberate
+from rewards.verbal import Ask, Choice, Task, Texts, deliberate
 from sqlenv.dialects import carry_over
 from sqlenv.dialects import run as run_sql
 from sqlenv.envs.single_turn import find_matches

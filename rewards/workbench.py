@@ -11,20 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from rewards.astra import AstraReward
-from rewards.columns import binary_of, csmr, fractional_accuracy
+from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import (
     AstraConfig,
     ExpoConfig,
-    OneShotConfig,
     PaverlConfig,
     ProgressiveConfig,
 )
-from rewards.execution import gold_result, is_correct, is_luck
+from rewards.execution import ColumnsOf, Runner, gold_result, is_correct, is_nondeterministic
 from rewards.expo.clauses import Clause
-from rewards.expo.reward import ExpoReward, Runner, Verdict
-from rewards.paverl import PaverlReward, payment
+from rewards.expo.reward import FORMAT_FAIL, ExpoReward, Verdict
 from rewards.progress.diagnosis import Diagnosis
-from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
+from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.dialects import carry_over, run
 from sqlenv.envs.single_turn import find_matches, judge_query
@@ -130,10 +128,13 @@ class Workbench:
     def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
         self._executor = executor
         self._expo = ExpoReward(ExpoConfig(), columns_of=columns_of, executor=executor)
-        self._paverl = PaverlReward(PaverlConfig(), executor)
-        self._astra = AstraReward(AstraConfig(), executor)
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
-        self._one_shot = OneShotReward(OneShotConfig())
+        self._families = {
+            "progressive": self._progressive,
+            "one_shot": OneShotReward(),
+            "paverl": PaverlReward(PaverlConfig(), executor),
+            "astra": AstraReward(AstraConfig(), executor),
+        }
 
     def score(self, example: Example, sql: str) -> PairScore:
         """Score one query; no text whatever raises.
@@ -146,10 +147,10 @@ class Workbench:
         sql = sql if sql.strip() else ""
         predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         ex = find_matches(example, sql, predicted, self._executor, MODES)
-        luck = is_luck(predicted)
-        right = ex[EXPO_MATCH] and not luck
+        by_chance = is_nondeterministic(predicted)
+        right = ex[EXPO_MATCH] and not by_chance
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
-        share = 0.0 if luck else _share(predicted, gold, is_match=ex["bag"])
+        share = 0.0 if by_chance else _share(predicted, gold, is_match=ex["bag"])
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -160,11 +161,11 @@ class Workbench:
             rewards=tuple(self._expo.clause_rewards(verdict)),
             expo=self._expo.mean_reward(verdict),
             ex_f=share,
-            ex_b=binary_of(share, predicted, gold),
-            paverl=sum(payment(share, PaverlConfig(), ran=isinstance(predicted, Table)).values()),
-            csmr=0.0 if luck else csmr(predicted, gold),
+            ex_b=binary_accuracy(predicted, gold, share=share),
+            paverl=sum(payment(share, ran=isinstance(predicted, Table)).values()),
+            csmr=0.0 if by_chance else csmr(predicted, gold),
             gold_ran=isinstance(gold, Table),
-            nondeterministic=luck,
+            nondeterministic=by_chance,
             seconds=time.perf_counter() - start,
             predicted=predicted,
             gold=gold,
@@ -179,15 +180,8 @@ class Workbench:
         """
         attempts = tuple(self._attempt(example, turn) for turn in turns)
         episode = Episode(example, attempts)
-        families = {
-            "progressive": self._progressive,
-            "one_shot": self._one_shot,
-            "paverl": self._paverl,
-            "astra": self._astra,
-        }
-        totals = {name: reward(episode).total for name, reward in families.items()}
         return {
-            **totals,
+            **{name: reward(episode).total for name, reward in self._families.items()},
             "expo": self._expo_total(example, attempts),
             "correct": float(is_correct(episode)),
             "turns": float(len(attempts)),
@@ -202,10 +196,10 @@ class Workbench:
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:
         """Average the rewards of the last query's clauses, as EXPO-SQL's total does."""
         if not attempts:
-            return ExpoConfig().format_fail
+            return FORMAT_FAIL
         last, gold = attempts[-1], gold_result(self._executor, example)
         is_match = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
-        correct = is_match and not is_luck(last.result)
+        correct = is_match and not is_nondeterministic(last.result)
         return self._expo.mean_reward(self._expo.judge(example, replace(last, correct=correct)))
 
 

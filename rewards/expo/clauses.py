@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlenv.sql.extraction import cached
-from sqlenv.sql.lexer import Token, is_distinct_from, tokenize
+from rewards.expo.names import is_distinct_from
+from sqlenv.sql.caching import cached
+from sqlenv.sql.lexer import Token, tokenize
 
 ClauseKind = Literal[
     "WITH", "SELECT", "FROM", "JOIN", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT"

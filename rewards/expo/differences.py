@@ -102,13 +102,12 @@ def _count_held(gold: Table, table: Table) -> int:
 def _of_columns(reference: Table, candidate: Table) -> Differences:
     if reference.width != candidate.width:
         return frozenset({"col_count"})
-    names = ([name.lower() for name in table.columns] for table in (reference, candidate))
-    first, second = names
+    first, second = ([name.lower() for name in table.columns] for table in (reference, candidate))
     return frozenset() if first == second else frozenset({"col_name"})
 
 
 def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differences:
-    """Apply the first rule that fires, in the order of the notes' decision table."""
+    """Apply the first rule that fires, in the order of the appendix."""
     if not reference.rows or not candidate.rows:
         return _of_emptiness(reference, candidate)
     if reference.width != candidate.width:
@@ -122,23 +121,19 @@ def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differ
         return frozenset({"row_order"}) if same_bag else frozenset({"row_dedup"})
     if len(left) == len(right) and (is_computed or _shares_a_column(left, right)):
         return frozenset({"row_partial"})
-    return _of_sets(left_set, right_set)
+    if left_set.isdisjoint(right_set):
+        return frozenset({"row_disjoint"})
+    if right_set < left_set:
+        return frozenset({"row_subset"})
+    if right_set > left_set:
+        return frozenset({"row_superset"})
+    return frozenset({"row_subset", "row_superset"})
 
 
 def _of_emptiness(reference: Table, candidate: Table) -> Differences:
     if reference.rows:
         return frozenset({"row_emptied"})
     return frozenset({"row_created"}) if candidate.rows else frozenset()
-
-
-def _of_sets(reference: set[Row], candidate: set[Row]) -> Differences:
-    if candidate < reference:
-        return frozenset({"row_subset"})
-    if candidate > reference:
-        return frozenset({"row_superset"})
-    if reference.isdisjoint(candidate):
-        return frozenset({"row_disjoint"})
-    return frozenset({"row_subset", "row_superset"})
 
 
 def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:

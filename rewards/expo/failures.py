@@ -1,8 +1,7 @@
 """Which clauses make a query fail: SQLite's message, traced to its root (EXPO-SQL, 3.2.3, A.3).
 
-The message names an element or a place; a table of patterns says how to find the clauses that are
-to blame. Where SQLite tells no place (an offset of -1), every clause that mentions the element is
-taken.
+The message names an element or a place; a table of patterns says who is to blame. Where SQLite
+tells no place (an offset of -1), every clause that mentions the element is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rewards.expo.clauses import KINDS, OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
-from sqlenv.sql.lexer import (
+from rewards.expo.names import (
     Reference,
     is_query_start,
     nested,
@@ -21,8 +20,8 @@ from sqlenv.sql.lexer import (
     row_values,
     select_aliases,
     sources,
-    tokenize,
 )
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Result, SqlError
 
 Columns = Mapping[str, Sequence[str]]
@@ -97,8 +96,7 @@ def trace_error(
         clauses: Its clauses.
         result: What it gave.
         columns: Column names by table of the database, None where unknown.
-        traced: Follow columns back to the tables they should come from; False stops at the clauses
-            that the message points at (table 6).
+        traced: See `ExpoConfig.tracing`.
 
     Returns:
         All clauses where the message is of no known kind, points at nothing, or is none.
@@ -180,10 +178,9 @@ def _function(failure: _Failure, match: re.Match[str]) -> Numbers:
 
 
 def _aggregate(failure: _Failure, match: re.Match[str]) -> Numbers:
-    """Blame the clause that calls an aggregate where none may stand.
+    """Blame the clause that calls an aggregate, or uses the alias of one, where none may stand.
 
-    SQLite points into the SELECT where another clause uses an alias of it; then that clause is to
-    blame.
+    In the latter case SQLite points into the SELECT.
     """
     found = _function(failure, match)
     for number in found & failure.of_kinds("SELECT") if failure.traced else ():
@@ -197,9 +194,8 @@ def _aggregate(failure: _Failure, match: re.Match[str]) -> Numbers:
 
 
 def _alias(failure: _Failure, match: re.Match[str]) -> Numbers:
-    """Blame the clauses that use an alias where it may not stand: not the SELECT that gives it.
-
-    That of a window function may stand in ORDER BY too.
+    """Blame the clauses that use an alias where it may not stand: not the SELECT that gives it, nor
+    ORDER BY where it is a window function's.
     """
     using = _using(failure, "", match["element"].lower())
     legal = failure.of_kinds("SELECT")
@@ -211,10 +207,6 @@ def _alias(failure: _Failure, match: re.Match[str]) -> Numbers:
 def _syntax(failure: _Failure, match: re.Match[str]) -> Numbers:
     place = failure.sql.rfind(match["element"])
     return failure.place_or(failure.holding([place]) if place >= 0 else set())
-
-
-def _last(failure: _Failure, _match: re.Match[str]) -> Numbers:
-    return {len(failure.clauses) - 1}
 
 
 def _named_kind(failure: _Failure, match: re.Match[str]) -> Numbers:
@@ -249,25 +241,13 @@ def _subqueries(failure: _Failure, _match: re.Match[str]) -> Numbers:
     return failure.place_or(failure.holding(starts))
 
 
-def _row_value(failure: _Failure, _match: re.Match[str]) -> Numbers:
-    """Number the clauses where several values in brackets stand for one."""
-    return failure.place_or(failure.holding(row_values(failure.sql)))
-
-
-def _mismatch(failure: _Failure, match: re.Match[str]) -> Numbers:
-    """Blame a LIMIT that is no number, else WHERE and JOINs.
-
-    A query that only reads has no other place for this message than LIMIT and OFFSET.
-    """
+def _mismatch(failure: _Failure, _match: re.Match[str]) -> Numbers:
+    """Blame a LIMIT that is no number, of which SQLite says so in queries; else WHERE and JOINs."""
     words = tokenize(failure.sql)
     odd = failure.holding(
         a.start for a, b in pairwise(words) if a.is_word("limit", "offset") and b.kind != "number"
     )
-    return odd or _constraint(failure, match)
-
-
-def _constraint(failure: _Failure, _match: re.Match[str]) -> Numbers:
-    return failure.of_kinds("WHERE", "JOIN")
+    return odd or failure.of_kinds("WHERE", "JOIN")
 
 
 def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
@@ -306,7 +286,7 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (r"misuse of aliased (?:aggregate|window function|identifier) (?P<element>.+)", _alias),
         (r'near "(?P<element>.*)": syntax error', _syntax),
         (r'unrecognized token: "(?P<element>.*)"', _syntax),
-        (r"incomplete input", _last),
+        (r"incomplete input", lambda failure, _: {len(failure.clauses) - 1}),
         (rf"\d+\w+ {_CLAUSE} term .*", _named_kind),
         (rf"{_CLAUSE} clause should come after .*", _early),
         (rf"{_CLAUSE} clause .*", _named_kind),
@@ -314,8 +294,11 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (rf"aggregate functions are not allowed in the {_CLAUSE} clause", _named_kind),
         (r"SELECTs to the left and right of (?P<element>.+) do not have the same.*", _operands),
         (r"sub-select returns \d+ columns.*", _subqueries),
-        (r"row value misused", _row_value),
+        (
+            r"row value misused",  # several values in brackets stand for one
+            lambda failure, _: failure.place_or(failure.holding(row_values(failure.sql))),
+        ),
         (r"datatype mismatch", _mismatch),
-        (r".* constraint failed.*", _constraint),
+        (r".* constraint failed.*", lambda failure, _: failure.of_kinds("WHERE", "JOIN")),
     )
 )

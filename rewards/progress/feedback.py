@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rewards.config import TreeConfig
+from rewards.execution import ColumnsOf
 from rewards.progress.diagnosis import diagnose
-from rewards.progress.reward import ColumnsOf
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.envs.tags import sentences
 from sqlenv.prompts import FeedbackStyle, feedback_text

@@ -9,7 +9,7 @@ import yaml
 
 from launch.config import dump, load_config
 from launch.layers import Layer, lay_over
-from rewards.config import AstraConfig, ExpoConfig, Fig2Atr, ProgressiveConfig
+from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 from sqlenv.errors import UserError
 
@@ -69,11 +69,11 @@ def message(name: str, *overrides: str) -> str:
             {"env": {"calls": 3}},
             {"env": {"kind": "agentic", "calls": 3}},
         ),
-        # Kinds within kinds.
+        # A kind of constants has the keys of the others.
         (
-            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"turn_cost": 0.5}}},
+            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"high_low": -1}}},
             {"reward": {"atr": {"kind": "fig2"}}},
-            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"kind": "fig2"}}},
+            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"high_low": -1, "kind": "fig2"}}},
         ),
         # A `kind` that decides on no keys is a value like any other.
         (
@@ -126,7 +126,7 @@ def test_another_kind_does_not_clash_with_the_bases_settings(written):
     assert load_config(expo, []).reward == ProgressiveConfig(decay=1.0)
     fig2 = {"kind": "astra", "atr": {"kind": "fig2"}}
     astra = written("q.yaml", base="astra.yaml", reward={"alpha": 0.5} | fig2)
-    assert load_config(astra, []).reward == AstraConfig(alpha=0.5, atr=Fig2Atr())
+    assert load_config(astra, []).reward == AstraConfig(alpha=0.5, atr=AtrConfig(kind="fig2"))
 
 
 def test_what_a_run_leaves_has_no_base(written):
