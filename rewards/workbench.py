@@ -12,12 +12,7 @@ from typing import Any, Literal, get_args
 
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
-from rewards.config import (
-    AstraConfig,
-    ExpoConfig,
-    PaverlConfig,
-    ProgressiveConfig,
-)
+from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
 from rewards.execution import ColumnsOf, Runner, gold_result, is_correct, is_nondeterministic
 from rewards.expo.clauses import Clause
 from rewards.expo.reward import FORMAT_FAIL, ExpoReward, Verdict
@@ -27,16 +22,7 @@ from rewards.types import Turn
 from sqlenv.dialects import carry_over, run
 from sqlenv.envs.single_turn import find_matches, judge_query
 from sqlenv.evaluators.equality import MatchMode, matches
-from sqlenv.types import (
-    Attempt,
-    Episode,
-    Example,
-    Result,
-    SqlError,
-    Status,
-    Table,
-    status_of,
-)
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Status, Table, status_of
 
 PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
@@ -83,6 +69,7 @@ class PairScore:
     def record(self) -> dict[str, Any]:
         """Write it for programs, as JSON has it."""
         verdict, diagnosis = self.verdict, self.diagnosis
+        blamed = (verdict.clauses[number].kind for number in sorted(verdict.blamed))
         return {
             "status": self.status,
             **({"nondeterministic": True} if self.nondeterministic else {}),
@@ -95,9 +82,7 @@ class PairScore:
             "expo": {
                 "case": verdict.case,
                 "diff_types": sorted(verdict.differences),
-                "error_clauses": list(
-                    dict.fromkeys(verdict.clauses[n].kind for n in sorted(verdict.blamed))
-                ),
+                "error_clauses": list(dict.fromkeys(blamed)),
                 "rewards": [
                     {"clause": clause.kind, "start": clause.start, "end": clause.end, "reward": r}
                     for clause, r in self.clauses()
@@ -150,7 +135,7 @@ class Workbench:
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
-        share = 0.0 if by_chance else _share(predicted, gold, is_match=ex["bag"])
+        share = 0.0 if by_chance else fractional_accuracy(predicted, gold)
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -207,10 +192,3 @@ def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
     if sql and isinstance(carry_over(sql, example.dialect), SqlError):
         return "not_carried"
     return status_of(predicted)
-
-
-def _share(predicted: Result, gold: Result, *, is_match: bool) -> float:
-    """Compute EX_f; equal bags of rows have equal columns, which need no second look."""
-    if is_match and isinstance(predicted, Table) and isinstance(gold, Table) and gold.rows:
-        return 1.0
-    return fractional_accuracy(predicted, gold)

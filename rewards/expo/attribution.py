@@ -87,7 +87,7 @@ def find_blamed(
         predicted: The query's result.
         sought: What sets the two results apart (D*).
         run: Runs the query of a step.
-        max_rows: Rows of a step that are compared one by one.
+        max_rows: Rows of a step that are compared.
 
     Returns:
         Possibly none: several differences cannot arise in any single step.
@@ -358,12 +358,9 @@ def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Map
 def _written_out(
     sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
 ) -> str:
-    """Write FROM to WHERE without select aliases, which `SELECT *` does not define.
+    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; "" without any.
 
     A column of that name comes first in SQLite, so this is for queries that fail as they stand.
-
-    Returns:
-        "" where there are none.
     """
     if not aliases:
         return ""

@@ -98,12 +98,14 @@ class ExpoReward:
             credit spans of every turn. Without any attempt the total is `format_fail`.
         """
         spans: list[CreditSpan] = []
-        case, total = "format", FORMAT_FAIL
+        case: Case = "format"
+        total = FORMAT_FAIL
         for turn, attempt in enumerate(episode.attempts):
             verdict = self.judge(episode.example, attempt)
-            case, total = verdict.case, self.mean_reward(verdict)
-            spans += self._spans(turn, attempt, verdict)
-        parts = {str(name): total if name == case else 0.0 for name in CASES}
+            rewards = self.clause_rewards(verdict)
+            case, total = verdict.case, fmean(rewards or [FORMAT_FAIL])
+            spans += self._spans(turn, attempt, verdict, rewards)
+        parts: dict[str, float] = dict.fromkeys(CASES, 0.0) | {case: total}
         return Score(total, is_correct(episode), parts, tuple(spans))
 
     def judge(self, example: Example, attempt: Attempt) -> Verdict:
@@ -230,9 +232,11 @@ class ExpoReward:
             return uniform, uniform
         return middle + scale * (blamed - middle), middle + scale * (other - middle)
 
-    def _spans(self, turn: int, attempt: Attempt, verdict: Verdict) -> list[CreditSpan]:
+    def _spans(
+        self, turn: int, attempt: Attempt, verdict: Verdict, rewards: Sequence[float]
+    ) -> list[CreditSpan]:
         """Lay the rewards over the characters of a reply, each character once."""
-        length, rewards = len(attempt.text), self.clause_rewards(verdict)
+        length = len(attempt.text)
         if not rewards:
             return [CreditSpan(turn, 0, length, FORMAT_FAIL)] if length else []
         start, end = locate_sql(attempt.text, self._wrapping)

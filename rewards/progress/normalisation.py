@@ -157,7 +157,7 @@ class Writer:
     def _not(self, node: exp.Expression) -> str:
         inner = extraction.bare(node.this) if isinstance(node.this, exp.Paren) else node.this
         if isinstance(inner, exp.Is):
-            return f"{self.text(inner.this)} is not {self.text(inner.expression)}"
+            return self._is(inner, "is not")
         if isinstance(inner, exp.In):
             return self._in(inner, "not in")
         if isinstance(inner, exp.Between):
@@ -167,21 +167,19 @@ class Writer:
         return f"not {self.text(inner)}"
 
     def _comparison(self, node: exp.Expression) -> str:
-        left, right = node.this, node.expression
-        sign = _COMPARISONS[type(node)]
-        first, second = self.text(left), self.text(right)
+        sides, sign = (node.this, node.expression), _COMPARISONS[type(node)]
+        first, second = map(self.text, sides)
         if first == "?" and second != "?":
             return f"{second}{_FLIPPED[sign]}{first}"
-        both_columns = isinstance(left, exp.Column) and isinstance(right, exp.Column)
-        if sign in ("=", "!=") and both_columns and "?" != second < first:
-            first, second = second, first
+        if sign in ("=", "!=") and all(isinstance(side, exp.Column) for side in sides):
+            first, second = sorted((first, second), key=lambda text: (text == "?", text))
         return f"{first}{sign}{second}"
 
     def _binary(self, node: exp.Expression) -> str:
         return f"({self.text(node.this)}{_OPERATORS[type(node)]}{self.text(node.expression)})"
 
-    def _is(self, node: exp.Expression) -> str:
-        word = "is not" if isinstance(node, exp.NullSafeNEQ) else "is"
+    def _is(self, node: exp.Expression, word: str = "is") -> str:
+        word = "is not" if isinstance(node, exp.NullSafeNEQ) else word
         return f"{self.text(node.this)} {word} {self.text(node.expression)}"
 
     def _in(self, node: exp.Expression, word: str = "in") -> str:
