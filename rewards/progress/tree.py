@@ -130,10 +130,8 @@ class _Reader:
     def __init__(
         self, select: exp.Select, outer: Scope, schema: Schema | None, config: TreeConfig
     ) -> None:
-        self._select = select
-        self._schema = schema
-        self._config = config
-        self._outer = outer
+        self._select, self._outer = select, outer
+        self._schema, self._config = schema, config
         self._sources = _Sources(select, outer.ctes)
         self._scope = Scope(outer, self._sources.names, outer.ctes)
         self._writer = Writer(self._scope, schema, config, self._nest)
@@ -142,7 +140,7 @@ class _Reader:
     def node(self) -> Node:
         """Read the clauses in the order they are written, as the children are."""
         select, text = self._select, self._writer.text
-        items = [text(_unalias(item)) for item in select.expressions]
+        items = [text(item) for item in select.expressions]
         for derived in self._sources.derived:
             self._nest(derived, self._outer)
         join = {atom for one in self._sources.joins for atom in self._join_atoms(*one)}
@@ -150,10 +148,8 @@ class _Reader:
         for atom in _atoms(extraction.clause(select, "where")):
             lifted = self._config.lift_implicit and _links_tables(atom)
             (join if lifted else where).add(text(atom))
-        group = {
-            self._item(expression, items, alias_first=False)
-            for expression in extraction.clause(select, "group")
-        }
+        groups = extraction.clause(select, "group")
+        group = {self._item(item, items, alias_first=False) for item in groups}
         having = {text(atom) for atom in _atoms(extraction.clause(select, "having"))}
         order = {self._ordered(item, items) for item in extraction.clause(select, "order")}
         profile = Profile(
@@ -214,10 +210,6 @@ class _Reader:
 def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
     """Split conditions at their top-level ANDs."""
     return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
-
-
-def _unalias(item: exp.Expression) -> exp.Expression:
-    return item.this if isinstance(item, exp.Alias) else item
 
 
 def _links_tables(atom: exp.Expression) -> bool:
