@@ -31,7 +31,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.dialect_guards import guard
 from sqlenv.dialect_rules import COMPARED, TYPE, RefusedError, bare_value, check, kind_of
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.extraction import MAX_TREE_DEPTH, Query, depth, is_within_limits, parse
 from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
 from sqlenv.types import SqlError

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rewards.expo.clauses import Clause, item_name, scan_clauses
 from rewards.expo.names import SelectItem, Source, select_items, sources
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Table
 

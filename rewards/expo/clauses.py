@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewards.expo.names import is_distinct_from
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import Token, tokenize
 
 ClauseKind = Literal[

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import Token, tokenize
 
 _NAMES = ("word", "name")

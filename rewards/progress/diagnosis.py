@@ -9,7 +9,7 @@ from statistics import fmean
 from rewards.config import TreeConfig
 from rewards.progress.normalisation import Features, Schema, schema_of
 from rewards.progress.tree import Node, Profile, build_tree
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 
 ALPHA = 0.70
 """Share of a SELECT's own clauses in its score; the rest is its nested queries' (table 4)."""

@@ -15,7 +15,7 @@ from rewards.execution import (
 )
 from rewards.progress.diagnosis import Diagnosis, diagnose
 from rewards.types import Score
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example
 

@@ -11,7 +11,7 @@ from sqlglot import exp
 from rewards.config import TreeConfig
 from rewards.progress.normalisation import SUBQUERY, Features, Schema, Scope, Writer
 from sqlenv.sql import extraction
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 
 
 @dataclass(frozen=True, slots=True)

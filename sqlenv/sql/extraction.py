@@ -18,7 +18,7 @@ from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.config import Wrapping
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import strip_comments, tokens
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
@@ -74,7 +74,7 @@ _START = frozenset({"select", "with", "("})
 # What sqlglot cannot parse it logs too; a policy that writes nonsense would fill the run's log.
 logging.getLogger("sqlglot").setLevel(logging.ERROR)
 # What sqlglot raises on text that is no SQL: its own errors, and slips of its own code.
-_PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
+PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, AttributeError, LookupError)
 
 
 def extract_sql(text: str, tag: Wrapping) -> str:
@@ -120,7 +120,7 @@ def parse(sql: str) -> Query | None:
         tree = sqlglot.parse_one(
             strip_comments(sql).rstrip("; \t\r\n"), read="sqlite", error_level=ErrorLevel.IMMEDIATE
         )
-    except _PARSE_FAILURES:
+    except PARSE_FAILURES:
         return None
     if not isinstance(tree, Query):
         return None

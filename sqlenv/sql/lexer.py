@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-from sqlenv.sql.caching import cached
+from sqlenv.sql.cache import cached
 
 TokenKind = Literal["word", "name", "text", "number", "sign"]
 

@@ -1,4 +1,4 @@
-"""Caches of what is read from a query."""
+"""Caches of what is worked out from the text of a query."""
 
 from __future__ import annotations
 
