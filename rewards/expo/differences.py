@@ -144,7 +144,7 @@ def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:
 
 def rounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Round floats as they are compared."""
-    if not any(isinstance(value, float) for row in rows for value in row):
+    if float not in {type(value) for row in rows for value in row}:
         return rows
     return tuple([tuple([_round(value) for value in row]) for row in rows])
 
