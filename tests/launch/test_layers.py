@@ -69,11 +69,11 @@ def message(name: str, *overrides: str) -> str:
             {"env": {"calls": 3}},
             {"env": {"kind": "agentic", "calls": 3}},
         ),
-        # A kind of constants has the keys of the others.
+        # Kinds within kinds.
         (
-            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"high_low": -1}}},
+            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"turn_cost": 0.5}}},
             {"reward": {"atr": {"kind": "fig2"}}},
-            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"high_low": -1, "kind": "fig2"}}},
+            {"reward": {"kind": "astra", "alpha": 0.6, "atr": {"kind": "fig2"}}},
         ),
         # A `kind` that decides on no keys is a value like any other.
         (
