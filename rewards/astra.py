@@ -133,11 +133,6 @@ def transition(before: float, after: float, config: AtrConfig) -> float:
 
     The states `low` and `high` before and after it come from the direction of the change, or, with
     `state: threshold`, from which side of the threshold each score is on (section 2.3, 4.).
-
-    Args:
-        before: Score of the step before, 0 before the first.
-        after: Score of the step.
-        config: Which constants.
     """
     change = after - before
     if config.state == "threshold":

@@ -28,7 +28,7 @@ def build_reward(
 
     Args:
         config: One of the reward families.
-        columns_of: Column names by table of an example's database, None where unknown.
+        columns_of: Reads the columns of an example's database.
         executor: Runs queries and gives gold results, to the families that need them.
         wrapping: Where the SQL of a reply is.
 

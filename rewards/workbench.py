@@ -103,12 +103,7 @@ class PairScore:
 
 
 class Workbench:
-    """Runs predictions and asks every family. One thread at a time.
-
-    Args:
-        executor: Runs queries; its gold results are cached.
-        columns_of: Column names by table of an example's database, None where unknown.
-    """
+    """Runs predictions and asks every family. One thread at a time."""
 
     def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
         self._executor = executor
@@ -157,11 +152,8 @@ class Workbench:
         )
 
     def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
-        """Reward an episode as each family does.
-
-        Returns:
-            The total of each family by its name, `correct` (the answer's execution match) and the
-            number of `turns`.
+        """Reward an episode: the total of each family by its name, `correct` (the answer's match)
+        and the number of `turns`.
         """
         attempts = tuple(self._attempt(example, turn) for turn in turns)
         episode = Episode(example, attempts)

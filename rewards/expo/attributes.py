@@ -49,11 +49,7 @@ class _Select:
 
 
 def with_attributes(sql: str, table: Table) -> Table:
-    """Name the columns of a result by their attributes.
-
-    Args:
-        sql: The query that gave it; of a set operation the first SELECT counts, as in SQLite.
-        table: Its result.
+    """Name the columns of a query's result by their attributes; of a set operation by the first's.
 
     Returns:
         The same rows. Columns are in lower case, those computed `COMPUTED`; where the select list

@@ -47,21 +47,16 @@ _DIGITS = 6
 def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
     """Name what sets a candidate apart from a reference, in columns and in rows.
 
-    Values compare as Python's do, floats rounded to 6 decimals. Rows of different width are never
-    the same, so a wrong projection is `col_count` and `row_disjoint` (figure 5).
-
-    Args:
-        reference: A result, its columns named by their attributes (`with_attributes`).
-        candidate: Another one, likewise.
-        is_computed: Whether the candidate's query computes every output: where they are as many,
-            its rows then align with the reference's, though no column agrees.
+    Columns are named by their attributes (`with_attributes`). Values compare as Python's do, floats
+    rounded to 6 decimals. Rows of different width are never the same, so a wrong projection is
+    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output,
+    as many rows align with the reference's though no column agrees.
 
     Returns:
         At most one type for the columns, and one or two for the rows; empty for equal tables.
     """
-    return _of_columns(reference, candidate) | _of_rows(
-        reference, candidate, is_computed=is_computed
-    )
+    rows = _of_rows(reference, candidate, is_computed=is_computed)
+    return rows | _of_columns(reference, candidate)
 
 
 def with_missing(sought: Differences) -> Differences:

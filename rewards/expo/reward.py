@@ -66,14 +66,7 @@ class Verdict:
 
 
 class ExpoReward:
-    """Rewards each clause by execution: equations 1 to 3.
-
-    Args:
-        config: Values and readings of the paper.
-        columns_of: Column names by table of an example's database, None where unknown.
-        executor: Runs the steps of wrong queries; its gold results are cached.
-        wrapping: Where the SQL of a reply is.
-    """
+    """Rewards each clause by execution: equations 1 to 3. For the arguments see `build_reward`."""
 
     def __init__(
         self,
@@ -83,9 +76,8 @@ class ExpoReward:
         executor: Runner,
         wrapping: Wrapping = "sql_tag",
     ) -> None:
-        self._config = config
+        self._config, self._executor = config, executor
         self._columns_of = columns_of
-        self._executor = executor
         self._wrapping: Wrapping = wrapping
         # The metrics ask again for what the reward has just found.
         self._verdicts: dict[Any, Verdict] = {}
@@ -95,7 +87,7 @@ class ExpoReward:
 
         Returns:
             The mean reward of the last query's clauses, as the part named after its case, and
-            credit spans of every turn. Without any attempt the total is `format_fail`.
+            credit spans of every turn. Without any attempt the total is `FORMAT_FAIL`.
         """
         spans: list[CreditSpan] = []
         case: Case = "format"

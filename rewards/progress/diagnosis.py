@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TypeVar
 
 from rewards.config import TreeConfig
-from rewards.progress.normalisation import Features, Schema, schema_of
+from rewards.progress.normalisation import Schema, schema_of
 from rewards.progress.tree import Node, Profile, build_tree
 from sqlenv.sql.cache import cached
+
+T = TypeVar("T")
 
 ALPHA = 0.70
 """Share of a SELECT's own clauses in its score; the rest is its nested queries' (table 4)."""
@@ -165,7 +168,7 @@ def local_similarity(pred: Profile, gold: Profile) -> float:
     return weighted / sum(WEIGHTS.values())
 
 
-def jaccard(pred: Features, gold: Features) -> float:
+def jaccard(pred: frozenset[T], gold: frozenset[T]) -> float:
     """Divide the common features by all; two empty sets agree, one empty set agrees with none."""
     if not pred and not gold:
         return 1.0
@@ -226,10 +229,8 @@ CATEGORIES: Mapping[str, frozenset[str]] = {
 
 
 def labels_of(diagnosis: Diagnosis) -> tuple[str, ...] | None:
-    """Return the tags of a prediction, `UNPARSED` for one that does not parse.
-
-    Returns:
-        None where the gold query does not parse: nothing can be said of the prediction.
+    """Return the tags of a prediction, `UNPARSED` for one that does not parse; None, since nothing
+    can be said of the prediction, where the gold query does not.
     """
     if not diagnosis.gold_parsed:
         return None
@@ -247,11 +248,7 @@ def mismatches(labels: Collection[str]) -> dict[str, bool]:
 def mismatch_rates(labels: Iterable[Collection[str]]) -> dict[str, float]:
     """Return the share of predictions that differ in each category, and their mean, `average`.
 
-    Args:
-        labels: Of each prediction that can be compared (`labels_of`).
-
-    Returns:
-        Shares in [0, 1]; all 0 without predictions.
+    All are 0 without predictions. `labels` are those of each one that can be compared.
     """
     found = [mismatches(each) for each in labels]
     rates = {

@@ -58,14 +58,8 @@ class Scope:
 class Writer:
     """Writes the expressions of one SELECT.
 
-    Args:
-        scope: What names mean there.
-        schema: Column names by table, None where unknown.
-        config: How columns are written.
-        nest: Takes each subquery that is met.
-
-    Attributes:
-        aggregate: Whether an aggregate was written so far, those of windows aside.
+    Subqueries are handed to `nest`. `aggregate` tells whether an aggregate was written so far,
+    those of windows aside.
     """
 
     def __init__(

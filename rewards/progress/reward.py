@@ -13,7 +13,7 @@ from rewards.execution import (
     is_correct,
     is_executable,
 )
-from rewards.progress.diagnosis import Diagnosis, diagnose
+from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
 from rewards.types import Score
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokens
@@ -147,8 +147,7 @@ def lexical_similarity(pred_sql: str, gold_sql: str) -> float:
     if not pred and not gold:
         words = tokens(pred_sql)
         return float(bool(words) and words == tokens(gold_sql))
-    shared = len(pred & gold)
-    return shared / (len(pred) + len(gold) - shared)
+    return jaccard(pred, gold)
 
 
 @cached(maxsize=2048)
