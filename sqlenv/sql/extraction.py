@@ -19,7 +19,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.config import Wrapping
 from sqlenv.sql.cache import cached
-from sqlenv.sql.lexer import strip_comments, tokens
+from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 
@@ -114,7 +114,7 @@ def parse(sql: str) -> Query | None:
         The tree, shared between callers: never change it. None for whatever is not one query
         (another statement, two statements, broken syntax) or lies beyond the limits above.
     """
-    if "\0" in sql or not is_within_limits(tokens(sql)):
+    if len(sql) > MAX_CHARS or "\0" in sql or not is_within_limits(tokens(sql)):
         return None
     try:
         tree = sqlglot.parse_one(
