@@ -160,7 +160,7 @@ def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
 
 
 @dataclass(slots=True)
-class _Judged:
+class _Judgements:
     scores: list[tuple[float, ...]]
     left_out: int = 0
     refused: int = 0
@@ -168,9 +168,9 @@ class _Judged:
 
 def _judge(
     prompt: Observation, count: int, config: JudgeConfig
-) -> Generator[list[Ask], Texts, _Judged]:
+) -> Generator[list[Ask], Texts, _Judgements]:
     """Ask for all judgements at once, and again for those that cannot be parsed, a few times."""
-    judged = _Judged([], left_out=config.judgements)
+    judged = _Judgements([], left_out=config.judgements)
     asked = 0
     for _ in range(1 + config.judge_retries):
         texts = yield [Ask("judge", asked + i, prompt) for i in range(judged.left_out)]
