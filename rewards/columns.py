@@ -46,12 +46,14 @@ class PaverlReward:
     def __call__(self, episode: Episode) -> Score:
         """Score an episode by its answer; see `payment`."""
         answer = episode.answer
-        ran = answer is not None and is_executable(answer)
-        if answer is not None and self._config.ex_f == "code":
-            ran = ran and len(answer.sql) >= _SHORTEST_SQL
-        share = self._share(episode, answer) if answer is not None and ran else 0.0
-        parts = payment(share, ran=ran)
+        if answer is None or not is_executable(answer) or self._is_too_short(answer.sql):
+            parts = payment(0.0, ran=False)
+        else:
+            parts = payment(self._share(episode, answer), ran=True)
         return Score(sum(parts.values()), is_correct(episode), parts)
+
+    def _is_too_short(self, sql: str) -> bool:
+        return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
         if is_nondeterministic(answer.result):
