@@ -23,7 +23,7 @@ _COMMENTS = re.compile(_COMMENT, re.DOTALL)
 _TOKEN = re.compile(
     rf"""
     \s*(?:(?:{_COMMENT})\s*)*
-    (?: (?P<word> [^\W\d][\w$]* )
+    (?: (?P<word> [^\W\d]\w* )
       | (?P<number> 0[xX][0-9a-fA-F]+ | (?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)? )
       | (?P<text> '[^']*(?:''[^']*)*(?:'|\Z) )
       | (?P<name> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\[\]]*\] )

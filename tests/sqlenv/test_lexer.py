@@ -63,7 +63,7 @@ def test_tokens():
     assert tokens("a<>b==c>=d 0x1F 'open End") == (
         *("a", "<>", "b", "==", "c", ">=", "d", "0x1f", "'open End"),
     )
-    assert tokens('`a``B` "c""D" [e``f] x$1 --') == ("`a``b`", '"c""D"', "[e``f]", "x$1")
+    assert tokens('`a``B` "c""D" [e``f] --') == ("`a``b`", '"c""D"', "[e``f]")
     assert tokens("") == tokens(" ; ") == ()
 
 
