@@ -25,7 +25,7 @@ from statistics import median
 
 from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
-from rewards.progress.reward import columns_of
+from rewards.execution import columns_of
 from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.equality import matches

@@ -24,8 +24,7 @@ from benchmarks._questions import damage, make_parser, open_questions
 from launch.predictions import read_predictions
 from rewards.config import ProgressiveConfig
 from rewards.progress.diagnosis import diagnose
-from rewards.progress.lexical import lexical_similarity
-from rewards.progress.reward import ProgressiveReward
+from rewards.progress.reward import ProgressiveReward, lexical_similarity
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor

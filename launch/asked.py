@@ -13,7 +13,7 @@ from launch.folders import PLACES
 from launch.journal import Answer, Journal, Request
 from launch.measured import weights
 from launch.policy import PolicySource, find_policy
-from rewards.judge import Ask
+from rewards.verbal import Ask
 
 
 @dataclass(frozen=True, slots=True)

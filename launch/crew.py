@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from launch.cli import progress_bar
-from rewards.progress.reward import columns_of
+from rewards.execution import columns_of
 from rewards.types import Turn
 from rewards.workbench import PairScore, Workbench
 from sqlenv.config import ExecutorConfig

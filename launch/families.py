@@ -10,7 +10,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from rewards.expo.reward import CASES
-from rewards.progress.mismatch import CATEGORIES, labels_of, mismatches
+from rewards.progress.diagnosis import CATEGORIES, labels_of, mismatches
 from rewards.workbench import MODES, STATUSES, PairScore
 from sqlenv.envs.tags import TAG_SENTENCES
 

@@ -15,9 +15,8 @@ from launch.testsets import TEST_SETS
 from launch.verdicts import turns_of
 from launch.votes import VOTE_TIMEOUT_S, Decode, choose
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
-from rewards.progress.diagnosis import diagnose
-from rewards.progress.mismatch import labels_of
-from rewards.progress.reward import ColumnsOf, columns_of
+from rewards.execution import ColumnsOf, columns_of
+from rewards.progress.diagnosis import diagnose, labels_of
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import transpile
 from sqlenv.errors import UserError

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launch.texts import write_text
 from launch.verdicts import Verdict
-from sqlenv.sql.extraction import one_line
+from sqlenv.sql.lexer import one_line
 
 BIRD_MARK = "\t----- bird -----\t"
 """Stands between query and database in BIRD's file."""

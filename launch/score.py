@@ -48,7 +48,7 @@ from launch.predictions import (
 )
 from launch.testsets import check_databases, check_golds
 from minirl.run.files import naming, whole_file
-from rewards.progress.reward import columns_of
+from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
 from sqlenv.data.layouts import FORMS, check_open
 from sqlenv.data.loading import read_all

@@ -25,7 +25,7 @@ from launch.journal import Journal
 from launch.verdicts import Verdict
 from launch.votes import Decode
 from minirl.errors import UserError
-from rewards.judge import Ask
+from rewards.verbal import Ask
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.types import Example

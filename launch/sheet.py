@@ -21,7 +21,7 @@ from launch.statistics import mean_interval, pass_at_k
 from launch.texts import write_text
 from launch.verdicts import rank
 from minirl.run.files import PART, keep_lines, naming, read_json
-from rewards.progress.mismatch import UNPARSED, mismatch_rates
+from rewards.progress.diagnosis import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 
 NO_GOLD = "none"

@@ -31,7 +31,7 @@ from launch.texts import write_json, write_text
 from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
 from launch.wiring import SqlSide
 from minirl.run.files import Joined, keep_lines, naming, read_json
-from rewards.judge import Ask, Choice, Task, Texts, deliberate
+from rewards.verbal import Ask, Choice, Task, Texts, deliberate
 from sqlenv.dialects import run as run_sql
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import find_matches

@@ -34,10 +34,10 @@ from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, tree_of
-from rewards.execution import gold_result
+from rewards.execution import columns_of, gold_result
 from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
-from rewards.progress.reward import ProgressiveReward, columns_of
+from rewards.progress.reward import ProgressiveReward
 from sqlenv.config import AgenticConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic

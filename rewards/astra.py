@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from typing import Literal, NamedTuple, get_args
+
 from rewards.columns import csmr
-from rewards.config import AstraConfig
-from rewards.execution import GoldResults, gold_result, is_correct, is_luck
-from rewards.trajectory import SHAPES, aggregate, shape_of
+from rewards.config import AstraConfig, AtrConfig
+from rewards.execution import GoldResults, gold_result, is_correct, is_nondeterministic
 from rewards.types import CreditSpan, Score
-from sqlenv.sql.extraction import one_line
-from sqlenv.types import Attempt, AttemptKind, Episode
+from sqlenv.sql.lexer import one_line
+from sqlenv.types import Attempt, Episode
+
+Shape = Literal["single", "flat", "rising", "falling", "rise_fall", "fall_rise", "oscillating"]
+"""The course of an episode's scores (figure 2, right): one step, no change, one direction, one turn
+up or down, several turns. The paper names rising, rise-then-fall and stagnation as examples."""
+SHAPES: tuple[Shape, ...] = get_args(Shape)
+_COURSES: dict[tuple[bool, ...], Shape] = {
+    (): "flat",
+    (True,): "rising",
+    (False,): "falling",
+    (True, False): "rise_fall",
+    (False, True): "fall_rise",
+}
+
+BOUND = 2.0
+"""Largest reward of an episode, and its negative the smallest (B)."""
+_THRESHOLD = 0.6  # tau: scores above are high
+_LOW_HIGH = 1.0  # factor on a rise
+_LEVEL = 1e-9  # scores that differ by less are the same
+
+
+class _Constants(NamedTuple):
+    """What a step that stays low or high earns, and what each step after the first costs."""
+
+    low_low: float
+    high_high: float
+    turn_cost: float
+
+
+_CONSTANTS = {"paper": _Constants(0.0, 0.0, 0.0001), "fig2": _Constants(0.0, -0.2, 0.1)}
 
 
 class AstraReward:
@@ -27,13 +59,14 @@ class AstraReward:
             0 without any step.
         """
         kind = self._config.aggregate
+        spans: tuple[CreditSpan, ...] = ()
         if kind == "steps":
             spans = self._spans(episode)
             total = sum(span.value for span in spans) / max(len(spans), 1)
-            return Score(total, is_correct(episode), {"steps": total}, spans)
-        scores = self.steps(episode)
-        total = aggregate(scores, self._config.atr) if kind == "atr" else (scores or [0.0])[-1]
-        return Score(total, is_correct(episode), {kind: total})
+        else:
+            scores = self.steps(episode)
+            total = aggregate(scores, self._config.atr) if kind == "atr" else (scores or [0.0])[-1]
+        return Score(total, is_correct(episode), {kind: total}, spans)
 
     def steps(self, episode: Episode) -> list[float]:
         """Score the steps: the calls, then the final query.
@@ -41,18 +74,14 @@ class AstraReward:
         An episode that ends in a call answers nothing: its final query is empty, and scores 0.
         """
         attempts = [one for one in episode.attempts if self._is_scored(one)]
-        if self._repeats_last_call(episode):
+        if self._config.final_step == "dedup" and _repeats_last_call(episode):
             attempts = attempts[:-1]
         scores = [self._score(episode, attempt) for attempt in attempts]
         is_unanswered = bool(episode.attempts) and episode.answer is None
         return [*scores, 0.0] if is_unanswered and self._config.final_step != "never" else scores
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
-        """Name numbers for the metrics: which course the scores took (figure 2).
-
-        Returns:
-            1.0 or 0.0 for every shape; averaged over episodes they are shares.
-        """
+        """Name numbers for the metrics: 1.0 or 0.0 for every shape of the scores (figure 2)."""
         scores = self.steps(episode)
         found = shape_of(scores) if scores else None
         return {f"shape/{shape}": float(shape == found) for shape in SHAPES}
@@ -66,37 +95,76 @@ class AstraReward:
         )
 
     def _is_scored(self, attempt: Attempt) -> bool:
-        config = self._config
-        scored: dict[AttemptKind, bool] = {
-            "call": True,
-            "bad_call": config.bad_call == "zero",
-            "answer": config.final_step != "never",
-        }
-        return scored[attempt.kind]
-
-    def _repeats_last_call(self, episode: Episode) -> bool:
-        if self._config.final_step != "dedup" or len(episode.attempts) < 2:
-            return False
-        call, answer = episode.attempts[-2:]
-        if answer.kind != "answer" or call.kind != "call":
-            return False
-        return bare(call.sql) == bare(answer.sql)
+        if attempt.kind == "bad_call":
+            return self._config.bad_call == "zero"
+        return attempt.kind == "call" or self._config.final_step != "never"
 
     def _score(self, episode: Episode, attempt: Attempt) -> float:
-        config, example = self._config, episode.example
-        if config.step_score == "binary":
+        if self._config.step_score == "binary":
             return float(attempt.correct)
-        if is_luck(attempt.result):
+        if is_nondeterministic(attempt.result):
             return 0.0
-        return csmr(
-            attempt.result,
-            gold_result(self._executor, example),
-            alpha=config.alpha,
-            match=config.match,
-            gold_sql=example.gold_sql,
-        )
+        gold = gold_result(self._executor, episode.example)
+        return csmr(attempt.result, gold, alpha=self._config.alpha)
 
 
-def bare(sql: str) -> str:
+def aggregate(scores: Sequence[float], config: AtrConfig) -> float:
+    """Sum up the scores of an episode's steps: rises earn, falls cost more, every turn costs (ATR).
+
+    The equation is not in the paper's text (section 2.3); it is what all rows of its figure 2 agree
+    with: clip(sum of transition(R_{t-1}, R_t) - turn_cost * (K - 1), -B, B), with R_0 = 0.
+
+    Args:
+        scores: One a step, each in [0, 1].
+        config: Which constants.
+
+    Returns:
+        In [-BOUND, BOUND]; 0.0 without any step.
+    """
+    if not scores:
+        return 0.0
+    earned = sum(transition(*pair, config) for pair in pairwise([0.0, *scores]))
+    total = earned - _CONSTANTS[config.kind].turn_cost * (len(scores) - 1)
+    return max(-BOUND, min(BOUND, total))
+
+
+def transition(before: float, after: float, config: AtrConfig) -> float:
+    """Reward one step (equation 2).
+
+    The states `low` and `high` before and after it come from the direction of the change, or, with
+    `state: threshold`, from which side of the threshold each score is on (section 2.3, 4.).
+    """
+    change = after - before
+    if config.state == "threshold":
+        was_high, is_high = before > _THRESHOLD, after > _THRESHOLD
+    elif abs(change) <= _LEVEL:
+        was_high = is_high = after > _THRESHOLD
+    else:
+        was_high, is_high = change < 0, change > 0
+    if was_high == is_high:
+        constants = _CONSTANTS[config.kind]
+        return constants.high_high if is_high else constants.low_low
+    return (_LOW_HIGH if is_high else config.high_low) * abs(change)
+
+
+def shape_of(scores: Sequence[float]) -> Shape:
+    """Name the course of the scores of an episode's steps, of which there is at least one."""
+    if len(scores) == 1:
+        return "single"
+    changes = (after - before for before, after in pairwise(scores))
+    rises = tuple(rise for rise, _ in groupby(c > 0 for c in changes if abs(c) > _LEVEL))
+    return _COURSES.get(rises, "oscillating")
+
+
+def _repeats_last_call(episode: Episode) -> bool:
+    """Tell whether the answer is the query of the call before it."""
+    if len(episode.attempts) < 2:
+        return False
+    call, answer = episode.attempts[-2:]
+    is_pair = (call.kind, answer.kind) == ("call", "answer")
+    return is_pair and _bare(call.sql) == _bare(answer.sql)
+
+
+def _bare(sql: str) -> str:
     """Write a query so that comments, line ends and the semicolon make no other query of it."""
     return one_line(sql).rstrip("; ")

@@ -1,4 +1,4 @@
-"""Results compared column by column: PaVeRL-SQL's EX_f and EX_b, SQL-ASTRA's CSMR.
+"""Results compared column by column: PaVeRL-SQL's EX_f, EX_b and reward, SQL-ASTRA's CSMR.
 
 All take whatever execution gave: what is no table scores 0.
 """
@@ -9,14 +9,26 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from sqlenv.evaluators.equality import MatchMode, matches
-from sqlenv.types import Result, Table, Value
+from rewards.config import PaverlConfig
+from rewards.execution import (
+    GoldResults,
+    gold_result,
+    is_correct,
+    is_executable,
+    is_nondeterministic,
+)
+from rewards.types import Score
+from sqlenv.types import Attempt, Episode, Result, Table, Value
 
-Variant = Literal["paper", "code"]
-
+EXTRA_COLUMNS = 5
+"""As many columns more than the gold has are too many for EX_b (tau of paper 003)."""
+_ALL_COLUMNS, _EXECUTED = 10.0, 0.5
+_SHORTEST_SQL = 16
+"""The released program never runs a shorter query."""
+_ROW_CUTOFF = 5
+"""The released program's largest difference of numbers of rows."""
 # Blanks are those of ASCII: `int` does not know all the others.
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
@@ -24,16 +36,47 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
 _NUMBER_CHARS = 64
 
 
+class PaverlReward:
+    """Pays for the gold columns in the result of the answer (paper 003, section III-C)."""
+
+    def __init__(self, config: PaverlConfig, executor: GoldResults) -> None:
+        self._config = config
+        self._executor = executor
+
+    def __call__(self, episode: Episode) -> Score:
+        """Score an episode by its answer; see `payment`."""
+        answer = episode.answer
+        if answer is None or not is_executable(answer) or self._is_too_short(answer.sql):
+            parts = payment(0.0, ran=False)
+        else:
+            parts = payment(self._share(episode, answer), ran=True)
+        return Score(sum(parts.values()), is_correct(episode), parts)
+
+    def _is_too_short(self, sql: str) -> bool:
+        return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
+
+    def _share(self, episode: Episode, answer: Attempt) -> float:
+        if is_nondeterministic(answer.result):
+            return 0.0
+        gold = gold_result(self._executor, episode.example)
+        if self._config.payoff == "binary":
+            return binary_accuracy(answer.result, gold)
+        if self._config.ex_f == "code":
+            return released_accuracy(answer.result, gold)
+        return fractional_accuracy(answer.result, gold)
+
+
+def payment(share: float, *, ran: bool) -> dict[str, float]:
+    """Pay 10 times a share of gold columns; without any, 0.5 for a query that ran (III-C)."""
+    return {"columns": _ALL_COLUMNS * share, "executed": _EXECUTED if ran and not share else 0.0}
+
+
 def fractional_accuracy(predicted: Result, gold: Result) -> float:
     """Return the share of gold columns that the prediction reproduces (EX_f, paper 003, III-A).
 
-    A gold column is reproduced by a predicted column, used once, with the same values as often,
-    in any order. NULL equals NULL alone, text that is a number is that number, numbers agree to
-    three decimals. Further columns neither help nor hurt; names are ignored.
-
-    Args:
-        predicted: What the prediction gave.
-        gold: What the gold query gave.
+    A gold column is reproduced by a predicted column, used once, with the same values as often, in
+    any order. NULL equals NULL alone, text that is a number is that number, numbers agree to three
+    decimals. Further columns neither help nor hurt; names are ignored.
 
     Returns:
         In [0, 1]; 0.0 where either gave no table.
@@ -48,103 +91,38 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
     return (wanted & found).total() / gold.width
 
 
-def binary_accuracy(predicted: Result, gold: Result, *, extra_columns: int = 5) -> float:
+def binary_accuracy(predicted: Result, gold: Result, *, share: float | None = None) -> float:
     """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A).
 
-    Args:
-        predicted: What the prediction gave.
-        gold: What the gold query gave.
-        extra_columns: As many columns more than the gold has are too many (tau).
-
     Returns:
-        1.0 or 0.0.
+        1.0 or 0.0. `share` is the `fractional_accuracy`, where it is known.
     """
-    share = fractional_accuracy(predicted, gold)
-    return binary_of(share, predicted, gold, extra_columns=extra_columns)
-
-
-def binary_of(share: float, predicted: Result, gold: Result, *, extra_columns: int = 5) -> float:
-    """Tell what `binary_accuracy` does where the `fractional_accuracy` is known."""
+    share = fractional_accuracy(predicted, gold) if share is None else share
     if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    return float(predicted.width - gold.width < extra_columns)
+    return float(predicted.width - gold.width < EXTRA_COLUMNS)
 
 
-def csmr(
-    predicted: Result,
-    gold: Result,
-    *,
-    alpha: float = 0.8,
-    match: MatchMode = "set",
-    gold_sql: str = "",
-) -> float:
+def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
     """Score how many gold columns the prediction reproduces (CSMR, paper 004, algorithm 1).
 
-    Args:
-        predicted: What the prediction gave.
-        gold: What the gold query gave.
-        alpha: The most that anything but a match earns.
-        match: What counts as a match (step 0 of the algorithm).
-        gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
-
     Returns:
-        1.0 for a match; else alpha * M^2 / (gold columns * predicted columns), where M counts the
-        sets of values that are a column's on both sides; 0.0 where either gave no table.
+        1.0 for equal sets of rows; else alpha * M^2 / (gold columns * predicted columns), where M
+        counts the sets of values that are a column's on both sides; 0.0 where either gave no table.
 
     Note:
         Equal columns collapse in M but not in the divisor, as printed. Values compare as Python's
         do: 1 equals 1.0 and not '1'; NULL is a value.
     """
-    if matches(predicted, gold, mode=match, gold_sql=gold_sql):
-        return 1.0
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
+    if set(predicted.rows) == set(gold.rows):
+        return 1.0
     pairs = gold.width * predicted.width
     if not pairs:
         return 0.0
-    gold_sets = {frozenset(column) for column in _columns(gold)}
-    matched = len(gold_sets & {frozenset(column) for column in _columns(predicted)})
-    return alpha * matched**2 / pairs
-
-
-def released_accuracy(predicted: Result, gold: Result, *, row_cutoff: int = 5) -> float:
-    """Score columns and rows as PaVeRL-SQL's released code does (its `accuracy_reward.py`).
-
-    Numbers of rows may differ: a key column picks the rows that both sides have. Rows too many then
-    cost nothing, missing rows cost their share. Two predicted columns of one name make the program
-    fail, which is no match. Floats agree within 0.005; in a column of numbers NULL is -1e10, in one
-    of text 'none'.
-
-    Args:
-        predicted: What the prediction gave.
-        gold: What the gold query gave.
-        row_cutoff: The largest difference of numbers of rows.
-
-    Returns:
-        In [0, 1]: matched columns times common rows, over the cells of the gold; 0.0 where either
-        gave no table.
-
-    Note:
-        The program compares data frames, the gold's read from CSV; this keeps its rules and not its
-        accidents. Where rows are missing and the gold has one column it can pay more than for a
-        right answer; here 1 is the most.
-    """
-    if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
-        return 0.0
-    surplus = len(predicted.rows) - len(gold.rows)
-    if abs(surplus) > row_cutoff or len(set(predicted.columns)) < predicted.width:
-        return 0.0
-    found, wanted = _typed(predicted), _typed(gold)
-    if surplus > 0:
-        found = _common_rows(wanted, found)
-    elif surplus < 0:
-        if gold.width == 1 and any(_is_part(column, wanted[0]) for column in found):
-            return len(predicted.rows) / len(gold.rows)
-        wanted = _common_rows(found, wanted)
-    rows = len(wanted[0].values) if wanted else 0
-    if not wanted or not found or len(found[0].values) != rows:
-        return 0.0
-    return _matched(wanted, found) / gold.width * (rows / len(gold.rows) if gold.rows else 1.0)
+    gold_sets, sets = ({frozenset(c) for c in _columns(table)} for table in (gold, predicted))
+    return alpha * len(gold_sets & sets) ** 2 / pairs
 
 
 def _columns(table: Table) -> list[tuple[Value, ...]]:
@@ -166,7 +144,7 @@ def _comparable(value: Value) -> Hashable:
         return value
     if isinstance(value, float):
         return round(value, 3)
-    text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
+    text = _text(value)
     number = _number(text)
     return (text,) if number is None else round(number, 3)
 
@@ -178,25 +156,50 @@ def _number(text: str) -> int | float | None:
     return int(text) if _INTEGER.fullmatch(text) else float(text)
 
 
-# The released program.
+# The released program (its `accuracy_reward.py`).
 
 _TOLERANCE = 0.005
 _NO_NUMBER = -10_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(NamedTuple):
     """A column as a data frame types it."""
 
     kind: Literal["text", "float", "int"]
     values: tuple[Any, ...]
 
 
-def _typed(table: Table) -> list[_Column]:
-    return [_type(column) for column in _columns(table)]
+def released_accuracy(predicted: Result, gold: Result) -> float:
+    """Score columns and rows as PaVeRL-SQL's released code does.
+
+    Numbers of rows may differ: a key column picks the rows that both sides have. Rows too many then
+    cost nothing, missing rows cost their share. Two predicted columns of one name are no match.
+    Floats agree within 0.005; in a column of numbers NULL is -1e10, in one of text 'none'.
+
+    Returns:
+        Matched columns times common rows, over the cells of the gold; 0.0 where either gave no
+        table. At most 1, unlike in the program, which compares data frames read from CSV: this
+        keeps its rules and not its accidents.
+    """
+    if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
+        return 0.0
+    surplus = len(predicted.rows) - len(gold.rows)
+    if abs(surplus) > _ROW_CUTOFF or len(set(predicted.columns)) < predicted.width:
+        return 0.0
+    found, wanted = ([_typed(column) for column in _columns(t)] for t in (predicted, gold))
+    if surplus > 0:
+        found = _common_rows(wanted, found)
+    elif surplus < 0:
+        if gold.width == 1 and any(_is_part(column, wanted[0]) for column in found):
+            return len(predicted.rows) / len(gold.rows)
+        wanted = _common_rows(found, wanted)
+    rows = len(wanted[0].values) if wanted else 0
+    if not wanted or not found or len(found[0].values) != rows:
+        return 0.0
+    return _matched(wanted, found) / gold.width * (rows / len(gold.rows) if gold.rows else 1.0)
 
 
-def _type(column: Sequence[Value]) -> _Column:
+def _typed(column: Sequence[Value]) -> _Column:
     """Take a column for numbers if all its values are; a NULL among integers makes them floats."""
     numbers: list[Any] = [_number(v) if isinstance(v, str) else v for v in column]
     for value, number in zip(column, numbers, strict=True):

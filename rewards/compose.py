@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rewards.astra import AstraReward
-from rewards.config import (
-    AstraConfig,
-    ExpoConfig,
-    OneShotConfig,
-    PaverlConfig,
-    ProgressiveConfig,
-    RewardConfig,
-)
-from rewards.expo.reward import ExpoReward, Runner
-from rewards.paverl import PaverlReward
-from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
+from rewards.columns import PaverlReward
+from rewards.config import ExpoConfig, OneShotConfig, PaverlConfig, ProgressiveConfig, RewardConfig
+from rewards.execution import ColumnsOf, Runner
+from rewards.expo.reward import ExpoReward
+from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
 from sqlenv.config import Wrapping
 from sqlenv.types import Episode
@@ -34,7 +28,7 @@ def build_reward(
 
     Args:
         config: One of the reward families.
-        columns_of: Column names by table of an example's database, None where unknown.
+        columns_of: Reads the columns of an example's database.
         executor: Runs queries and gives gold results, to the families that need them.
         wrapping: Where the SQL of a reply is.
 
@@ -44,12 +38,11 @@ def build_reward(
     if isinstance(config, ProgressiveConfig):
         return ProgressiveReward(config, columns_of)
     if isinstance(config, OneShotConfig):
-        return OneShotReward(config)
+        return OneShotReward()
     if executor is None:
         raise ValueError(f"the reward {config.kind} runs queries: give it an executor")
     if isinstance(config, ExpoConfig):
         return ExpoReward(config, columns_of=columns_of, executor=executor, wrapping=wrapping)
     if isinstance(config, PaverlConfig):
         return PaverlReward(config, executor)
-    assert isinstance(config, AstraConfig)
     return AstraReward(config, executor)

@@ -1,4 +1,8 @@
-"""Settings of the reward families. Defaults are the papers' values."""
+"""Settings of the reward families: what a paper ablates, or leaves open in a way that matters.
+
+Defaults are the papers' values. Constants that a paper prints and does not vary stand beside the
+equation that uses them.
+"""
 
 from __future__ import annotations
 
@@ -7,77 +11,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sqlenv.config import EnvConfig, Settings
-from sqlenv.evaluators.equality import MatchMode
-
-Qualify = Literal["resolve", "bare", "raw"]
-
-
-class TreeWeights(Settings):
-    """Weights of the clauses of a SELECT (Progress-SQL, table 5); only their ratios matter."""
-
-    join: float = Field(default=0.22, ge=0)
-    """Join conditions."""
-    where: float = Field(default=0.20, ge=0)
-    """WHERE predicates."""
-    select: float = Field(default=0.16, ge=0)
-    """SELECT items."""
-    tables: float = Field(default=0.12, ge=0)
-    """Tables of FROM and JOIN."""
-    group: float = Field(default=0.10, ge=0)
-    """GROUP BY columns."""
-    counts: float = Field(default=0.10, ge=0)
-    """Numbers of joins and of SELECT items."""
-    order: float = Field(default=0.06, ge=0)
-    """ORDER BY items and whether rows are limited."""
-    distinct: float = Field(default=0.04, ge=0)
-    """SELECT DISTINCT."""
-    having: float = Field(default=0.0, ge=0)
-    """HAVING predicates, which the paper extracts and does not weigh."""
-
-
-class TagThresholds(Settings):
-    """Similarities below which a tag is emitted (Progress-SQL, table 6), each in [0, 1]."""
-
-    join: float = Field(default=0.60, ge=0, le=1)
-    """JOIN_KEY_MISMATCH."""
-    where: float = Field(default=0.60, ge=0, le=1)
-    """WHERE_ERROR."""
-    select: float = Field(default=0.60, ge=0, le=1)
-    """SELECT_ERROR."""
-    group: float = Field(default=0.65, ge=0, le=1)
-    """GROUP_BY_ERROR."""
-    order: float = Field(default=0.65, ge=0, le=1)
-    """ORDER_BY_MISMATCH."""
-    tables: float = Field(default=0.70, ge=0, le=1)
-    """FROM_OR_JOIN_TABLE_MISMATCH."""
 
 
 class TreeConfig(Settings):
-    """The oracle-guided diagnostic tree (Progress-SQL, appendix D)."""
-
-    weights: TreeWeights = TreeWeights()
-    """Weights of the clauses."""
-
-    thresholds: TagThresholds = TagThresholds()
-    """Thresholds of the tags."""
-
-    alpha: float = Field(default=0.70, ge=0, le=1)
-    """Share of a SELECT's own clauses in its score; the rest is its nested queries'."""
+    """Readings of the oracle-guided diagnostic tree (Progress-SQL, appendix D)."""
 
     empty_child: Literal["one", "renorm"] = "one"
     """Without nested queries on either side: count them as agreeing, or drop their share."""
 
-    cte_match: Literal["name", "name_then_any"] = "name"
-    """Match CTEs by name only, or unmatched ones with whatever CTE is left."""
-
-    setop_match: Literal["ignored", "same"] = "ignored"
-    """Whether UNION, INTERSECT and EXCEPT match one another, or only their like."""
-
-    qualify: Qualify = "resolve"
+    qualify: Literal["resolve", "bare", "raw"] = "resolve"
     """Columns as base table and name, as name only, or with the qualifier as written."""
 
     join_type: Literal["ignored", "included"] = "ignored"
-    """Whether LEFT and its like are part of a join condition's signature."""
+    """Whether LEFT and its like are part of a join condition."""
 
     lift_implicit: bool = False
     """Whether `a.x = b.y` in WHERE counts as a join condition instead."""
@@ -95,23 +41,11 @@ class ProgressiveConfig(Settings):
     kind: Literal["progressive"] = "progressive"
     """Tag of the union."""
 
-    format_weight: float = 0.5
-    """Reward of the required `<think>…</think> <sql>…</sql>`."""
-
-    accuracy_weight: float = 2.0
-    """Reward of a match at the first turn."""
-
     decay: float = Field(default=0.5, gt=0, le=1)
     """Factor on the reward of a match for every turn it comes later (gamma)."""
 
     alignment: Literal["both", "structural", "lexical"] = "both"
     """What F measures: the mean of structure and words, or one of them alone (table 3)."""
-
-    align_gain: float = 1.0
-    """Factor on the rise of alignment from the first to the last query."""
-
-    align_stagnation: float = -0.25
-    """Reward when alignment does not rise."""
 
     align_k1: Literal["literal", "zero"] = "literal"
     """A match at the first turn cannot rise: stagnation as equation 1 has it, or no reward."""
@@ -128,10 +62,6 @@ class ProgressiveConfig(Settings):
     fmt_scope: Literal["final", "all"] = "final"
     """Whether the last reply alone or every reply must follow the format."""
 
-    gold_unparsed: Literal["half", "lexical"] = "half"
-    """Alignment by both when the gold has no tree: half the lexical one (as if no structure
-    agreed), or all of it."""
-
     tree: TreeConfig = TreeConfig()
     """The diagnostic tree."""
 
@@ -142,18 +72,6 @@ class OneShotConfig(Settings):
     kind: Literal["one_shot"] = "one_shot"
     """Tag of the union."""
 
-    match_weight: float = 2.0
-    """Reward of a match."""
-
-    executable_weight: float = 0.5
-    """Reward of a query that runs."""
-
-    format_weight: float = 0.5
-    """Reward of the required format."""
-
-
-FromCheck = Literal["fewer", "differs", "full"]
-
 
 class ExpoConfig(Settings):
     """EXPO-SQL's clause-level reward (sections 3.2 and 6, appendix A)."""
@@ -161,20 +79,8 @@ class ExpoConfig(Settings):
     kind: Literal["expo"] = "expo"
     """Tag of the union."""
 
-    correct: float = 1.5
-    """Reward of every clause of a query that matches (equation 1)."""
-
-    incorrect_blamed: float = -0.5
-    """Reward of a blamed clause where the result is wrong (equation 2)."""
-
-    incorrect_other: float = 0.5
-    """Reward of the other clauses where the result is wrong (equation 2)."""
-
     error_blamed: float = -1.5
     """Reward of a blamed clause where the query fails (equation 3; figures 7 and 8 show -1.0)."""
-
-    error_other: float = -0.5
-    """Reward of the other clauses where the query fails (equation 3)."""
 
     gap_scale: float = Field(default=1.0, ge=0)
     """Factor on the gap between blamed and other clauses, about its middle (table 11); 0 rewards
@@ -182,18 +88,14 @@ class ExpoConfig(Settings):
 
     incorrect_uniform: float | None = None
     """Reward of every clause where the result is wrong and clauses are not told apart; null: the
-    middle of the two rewards above. The paper prints no value."""
+    middle of the rewards of blamed and other clauses. The paper prints no value."""
 
     error_uniform: float | None = None
-    """Reward of every clause where the query fails and clauses are not told apart; null: the middle
-    of the two rewards above. The paper prints no value."""
+    """The same where the query fails."""
 
     clause_level: Literal["both", "incorrect", "error"] = "both"
     """Which failures are rewarded by the clause (table 4): wrong results, failing queries, or both.
     The other gets its uniform reward."""
-
-    format_fail: float = -1.5
-    """Reward of a whole reply that breaks the format."""
 
     format: Literal["sql", "think_sql"] = "sql"
     """What the format asks for: a complete SQL block, wherever it is; or one think block, then one
@@ -225,7 +127,7 @@ class ExpoConfig(Settings):
     steps that change rows, filters that take some away among them. `any` is algorithm 1 to the
     letter: SELECT too, since rows of another width are disjoint, and no HAVING."""
 
-    from_check: FromCheck = "fewer"
+    from_check: Literal["fewer", "differs", "full"] = "fewer"
     """When FROM and JOINs are blamed: they give fewer columns than the gold result, the only
     reading that agrees with figure 5; another number; or any difference of the final result."""
 
@@ -235,13 +137,6 @@ class ExpoConfig(Settings):
     tracing: bool = True
     """Follow an error back to the clauses that caused it; without, blame those that the message
     points at (table 6)."""
-
-    max_step_rows: int = Field(default=200, ge=1)
-    """Rows of an intermediate result that are compared; of larger ones filters are judged by
-    counts, other steps by the first rows."""
-
-    max_steps: int = Field(default=20_000_000, gt=0, lt=2**31)
-    """Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
 
 
 class PaverlConfig(Settings):
@@ -256,65 +151,18 @@ class PaverlConfig(Settings):
     payoff: Literal["fraction", "binary"] = "fraction"
     """What is paid for: the share of gold columns (EX_f), or all of them or nothing (EX_b)."""
 
-    columns_weight: float = Field(default=10.0, gt=0)
-    """Reward of all gold columns."""
 
-    executed: float = Field(default=0.5, ge=0)
-    """Reward of a query that runs and has no gold column."""
+class AtrConfig(Settings):
+    """SQL-ASTRA's aggregated trajectory reward."""
 
-    extra_columns: int = Field(default=5, ge=1)
-    """EX_b is 0 from so many columns more than the gold has (tau)."""
-
-    row_cutoff: int = Field(default=5, ge=0)
-    """The released program's largest difference of numbers of rows."""
-
-
-class AtrSettings(Settings):
-    """SQL-ASTRA's aggregated trajectory reward; its presets differ in their defaults only."""
-
-    low_low: float = 0.0
-    """Reward of a step that stays low."""
-
-    low_high: float = 1.0
-    """Factor on a rise."""
+    kind: Literal["paper", "fig2"] = "paper"
+    """Constants of the paper's text (equation 2, table 2), or of its figure 2."""
 
     high_low: float = -1.5
     """Factor on a fall; -1.0 is the paper's symmetric ablation."""
 
-    high_high: float = 0.0
-    """Reward of a step that stays high."""
-
-    turn_cost: float = Field(default=0.0001, ge=0)
-    """Cost of every step after the first (C_turn)."""
-
-    bound: float = Field(default=2.0, gt=0)
-    """Largest reward, and its negative the smallest (B)."""
-
-    threshold: float = Field(default=0.6, ge=0, le=1)
-    """Scores above are high (tau)."""
-
     state: Literal["gradient", "threshold"] = "gradient"
     """A rise ends high and a fall low, or what is above the threshold is high."""
-
-
-class PaperAtr(AtrSettings):
-    """The constants of the paper's text (equation 2, table 2)."""
-
-    kind: Literal["paper"] = "paper"
-    """Tag of the union."""
-
-
-class Fig2Atr(AtrSettings):
-    """The constants that the paper's figure 2 was drawn with."""
-
-    kind: Literal["fig2"] = "fig2"
-    """Tag of the union."""
-
-    high_high: float = -0.2
-    """Reward of a step that stays high."""
-
-    turn_cost: float = Field(default=0.1, ge=0)
-    """Cost of every step after the first (C_turn)."""
 
 
 class AstraConfig(Settings):
@@ -329,14 +177,11 @@ class AstraConfig(Settings):
     alpha: float = Field(default=0.8, ge=0, lt=1)
     """The most that CSMR gives for anything but a match."""
 
-    match: MatchMode = "set"
-    """What CSMR takes for a match."""
-
     aggregate: Literal["atr", "last", "steps"] = "atr"
     """One reward for the episode (ATR), the last step's score alone (no ATR), or the score of each
     step as the advantage of its own tokens (the step-wise ablation)."""
 
-    atr: Annotated[PaperAtr | Fig2Atr, Field(discriminator="kind")] = PaperAtr()
+    atr: AtrConfig = AtrConfig()
     """How scores of steps are added up."""
 
     final_step: Literal["dedup", "always", "never"] = "dedup"
@@ -350,21 +195,6 @@ RewardConfig = Annotated[
     ProgressiveConfig | OneShotConfig | ExpoConfig | PaverlConfig | AstraConfig,
     Field(discriminator="kind"),
 ]
-
-
-def contradictions(reward: RewardConfig, env: EnvConfig) -> list[tuple[bool, str]]:
-    """List rules that a reward and an environment may break: whether they do, and what to write."""
-    return [
-        (
-            reward.kind == "progressive" and env.wrapping != "sql_tag",
-            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
-        ),
-        (
-            reward.kind == "expo" and env.kind == "agentic",
-            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
-            "use astra",
-        ),
-    ]
 
 
 class JudgeConfig(Settings):
@@ -392,6 +222,21 @@ class JudgeConfig(Settings):
 
     normalise: Literal["none", "z_score"] = "none"
     """Scores as they are, or standardised within each judgement."""
+
+
+def contradictions(reward: RewardConfig, env: EnvConfig) -> list[tuple[bool, str]]:
+    """List rules that a reward and an environment may break: whether they do, and what to write."""
+    return [
+        (
+            reward.kind == "progressive" and env.wrapping != "sql_tag",
+            "env.wrapping: the progressive reward judges the <sql> tag; use sql_tag",
+        ),
+        (
+            reward.kind == "expo" and env.kind == "agentic",
+            "reward.kind: expo credits the clauses of replies that are answers; with tool calls "
+            "use astra",
+        ),
+    ]
 
 
 def tree_of(reward: RewardConfig) -> TreeConfig:

@@ -1,14 +1,20 @@
-"""What execution says of an episode, shared by the families that reward it."""
+"""What the families ask of execution, and what it says of an episode."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from sqlenv.config import Wrapping
 from sqlenv.dialects import run
+from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, Table
+
+ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
+"""Column names by table of an example's database, None where unknown."""
 
 _FORMATS: dict[Wrapping, re.Pattern[str]] = {
     "sql_tag": re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL),
@@ -28,6 +34,24 @@ class GoldResults(Protocol):
         ...
 
 
+class Runner(GoldResults, Protocol):
+    """What a reward that runs parts of queries needs of the executor."""
+
+    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
+        """Run a query."""
+        ...
+
+
+def columns_of() -> ColumnsOf:
+    """Return what reads the columns of an example's database, each file once."""
+
+    @cache
+    def read(database: Path) -> Mapping[str, Sequence[str]]:
+        return read_schema(database, examples=0).column_names()
+
+    return lambda example: read(example.database)
+
+
 def gold_result(executor: GoldResults, example: Example) -> Result:
     """Return what the gold query gives, also where it is of another dialect."""
     return run(executor.gold, example, example.gold_sql)
@@ -38,7 +62,7 @@ def is_executable(attempt: Attempt) -> bool:
     return isinstance(attempt.result, Table)
 
 
-def is_luck(result: Result) -> bool:
+def is_nondeterministic(result: Result) -> bool:
     """Tell whether a result depends on the clock or on chance, so that no part of it is earned."""
     return isinstance(result, Table) and result.nondeterministic
 

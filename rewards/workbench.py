@@ -11,34 +11,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from rewards.astra import AstraReward
-from rewards.columns import binary_of, csmr, fractional_accuracy
-from rewards.config import (
-    AstraConfig,
-    ExpoConfig,
-    OneShotConfig,
-    PaverlConfig,
-    ProgressiveConfig,
-)
-from rewards.execution import gold_result, is_correct, is_luck
+from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
+from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
+from rewards.execution import ColumnsOf, Runner, gold_result, is_correct, is_nondeterministic
 from rewards.expo.clauses import Clause
-from rewards.expo.reward import ExpoReward, Runner, Verdict
-from rewards.paverl import PaverlReward, payment
+from rewards.expo.reward import FORMAT_FAIL, ExpoReward, Verdict
 from rewards.progress.diagnosis import Diagnosis
-from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
+from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.dialects import run, transpile
 from sqlenv.envs.single_turn import find_matches, judge_query
 from sqlenv.evaluators.equality import MatchMode, matches
-from sqlenv.types import (
-    Attempt,
-    Episode,
-    Example,
-    Result,
-    SqlError,
-    Status,
-    Table,
-    status_of,
-)
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Status, Table, status_of
 
 PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot
@@ -85,6 +69,7 @@ class PairScore:
     def record(self) -> dict[str, Any]:
         """Write it for programs, as JSON has it."""
         verdict, diagnosis = self.verdict, self.diagnosis
+        blamed = (verdict.clauses[number].kind for number in sorted(verdict.blamed))
         return {
             "status": self.status,
             **({"nondeterministic": True} if self.nondeterministic else {}),
@@ -97,9 +82,7 @@ class PairScore:
             "expo": {
                 "case": verdict.case,
                 "diff_types": sorted(verdict.differences),
-                "error_clauses": list(
-                    dict.fromkeys(verdict.clauses[n].kind for n in sorted(verdict.blamed))
-                ),
+                "error_clauses": list(dict.fromkeys(blamed)),
                 "rewards": [
                     {"clause": clause.kind, "start": clause.start, "end": clause.end, "reward": r}
                     for clause, r in self.clauses()
@@ -120,20 +103,18 @@ class PairScore:
 
 
 class Workbench:
-    """Runs predictions and asks every family. One thread at a time.
-
-    Args:
-        executor: Runs queries; its gold results are cached.
-        columns_of: Column names by table of an example's database, None where unknown.
-    """
+    """Runs predictions and asks every family. One thread at a time."""
 
     def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
         self._executor = executor
         self._expo = ExpoReward(ExpoConfig(), columns_of=columns_of, executor=executor)
-        self._paverl = PaverlReward(PaverlConfig(), executor)
-        self._astra = AstraReward(AstraConfig(), executor)
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
-        self._one_shot = OneShotReward(OneShotConfig())
+        self._families = {
+            "progressive": self._progressive,
+            "one_shot": OneShotReward(),
+            "paverl": PaverlReward(PaverlConfig(), executor),
+            "astra": AstraReward(AstraConfig(), executor),
+        }
 
     def score(self, example: Example, sql: str) -> PairScore:
         """Score one query; no text whatever raises.
@@ -146,10 +127,10 @@ class Workbench:
         sql = sql if sql.strip() else ""
         predicted = run(self._executor.execute, example, sql) if sql else SqlError("no SQL")
         ex = find_matches(example, sql, predicted, self._executor, MODES)
-        luck = is_luck(predicted)
-        right = ex[EXPO_MATCH] and not luck
+        by_chance = is_nondeterministic(predicted)
+        right = ex[EXPO_MATCH] and not by_chance
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
-        share = 0.0 if luck else _share(predicted, gold, is_match=ex["bag"])
+        share = 0.0 if by_chance else fractional_accuracy(predicted, gold)
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -160,34 +141,24 @@ class Workbench:
             rewards=tuple(self._expo.clause_rewards(verdict)),
             expo=self._expo.mean_reward(verdict),
             ex_f=share,
-            ex_b=binary_of(share, predicted, gold),
-            paverl=sum(payment(share, PaverlConfig(), ran=isinstance(predicted, Table)).values()),
-            csmr=0.0 if luck else csmr(predicted, gold),
+            ex_b=binary_accuracy(predicted, gold, share=share),
+            paverl=sum(payment(share, ran=isinstance(predicted, Table)).values()),
+            csmr=0.0 if by_chance else csmr(predicted, gold),
             gold_ran=isinstance(gold, Table),
-            nondeterministic=luck,
+            nondeterministic=by_chance,
             seconds=time.perf_counter() - start,
             predicted=predicted,
             gold=gold,
         )
 
     def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
-        """Reward an episode as each family does.
-
-        Returns:
-            The total of each family by its name, `correct` (the answer's execution match) and the
-            number of `turns`.
+        """Reward an episode: the total of each family by its name, `correct` (the answer's match)
+        and the number of `turns`.
         """
         attempts = tuple(self._attempt(example, turn) for turn in turns)
         episode = Episode(example, attempts)
-        families = {
-            "progressive": self._progressive,
-            "one_shot": self._one_shot,
-            "paverl": self._paverl,
-            "astra": self._astra,
-        }
-        totals = {name: reward(episode).total for name, reward in families.items()}
         return {
-            **totals,
+            **{name: reward(episode).total for name, reward in self._families.items()},
             "expo": self._expo_total(example, attempts),
             "correct": float(is_correct(episode)),
             "turns": float(len(attempts)),
@@ -202,10 +173,10 @@ class Workbench:
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:
         """Average the rewards of the last query's clauses, as EXPO-SQL's total does."""
         if not attempts:
-            return ExpoConfig().format_fail
+            return FORMAT_FAIL
         last, gold = attempts[-1], gold_result(self._executor, example)
         is_match = matches(last.result, gold, mode=EXPO_MATCH, gold_sql=example.gold_sql)
-        correct = is_match and not is_luck(last.result)
+        correct = is_match and not is_nondeterministic(last.result)
         return self._expo.mean_reward(self._expo.judge(example, replace(last, correct=correct)))
 
 
@@ -213,10 +184,3 @@ def _status(example: Example, sql: str, predicted: Result) -> PairStatus:
     if sql and isinstance(transpile(sql, example.dialect), SqlError):
         return "not_carried"
     return status_of(predicted)
-
-
-def _share(predicted: Result, gold: Result, *, is_match: bool) -> float:
-    """Compute EX_f; equal bags of rows have equal columns, which need no second look."""
-    if is_match and isinstance(predicted, Table) and isinstance(gold, Table) and gold.rows:
-        return 1.0
-    return fractional_accuracy(predicted, gold)

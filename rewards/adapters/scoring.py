@@ -15,9 +15,8 @@ from pydantic import ValidationError
 
 from rewards.compose import build_reward
 from rewards.config import ProgressiveConfig, RewardConfig, contradictions, tree_of
-from rewards.execution import gold_result
+from rewards.execution import columns_of, gold_result
 from rewards.progress.feedback import build_feedback
-from rewards.progress.reward import columns_of
 from rewards.types import Score
 from sqlenv.config import DiagnosedConfig, EnvConfig, ExecutorConfig, Settings
 from sqlenv.dialects import dialect_of

@@ -21,8 +21,7 @@ class SqlReward:
     The data set needs the columns `database` (path of a SQLite file) and `gold_sql`.
 
     Args:
-        settings: The reward family, what replies are, and how queries run; or the same as a
-            mapping; None for Progress-SQL's reward.
+        settings: Those of `AdapterConfig`, or a mapping; None for Progress-SQL's reward.
     """
 
     __name__ = "sql_reward"

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewards.expo.clauses import Clause, item_name, scan_clauses
+from rewards.expo.names import SelectItem, Source, select_items, sources
 from sqlenv.sql.cache import cached
-from sqlenv.sql.lexer import SelectItem, Source, select_items, sources, tokenize
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Table
 
 COMPUTED = "()"
@@ -48,11 +49,7 @@ class _Select:
 
 
 def with_attributes(sql: str, table: Table) -> Table:
-    """Name the columns of a result by their attributes.
-
-    Args:
-        sql: The query that gave it; of a set operation the first SELECT counts, as in SQLite.
-        table: Its result.
+    """Name the columns of a query's result by their attributes; of a set operation by the first's.
 
     Returns:
         The same rows. Columns are in lower case, those computed `COMPUTED`; where the select list
@@ -76,8 +73,6 @@ def _attributes(select: _Select, names: Sequence[str]) -> list[str]:
     starred = names[len(head) : len(names) - len(tail)]
     if len(head) + len(starred) + len(tail) != len(names) or bool(starred) > bool(stars):
         return list(names)
-    if not select.sources:
-        return [*map(_alone, head), *starred, *map(_alone, tail)]
     finder = _Finder()
     items = select.items
     return [
@@ -85,11 +80,6 @@ def _attributes(select: _Select, names: Sequence[str]) -> list[str]:
         *(finder.source_of(select, "", name, items, 0) or name for name in starred),
         *(finder.attribute(select, item, items, 0) for item in tail),
     ]
-
-
-def _alone(item: SelectItem) -> str:
-    """Return what an output stands for where a query reads nothing but tables."""
-    return item.column or COMPUTED
 
 
 class _Finder:
@@ -107,12 +97,7 @@ class _Finder:
         return self.source_of(select, item.qualifier, item.column, items, depth) or item.column
 
     def source_of(
-        self,
-        select: _Select,
-        qualifier: str,
-        name: str,
-        items: Mapping[str, _Named],
-        depth: int,
+        self, select: _Select, qualifier: str, name: str, items: Mapping[str, _Named], depth: int
     ) -> str:
         """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
         for source, subquery in select.sources:
@@ -125,23 +110,22 @@ class _Finder:
 
     def _inside(self, query: _Named, name: str, items: Mapping[str, _Named], depth: int) -> str:
         key = (query.sql, name)
-        if key not in self._found:
-            self._found[key] = ""  # for a WITH item that reads itself
-            self._found[key] = self._output(query, name, items, depth)
-        return self._found[key]
-
-    def _output(self, query: _Named, name: str, items: Mapping[str, _Named], depth: int) -> str:
+        if key in self._found:
+            return self._found[key]
+        self._found[key] = ""  # for a WITH item that reads itself
         select = _read(query.sql, "inner")
         items = {**items, **select.items}
         for at, item in enumerate(select.outputs):
             given = query.columns[at] if at < len(query.columns) else item.alias or item.column
+            found = ""
             if item.column == "*":
                 found = self.source_of(select, item.qualifier, name, items, depth)
-                if found:
-                    return found
             elif given == name:
-                return self.attribute(select, item, items, depth)
-        return ""
+                found = self.attribute(select, item, items, depth)
+            if found:
+                self._found[key] = found
+                break
+        return self._found[key]
 
 
 @cached(maxsize=1024)

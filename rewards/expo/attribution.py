@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from rewards.config import FromCheck
+from rewards.config import ExpoConfig
 from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.clauses import WHOLE, Clause, ClauseKind
 from rewards.expo.differences import (
@@ -23,11 +23,15 @@ from rewards.expo.differences import (
     leads_away,
     with_missing,
 )
-from sqlenv.sql.lexer import replace_names, select_aliases, sources
+from rewards.expo.names import replace_names, select_aliases, sources
 from sqlenv.types import Result, SqlError, Table
 
 Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
 Run = Callable[[str], Result]
+
+MAX_STEP_ROWS = 200
+"""Rows of an intermediate result that are compared; of larger ones filters are judged by counts,
+other steps by the first rows."""
 
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
@@ -43,7 +47,6 @@ _POSSIBLE: dict[Effect, Differences] = {
 }
 _NOTHING: Differences = frozenset()
 _SEEN_IN_ONE_ROW: Differences = frozenset({"col_count", "col_name", "row_emptied", "row_created"})
-_EFFECTS: dict[ClauseKind, Effect] = {"ORDER BY": "order", "LIMIT": "limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,88 +66,66 @@ class Step:
     plain: str = ""
 
 
-def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
-    """List the steps of a query in logical order.
-
-    FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
-    are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
-
-    Returns:
-        One list for each operand of a set operation, then one for its own ORDER BY and LIMIT, where
-        it has them. WITH items stand before every step of an operand.
-    """
-    numbers = sorted({clause.operand for clause in clauses} - {WHOLE})
-    chains = [list(_operand_steps(sql, clauses, number)) for number in numbers]
-    if len(numbers) > 1:
-        outer = [n for n, c in enumerate(clauses) if c.operand == WHOLE and c.kind != "WITH"]
-        if outer:
-            whole = Step(sql[: clauses[outer[0] - 1].stop], "compound", ())
-            chains.append([whole, *_last_steps(sql, clauses, outer)])
-    else:
-        chains = [
-            chain + list(_last_steps(sql, clauses, _of_kinds(clauses, 0, "ORDER BY", "LIMIT")))
-            for chain in chains
-        ]
-    return chains
-
-
 def find_blamed(
     sql: str,
     clauses: Sequence[Clause],
+    config: ExpoConfig,
     *,
     gold: Table,
     predicted: Table,
     sought: Differences,
     run: Run,
-    from_check: FromCheck,
-    whole_result: bool,
-    max_rows: int,
-    is_matched: bool = True,
-    computed_rule: bool = True,
-    widths_apart: bool = True,
+    max_rows: int = MAX_STEP_ROWS,
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
     Args:
         sql: A query that ran.
         clauses: Its clauses.
+        config: Readings of the paper.
         gold: The right result, its columns named by their attributes.
         predicted: The query's result.
         sought: What sets the two results apart (D*).
         run: Runs the query of a step.
-        from_check: What the first step must not do, seen against the gold result.
-        whole_result: Seek the differences of the whole result in every operand of a set operation,
-            instead of those of the operand's own result.
-        max_rows: Rows of a step that are compared one by one. Of larger steps the first rows are;
-            of what a filter leaves of them only the count.
-        is_matched: Blame steps for differences that are sought; else, whatever is sought, for
-            leading away from the gold result.
-        computed_rule: Whether `row_partial` may come of computing every output.
-        widths_apart: Tell apart rows that differ in width from rows that differ: seek the former
-            only where the columns are wrong too, and else in what filters take away.
+        max_rows: Rows of a step that are compared.
 
     Returns:
         Possibly none: several differences cannot arise in any single step.
     """
     chains = plan_steps(sql, clauses)
-    steps = _Steps(run, max_rows, computed_rule=computed_rule, widths_apart=widths_apart)
+    steps = _Steps(run, config, max_rows)
     if len(chains) == 1 or (chains and _is_outer(chains[-1])):
         steps.know(chains[-1], predicted)
     blamed: set[int] = set()
     for chain in chains:
         wanted = sought
-        if not whole_result and len(chains) > 1 and not _is_outer(chain):
+        if config.setop_dstar == "operand" and len(chains) > 1 and not _is_outer(chain):
             own = steps.rows(chain[-1])
             wanted = steps.differences(gold, chain[-1], own, _EVERY) if own else _NOTHING
-        first = chain[0]
-        source = _check_source(first, steps, gold, from_check)
-        if source & wanted if is_matched else source:
-            blamed.update(first.clauses)
-        if is_matched:
-            blamed |= _blame_chain(chain, steps, wanted)
-        else:
+        source = _check_source(chain[0], steps, gold, config)
+        if config.type_map == "none":
             blamed |= _blame_away(chain, steps, gold)
+        else:
+            blamed |= _blame_chain(chain, steps, wanted)
+            source &= wanted
+        if source:
+            blamed.update(chain[0].clauses)
     return frozenset(blamed)
+
+
+def _check_source(step: Step, steps: _Steps, gold: Table, config: ExpoConfig) -> Differences:
+    """Compare FROM and its JOINs with the gold result (ambiguity E1)."""
+    if step.effect != "source":
+        return _NOTHING
+    if config.from_check == "full":
+        rows = steps.rows(step)
+        return steps.differences(gold, step, rows, _EVERY) if rows else _NOTHING
+    probe = steps.probe(step)
+    if probe is None or probe.width == gold.width:
+        return _NOTHING
+    count: Difference = "col_count"
+    is_wrong = config.from_check == "differs" or probe.width < gold.width
+    return frozenset({count}) if is_wrong else _NOTHING
 
 
 def _blame_chain(chain: Sequence[Step], steps: _Steps, wanted: Differences) -> set[int]:
@@ -180,29 +161,14 @@ def _blame_away(chain: Sequence[Step], steps: _Steps, gold: Table) -> set[int]:
     return blamed
 
 
-def _check_source(step: Step, steps: _Steps, gold: Table, from_check: FromCheck) -> Differences:
-    """Compare FROM and its JOINs with the gold result (ambiguity E1)."""
-    if step.effect != "source":
-        return _NOTHING
-    if from_check == "full":
-        rows = steps.rows(step)
-        return steps.differences(gold, step, rows, _EVERY) if rows else _NOTHING
-    probe = steps.probe(step)
-    if probe is None:
-        return _NOTHING
-    wrong = probe.width < gold.width if from_check == "fewer" else probe.width != gold.width
-    count: Difference = "col_count"
-    return frozenset({count}) if wrong else _NOTHING
-
-
 class _Steps:
     """Runs steps when their results are asked for, each once."""
 
-    def __init__(self, run: Run, max_rows: int, *, computed_rule: bool, widths_apart: bool) -> None:
+    def __init__(self, run: Run, config: ExpoConfig, max_rows: int) -> None:
         self._run = run
         self._max_rows = max_rows
-        self._computed_rule = computed_rule
-        self._widths_apart = widths_apart
+        self._computed_rule = config.row_partial == "computed"
+        self._widths_apart = config.row_disjoint == "same_columns"
         self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {}
@@ -244,20 +210,22 @@ class _Steps:
         if "col_name" in sought:
             first = with_attributes(before.sql, first)
         if first.width != second.width or not (first.rows and second.rows):
-            return self._at_a_glance(first, second, sought)
+            found = differences(first, second)  # a row each tells it all
+            is_width = self._widths_apart and "col_count" in found and not sought & OF_COLUMNS
+            return found - {"row_disjoint"} if is_width else found
         if sought <= _SEEN_IN_ONE_ROW:
             return self.differences(first, after, second, sought) & _SEEN_IN_ONE_ROW
         left, right = self.rows(before), self.rows(after)
         if left is None or right is None:
             return _NOTHING
-        if after.effect == "order":
-            # The same rows in any case, of which the first ones may be all others.
-            same = _cut(left, self._max_rows).rows == _cut(right, self._max_rows).rows
-            return _NOTHING if same else _POSSIBLE["order"]
         if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > self._max_rows:
             return self._fewer(before, after)
         left = _cut(replace(left, columns=first.columns), self._max_rows)
-        return self.differences(left, after, _cut(right, self._max_rows), sought)
+        right = _cut(right, self._max_rows)
+        if after.effect == "order":
+            # The same rows in any case, of which the first ones may be all others.
+            return _NOTHING if left.rows == right.rows else _POSSIBLE["order"]
+        return self.differences(left, after, right, sought)
 
     def differences(
         self, reference: Table, step: Step, table: Table, sought: Differences
@@ -277,19 +245,11 @@ class _Steps:
             return False
         return leads_away(gold, before, after)
 
-    def _at_a_glance(self, first: Table, second: Table, sought: Differences) -> Differences:
-        """Compare tables of which one row each tells it all."""
-        found = differences(first, second)
-        if self._widths_apart and "col_count" in found and not sought & OF_COLUMNS:
-            return found - {"row_disjoint"}
-        return found
-
     def _fewer(self, before: Step, after: Step) -> Differences:
         """Compare counts: a filter only takes rows away."""
         left, right = self._count(before), self._count(after)
-        if left is None or right is None or left == right:
-            return _NOTHING
-        return frozenset({"row_subset"})
+        is_same = left is None or right is None or left == right
+        return _NOTHING if is_same else frozenset({"row_subset"})
 
     def _fetch(self, step: Step, limit: int) -> Table | None:
         known = self._known.get(step.sql)
@@ -297,26 +257,46 @@ class _Steps:
             return _cut(known, limit)
         fetched, table = self._seen.get(step.sql, (-1, None))
         if fetched < limit:
-            table = self._fetch_anew(step, 0 if step.sql in self._empty else limit)
+            rows = 0 if step.sql in self._empty else limit
+            table = self._first_table(step, "{}\nLIMIT " + str(rows))
             # What does not run once does not run with another limit.
             self._seen[step.sql] = (limit if table else self._max_rows + 1, table)
         return table and _cut(table, limit)
-
-    def _fetch_anew(self, step: Step, limit: int) -> Table | None:
-        result = self._run(f"{step.sql}\nLIMIT {limit}")
-        if step.plain and isinstance(result, SqlError):
-            result = self._run(f"{step.plain}\nLIMIT {limit}")
-        return result if isinstance(result, Table) else None
 
     def _count(self, step: Step) -> int | None:
         known = self._known.get(step.sql)
         if known:
             return len(known.rows)
-        for sql in filter(None, (step.sql, step.plain)):
-            result = self._run(f"SELECT count(*) FROM ({sql}\n)")
-            if isinstance(result, Table):
-                return int(str(result.rows[0][0]))
-        return None
+        table = self._first_table(step, "SELECT count(*) FROM ({}\n)")
+        return int(str(table.rows[0][0])) if table else None
+
+    def _first_table(self, step: Step, form: str) -> Table | None:
+        """Run a step, where it fails with its aliases written out."""
+        result = self._run(form.replace("{}", step.sql, 1))
+        if step.plain and isinstance(result, SqlError):
+            result = self._run(form.replace("{}", step.plain, 1))
+        return result if isinstance(result, Table) else None
+
+
+def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
+    """List the steps of a query in logical order.
+
+    FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
+    are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
+
+    Returns:
+        One list for each operand of a set operation, then one for its own ORDER BY and LIMIT, where
+        it has them. WITH items stand before every step of an operand.
+    """
+    numbers = sorted({clause.operand for clause in clauses} - {WHOLE})
+    chains = [list(_operand_steps(sql, clauses, number)) for number in numbers]
+    if len(numbers) == 1:
+        last = _of_kinds(clauses, numbers[0], "ORDER BY", "LIMIT")
+        chains[0] += _last_steps(sql, clauses, last)
+    elif numbers and (outer := _of_kinds(clauses, WHOLE, "ORDER BY", "LIMIT")):
+        whole = Step(sql[: clauses[outer[0] - 1].stop], "compound", ())
+        chains.append([whole, *_last_steps(sql, clauses, outer)])
+    return chains
 
 
 def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterator[Step]:
@@ -359,14 +339,16 @@ def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> 
     """Yield the steps that add ORDER BY, then LIMIT, to what stands before them in the text."""
     for number in numbers:
         clause = clauses[number]
-        yield Step(sql[: clause.stop], _EFFECTS[clause.kind], (number,))
+        effect: Effect = "order" if clause.kind == "ORDER BY" else "limit"
+        yield Step(sql[: clause.stop], effect, (number,))
 
 
 def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Mapping[str, str]:
     """Map the select aliases of an operand, those that name a table too left out, to their text."""
-    aliases: Mapping[str, str] = {}
-    for number in selects[:1]:
-        aliases = select_aliases(sql, clauses[number].start, clauses[number].stop)
+    if not selects:
+        return {}
+    select = clauses[selects[0]]
+    aliases = select_aliases(sql, select.start, select.stop)
     if not aliases:
         return aliases
     tables = {name for source in sources(sql) for name in (source.table, source.alias)}
@@ -376,12 +358,9 @@ def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Map
 def _written_out(
     sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
 ) -> str:
-    """Write FROM to WHERE without select aliases, which `SELECT *` does not define.
+    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; "" without any.
 
     A column of that name comes first in SQLite, so this is for queries that fail as they stand.
-
-    Returns:
-        "" where there are none.
     """
     if not aliases:
         return ""

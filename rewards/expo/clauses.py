@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rewards.expo.names import is_distinct_from
 from sqlenv.sql.cache import cached
-from sqlenv.sql.lexer import Token, is_distinct_from, tokenize
+from sqlenv.sql.lexer import Token, tokenize
 
 ClauseKind = Literal[
     "WITH", "SELECT", "FROM", "JOIN", "WHERE", "GROUP BY", "HAVING", "ORDER BY", "LIMIT"
@@ -38,7 +39,8 @@ _OPENERS: dict[str, ClauseKind] = {
 _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
 OPERATORS = ("union", "intersect", "except")
 """The words between the operands of a set operation."""
-_KEYWORDS = frozenset({*_OPENERS, "with", "join"})
+_MARKS = frozenset({*_OPENERS, "with", "join", ",", *OPERATORS})
+"""Tokens without which no clause starts or ends."""
 LONGEST = 100_000
 """Characters of the longest text that is divided: what the executor takes (`max_sql_chars`)."""
 _OUTER: tuple[ClauseKind, ...] = ("ORDER BY", "LIMIT")
@@ -82,8 +84,9 @@ def scan_clauses(sql: str) -> tuple[Clause, ...]:
     places: dict[int, tuple[ClauseKind, int]] = {}
     operand, in_with = 0, False
     for at, token in enumerate(flat):
-        if token.is_word(*OPERATORS) and not _is_qualified(flat, at):
-            operand += 1
+        if token.text not in _MARKS or (at and flat[at - 1].is_sign(".")):
+            continue
+        operand += token.is_word(*OPERATORS)
         found = _opening(flat, at, in_with=in_with)
         if found:
             places[found[0]] = (found[1], operand)
@@ -113,9 +116,7 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
     token = flat[at]
     if in_with and token.is_sign(",") and at + 1 < len(flat):
         return flat[at + 1].start, "WITH"
-    if token.text not in _KEYWORDS or token.kind != "word" or _is_qualified(flat, at):
-        return None
-    if is_distinct_from(flat, at):
+    if token.kind != "word" or is_distinct_from(flat, at):
         return None
     if token.text == "with":
         return (token.start, "WITH") if at == 0 else None
@@ -127,10 +128,6 @@ def _opening(flat: Sequence[Token], at: int, *, in_with: bool) -> tuple[int, Cla
         return None
     kind = _OPENERS.get(token.text)
     return (token.start, kind) if kind else None
-
-
-def _is_qualified(flat: Sequence[Token], at: int) -> bool:
-    return at > 0 and flat[at - 1].is_sign(".")
 
 
 def _stop(flat: Sequence[Token], starts: Sequence[int], start: int, end: int) -> int:

@@ -47,21 +47,16 @@ _DIGITS = 6
 def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
     """Name what sets a candidate apart from a reference, in columns and in rows.
 
-    Values compare as Python's do, floats rounded to 6 decimals. Rows of different width are never
-    the same, so a wrong projection is `col_count` and `row_disjoint` (figure 5).
-
-    Args:
-        reference: A result, its columns named by their attributes (`with_attributes`).
-        candidate: Another one, likewise.
-        is_computed: Whether the candidate's query computes every output: where they are as many,
-            its rows then align with the reference's, though no column agrees.
+    Columns are named by their attributes (`with_attributes`). Values compare as Python's do, floats
+    rounded to 6 decimals. Rows of different width are never the same, so a wrong projection is
+    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output,
+    as many rows align with the reference's though no column agrees.
 
     Returns:
         At most one type for the columns, and one or two for the rows; empty for equal tables.
     """
-    return _of_columns(reference, candidate) | _of_rows(
-        reference, candidate, is_computed=is_computed
-    )
+    rows = _of_rows(reference, candidate, is_computed=is_computed)
+    return rows | _of_columns(reference, candidate)
 
 
 def with_missing(sought: Differences) -> Differences:
@@ -102,13 +97,12 @@ def _count_held(gold: Table, table: Table) -> int:
 def _of_columns(reference: Table, candidate: Table) -> Differences:
     if reference.width != candidate.width:
         return frozenset({"col_count"})
-    names = ([name.lower() for name in table.columns] for table in (reference, candidate))
-    first, second = names
+    first, second = ([name.lower() for name in table.columns] for table in (reference, candidate))
     return frozenset() if first == second else frozenset({"col_name"})
 
 
 def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differences:
-    """Apply the first rule that fires, in the order of the notes' decision table."""
+    """Apply the first rule that fires, in the order of the appendix."""
     if not reference.rows or not candidate.rows:
         return _of_emptiness(reference, candidate)
     if reference.width != candidate.width:
@@ -122,23 +116,19 @@ def _of_rows(reference: Table, candidate: Table, *, is_computed: bool) -> Differ
         return frozenset({"row_order"}) if same_bag else frozenset({"row_dedup"})
     if len(left) == len(right) and (is_computed or _shares_a_column(left, right)):
         return frozenset({"row_partial"})
-    return _of_sets(left_set, right_set)
+    if left_set.isdisjoint(right_set):
+        return frozenset({"row_disjoint"})
+    if right_set < left_set:
+        return frozenset({"row_subset"})
+    if right_set > left_set:
+        return frozenset({"row_superset"})
+    return frozenset({"row_subset", "row_superset"})
 
 
 def _of_emptiness(reference: Table, candidate: Table) -> Differences:
     if reference.rows:
         return frozenset({"row_emptied"})
     return frozenset({"row_created"}) if candidate.rows else frozenset()
-
-
-def _of_sets(reference: set[Row], candidate: set[Row]) -> Differences:
-    if candidate < reference:
-        return frozenset({"row_subset"})
-    if candidate > reference:
-        return frozenset({"row_superset"})
-    if reference.isdisjoint(candidate):
-        return frozenset({"row_disjoint"})
-    return frozenset({"row_subset", "row_superset"})
 
 
 def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:
@@ -149,7 +139,7 @@ def _shares_a_column(left: Sequence[Row], right: Sequence[Row]) -> bool:
 
 def rounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
     """Round floats as they are compared."""
-    if not any(isinstance(value, float) for row in rows for value in row):
+    if float not in {type(value) for row in rows for value in row}:
         return rows
     return tuple([tuple([_round(value) for value in row]) for row in rows])
 

@@ -1,8 +1,7 @@
 """Which clauses make a query fail: SQLite's message, traced to its root (EXPO-SQL, 3.2.3, A.3).
 
-The message names an element or a place; a table of patterns says how to find the clauses that are
-to blame. Where SQLite tells no place (an offset of -1), every clause that mentions the element is
-taken.
+The message names an element or a place; a table of patterns says who is to blame. Where SQLite
+tells no place (an offset of -1), every clause that mentions the element is taken.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rewards.expo.clauses import KINDS, OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
-from sqlenv.sql.lexer import (
+from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
+from rewards.expo.names import (
     Reference,
     is_query_start,
     nested,
@@ -21,8 +20,8 @@ from sqlenv.sql.lexer import (
     row_values,
     select_aliases,
     sources,
-    tokenize,
 )
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Result, SqlError
 
 Columns = Mapping[str, Sequence[str]]
@@ -48,7 +47,7 @@ class _Failure:
         """Number the clauses that hold some characters."""
         return {clause_at(self.clauses, place) for place in places}
 
-    def of_kinds(self, *kinds: ClauseKind) -> Numbers:
+    def of_kinds(self, *kinds: str) -> Numbers:
         """Number the clauses of some kinds."""
         return {n for n, clause in enumerate(self.clauses) if clause.kind in kinds}
 
@@ -79,7 +78,8 @@ class _Failure:
         return numbers if self.at is None else {self.at}
 
 
-Finder = Callable[[_Failure, re.Match[str]], Numbers]
+Finder = Callable[[_Failure, str], Numbers]
+"""Numbers the clauses to blame, from the element that the message names."""
 
 
 def trace_error(
@@ -97,8 +97,7 @@ def trace_error(
         clauses: Its clauses.
         result: What it gave.
         columns: Column names by table of the database, None where unknown.
-        traced: Follow columns back to the tables they should come from; False stops at the clauses
-            that the message points at (table 6).
+        traced: See `ExpoConfig.tracing`.
 
     Returns:
         All clauses where the message is of no known kind, points at nothing, or is none.
@@ -110,7 +109,7 @@ def trace_error(
     for pattern, find in _FINDERS:
         match = pattern.fullmatch(result.message)
         if match:
-            return frozenset(find(failure, match)) or everything
+            return frozenset(find(failure, match.groupdict().get("element", ""))) or everything
     return everything
 
 
@@ -121,9 +120,9 @@ def _locate(sql: str, clauses: Sequence[Clause], offset: int) -> int | None:
     return clause_at(clauses, len(sql.encode()[:offset].decode(errors="ignore")))
 
 
-def _no_column(failure: _Failure, match: re.Match[str]) -> Numbers:
+def _no_column(failure: _Failure, element: str) -> Numbers:
     """Blame the clauses that use a column, and those that fail to provide it."""
-    *_, qualifier, name = ["", *_parts(match["element"])]
+    *_, qualifier, name = ["", *_parts(element)]
     using = failure.near(_using(failure, qualifier, name))
     if not failure.traced:
         return failure.place_or(using)
@@ -150,9 +149,9 @@ def _lacking(failure: _Failure, name: str, using: Numbers) -> Numbers:
     return failure.beside(using, failure.of_kinds("FROM", "JOIN"))
 
 
-def _ambiguous(failure: _Failure, match: re.Match[str]) -> Numbers:
+def _ambiguous(failure: _Failure, element: str) -> Numbers:
     """Blame the clauses that use a column bare, and the JOINs that bring it in again."""
-    *_, qualifier, name = ["", *_parts(match["element"])]
+    *_, qualifier, name = ["", *_parts(element)]
     using = failure.near(_using(failure, qualifier, name))
     if not failure.traced:
         return failure.place_or(using)
@@ -163,9 +162,9 @@ def _ambiguous(failure: _Failure, match: re.Match[str]) -> Numbers:
     return using | failure.beside(using, joins)
 
 
-def _no_table(failure: _Failure, match: re.Match[str]) -> Numbers:
+def _no_table(failure: _Failure, element: str) -> Numbers:
     """Blame the clauses that read a table; of `t.*` without `t`, that and those to define it."""
-    *_, name = _parts(match["element"])
+    *_, name = _parts(element)
     reading = failure.holding(s.start for s in sources(failure.sql) if s.table == name)
     if reading:
         return reading
@@ -173,19 +172,18 @@ def _no_table(failure: _Failure, match: re.Match[str]) -> Numbers:
     return using | _defining(failure, name, using) if failure.traced else using
 
 
-def _function(failure: _Failure, match: re.Match[str]) -> Numbers:
-    name = match["element"].lower()
+def _function(failure: _Failure, element: str) -> Numbers:
+    name = element.lower()
     calls = (r.start for r in references(failure.sql) if r.is_call and r.name == name)
     return failure.place_or(failure.holding(calls))
 
 
-def _aggregate(failure: _Failure, match: re.Match[str]) -> Numbers:
-    """Blame the clause that calls an aggregate where none may stand.
+def _aggregate(failure: _Failure, element: str) -> Numbers:
+    """Blame the clause that calls an aggregate, or uses the alias of one, where none may stand.
 
-    SQLite points into the SELECT where another clause uses an alias of it; then that clause is to
-    blame.
+    In the latter case SQLite points into the SELECT.
     """
-    found = _function(failure, match)
+    found = _function(failure, element)
     for number in found & failure.of_kinds("SELECT") if failure.traced else ():
         select = failure.clauses[number]
         aliases = select_aliases(failure.sql, select.start, select.stop)
@@ -196,78 +194,55 @@ def _aggregate(failure: _Failure, match: re.Match[str]) -> Numbers:
     return found
 
 
-def _alias(failure: _Failure, match: re.Match[str]) -> Numbers:
-    """Blame the clauses that use an alias where it may not stand: not the SELECT that gives it.
-
-    That of a window function may stand in ORDER BY too.
-    """
-    using = _using(failure, "", match["element"].lower())
-    legal = failure.of_kinds("SELECT")
-    if "window function" in match[0]:
-        legal |= failure.of_kinds("ORDER BY")
-    return failure.place_or(using - legal or using)
+def _alias(failure: _Failure, element: str, *legal: ClauseKind) -> Numbers:
+    """Blame the clauses that use an alias where it may not stand."""
+    using = _using(failure, "", element.lower())
+    return failure.place_or(using - failure.of_kinds("SELECT", *legal) or using)
 
 
-def _syntax(failure: _Failure, match: re.Match[str]) -> Numbers:
-    place = failure.sql.rfind(match["element"])
+def _syntax(failure: _Failure, element: str) -> Numbers:
+    place = failure.sql.rfind(element)
     return failure.place_or(failure.holding([place]) if place >= 0 else set())
 
 
-def _last(failure: _Failure, _match: re.Match[str]) -> Numbers:
-    return {len(failure.clauses) - 1}
-
-
-def _named_kind(failure: _Failure, match: re.Match[str]) -> Numbers:
+def _named_kind(failure: _Failure, element: str) -> Numbers:
     """Number the clauses of a kind, and those that hold a nested query with one."""
-    own = failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
-    return failure.place_or(own | _with_nested(failure, match))
+    return failure.place_or(failure.of_kinds(element) | _with_nested(failure, element))
 
 
-def _early(failure: _Failure, match: re.Match[str]) -> Numbers:
+def _early(failure: _Failure, element: str) -> Numbers:
     """Number the clauses of a kind that a set operator follows; nested ones as their holders."""
     operators = [t.start for t in tokenize(failure.sql) if not t.depth and t.is_word(*OPERATORS)]
-    kinds = failure.of_kinds(*(kind for kind in KINDS if kind == match["element"]))
-    followed = {n for n in kinds if operators and failure.clauses[n].start < operators[-1]}
-    return followed | _with_nested(failure, match)
+    last = operators[-1] if operators else 0
+    followed = {n for n in failure.of_kinds(element) if failure.clauses[n].start < last}
+    return followed | _with_nested(failure, element)
 
 
-def _with_nested(failure: _Failure, match: re.Match[str]) -> Numbers:
-    opener, *_ = match["element"].lower().split()
+def _with_nested(failure: _Failure, element: str) -> Numbers:
+    opener, *_ = element.lower().split()
     return failure.holding(nested(failure.sql, opener))
 
 
-def _operands(failure: _Failure, match: re.Match[str]) -> Numbers:
+def _operands(failure: _Failure, element: str) -> Numbers:
     """Number the SELECTs of a set operation; of a nested one the clauses that hold it."""
-    operator = match["element"].lower().split()[0]
+    operator = element.lower().split()[0]
     words = [token for token in tokenize(failure.sql) if token.is_word(operator)]
     own = failure.of_kinds("SELECT") if any(not word.depth for word in words) else set()
     return own | failure.holding(word.start for word in words if word.depth)
 
 
-def _subqueries(failure: _Failure, _match: re.Match[str]) -> Numbers:
+def _subqueries(failure: _Failure, _element: str) -> Numbers:
     starts = (t.start for t in tokenize(failure.sql) if t.depth and is_query_start(t))
     return failure.place_or(failure.holding(starts))
 
 
-def _row_value(failure: _Failure, _match: re.Match[str]) -> Numbers:
-    """Number the clauses where several values in brackets stand for one."""
-    return failure.place_or(failure.holding(row_values(failure.sql)))
-
-
-def _mismatch(failure: _Failure, match: re.Match[str]) -> Numbers:
-    """Blame a LIMIT that is no number, else WHERE and JOINs.
-
-    A query that only reads has no other place for this message than LIMIT and OFFSET.
-    """
+def _mismatch(failure: _Failure, _element: str) -> Numbers:
+    """Blame a LIMIT that is no number, of which SQLite says so in queries; else WHERE and JOINs."""
     words = tokenize(failure.sql)
     odd = failure.holding(
         a.start for a, b in pairwise(words) if a.is_word("limit", "offset") and b.kind != "number"
     )
-    return odd or _constraint(failure, match)
-
-
-def _constraint(failure: _Failure, _match: re.Match[str]) -> Numbers:
-    return failure.of_kinds("WHERE", "JOIN")
+    return odd or failure.of_kinds("WHERE", "JOIN")
 
 
 def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
@@ -303,10 +278,14 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (rf"misuse of window function {_FUNCTION}", _function),
         (r"no such function: (?P<element>.+)", _function),
         (rf"wrong number of arguments to function {_FUNCTION}", _function),
-        (r"misuse of aliased (?:aggregate|window function|identifier) (?P<element>.+)", _alias),
+        (r"misuse of aliased (?:aggregate|identifier) (?P<element>.+)", _alias),
+        (
+            r"misuse of aliased window function (?P<element>.+)",
+            lambda failure, alias: _alias(failure, alias, "ORDER BY"),
+        ),
         (r'near "(?P<element>.*)": syntax error', _syntax),
         (r'unrecognized token: "(?P<element>.*)"', _syntax),
-        (r"incomplete input", _last),
+        (r"incomplete input", lambda failure, _: {len(failure.clauses) - 1}),
         (rf"\d+\w+ {_CLAUSE} term .*", _named_kind),
         (rf"{_CLAUSE} clause should come after .*", _early),
         (rf"{_CLAUSE} clause .*", _named_kind),
@@ -314,8 +293,11 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (rf"aggregate functions are not allowed in the {_CLAUSE} clause", _named_kind),
         (r"SELECTs to the left and right of (?P<element>.+) do not have the same.*", _operands),
         (r"sub-select returns \d+ columns.*", _subqueries),
-        (r"row value misused", _row_value),
+        (
+            r"row value misused",  # several values in brackets stand for one
+            lambda failure, _: failure.place_or(failure.holding(row_values(failure.sql))),
+        ),
         (r"datatype mismatch", _mismatch),
-        (r".* constraint failed.*", _constraint),
+        (r".* constraint failed.*", lambda failure, _: failure.of_kinds("WHERE", "JOIN")),
     )
 )

@@ -7,34 +7,43 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from rewards.config import ExpoConfig
-from rewards.execution import GoldResults, follows_format, gold_result, is_correct, is_luck
+from rewards.execution import (
+    ColumnsOf,
+    Runner,
+    follows_format,
+    gold_result,
+    is_correct,
+    is_nondeterministic,
+)
 from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.attribution import find_blamed
 from rewards.expo.clauses import KINDS, Clause, item_name, scan_clauses
 from rewards.expo.differences import CANDIDATES, Differences, differences, with_missing
 from rewards.expo.failures import trace_error
-from rewards.progress.reward import ColumnsOf
+from rewards.expo.names import sources
 from rewards.types import CreditSpan, Score
 from sqlenv.config import Wrapping
 from sqlenv.dialects import run
 from sqlenv.sql.extraction import locate_sql
-from sqlenv.sql.lexer import sources
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
+
+CORRECT = 1.5
+"""Reward of every clause of a query that matches (equation 1)."""
+INCORRECT_BLAMED, INCORRECT_OTHER = -0.5, 0.5
+"""Rewards of blamed and of other clauses where the result is wrong (equation 2)."""
+ERROR_OTHER = -0.5
+"""Reward of the other clauses where the query fails (equation 3); blamed: `error_blamed`."""
+FORMAT_FAIL = -1.5
+"""Reward of a whole reply that breaks the format."""
+MAX_STEPS = 20_000_000
+"""Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
 _REMEMBERED = 4096
-
-
-class Runner(GoldResults, Protocol):
-    """What the reward needs of the executor."""
-
-    def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
-        """Run a query."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +66,7 @@ class Verdict:
 
 
 class ExpoReward:
-    """Rewards each clause by execution: equations 1 to 3.
-
-    Args:
-        config: Values and readings of the paper.
-        columns_of: Column names by table of an example's database, None where unknown.
-        executor: Runs the steps of wrong queries; its gold results are cached.
-        wrapping: Where the SQL of a reply is.
-    """
+    """Rewards each clause by execution: equations 1 to 3. For the arguments see `build_reward`."""
 
     def __init__(
         self,
@@ -74,9 +76,8 @@ class ExpoReward:
         executor: Runner,
         wrapping: Wrapping = "sql_tag",
     ) -> None:
-        self._config = config
+        self._config, self._executor = config, executor
         self._columns_of = columns_of
-        self._executor = executor
         self._wrapping: Wrapping = wrapping
         # The metrics ask again for what the reward has just found.
         self._verdicts: dict[Any, Verdict] = {}
@@ -86,15 +87,17 @@ class ExpoReward:
 
         Returns:
             The mean reward of the last query's clauses, as the part named after its case, and
-            credit spans of every turn. Without any attempt the total is `format_fail`.
+            credit spans of every turn. Without any attempt the total is `FORMAT_FAIL`.
         """
         spans: list[CreditSpan] = []
-        case, total = "format", self._config.format_fail
+        case: Case = "format"
+        total = FORMAT_FAIL
         for turn, attempt in enumerate(episode.attempts):
             verdict = self.judge(episode.example, attempt)
-            case, total = verdict.case, self.mean_reward(verdict)
-            spans += self._spans(turn, attempt, verdict)
-        parts = {str(name): total if name == case else 0.0 for name in CASES}
+            rewards = self.clause_rewards(verdict)
+            case, total = verdict.case, fmean(rewards or [FORMAT_FAIL])
+            spans += self._spans(turn, attempt, verdict, rewards)
+        parts: dict[str, float] = dict.fromkeys(CASES, 0.0) | {case: total}
         return Score(total, is_correct(episode), parts, tuple(spans))
 
     def judge(self, example: Example, attempt: Attempt) -> Verdict:
@@ -122,7 +125,7 @@ class ExpoReward:
 
     def mean_reward(self, verdict: Verdict) -> float:
         """Return the mean of the clauses' rewards; `format_fail` where there are no clauses."""
-        return fmean(self.clause_rewards(verdict) or [self._config.format_fail])
+        return fmean(self.clause_rewards(verdict) or [FORMAT_FAIL])
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
         """Name numbers for the metrics: how the last query ended, and who is to blame.
@@ -151,15 +154,10 @@ class ExpoReward:
         if isinstance(result, Table):
             return self._judge_result(example, attempt.sql, clauses, result)
         if example.dialect != "sqlite" and isinstance(result, SqlError):
-            # The place is one in the query as it was carried over.
-            result = replace(result, offset=-1)
-        blamed = trace_error(
-            attempt.sql,
-            clauses,
-            result,
-            columns=self._columns_of(example),
-            traced=self._config.tracing,
-        )
+            result = replace(result, offset=-1)  # the place is one in the transpiled query
+        columns = self._columns_of(example)
+        traced = self._config.tracing
+        blamed = trace_error(attempt.sql, clauses, result, columns=columns, traced=traced)
         return Verdict("error", clauses, blamed)
 
     def _judge_result(
@@ -173,16 +171,23 @@ class ExpoReward:
         """
         config, everyone = self._config, frozenset(range(len(clauses)))
         gold = gold_result(self._executor, example)
-        if not isinstance(gold, Table) or is_luck(predicted):
+        if not isinstance(gold, Table) or is_nondeterministic(predicted):
             return Verdict("incorrect", clauses, everyone)
         gold = with_attributes(example.gold_sql, gold)
         sought = self._differences(gold, sql, predicted)
         if not config.incremental:
-            mapped = _candidates(clauses, sought)
-            is_clear = len(mapped) == 1
-            blamed = _with_items(sql, clauses, mapped) if is_clear else frozenset[int]()
+            blamed = _candidates(clauses, sought)
+            is_clear = len(blamed) == 1
+            blamed = _with_items(sql, clauses, blamed) if is_clear else frozenset[int]()
             return Verdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
-        blamed = self._blame_steps(example, sql, clauses, gold, predicted, sought)
+
+        def ask(database: Path, step: str) -> Result:
+            return self._executor.execute(database, step, max_steps=MAX_STEPS)
+
+        execute = partial(run, ask, example)
+        blamed = find_blamed(
+            sql, clauses, config, gold=gold, predicted=predicted, sought=sought, run=execute
+        )
         if config.type_map == "intersect":
             is_apart = config.row_disjoint == "same_columns"
             possible = _candidates(clauses, with_missing(sought) if is_apart else sought)
@@ -201,50 +206,17 @@ class ExpoReward:
         named = with_attributes(sql, predicted)
         return differences(gold, named, is_computed=is_same_structure)
 
-    def _blame_steps(
-        self,
-        example: Example,
-        sql: str,
-        clauses: Sequence[Clause],
-        gold: Table,
-        predicted: Table,
-        sought: Differences,
-    ) -> frozenset[int]:
-        config = self._config
-
-        def ask(database: Path, step: str) -> Result:
-            return self._executor.execute(database, step, max_steps=config.max_steps)
-
-        return find_blamed(
-            sql,
-            clauses,
-            gold=gold,
-            predicted=predicted,
-            sought=sought,
-            run=partial(run, ask, example),
-            from_check=config.from_check,
-            whole_result=config.setop_dstar == "whole",
-            max_rows=config.max_step_rows,
-            is_matched=config.type_map != "none",
-            computed_rule=config.row_partial == "computed",
-            widths_apart=config.row_disjoint == "same_columns",
-        )
-
     def _values(self, verdict: Verdict) -> tuple[float, float]:
         """Return the rewards of a blamed clause and of another one, the gap scaled (table 11)."""
         config, case = self._config, verdict.case
         if case == "correct":
-            return config.correct, config.correct
+            return CORRECT, CORRECT
         if case == "format":
-            return config.format_fail, config.format_fail
-        blamed, other, uniform = {
-            "incorrect": (
-                config.incorrect_blamed,
-                config.incorrect_other,
-                config.incorrect_uniform,
-            ),
-            "error": (config.error_blamed, config.error_other, config.error_uniform),
-        }[case]
+            return FORMAT_FAIL, FORMAT_FAIL
+        if case == "incorrect":
+            blamed, other, uniform = INCORRECT_BLAMED, INCORRECT_OTHER, config.incorrect_uniform
+        else:
+            blamed, other, uniform = config.error_blamed, ERROR_OTHER, config.error_uniform
         middle = (blamed + other) / 2
         scale = config.gap_scale if config.clause_level in ("both", case) else 0.0
         if verdict.is_uniform or not scale:
@@ -252,12 +224,16 @@ class ExpoReward:
             return uniform, uniform
         return middle + scale * (blamed - middle), middle + scale * (other - middle)
 
-    def _spans(self, turn: int, attempt: Attempt, verdict: Verdict) -> list[CreditSpan]:
+    def _spans(
+        self, turn: int, attempt: Attempt, verdict: Verdict, rewards: Sequence[float]
+    ) -> list[CreditSpan]:
         """Lay the rewards over the characters of a reply, each character once."""
-        length, rewards = len(attempt.text), self.clause_rewards(verdict)
+        length = len(attempt.text)
         if not rewards:
-            return [CreditSpan(turn, 0, length, self._config.format_fail)] if length else []
-        start, end = self._place(attempt)
+            return [CreditSpan(turn, 0, length, FORMAT_FAIL)] if length else []
+        start, end = locate_sql(attempt.text, self._wrapping)
+        if attempt.text[start:end] != attempt.sql:
+            raise ValueError(f"the reply does not hold its query as {self._wrapping} has it")
         outside = self._outside(verdict)
         spans = [
             CreditSpan(turn, start + clause.start, start + clause.end, value)
@@ -268,12 +244,6 @@ class ExpoReward:
         if outside is not None and end < length:
             spans.append(CreditSpan(turn, end, length, outside))
         return spans
-
-    def _place(self, attempt: Attempt) -> tuple[int, int]:
-        start, end = locate_sql(attempt.text, self._wrapping)
-        if attempt.text[start:end] != attempt.sql:
-            raise ValueError(f"the reply does not hold its query as {self._wrapping} has it")
-        return start, end
 
     def _outside(self, verdict: Verdict) -> float | None:
         """Return the credit of what is not SQL (ambiguity E5); None for no credit."""

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import TypeVar
 
 from rewards.config import TreeConfig
-from rewards.progress.normalisation import Features, Schema, schema_of
+from rewards.progress.normalisation import Schema, schema_of
 from rewards.progress.tree import Node, Profile, build_tree
 from sqlenv.sql.cache import cached
+
+T = TypeVar("T")
+
+ALPHA = 0.70
+"""Share of a SELECT's own clauses in its score; the rest is its nested queries' (table 4)."""
+WEIGHTS = {
+    "join": 0.22,
+    "where": 0.20,
+    "select": 0.16,
+    "tables": 0.12,
+    "group": 0.10,
+    "counts": 0.10,
+    "order": 0.06,
+    "distinct": 0.04,
+}
+"""Weights of the clauses of a SELECT (table 5), which sum up to 1. HAVING is extracted and not
+weighed."""
+THRESHOLDS = {
+    "join": 0.60,
+    "where": 0.60,
+    "select": 0.60,
+    "group": 0.65,
+    "order": 0.65,
+    "tables": 0.70,
+}
+"""Similarities below which a clause's tag is emitted (table 6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +56,14 @@ class Diagnosis:
     gold_parsed: bool
 
 
+_PAPER = TreeConfig()
+
+
 def diagnose(
     pred_sql: str,
     gold_sql: str,
     columns: Mapping[str, Sequence[str]] | None = None,
-    config: TreeConfig | None = None,
+    config: TreeConfig = _PAPER,
 ) -> Diagnosis:
     """Compare the trees of a prediction and of the gold query.
 
@@ -40,12 +71,9 @@ def diagnose(
         pred_sql: Whatever the model wrote.
         gold_sql: The reference.
         columns: Column names by table, to find the table of an unqualified column.
-        config: Weights, thresholds and switches; None for the paper's.
+        config: Readings of the paper.
     """
-    return _diagnose(pred_sql, gold_sql, schema_of(columns), config or _PAPER)
-
-
-_PAPER = TreeConfig()
+    return _diagnose(pred_sql, gold_sql, schema_of(columns), config)
 
 
 @cached(maxsize=16384)
@@ -76,8 +104,8 @@ class _Match:
     """
 
     score: float
-    missing: bool
-    extra: bool
+    missing: bool = False
+    extra: bool = False
     main: Profile | None = None
 
 
@@ -86,79 +114,61 @@ def _match(pred: Node, gold: Node, config: TreeConfig) -> _Match:
     below = _match_children(pred.children, gold.children, config)
     if pred.profile is None or gold.profile is None:
         return below
-    local = local_similarity(pred.profile, gold.profile, config)
+    local = local_similarity(pred.profile, gold.profile)
     if config.empty_child == "renorm" and not pred.children and not gold.children:
-        return _Match(local, missing=False, extra=False, main=pred.profile)
-    score = config.alpha * local + (1 - config.alpha) * below.score
+        return _Match(local, main=pred.profile)
+    score = ALPHA * local + (1 - ALPHA) * below.score
     return _Match(score, below.missing, below.extra, pred.profile)
 
 
 def _match_children(preds: tuple[Node, ...], golds: tuple[Node, ...], config: TreeConfig) -> _Match:
     """Give each gold child, in order, the best predicted child that is left and compatible."""
     if not preds and not golds:
-        return _Match(1.0, missing=False, extra=False)
-    left = dict(enumerate(preds))
-    unmatched: list[Node] = []
+        return _Match(1.0)
+    left = list(preds)
     found: list[_Match] = []
+    unmatched: list[Node] = []
     main: Profile | None = None
-    by_name = [lambda p, g: _compatible(p, g, config)]
-    if config.cte_match == "name_then_any":
-        by_name.append(lambda p, g: p.kind == g.kind == "CTE")
-    pending = list(golds)
-    for compatible in by_name:
-        unmatched = []
-        for gold in pending:
-            scored = {
-                at: _match(pred, gold, config)
-                for at, pred in left.items()
-                if compatible(pred, gold)
-            }
-            if not scored:
-                unmatched.append(gold)
-                continue
-            best = max(scored, key=lambda at: scored[at].score)
-            found.append(scored[best])
-            if gold is golds[0]:
-                main = scored[best].main
-            del left[best]
-        pending = unmatched
+    for at, gold in enumerate(golds):
+        scored = [(_match(p, gold, config), p) for p in left if _is_compatible(p, gold)]
+        if not scored:
+            unmatched.append(gold)
+            continue
+        match, best = max(scored, key=lambda pair: pair[0].score)
+        found.append(match)
+        left = [pred for pred in left if pred is not best]
+        main = match.main if at == 0 else main
     return _Match(
         sum(match.score for match in found) / max(len(preds), len(golds)),
         missing=any(m.missing for m in found) or any(n.kind != "SELECT" for n in unmatched),
-        extra=any(m.extra for m in found) or any(n.kind != "SELECT" for n in left.values()),
+        extra=any(m.extra for m in found) or any(n.kind != "SELECT" for n in left),
         main=main,
     )
 
 
-def _compatible(pred: Node, gold: Node, config: TreeConfig) -> bool:
-    if pred.kind != gold.kind:
-        return False
-    if pred.kind == "CTE" or (pred.kind == "SET_OP" and config.setop_match == "same"):
-        return pred.name == gold.name
-    return True
+def _is_compatible(pred: Node, gold: Node) -> bool:
+    return pred.kind == gold.kind and (pred.kind != "CTE" or pred.name == gold.name)
 
 
-def local_similarity(pred: Profile, gold: Profile, config: TreeConfig) -> float:
+def local_similarity(pred: Profile, gold: Profile) -> float:
     """Average the similarities of the clauses of two SELECTs by their weights (table 5)."""
-    w = config.weights
     joins = number_similarity(pred.joins, gold.joins)
     items = number_similarity(pred.items, gold.items)
-    weighted = (
-        (w.join, jaccard(pred.join, gold.join)),
-        (w.where, jaccard(pred.where, gold.where)),
-        (w.select, jaccard(pred.select, gold.select)),
-        (w.tables, jaccard(pred.tables, gold.tables)),
-        (w.group, jaccard(pred.group, gold.group)),
-        (w.counts, (joins + items) / 2),
-        (w.order, jaccard(pred.order, gold.order)),
-        (w.distinct, float(pred.distinct == gold.distinct)),
-        (w.having, jaccard(pred.having, gold.having)),
-    )
-    total = sum(weight for weight, _ in weighted)
-    return sum(weight * similarity for weight, similarity in weighted) / total if total else 1.0
+    similarities = {
+        "join": jaccard(pred.join, gold.join),
+        "where": jaccard(pred.where, gold.where),
+        "select": jaccard(pred.select, gold.select),
+        "tables": jaccard(pred.tables, gold.tables),
+        "group": jaccard(pred.group, gold.group),
+        "counts": (joins + items) / 2,
+        "order": jaccard(pred.order, gold.order),
+        "distinct": float(pred.distinct == gold.distinct),
+    }
+    weighted = sum(WEIGHTS[name] * similarity for name, similarity in similarities.items())
+    return weighted / sum(WEIGHTS.values())
 
 
-def jaccard(pred: Features, gold: Features) -> float:
+def jaccard(pred: frozenset[T], gold: frozenset[T]) -> float:
     """Divide the common features by all; two empty sets agree, one empty set agrees with none."""
     if not pred and not gold:
         return 1.0
@@ -181,25 +191,67 @@ def _main_profile(root: Node) -> Profile:
 
 def _clause_tags(pred: Profile, gold: Profile, config: TreeConfig) -> list[str]:
     """Name the clauses that differ (tables 6 and 7), in the order of the case study."""
-    limits = config.thresholds
+    differ = {
+        name: jaccard(getattr(pred, name), getattr(gold, name)) < threshold
+        for name, threshold in THRESHOLDS.items()
+    }
+    fewer = pred.joins < gold.joins
     no_joins = config.tag_exclusive and not pred.joins and gold.joins > 0
     no_group = not pred.group and bool(gold.group)
-    fewer = pred.joins < gold.joins
-    differs = pred.joins != gold.joins
-    rules = (
-        ("JOIN_MISSING", fewer if config.join_missing == "fewer" else differs),
-        ("JOIN_KEY_MISMATCH", not no_joins and jaccard(pred.join, gold.join) < limits.join),
-        ("FROM_OR_JOIN_TABLE_MISMATCH", jaccard(pred.tables, gold.tables) < limits.tables),
-        ("WHERE_ERROR", jaccard(pred.where, gold.where) < limits.where),
-        ("SELECT_ERROR", jaccard(pred.select, gold.select) < limits.select),
-        ("AGGREGATE_ERROR", pred.aggregate != gold.aggregate),
-        ("GROUP_BY_MISSING", no_group),
-        (
-            "GROUP_BY_ERROR",
-            not (config.tag_exclusive and no_group)
-            and jaccard(pred.group, gold.group) < limits.group,
-        ),
-        ("ORDER_BY_MISMATCH", jaccard(pred.order, gold.order) < limits.order),
-        ("DISTINCT_MISMATCH", pred.distinct != gold.distinct),
-    )
-    return [tag for tag, applies in rules if applies]
+    rules = {
+        "JOIN_MISSING": fewer if config.join_missing == "fewer" else pred.joins != gold.joins,
+        "JOIN_KEY_MISMATCH": not no_joins and differ["join"],
+        "FROM_OR_JOIN_TABLE_MISMATCH": differ["tables"],
+        "WHERE_ERROR": differ["where"],
+        "SELECT_ERROR": differ["select"],
+        "AGGREGATE_ERROR": pred.aggregate != gold.aggregate,
+        "GROUP_BY_MISSING": no_group,
+        "GROUP_BY_ERROR": not (config.tag_exclusive and no_group) and differ["group"],
+        "ORDER_BY_MISMATCH": differ["order"],
+        "DISTINCT_MISMATCH": pred.distinct != gold.distinct,
+    }
+    return [tag for tag, applies in rules.items() if applies]
+
+
+# Rates of structural mismatches, in the manner of table 8 (appendix E.4).
+
+UNPARSED = "unparsed"
+"""The label of a prediction that does not parse. It differs in every category: counted in none, the
+worse model would have the lower rates."""
+
+CATEGORIES: Mapping[str, frozenset[str]] = {
+    "SELECT": frozenset({"SELECT_ERROR", "AGGREGATE_ERROR", "DISTINCT_MISMATCH"}),
+    "JOIN": frozenset({"JOIN_MISSING", "JOIN_KEY_MISMATCH", "FROM_OR_JOIN_TABLE_MISMATCH"}),
+    "WHERE": frozenset({"WHERE_ERROR"}),
+    "GROUP": frozenset({"GROUP_BY_MISSING", "GROUP_BY_ERROR"}),
+}
+"""The columns of the table, as sets of tags."""
+
+
+def labels_of(diagnosis: Diagnosis) -> tuple[str, ...] | None:
+    """Return the tags of a prediction, `UNPARSED` for one that does not parse; None, since nothing
+    can be said of the prediction, where the gold query does not.
+    """
+    if not diagnosis.gold_parsed:
+        return None
+    return diagnosis.tags if diagnosis.pred_parsed else (UNPARSED,)
+
+
+def mismatches(labels: Collection[str]) -> dict[str, bool]:
+    """Tell in which categories a prediction differs, from its labels."""
+    return {
+        category: UNPARSED in labels or not own.isdisjoint(labels)
+        for category, own in CATEGORIES.items()
+    }
+
+
+def mismatch_rates(labels: Iterable[Collection[str]]) -> dict[str, float]:
+    """Return the share of predictions that differ in each category, and their mean, `average`.
+
+    All are 0 without predictions. `labels` are those of each one that can be compared.
+    """
+    found = [mismatches(each) for each in labels]
+    rates = {
+        category: fmean(one[category] for one in found) if found else 0.0 for category in CATEGORIES
+    }
+    return {**rates, "average": fmean(rates.values())}

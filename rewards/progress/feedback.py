@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rewards.config import TreeConfig
+from rewards.execution import ColumnsOf
 from rewards.progress.diagnosis import diagnose
-from rewards.progress.reward import ColumnsOf
 from sqlenv.envs.diagnosed import Feedback
 from sqlenv.envs.tags import sentences
 from sqlenv.prompts import FeedbackStyle, feedback_text
@@ -12,13 +12,7 @@ from sqlenv.types import Example
 
 
 def build_feedback(columns_of: ColumnsOf, tree: TreeConfig, *, style: FeedbackStyle) -> Feedback:
-    """Build what tells a policy the tags of its last query.
-
-    Args:
-        columns_of: Column names by table of an example's database, None where unknown.
-        tree: Settings of the diagnostic tree.
-        style: Whose wording.
-    """
+    """Build what tells a policy the tags of its last query, in the wording of a prompt's style."""
 
     def feedback(example: Example, sql: str, error: str) -> tuple[tuple[str, ...], str]:
         found = diagnose(sql, example.gold_sql, columns_of(example), tree)

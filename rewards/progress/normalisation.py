@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from sqlglot import exp
 
-from rewards.config import Qualify
+from rewards.config import TreeConfig
 from sqlenv.sql import extraction
 
 Features = frozenset[str]
@@ -22,16 +22,16 @@ class Schema:
     columns: Mapping[str, Features]
 
 
-@lru_cache(maxsize=1024)
-def _schema(key: tuple[tuple[str, tuple[str, ...]], ...]) -> Schema:
-    return Schema({table.lower(): frozenset(map(str.lower, names)) for table, names in key})
-
-
 def schema_of(columns: Mapping[str, Sequence[str]] | None) -> Schema | None:
     """Intern a schema: equal ones give the same object, so that caches can use it as a key."""
     if columns is None:
         return None
     return _schema(tuple((table, tuple(names)) for table, names in columns.items()))
+
+
+@lru_cache(maxsize=1024)
+def _schema(key: tuple[tuple[str, tuple[str, ...]], ...]) -> Schema:
+    return Schema({table.lower(): frozenset(map(str.lower, names)) for table, names in key})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +58,20 @@ class Scope:
 class Writer:
     """Writes the expressions of one SELECT.
 
-    Attributes:
-        aggregate: Whether an aggregate was written so far, those of windows aside.
+    Subqueries are handed to `nest`. `aggregate` tells whether an aggregate was written so far,
+    those of windows aside.
     """
 
     def __init__(
         self,
         scope: Scope,
         schema: Schema | None,
-        qualify: Qualify,
+        config: TreeConfig,
         nest: Callable[[exp.Expression], None],
     ) -> None:
         self.aggregate = False
-        self._scope = scope
-        self._schema = schema
-        self._qualify = qualify
-        self._nest = nest
+        self._scope, self._schema, self._nest = scope, schema, nest
+        self._qualify = config.qualify
 
     def text(self, node: exp.Expression) -> str:
         """Write an expression in normal form."""
@@ -101,18 +99,18 @@ class Writer:
         return []
 
     def _column(self, column: exp.Expression) -> str:
-        name = column.name.lower() if not isinstance(column.this, exp.Star) else "*"
+        name = "*" if isinstance(column.this, exp.Star) else column.name.lower()
         qualifier = column.args.get("table")
-        mode = self._qualify
-        if mode == "raw" and qualifier is not None:
-            return f"{qualifier.name.lower()}.{name}"
-        table = self._base_table(qualifier.name.lower()) if qualifier is not None else None
-        if qualifier is None:
+        if qualifier is not None:
+            if self._qualify == "raw":
+                return f"{qualifier.name.lower()}.{name}"
+            table = self._base_table(qualifier.name.lower())
+        else:
             owners = self.owners(name)
             if not owners and column.this.args.get("quoted") and self._knows_all_columns():
                 return "?"  # SQLite takes "x" for text where no column has that name
             table = owners[0] if len(owners) == 1 else self._only_table(owners)
-        return f"{table}.{name}" if table and mode == "resolve" else name
+        return f"{table}.{name}" if table and self._qualify == "resolve" else name
 
     def _base_table(self, alias: str) -> str | None:
         for scope in self._scope.outward():
@@ -146,18 +144,6 @@ class Writer:
         self._nest(node)
         return SUBQUERY
 
-    def _exists(self, node: exp.Expression) -> str:
-        return f"exists {self.text(node.this)}"
-
-    def _literal(self, node: exp.Expression) -> str:
-        return "?"
-
-    def _null(self, node: exp.Expression) -> str:
-        return "null"
-
-    def _inside(self, node: exp.Expression) -> str:
-        return self.text(node.this)
-
     def _negative(self, node: exp.Expression) -> str:
         inner = self.text(node.this)
         return "?" if inner == "?" else f"-{inner}"
@@ -165,7 +151,7 @@ class Writer:
     def _not(self, node: exp.Expression) -> str:
         inner = extraction.bare(node.this) if isinstance(node.this, exp.Paren) else node.this
         if isinstance(inner, exp.Is):
-            return f"{self.text(inner.this)} is not {self.text(inner.expression)}"
+            return self._is(inner, "is not")
         if isinstance(inner, exp.In):
             return self._in(inner, "not in")
         if isinstance(inner, exp.Between):
@@ -175,21 +161,19 @@ class Writer:
         return f"not {self.text(inner)}"
 
     def _comparison(self, node: exp.Expression) -> str:
-        left, right = node.this, node.expression
-        sign = _COMPARISONS[type(node)]
-        first, second = self.text(left), self.text(right)
+        sides, sign = (node.this, node.expression), _COMPARISONS[type(node)]
+        first, second = map(self.text, sides)
         if first == "?" and second != "?":
             return f"{second}{_FLIPPED[sign]}{first}"
-        both_columns = isinstance(left, exp.Column) and isinstance(right, exp.Column)
-        if sign in ("=", "!=") and both_columns and "?" != second < first:
-            first, second = second, first
+        if sign in ("=", "!=") and all(isinstance(side, exp.Column) for side in sides):
+            first, second = sorted((first, second), key=lambda text: (text == "?", text))
         return f"{first}{sign}{second}"
 
     def _binary(self, node: exp.Expression) -> str:
         return f"({self.text(node.this)}{_OPERATORS[type(node)]}{self.text(node.expression)})"
 
-    def _is(self, node: exp.Expression) -> str:
-        word = "is not" if isinstance(node, exp.NullSafeNEQ) else "is"
+    def _is(self, node: exp.Expression, word: str = "is") -> str:
+        word = "is not" if isinstance(node, exp.NullSafeNEQ) else word
         return f"{self.text(node.this)} {word} {self.text(node.expression)}"
 
     def _in(self, node: exp.Expression, word: str = "in") -> str:
@@ -211,13 +195,10 @@ class Writer:
         subject, pattern = self.text(node.this), self.text(node.expression)
         return f"{subject} {'not ' if negate else ''}{word} {pattern}"
 
-    def _or(self, node: exp.Expression) -> str:
-        return f"({' or '.join(sorted(self.text(arm) for arm in extraction.split(node, exp.Or)))})"
-
-    def _and(self, node: exp.Expression) -> str:
-        return (
-            f"({' and '.join(sorted(self.text(arm) for arm in extraction.split(node, exp.And)))})"
-        )
+    def _connected(self, node: exp.Expression) -> str:
+        kind = exp.Or if isinstance(node, exp.Or) else exp.And
+        arms = sorted(self.text(arm) for arm in extraction.split(node, kind))
+        return f"({f' {node.key} '.join(arms)})"
 
     def _distinct(self, node: exp.Expression) -> str:
         return f"distinct {','.join(self.text(item) for item in node.expressions)}"
@@ -235,12 +216,6 @@ class Writer:
 
     def _order_item(self, node: exp.Expression) -> str:
         return f"{self.text(node.this)} {'desc' if node.args.get('desc') else 'asc'}"
-
-    def _star(self, node: exp.Expression) -> str:
-        return "*"
-
-    def _type(self, node: exp.Expression) -> str:
-        return str(node.this).rpartition(".")[2].lower()
 
 
 _OTHER_AGGREGATES = frozenset({"total"})
@@ -262,14 +237,17 @@ _OPERATORS: dict[type, str] = {
     exp.DPipe: "||",
 }
 _LIKES: dict[type, str] = {exp.Like: "like", exp.Glob: "glob", exp.RegexpLike: "regexp"}
+_QUERIES = (exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery)
 _WRITERS: dict[type, Callable[[Writer, exp.Expression], str]] = {
     exp.Column: Writer._column,
-    exp.Literal: Writer._literal,
-    exp.Boolean: Writer._literal,
-    exp.Null: Writer._null,
-    exp.Star: Writer._star,
-    exp.Paren: Writer._inside,
-    exp.Alias: Writer._inside,
+    exp.Literal: lambda _, node: "?",
+    exp.Boolean: lambda _, node: "?",
+    exp.Null: lambda _, node: "null",
+    exp.Star: lambda _, node: "*",
+    exp.DataType: lambda _, node: str(node.this).rpartition(".")[2].lower(),
+    exp.Paren: lambda writer, node: writer.text(node.this),
+    exp.Alias: lambda writer, node: writer.text(node.this),
+    exp.Exists: lambda writer, node: f"exists {writer.text(node.this)}",
     exp.Neg: Writer._negative,
     exp.Not: Writer._not,
     exp.Is: Writer._is,
@@ -277,19 +255,13 @@ _WRITERS: dict[type, Callable[[Writer, exp.Expression], str]] = {
     exp.NullSafeNEQ: Writer._is,
     exp.In: Writer._in,
     exp.Between: Writer._between,
-    exp.Exists: Writer._exists,
-    exp.And: Writer._and,
-    exp.Or: Writer._or,
+    exp.And: Writer._connected,
+    exp.Or: Writer._connected,
     exp.Distinct: Writer._distinct,
     exp.Anonymous: Writer._anonymous,
     exp.Window: Writer._window,
     exp.Ordered: Writer._order_item,
-    exp.DataType: Writer._type,
-    exp.Select: Writer._subquery,
-    exp.Union: Writer._subquery,
-    exp.Except: Writer._subquery,
-    exp.Intersect: Writer._subquery,
-    exp.Subquery: Writer._subquery,
+    **dict.fromkeys(_QUERIES, Writer._subquery),
     **dict.fromkeys(_COMPARISONS, Writer._comparison),
     **dict.fromkeys(_OPERATORS, Writer._binary),
     **dict.fromkeys(_LIKES, Writer._like),

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
+from itertools import pairwise
 
-from rewards.config import OneShotConfig, ProgressiveConfig
-from rewards.execution import first_match, follows_format, is_correct, is_executable
-from rewards.progress.diagnosis import Diagnosis, diagnose
-from rewards.progress.lexical import lexical_similarity
+from rewards.config import ProgressiveConfig
+from rewards.execution import (
+    ColumnsOf,
+    first_match,
+    follows_format,
+    is_correct,
+    is_executable,
+)
+from rewards.progress.diagnosis import Diagnosis, diagnose, jaccard
 from rewards.types import Score
-from sqlenv.schema.reading import read_schema
+from sqlenv.sql.cache import cached
+from sqlenv.sql.lexer import tokens
 from sqlenv.types import Episode, Example
 
-ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
-
-
-def columns_of() -> ColumnsOf:
-    """Return what reads the columns of an example's database, each file once."""
-
-    @cache
-    def read(database: Path) -> Mapping[str, Sequence[str]]:
-        return read_schema(database, examples=0).column_names()
-
-    return lambda example: read(example.database)
+FORMAT, MATCH, EXECUTABLE = 0.5, 2.0, 0.5
+"""Rewards of the required `<think>…</think> <sql>…</sql>`, of a match at the first turn and, in the
+one-shot baseline, of a query that runs."""
+GAIN, STAGNATION = 1.0, -0.25
+"""Factor on the rise of alignment from the first to the last query, and reward without a rise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +64,11 @@ class ProgressiveReward:
         columns = self._columns_of(example)
         found = diagnose(sql, example.gold_sql, columns, self._config.tree)
         lexical = lexical_similarity(sql, example.gold_sql)
-        mean = (found.struct + lexical) / 2
-        if self._config.gold_unparsed == "lexical" and not found.gold_parsed:
-            mean = lexical
-        value = {"both": mean, "structural": found.struct, "lexical": lexical}
+        value = {
+            "both": (found.struct + lexical) / 2,
+            "structural": found.struct,
+            "lexical": lexical,
+        }
         return Alignment(value[self._config.alignment], lexical, found)
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
@@ -95,7 +94,7 @@ class ProgressiveReward:
     def _format(self, episode: Episode) -> float:
         judged = episode.attempts if self._config.fmt_scope == "all" else episode.attempts[-1:]
         kept = bool(judged) and all(follows_format(attempt.text) for attempt in judged)
-        return self._config.format_weight if kept else 0.0
+        return FORMAT if kept else 0.0
 
     def _execution(self, episode: Episode) -> float:
         """Reward the change of execution status (equation 3)."""
@@ -109,7 +108,7 @@ class ProgressiveReward:
     def _latency(self, episode: Episode) -> float:
         """Reward a match, less for every turn it comes later (equation 2)."""
         turn = first_match(episode)
-        return self._config.accuracy_weight * self._config.decay ** (turn - 1) if turn else 0.0
+        return MATCH * self._config.decay ** (turn - 1) if turn else 0.0
 
     def _alignment(self, episode: Episode) -> float:
         """Reward a rise of alignment, punish its absence (equation 1)."""
@@ -118,24 +117,39 @@ class ProgressiveReward:
         if len(episode.attempts) > 1:
             first, last = self._ends(episode)
             if last.value > first.value:
-                return self._config.align_gain * (last.value - first.value)
-        return self._config.align_stagnation
+                return GAIN * (last.value - first.value)
+        return STAGNATION
 
 
 class OneShotReward:
     """Rewards the last query alone: match, executable, format (the paper's baseline)."""
 
-    def __init__(self, config: OneShotConfig) -> None:
-        self._config = config
-
     def __call__(self, episode: Episode) -> Score:
         """Score an episode by its last attempt; without any, all parts are 0."""
         attempts = episode.attempts[-1:]
-        ran = any(is_executable(attempt) for attempt in attempts)
-        formatted = any(follows_format(attempt.text) for attempt in attempts)
         parts = {
-            "match": self._config.match_weight * is_correct(episode),
-            "executable": self._config.executable_weight * ran,
-            "format": self._config.format_weight * formatted,
+            "match": MATCH * is_correct(episode),
+            "executable": EXECUTABLE * any(map(is_executable, attempts)),
+            "format": FORMAT * any(follows_format(attempt.text) for attempt in attempts),
         }
         return Score(sum(parts.values()), is_correct(episode), parts)
+
+
+def lexical_similarity(pred_sql: str, gold_sql: str) -> float:
+    """Score how many pairs of adjacent tokens two queries share: Jaccard of the sets of pairs.
+
+    Lexical alignment (section 4.2).
+
+    Returns:
+        In [0, 1]. Where neither side has a pair: 1.0 for the same single token, else 0.0.
+    """
+    pred, gold = _pairs(pred_sql), _pairs(gold_sql)
+    if not pred and not gold:
+        words = tokens(pred_sql)
+        return float(bool(words) and words == tokens(gold_sql))
+    return jaccard(pred, gold)
+
+
+@cached(maxsize=2048)
+def _pairs(sql: str) -> frozenset[tuple[str, str]]:
+    return frozenset(pairwise(tokens(sql)))

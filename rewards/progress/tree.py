@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,16 +66,16 @@ def _nodes_of(
     query = extraction.bare(query)
     items = extraction.ctes(query) if isinstance(query, extraction.Query) else []
     scope = Scope(scope.parent, scope.sources, scope.ctes | {item.alias.lower() for item in items})
-    below = [
-        Node("CTE", _nodes_of(item.this, scope, schema, config), item.alias.lower())
-        for item in items
-    ]
+
+    def nodes_of(inner: exp.Expression) -> tuple[Node, ...]:
+        return _nodes_of(inner, scope, schema, config)
+
+    below = [Node("CTE", nodes_of(item.this), item.alias.lower()) for item in items]
     if isinstance(query, exp.Subquery):  # bracketed, with a WITH of its own
-        return (*_nodes_of(query.this, scope, schema, config), *below)
+        return (*nodes_of(query.this), *below)
     if isinstance(query, exp.SetOperation):
-        operands = (query.this, query.expression)
-        children = [n for side in operands for n in _nodes_of(side, scope, schema, config)]
-        return (Node("SET_OP", tuple(children), query.key), *below)
+        children = (*nodes_of(query.this), *nodes_of(query.expression))
+        return (Node("SET_OP", children, query.key), *below)
     if isinstance(query, exp.Select):
         return (_Reader(query, scope, schema, config).node(), *below)
     return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
@@ -130,39 +130,28 @@ class _Reader:
     def __init__(
         self, select: exp.Select, outer: Scope, schema: Schema | None, config: TreeConfig
     ) -> None:
-        self._select = select
-        self._schema = schema
-        self._config = config
-        self._outer = outer
+        self._select, self._outer = select, outer
+        self._schema, self._config = schema, config
         self._sources = _Sources(select, outer.ctes)
         self._scope = Scope(outer, self._sources.names, outer.ctes)
-        self._writer = Writer(self._scope, schema, config.qualify, self._nest)
+        self._writer = Writer(self._scope, schema, config, self._nest)
         self._children: list[Node] = []
 
     def node(self) -> Node:
         """Read the clauses in the order they are written, as the children are."""
-        select = self._select
-        items = [self._writer.text(_unalias(item)) for item in select.expressions]
+        select, text = self._select, self._writer.text
+        items = [text(item) for item in select.expressions]
         for derived in self._sources.derived:
             self._nest(derived, self._outer)
         join = {atom for one in self._sources.joins for atom in self._join_atoms(*one)}
         where: set[str] = set()
-        for atom in self._atoms(extraction.clause(select, "where")):
+        for atom in _atoms(extraction.clause(select, "where")):
             lifted = self._config.lift_implicit and _links_tables(atom)
-            (join if lifted else where).add(self._writer.text(atom))
-        names = {
-            item.alias.lower(): text
-            for item, text in zip(select.expressions, items, strict=True)
-            if isinstance(item, exp.Alias)
-        }
-        group = {
-            self._item(expression, items, names, alias_first=False)
-            for expression in extraction.clause(select, "group")
-        }
-        having = {
-            self._writer.text(atom) for atom in self._atoms(extraction.clause(select, "having"))
-        }
-        order = {self._ordered(item, items, names) for item in extraction.clause(select, "order")}
+            (join if lifted else where).add(text(atom))
+        groups = extraction.clause(select, "group")
+        group = {self._item(item, items, alias_first=False) for item in groups}
+        having = {text(atom) for atom in _atoms(extraction.clause(select, "having"))}
+        order = {self._ordered(item, items) for item in extraction.clause(select, "order")}
         profile = Profile(
             joins=len(self._sources.joins),
             items=len(items),
@@ -172,9 +161,7 @@ class _Reader:
             tables=frozenset(self._sources.tables),
             group=frozenset(group),
             having=frozenset(having),
-            order=frozenset(order | {"limit"})
-            if extraction.has_limit(select)
-            else frozenset(order),
+            order=frozenset(order | {"limit"} if extraction.has_limit(select) else order),
             distinct=extraction.is_distinct(select),
             aggregate=self._writer.aggregate,
         )
@@ -184,30 +171,18 @@ class _Reader:
         condition = join.args.get("on")
         atoms = [
             self._writer.text(atom)
-            for atom in self._atoms([condition] if condition else [])
+            for atom in _atoms([condition] if condition else [])
             if not isinstance(atom, exp.Boolean)  # sqlglot writes ON TRUE where there is no ON
         ]
         for column in join.args.get("using") or []:
             name = column.name.lower()
-            atoms.append(
-                "=".join(sorted(self._writer.qualified(side, name) for side in (left, right)))
-            )
+            atoms.append("=".join(sorted(self._writer.qualified(s, name) for s in (left, right))))
         if self._config.join_type == "included":
             kind = " ".join(filter(None, (join.side, join.kind))).lower()
             return [f"{kind} {atom}" for atom in atoms]
         return atoms
 
-    def _atoms(self, conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
-        return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
-
-    def _item(
-        self,
-        node: exp.Expression,
-        items: Sequence[str],
-        names: Mapping[str, str],
-        *,
-        alias_first: bool,
-    ) -> str:
+    def _item(self, node: exp.Expression, items: Sequence[str], *, alias_first: bool) -> str:
         """Write an item of GROUP BY or ORDER BY; a number or alias stands for a SELECT item."""
         node = extraction.bare(node)
         if isinstance(node, exp.Literal) and not node.is_string:
@@ -215,22 +190,26 @@ class _Reader:
             return places.get(node.this, "?")
         if isinstance(node, exp.Column) and not node.args.get("table"):
             name = node.name.lower()
-            if name in names and (alias_first or not self._writer.owners(name)):
-                return names[name]
+            selected = self._select.expressions
+            aliases = [i.alias.lower() if isinstance(i, exp.Alias) else "" for i in selected]
+            if name in aliases and (alias_first or not self._writer.owners(name)):
+                # Of several with one name the last.
+                return items[len(aliases) - 1 - aliases[::-1].index(name)]
         return self._writer.text(node)
 
-    def _ordered(self, node: exp.Expression, items: Sequence[str], names: Mapping[str, str]) -> str:
+    def _ordered(self, node: exp.Expression, items: Sequence[str]) -> str:
         target = node.this if isinstance(node, exp.Ordered) else node
         direction = "desc" if node.args.get("desc") else "asc"
-        return f"{self._item(target, items, names, alias_first=True)} {direction}"
+        return f"{self._item(target, items, alias_first=True)} {direction}"
 
     def _nest(self, query: exp.Expression, scope: Scope | None = None) -> None:
         nodes = _nodes_of(query, scope or self._scope, self._schema, self._config)
         self._children.append(Node("SUBQUERY", nodes))
 
 
-def _unalias(item: exp.Expression) -> exp.Expression:
-    return item.this if isinstance(item, exp.Alias) else item
+def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
+    """Split conditions at their top-level ANDs."""
+    return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
 
 
 def _links_tables(atom: exp.Expression) -> bool:

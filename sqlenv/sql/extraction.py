@@ -1,4 +1,4 @@
-"""SQL out of replies, tokens out of SQL, syntax trees out of SQL.
+"""SQL out of replies, syntax trees out of SQL.
 
 Predictions are hostile input here too: sqlglot's compiled parser overflows the C stack on deep
 nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests),
@@ -9,7 +9,6 @@ named here and in `sqlenv/data/corruptions.py` (`from_` and `with_` are the spel
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from typing import Literal
 
@@ -20,11 +19,10 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.config import Wrapping
 from sqlenv.sql.cache import cached
+from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 
-MAX_CHARS = 10_000
-"""Longer text has no tokens and no tree; the benchmarks' gold queries stay below 3,000."""
 MAX_BRACKETS = 64
 """Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
 MAX_PREFIXES = 32
@@ -42,13 +40,6 @@ _TAGS: dict[Wrapping, tuple[str, str]] = {
     "sql_tag": ("<sql>", "</sql>"),
     "fence": ("```sql", "```"),
 }
-_QUOTED = r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|\[[^\[\]]*\]"""
-# An unterminated block comment runs to the end, as in SQLite.
-_COMMENT = re.compile(rf"({_QUOTED})|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_SPACE = re.compile(rf"({_QUOTED})|\s+")
-_TOKEN = re.compile(
-    rf"{_QUOTED}|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|<=|>=|<>|!=|==|\|\||\S"
-)
 _CLOSED_BY = {"(": ")", "case": "end"}
 _REFUSED = frozenset({";", "?", "[", "{"})  # outside quotes no part of one SQLite query
 _PREFIX = frozenset(
@@ -71,7 +62,7 @@ _RETRIED = frozenset(
     }
 )
 _TYPES = frozenset(
-    _TOKEN.findall(word.lower())[-1]  # of `double precision` the one before the bracket
+    tokens(word)[-1]  # of `double precision` the one before the bracket
     for word, token in SQLite.Tokenizer.KEYWORDS.items()
     if token in SQLite.Parser.TYPE_TOKENS
 )
@@ -115,33 +106,6 @@ def locate_sql(text: str, tag: Wrapping) -> tuple[int, int]:
     return start, start + len(text[start:end].rstrip())
 
 
-def strip_comments(sql: str) -> str:
-    """Replace every comment by a space; quoted text is left alone."""
-    if "--" not in sql and "/*" not in sql:
-        return sql
-    return _COMMENT.sub(lambda match: match[1] or " ", sql)
-
-
-def one_line(sql: str) -> str:
-    """Write a query on one line: comments first, then whitespace outside quotes."""
-    return _SPACE.sub(lambda match: match[1] or " ", strip_comments(sql)).strip()
-
-
-def tokens(sql: str) -> tuple[str, ...]:
-    """Split a query into tokens (Progress-SQL's lexical alignment).
-
-    Quoted text, numbers, words, two-character operators, else single characters; lower-cased
-    except inside `'` and `"`; comments and trailing semicolons dropped.
-
-    Returns:
-        No token for empty text and for text beyond `MAX_CHARS`.
-    """
-    if len(sql) > MAX_CHARS:
-        return ()
-    body = strip_comments(sql).rstrip("; \t\r\n")
-    return tuple(t if t[0] in "'\"" else t.lower() for t in _TOKEN.findall(body))
-
-
 @cached(maxsize=512)
 def parse(sql: str) -> Query | None:
     """Parse one SQLite query.
@@ -150,7 +114,7 @@ def parse(sql: str) -> Query | None:
         The tree, shared between callers: never change it. None for whatever is not one query
         (another statement, two statements, broken syntax) or lies beyond the limits above.
     """
-    if "\0" in sql or not is_within_limits(tokens(sql)):
+    if len(sql) > MAX_CHARS or "\0" in sql or not is_within_limits(tokens(sql)):
         return None
     try:
         tree = sqlglot.parse_one(

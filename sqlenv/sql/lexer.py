@@ -1,63 +1,42 @@
-"""Tokens of SQL with their places: for text that no parser accepts, and for slices of the source.
+"""The lexer: tokens of any text, each with its place and the brackets open around it.
 
-`sqlenv.sql.extraction.tokens` serves the comparison of words; here every token knows where it
-stands and how many brackets are open around it.
+Everything that looks at SQL as text uses it. sqlglot's tokenizer, whose tokens have places too,
+raises on text that SQLite only reports (a string without an end, say), joins keywords (`GROUP BY`
+is one token) and drops quotes; predictions that fail are read here as well as those that run.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from sqlenv.sql.cache import cached
 
 TokenKind = Literal["word", "name", "text", "number", "sign"]
 
-# Strings and quoted names may lack their end: then they run to the end of the text, as in SQLite.
+MAX_CHARS = 10_000
+"""Longer text has no `tokens`; the benchmarks' gold queries stay below 3,000."""
+
+# As in SQLite, strings, quoted names and block comments without an end run to that of the text.
+_COMMENT = r"--[^\n]*|/\*.*?(?:\*/|\Z)"
+_COMMENTS = re.compile(_COMMENT, re.DOTALL)
 _TOKEN = re.compile(
-    r"""
-    (?P<skip> \s+ | --[^\n]* | /\*.*?(?:\*/|\Z) )
-  | (?P<text> '[^']*(?:''[^']*)*(?:'|\Z) )
-  | (?P<name> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\[\]]*\] )
-  | (?P<number> \d[\w.]* )
-  | (?P<word> \w[\w$]* )
-  | (?P<sign> . )
+    rf"""
+    \s*(?:(?:{_COMMENT})\s*)*
+    (?: (?P<word> [^\W\d]\w* )
+      | (?P<number> 0[xX][0-9a-fA-F]+ | (?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)? )
+      | (?P<text> '[^']*(?:''[^']*)*(?:'|\Z) )
+      | (?P<name> "[^"]*(?:""[^"]*)*(?:"|\Z) | `[^`]*(?:``[^`]*)*(?:`|\Z) | \[[^\[\]]*\] )
+      | (?P<sign> <=|>=|<>|!=|==|\|\||. )
+      | \Z
+    )
     """,
     re.VERBOSE | re.DOTALL,
 )
-_NAMES = ("word", "name")
-# Words that end a list of tables, and words that cannot be the alias of a table.
-_ENDS = frozenset(
-    {"where", "group", "having", "order", "limit", "window", "select", "values"}
-    | {"union", "intersect", "except"}
-)
-_NO_ALIAS = _ENDS | {
-    *("on", "using", "join", "left", "right", "inner", "outer", "full", "cross", "natural"),
-    *("indexed", "not", "set"),
-}
-# Words that take a value, or several in brackets.
-_TAKES_VALUES = frozenset(
-    {"select", "distinct", "all", "on", "where", "having", "by", "limit", "offset", "and", "or"}
-    | {"not", "is", "like", "glob", "match", "regexp", "between", "escape", "case", "when"}
-    | {"then", "else"}
-)
-_QUERY_WORDS = frozenset({"select", "with", "values"})
-# Words after which an expression goes on, and words that end one: neither makes an alias.
-_GOES_ON = frozenset(
-    {"and", "or", "not", "is", "in", "like", "glob", "match", "regexp", "between", "collate"}
-    | {"escape", "over", "distinct", "all", "case", "when", "then", "else", "exists", "from"}
-)
-_NO_COLUMN = frozenset(
-    {"null", "true", "false", "current_date", "current_time", "current_timestamp"}
-)
-_LAST = _NO_COLUMN | {"end", "isnull", "notnull"}
 
 
 class Token(NamedTuple):
-    """One token: [start, end) in characters, and the brackets open around it.
+    """One token: [start, end) in characters, and the number of brackets open around it.
 
     `text` is in lower case and without quotes, except for strings.
     """
@@ -74,49 +53,11 @@ class Token(NamedTuple):
 
     def is_name(self, name: str) -> bool:
         """Tell a name, in quotes or not."""
-        return self.text == name and self.kind in _NAMES
+        return self.text == name and self.kind in ("word", "name")
 
     def is_sign(self, sign: str) -> bool:
-        """Tell a sign of one character."""
-        return self.kind == "sign" and self.text == sign
-
-
-class Reference(NamedTuple):
-    """A name as it stands in the text, `qualifier.name` or alone; keywords are among them."""
-
-    qualifier: str
-    name: str
-    start: int
-    is_call: bool
-
-
-Placed = TypeVar("Placed", Token, Reference)
-
-
-class Source(NamedTuple):
-    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias.
-
-    [start, end) in characters, a subquery's brackets included, the alias not.
-    """
-
-    table: str
-    alias: str
-    start: int
-    end: int
-
-
-class SelectItem(NamedTuple):
-    """One expression of a select list: [start, end) in characters, and what it is called.
-
-    `column` is that of the expression `qualifier.column`, `*` for all, empty for anything computed;
-    `alias` is empty where none is given.
-    """
-
-    qualifier: str
-    column: str
-    alias: str
-    start: int
-    end: int
+        """Tell an operator or a bracket."""
+        return self.text == sign and self.kind == "sign"
 
 
 @cached(maxsize=2048)
@@ -126,223 +67,67 @@ def tokenize(sql: str) -> tuple[Token, ...]:
     Returns:
         Tokens in order. A closing bracket without an opening one leaves the depth at 0.
     """
-    found = []
+    found: list[Token] = []
     depth = 0
     for match in _TOKEN.finditer(sql):
-        kind, text = match.lastgroup, match[0]
-        if kind == "skip":
+        kind = match.lastgroup
+        if kind is None:  # blanks at the end
             continue
-        depth -= text == ")" and depth > 0
-        if kind == "name":
-            text = unquote(text)
-        found.append(
-            Token(kind, text if kind == "text" else text.lower(), *match.span(), depth)  # ty: ignore[invalid-argument-type]
-        )
-        depth += text == "(" and kind == "sign"
+        start, end = match.span(kind)
+        text = sql[start:end]
+        if kind == "sign":
+            depth -= text == ")" and depth > 0
+            found.append(Token(kind, text, start, end, depth))
+            depth += text == "("
+        elif kind == "text":
+            found.append(Token(kind, text, start, end, depth))
+        else:
+            text = unquote(text) if kind == "name" else text
+            found.append(Token(kind, text.lower(), start, end, depth))  # ty: ignore[invalid-argument-type]
     return tuple(found)
 
 
 def unquote(name: str) -> str:
     """Take the quotes off a name."""
-    quote = name[:1]
-    if quote == "[":
+    if name[:1] == "[":
         return name[1:].removesuffix("]")
-    if quote in ('"', "`"):
-        return name[1:].removesuffix(quote).replace(quote * 2, quote)
-    return name
+    quote = name[:1]
+    return name[1:].removesuffix(quote).replace(quote * 2, quote)
 
 
-@cached(maxsize=512)
-def references(sql: str) -> tuple[Reference, ...]:
-    """List the names of a query, each with its qualifier; of `a.b.c` the last two parts."""
-    words = tokenize(sql)
-    found = []
-    for at, token in enumerate(words):
-        after = words[at + 1] if at + 1 < len(words) else None
-        if token.kind not in _NAMES or (after and after.is_sign(".")):
-            continue
-        qualified = at > 1 and words[at - 1].is_sign(".")
-        start = words[at - 2].start if qualified else token.start
-        qualifier = words[at - 2].text if qualified else ""
-        found.append(Reference(qualifier, token.text, start, bool(after and after.is_sign("("))))
-    return tuple(found)
+def tokens(sql: str) -> tuple[str, ...]:
+    """Split a query into the texts of its tokens (Progress-SQL's lexical alignment).
 
+    Lower-cased except inside `'` and `"`, quotes included; trailing semicolons dropped.
 
-@cached(maxsize=512)
-def sources(sql: str) -> tuple[Source, ...]:
-    """List what the FROMs and JOINs of a query read, those of nested queries too."""
-    words = tokenize(sql)
-    closings = _closings(words)
-    read = (_read_source(words, at, closings) for at in _source_places(words))
-    return tuple(source for source in read if source)
-
-
-@cached(maxsize=2048)
-def select_items(sql: str, start: int, end: int) -> tuple[SelectItem, ...]:
-    """Divide a SELECT clause, [start, end) of a query, into its expressions."""
-    words = _within(tokenize(sql), start, end)
-    if not words:
+    Returns:
+        Nothing for empty text and for text beyond `MAX_CHARS`.
+    """
+    if len(sql) > MAX_CHARS:
         return ()
-    first, depth = 1, words[0].depth  # the first token after SELECT [DISTINCT | ALL]
-    if len(words) > 1 and words[1].is_word("distinct", "all"):
-        first = 2
-    commas = [n for n, word in enumerate(words) if word.depth == depth and word.is_sign(",")]
-    starts = [first, *(comma + 1 for comma in commas)]
-    parts = [words[a:b] for a, b in zip(starts, [*commas, len(words)], strict=True)]
-    return tuple(_read_item(part) for part in parts if part)
+    found = tokenize(sql)
+    last = len(found)
+    while last and found[last - 1].is_sign(";"):
+        last -= 1
+    raw = (sql[token.start : token.end] for token in found[:last])
+    return tuple(text if text[0] in "'\"" else text.lower() for text in raw)
 
 
-def select_aliases(sql: str, start: int, end: int) -> Mapping[str, str]:
-    """Map the aliases that a SELECT clause gives to the text of their expressions."""
-    items = select_items(sql, start, end)
-    return {item.alias: sql[item.start : item.end] for item in items if item.alias}
+def strip_comments(sql: str) -> str:
+    """Replace every comment by a space; quoted text is left alone."""
+    if "--" not in sql and "/*" not in sql:
+        return sql
+    parts, at = [], 0
+    for token in tokenize(sql):
+        parts += [_COMMENTS.sub(" ", sql[at : token.start]), sql[token.start : token.end]]
+        at = token.end
+    return "".join([*parts, _COMMENTS.sub(" ", sql[at:])])
 
 
-def replace_names(sql: str, start: int, end: int, texts: Mapping[str, str]) -> str:
-    """Write [start, end) of a query with unqualified names replaced by bracketed texts."""
-    parts, at = [], start
-    ends = {token.start: token.end for token in _within(tokenize(sql), start, end)}
-    for found in _within(references(sql), start, end):
-        if not found.qualifier and not found.is_call and found.name in texts:
-            parts += [sql[at : found.start], f"({texts[found.name]})"]
-            at = ends[found.start]
-    return "".join([*parts, sql[at:end]])
-
-
-def row_values(sql: str) -> list[int]:
-    """List where row values start, such as `(a, b)`: bracketed lists that no call or IN has."""
-    words = tokenize(sql)
-    closings = _closings(words)
-    return [
-        words[opening].start
-        for opening, closing in sorted(closings.items())
-        if opening
-        and _takes_values(words[opening - 1])
-        and not is_query_start(words[opening + 1])
-        and any(
-            word.is_sign(",") and word.depth == words[opening].depth + 1
-            for word in words[opening:closing]
-        )
-    ]
-
-
-def nested(sql: str, word: str) -> list[int]:
-    """List where a keyword stands that is a nested query's own, not a window's or a call's."""
-    words = tokenize(sql)
-    return [
-        token.start
-        for opening, closing in _closings(words).items()
-        if is_query_start(words[opening + 1])
-        for token in words[opening:closing]
-        if token.depth == words[opening].depth + 1 and token.is_word(word)
-    ]
-
-
-def is_query_start(token: Token) -> bool:
-    """Tell the first word of a nested query."""
-    return token.is_word(*_QUERY_WORDS)
-
-
-def _within(found: Sequence[Placed], start: int, end: int) -> Sequence[Placed]:
-    """Take those that start in [start, end) of a text; they are in its order."""
-    place = attrgetter("start")
-    return found[bisect_left(found, start, key=place) : bisect_left(found, end, key=place)]
-
-
-def _read_item(words: Sequence[Token]) -> SelectItem:
-    alias, body = "", words
-    if _has_alias(words):
-        alias, body = words[-1].text.strip("'").lower(), words[:-1]
-        if body[-1].is_word("as"):
-            body = body[:-1]
-    start, end = words[0].start, body[-1].end
-    while len(body) > 2 and body[0].is_sign("(") and body[-1].is_sign(")"):
-        body = body[1:-1]
-    names, dots = body[::2], body[1::2]
-    is_column = len(names) == len(dots) + 1 and all(dot.is_sign(".") for dot in dots)
-    is_column &= all(name.kind in _NAMES and not name.is_word(*_NO_COLUMN) for name in names[:-1])
-    last = names[-1]
-    is_column &= last.is_sign("*") or (last.kind in _NAMES and not last.is_word(*_NO_COLUMN))
-    if not is_column:
-        return SelectItem("", "", alias, start, end)
-    return SelectItem(names[-2].text if dots else "", last.text, alias, start, end)
-
-
-def _has_alias(words: Sequence[Token]) -> bool:
-    """Tell whether the last token of an expression is a name for it, with AS or without."""
-    if len(words) < 2 or words[-1].depth != words[0].depth:
-        return False
-    before, last = words[-2:]
-    if last.kind not in (*_NAMES, "text"):
-        return False
-    if before.is_word("as"):
-        return len(words) > 2
-    ends = before.is_sign(")") if before.kind == "sign" else not before.is_word(*_GOES_ON)
-    return ends and not last.is_word(*_LAST)
-
-
-def _source_places(words: Sequence[Token]) -> Iterator[int]:
-    """Yield the index after every FROM, JOIN, and comma between tables."""
-    listing: set[int] = set()  # depths at which a list of tables is open
-    for at, token in enumerate(words):
-        if token.is_word("from", "join") and not is_distinct_from(words, at):
-            listing.add(token.depth)
-            yield at + 1
-        elif token.is_word(*_ENDS):
-            listing.discard(token.depth)
-        elif token.is_sign(")"):
-            listing.discard(token.depth + 1)
-        elif token.is_sign(",") and token.depth in listing:
-            yield at + 1
-
-
-def is_distinct_from(words: Sequence[Token], at: int) -> bool:
-    """Tell the FROM of the comparison `a IS [NOT] DISTINCT FROM b`."""
-    return (
-        at > 1
-        and words[at].is_word("from")
-        and words[at - 1].is_word("distinct")
-        and words[at - 2].is_word("is", "not")
-    )
-
-
-def _takes_values(before: Token) -> bool:
-    if before.kind == "sign":
-        return before.text not in ").]"
-    return before.is_word(*_TAKES_VALUES)
-
-
-def _closings(words: Sequence[Token]) -> Mapping[int, int]:
-    """Map the index of every opening bracket to that of the bracket which closes it."""
-    opened: list[int] = []
-    closings = {}
-    for at, token in enumerate(words):
-        if token.is_sign("("):
-            opened.append(at)
-        elif token.is_sign(")") and opened:
-            closings[opened.pop()] = at
-    return closings
-
-
-def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -> Source | None:
-    while at + 1 < len(words) and words[at].is_sign("(") and not is_query_start(words[at + 1]):
-        at += 1
-    if at >= len(words):
-        return None
-    first, table = words[at], ""
-    if first.is_sign("("):
-        at = closings.get(at, len(words) - 1)
-    elif first.kind in _NAMES:
-        if at + 2 < len(words) and words[at + 1].is_sign("."):
-            at += 2
-        table = words[at].text
-    else:
-        return None
-    return Source(table, _read_alias(words, at + 1) or table, first.start, words[at].end)
-
-
-def _read_alias(words: Sequence[Token], at: int) -> str:
-    at += at < len(words) and words[at].is_word("as")
-    if at >= len(words) or words[at].kind not in _NAMES or words[at].is_word(*_NO_ALIAS):
-        return ""
-    return words[at].text
+def one_line(sql: str) -> str:
+    """Write a query on one line: comments and whitespace outside of quotes become one space."""
+    parts, at = [], 0
+    for token in tokenize(sql):
+        parts += [" " * (token.start > at), sql[token.start : token.end]]
+        at = token.end
+    return "".join(parts).strip()

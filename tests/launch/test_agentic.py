@@ -23,7 +23,7 @@ from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import flatten, rollout
 from minirl.types import Decoding, Reply
-from rewards.config import AstraConfig, Fig2Atr
+from rewards.config import AstraConfig, AtrConfig
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
 from sqlenv.errors import UserError
@@ -243,7 +243,7 @@ def message(name: str, *overrides: str) -> str:
 def test_settings_that_contradict_one_another_are_refused():
     assert "evaluation.episode" in message("paverl.yaml", "evaluation.episode=agentic")
     assert "prompt.style" in message("astra.yaml", "prompt.style=progress")
-    assert "reward.atr.turn_costs: unknown key" in message("astra.yaml", "reward.atr.turn_costs=1")
+    assert "reward.atr.turn_cost: unknown key" in message("astra.yaml", "reward.atr.turn_cost=1")
 
 
 def test_the_papers_constants():
@@ -254,7 +254,7 @@ def test_the_papers_constants():
     assert (astra.env.kind, astra.evaluation.episode) == ("agentic", "agentic")
     drawn = astra.evaluation
     assert (drawn.validation_temperature, drawn.vote_temperature, drawn.top_p) == (0.6, 0.6, 0.95)
-    assert fig2.reward == AstraConfig(atr=Fig2Atr())
+    assert fig2.reward == AstraConfig(atr=AtrConfig(kind="fig2"))
     same = {"run", "reward"}
     assert astra.model_dump(exclude=same) == fig2.model_dump(exclude=same)
     paverl = load_config("paverl.yaml", [])

@@ -9,7 +9,7 @@ import yaml
 
 from launch.config import dump, load_config
 from launch.layers import Layer, lay_over
-from rewards.config import AstraConfig, ExpoConfig, Fig2Atr, ProgressiveConfig
+from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 from sqlenv.errors import UserError
 
@@ -126,7 +126,7 @@ def test_another_kind_does_not_clash_with_the_bases_settings(written):
     assert load_config(expo, []).reward == ProgressiveConfig(decay=1.0)
     fig2 = {"kind": "astra", "atr": {"kind": "fig2"}}
     astra = written("q.yaml", base="astra.yaml", reward={"alpha": 0.5} | fig2)
-    assert load_config(astra, []).reward == AstraConfig(alpha=0.5, atr=Fig2Atr())
+    assert load_config(astra, []).reward == AstraConfig(alpha=0.5, atr=AtrConfig(kind="fig2"))
 
 
 def test_what_a_run_leaves_has_no_base(written):

@@ -10,8 +10,8 @@ import pytest
 from launch.families import pair_means
 from launch.predictions import pair_up, read_predictions, short_names
 from launch.score import main
-from rewards.progress.mismatch import CATEGORIES
-from rewards.progress.reward import columns_of
+from rewards.execution import columns_of
+from rewards.progress.diagnosis import CATEGORIES
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.layouts import FORMS

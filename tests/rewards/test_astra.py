@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from rewards.astra import AstraReward
+from rewards.columns import PaverlReward
 from rewards.compose import build_reward
 from rewards.config import AstraConfig, PaverlConfig, RewardConfig
-from rewards.paverl import PaverlReward
 from rewards.types import CreditSpan
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic
@@ -134,8 +134,7 @@ def test_binary_scores_and_matches():
     assert steps(bad, step(1.0, "answer"), step_score="binary") == [0, 1]
     doubled = Attempt("q", "q", Table(("a", "b"), GOLD.rows * 2), correct=False)
     assert steps(doubled) == [1]
-    assert steps(doubled, match="bag") == pytest.approx([0.8])
-    assert steps(doubled, match="bag", alpha=0.6) == pytest.approx([0.6])
+    assert steps(step(0.8, "answer"), alpha=0.6) == pytest.approx([0.6])
 
 
 def test_step_wise_credit_covers_each_reply_with_its_own_score():

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from rewards.compose import build_reward
 from rewards.config import ExpoConfig
 from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
+from rewards.expo.names import row_values
 from rewards.expo.reward import ExpoReward, Verdict
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.sql.lexer import row_values
 from sqlenv.types import Episode, Example, Table
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "expo_blame.json").read_text())

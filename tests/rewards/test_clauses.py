@@ -8,20 +8,21 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.config import ExpoConfig
 from rewards.expo.attributes import is_computed, with_attributes
 from rewards.expo.attribution import find_blamed, plan_steps
 from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
+from rewards.expo.names import references, sources
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
-from sqlenv.sql.lexer import references, sources, tokenize
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut
 
 DATA = Path(__file__).parents[1] / "data"
@@ -178,26 +179,24 @@ def test_differences_seen_from_the_other_side(left, right):
     assert differences(a, a) == set()
 
 
-def find(case: dict, database: Path, executor: Executor, **changes) -> tuple[set[int], set[int]]:
+def find(
+    case: dict, database: Path, executor: Executor, max_rows: int
+) -> tuple[set[int], set[int]]:
     """Return the clauses that clause-wise execution blames, and those of the case's labels."""
     sql = case["pred"]
     clauses = scan_clauses(sql)
     gold, predicted = executor.gold(database, case["gold"]), executor.execute(database, sql)
     assert isinstance(gold, Table)
     assert isinstance(predicted, Table)
-    options: dict[str, Any] = {
-        "from_check": "fewer",
-        "whole_result": True,
-        "max_rows": 200,
-    } | changes
     found = find_blamed(
         sql,
         clauses,
+        ExpoConfig(),
         gold=gold,
         predicted=predicted,
         sought=differences(gold, predicted),
         run=lambda step: executor.execute(database, step),
-        **options,
+        max_rows=max_rows,
     )
     return set(found), labelled(sql, clauses, case["blamed"])
 
@@ -240,13 +239,11 @@ def test_a_step_that_does_not_run_is_one_with_the_next(incorrect, executor):
     blamed = find_blamed(
         sql,
         clauses,
+        ExpoConfig(),
         gold=Table(("m",), ((1,), (4,))),
         predicted=Table(("m",), ()),
         sought=frozenset({"row_emptied"}),
         run=run,
-        from_check="fewer",
-        whole_result=True,
-        max_rows=200,
     )
     assert blamed == {0, where}
 
@@ -267,13 +264,11 @@ def test_steps_run_only_where_they_can_tell(incorrect, executor):
     assert find_blamed(
         case["pred"],
         clauses,
+        ExpoConfig(),
         gold=gold,
         predicted=predicted,
         sought=differences(gold, predicted),
         run=run,
-        from_check="fewer",
-        whole_result=True,
-        max_rows=200,
     ) == {2}
     # Nothing but ORDER BY makes another order; the result itself is there already.
     assert all("FROM one" in step and "ORDER BY" not in step for step in asked)

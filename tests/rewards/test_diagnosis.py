@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.config import TreeConfig, TreeWeights
+from rewards.config import TreeConfig
 from rewards.progress.diagnosis import diagnose, jaccard, local_similarity, number_similarity
-from rewards.progress.lexical import lexical_similarity
 from rewards.progress.normalisation import schema_of
+from rewards.progress.reward import lexical_similarity
 from rewards.progress.tree import Node, build_tree
 from sqlenv.envs.tags import TAG_SENTENCES
 
@@ -39,7 +39,7 @@ def test_vectors_of_the_paper(case):
     assert found.gold_parsed == case.get("gold_parsed", True)
     if "local" in case:
         pred, gold = main_profile(case["pred"]), main_profile(case["gold"])
-        assert local_similarity(pred, gold, PAPER) == pytest.approx(case["local"])
+        assert local_similarity(pred, gold) == pytest.approx(case["local"])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
@@ -140,10 +140,6 @@ def test_children_are_matched_greedily_in_the_golds_order():
     ("change", "pred", "gold", "struct"),
     [
         ({"empty_child": "renorm"}, CASES[2]["pred"], CASES[2]["gold"], 0.67),
-        ({"alpha": 1.0}, CASES[5]["pred"], CASES[5]["gold"], 0.8),
-        ({"setop_match": "same"}, CASES[8]["pred"], CASES[8]["gold"], 0.0),
-        # E1: the CTEs are the same; only the name in FROM differs: (1 + .7 * .88 + .3) / 2.
-        ({"cte_match": "name_then_any"}, CASES[10]["pred"], CASES[10]["gold"], 0.958),
         ({"qualify": "raw"}, "SELECT x.a FROM t x", "SELECT t.a FROM t", 0.888),
         ({"qualify": "bare"}, "SELECT x.a FROM u x", "SELECT a FROM u, t", 0.7 * 0.89 + 0.3),
         (
@@ -157,12 +153,6 @@ def test_children_are_matched_greedily_in_the_golds_order():
             "SELECT t.a FROM t, u WHERE t.b = u.b",
             "SELECT t.a FROM t JOIN u ON u.b = t.b",
             1.0,
-        ),
-        (
-            {"weights": TreeWeights(having=1.0)},
-            "SELECT a FROM t GROUP BY a",
-            "SELECT a FROM t GROUP BY a HAVING a > 1",
-            0.7 * 0.5 + 0.3,
         ),
     ],
 )

@@ -204,9 +204,9 @@ def test_figures_7_and_8_by_a_setting(play, executor):
 
 @pytest.mark.parametrize("reply", ["I do not know.", "<sql>SELECT 1", "<sql> \n </sql>"])
 def test_a_reply_without_sql_is_punished_everywhere(reply, play, executor):
-    score = reward_of(executor, format_fail=-1.25, outside_tokens="zero")(play(reply))
-    assert score.total == -1.25
-    assert credit_of(score, reply) == [(reply, -1.25)]
+    score = reward_of(executor, outside_tokens="zero")(play(reply))
+    assert score.total == -1.5
+    assert credit_of(score, reply) == [(reply, -1.5)]
     assert reward_of(executor)(play("")).spans == ()
 
 
@@ -372,7 +372,7 @@ def test_gold_is_at_the_top(play, executor, sql):
     ],
 )
 def test_steps_without_end_are_cut_off(sql, play, executor):
-    reward = reward_of(executor, max_steps=100_000, max_step_rows=10)
+    reward = reward_of(executor)
     start = time.process_time()
     score = reward(play(REPLY.format(sql), gold="SELECT 7"))
     assert time.process_time() - start < 5

@@ -2,8 +2,14 @@
 
 import pytest
 
-from rewards.progress.diagnosis import diagnose
-from rewards.progress.mismatch import CATEGORIES, UNPARSED, labels_of, mismatch_rates, mismatches
+from rewards.progress.diagnosis import (
+    CATEGORIES,
+    UNPARSED,
+    diagnose,
+    labels_of,
+    mismatch_rates,
+    mismatches,
+)
 from sqlenv.envs.tags import TAG_SENTENCES
 
 

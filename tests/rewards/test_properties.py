@@ -13,9 +13,10 @@ from pydantic import TypeAdapter
 
 from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
+from rewards.execution import columns_of
 from rewards.expo.clauses import scan_clauses
 from rewards.expo.reward import ExpoReward
-from rewards.progress.reward import ProgressiveReward, columns_of
+from rewards.progress.reward import ProgressiveReward
 from rewards.types import Score
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load

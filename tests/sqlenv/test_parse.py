@@ -1,4 +1,4 @@
-"""Extraction, comments, tokens, and text that would crash or stall the parser."""
+"""Extraction, and text that would crash or stall the parser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.sql import extraction
+from sqlenv.sql import extraction, lexer
 
 
 @pytest.mark.parametrize(
@@ -72,38 +72,6 @@ def test_extraction_takes_linear_time(tag):
         assert time.thread_time() - start < 1.0, piece
 
 
-def test_comments_go_before_whitespace():
-    sql = "SELECT a -- the 'first'\n, b /* two\nlines */ FROM t -- end"
-    assert extraction.one_line(sql) == "SELECT a , b FROM t"
-    # Collapsing whitespace first would comment out the rest of the query.
-    assert extraction.one_line(" ".join(sql.split())) == "SELECT a"
-    assert extraction.parse(extraction.one_line(sql)) == extraction.parse(sql) is not None
-
-
-@pytest.mark.parametrize(
-    "sql",
-    ["SELECT '-- no  comment'", 'SELECT "/* a */"', "SELECT 'it''s -- x'", "SELECT `--a`, [/*b*/]"],
-)
-def test_quoted_text_is_no_comment(sql):
-    assert extraction.strip_comments(sql) == sql
-    assert extraction.one_line(sql) == sql
-
-
-def test_unterminated_comment_runs_to_the_end():
-    assert extraction.one_line("SELECT 1 /* and so on") == "SELECT 1"
-
-
-def test_tokens():
-    assert extraction.tokens("SELECT T.\"Na me\", 'It''s', 1.5e3 FROM [A b]<=`C`||x!=.5 ;; ") == (
-        *("select", "t", ".", '"Na me"', ",", "'It''s'", ",", "1.5e3", "from", "[a b]"),
-        *("<=", "`c`", "||", "x", "!=", ".5"),
-    )
-    assert extraction.tokens("a<>b==c>=d 'open") == (
-        *("a", "<>", "b", "==", "c", ">=", "d", "'", "open"),
-    )
-    assert extraction.tokens("") == extraction.tokens(" ; ") == ()
-
-
 @pytest.mark.parametrize(
     "sql",
     [
@@ -126,7 +94,7 @@ def test_tokens():
         "\ud800",
         "SELECT '\ud800",
         "\x1b[31m" * 20,
-        "SELECT 1" + " " * extraction.MAX_CHARS,
+        "SELECT 1" + " " * lexer.MAX_CHARS,
     ],
 )
 def test_what_is_not_one_query_has_no_tree(sql):
@@ -253,8 +221,6 @@ def test_tree_depth_is_bounded():
 @given(st.one_of(st.text(), st.binary().map(lambda b: b.decode("utf-8", "surrogateescape"))))
 def test_no_text_raises(text):
     extraction.extract_sql(text, "fence")
-    extraction.one_line(text)
-    extraction.tokens(text)
     extraction.parse(text)
     extraction.parse("SELECT " + text)
 

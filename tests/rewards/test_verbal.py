@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import JudgeConfig
-from rewards.judge import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
+from rewards.verbal import Choice, Task, best, deliberate, mean_scores, normalise_sql, parse_scores
 from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Message, SqlError, Table
 

@@ -1,7 +1,7 @@
 """Verbal RL (PaVeRL-SQL, section III-B and appendix A): sample candidates, let a model judge them.
 
-Nothing here knows who answers. `deliberate` is a generator: it yields the questions it wants to ask
-of a model, all at once where they do not depend on one another, and is sent the answers.
+`deliberate` is a generator: it yields requests for a model, all at once where they do not depend on
+one another, and is sent the answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from rewards.config import JudgeConfig
-from sqlenv.sql.extraction import one_line, parse, tokens
+from sqlenv.sql.extraction import parse
+from sqlenv.sql.lexer import one_line, tokens
 from sqlenv.types import Observation, Result, Table
 
 Kind = Literal["generate", "judge"]
@@ -25,11 +26,11 @@ Kind = Literal["generate", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A wish for one answer of the model.
+    """A request for one answer of the model.
 
     Attributes:
         kind: What the answer is for.
-        number: Counts the asks of one kind and question, from 0: names the random stream.
+        number: Counts the requests of one kind and question, from 0: names the random stream.
         messages: What the model is shown.
     """
 
@@ -39,19 +40,13 @@ class Ask:
 
 
 Texts = Sequence[str | None]
-"""Answers in the order of the asks; None where the model would not answer at all."""
+"""Answers in the order of the requests; None where the model refused one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One question, as verbal RL needs it.
-
-    Attributes:
-        prompt: Asks for SQL (prompt 1).
-        judge_prompt: Asks for a score of each query (prompt 2).
-        extract: Finds the SQL of an answer; empty where there is none.
-        execute: Runs queries, in order.
-        name: Names the random stream of ties.
+    """One question: its prompts (1 asks for SQL, 2 for a score of each query), how SQL is found in
+    an answer ("" where there is none) and run, and the name of the random stream of ties.
     """
 
     prompt: Observation
@@ -71,9 +66,9 @@ class Choice:
         scores: Mean score of each candidate; empty when there was nothing to judge.
         attempts: Answers asked for.
         executable: Answers whose query ran, repetitions included.
-        refused: Asks that the model would not answer, of both kinds.
+        refused: Requests of both kinds that the model refused.
         judged: Judgements that the scores are means of.
-        left_out: Judgements left out because no answer could be parsed.
+        left_out: Judgements without an answer that could be parsed.
     """
 
     sql: str
@@ -90,11 +85,6 @@ def deliberate(
     task: Task, config: JudgeConfig, *, seed: int
 ) -> Generator[list[Ask], Texts, Choice]:
     """Collect executable candidates, have the whole set judged, and choose the best.
-
-    Args:
-        task: The question.
-        config: How many candidates, attempts and judgements.
-        seed: Seed of ties.
 
     Returns:
         The candidate of the highest mean score; of equal ones any, by seed. A single candidate is
@@ -131,6 +121,10 @@ class _Found:
     refused: int = 0
     last: str = ""
 
+    def count(self, config: JudgeConfig) -> int:
+        """Count what `candidates` counts."""
+        return len(self.kept) if config.count == "distinct" else self.executable
+
 
 def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Found]:
     """Ask in waves of as many answers as are missing: no fewer could do.
@@ -140,21 +134,16 @@ def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Fo
     """
     found = _Found({})
     widening = 1
-    while (missing := config.candidates - _count(found, config)) > 0:
+    while (missing := config.candidates - (before := found.count(config))) > 0:
         size = min(missing * widening, config.attempts - found.asked)
         if size <= 0:
             break
         texts = yield [Ask("generate", found.asked + i, task.prompt) for i in range(size)]
-        before = _count(found, config)
         _take(found, texts, task, config)
-        widening = 1 if _count(found, config) > before else widening * 2
+        widening = 1 if found.count(config) > before else widening * 2
         if all(text is None for text in texts):
             break
     return found
-
-
-def _count(found: _Found, config: JudgeConfig) -> int:
-    return len(found.kept) if config.count == "distinct" else found.executable
 
 
 def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
@@ -164,17 +153,14 @@ def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
     queries = [sql for text in texts if text and (sql := task.extract(text))]
     found.last = queries[-1] if queries else found.last
     for sql, result in zip(queries, task.execute(queries), strict=True):
-        if _count(found, config) < config.candidates and _runs(result, config):
+        runs = isinstance(result, Table) and (bool(result.rows) or not config.require_rows)
+        if runs and found.count(config) < config.candidates:
             found.executable += 1
             found.kept.setdefault(normalise_sql(sql), sql)
 
 
-def _runs(result: Result, config: JudgeConfig) -> bool:
-    return isinstance(result, Table) and (bool(result.rows) or not config.require_rows)
-
-
 @dataclass(slots=True)
-class _Judged:
+class _Judgements:
     scores: list[tuple[float, ...]]
     left_out: int = 0
     refused: int = 0
@@ -182,20 +168,19 @@ class _Judged:
 
 def _judge(
     prompt: Observation, count: int, config: JudgeConfig
-) -> Generator[list[Ask], Texts, _Judged]:
+) -> Generator[list[Ask], Texts, _Judgements]:
     """Ask for all judgements at once, and again for those that cannot be parsed, a few times."""
-    judged = _Judged([])
-    asked, missing = 0, config.judgements
+    judged = _Judgements([], left_out=config.judgements)
+    asked = 0
     for _ in range(1 + config.judge_retries):
-        texts = yield [Ask("judge", asked + i, prompt) for i in range(missing)]
-        asked += missing
+        texts = yield [Ask("judge", asked + i, prompt) for i in range(judged.left_out)]
+        asked += len(texts)
         judged.refused += sum(text is None for text in texts)
         parsed = [scores for text in texts if (scores := parse_scores(text or "", count))]
         judged.scores += parsed
-        missing -= len(parsed)
-        if not missing or all(text is None for text in texts):
+        judged.left_out -= len(parsed)
+        if not judged.left_out or all(text is None for text in texts):
             break
-    judged.left_out = missing
     return judged
 
 
@@ -211,12 +196,8 @@ _LINE = re.compile(
 def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
     """Read a judgement: the lines `SQLi: x` of the last `<scores>` block, `<think>` ignored.
 
-    Args:
-        text: The answer.
-        count: How many queries were shown.
-
     Returns:
-        One score a query, clamped to [0, 1]; None where a query has no score or two of them.
+        One score for each of `count` queries, clamped to [0, 1]; None where one has none or two.
     """
     # What stands before a lone </think> is thinking too: templates may open it in the prompt.
     said = _THINKING.sub("", text).rpartition("</think>")[2]
@@ -231,16 +212,10 @@ def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
 def mean_scores(
     judgements: Sequence[Sequence[float]], count: int, *, normalise: Literal["none", "z_score"]
 ) -> tuple[float, ...]:
-    """Average judgements, candidate by candidate.
+    """Average judgements (rows) candidate by candidate; zeros without any judgement.
 
-    Args:
-        judgements: Scores of all candidates, one row a judgement.
-        count: How many candidates there are.
-        normalise: `z_score` first takes the mean of each judgement away and divides by its standard
-            deviation, so that a judge who spreads its scores wide does not outweigh the others.
-
-    Returns:
-        One mean a candidate; zeros without any judgement.
+    With `z_score` each judgement first has its mean taken away and is divided by its standard
+    deviation, so that a judge who spreads its scores wide does not outweigh the others.
     """
     if not judgements:
         return (0.0,) * count
@@ -263,9 +238,7 @@ def best(candidates: Sequence[str], scores: Sequence[float], rng: Random) -> str
 def normalise_sql(sql: str) -> str:
     """Write a query so that spelling does not matter: blanks, comments, case, optional words.
 
-    Returns:
-        The text of its syntax tree with lower-case names; of a query without a tree its tokens.
-        Strings and quoted names, which may be strings, stay as they are.
+    Strings and quoted names, which may be strings, stay as they are.
     """
     tree = parse(sql)
     if tree is not None:
