@@ -20,8 +20,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sqlenv.data.issues import Checked
-from sqlenv.data.layouts import MANIFEST, Record, read_records
-from sqlenv.data.records import check
+from sqlenv.data.layouts import MANIFEST
+from sqlenv.data.records import Record, check, read_records
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import DatabaseSchema, Descriptions
 from sqlenv.types import Example, Hint
