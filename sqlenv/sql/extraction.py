@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import sqlglot
@@ -20,6 +20,7 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from sqlenv.config import Wrapping
 from sqlenv.sql.cache import cached
+from sqlenv.sql.lexer import tokenize
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 
@@ -42,12 +43,10 @@ _TAGS: dict[Wrapping, tuple[str, str]] = {
     "sql_tag": ("<sql>", "</sql>"),
     "fence": ("```sql", "```"),
 }
-_QUOTED = r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*`|\[[^\[\]]*\]"""
-# An unterminated block comment runs to the end, as in SQLite.
-_COMMENT = re.compile(rf"({_QUOTED})|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_SPACE = re.compile(rf"({_QUOTED})|\s+")
+# The words that Progress-SQL compares: operators and numbers as a whole.
 _TOKEN = re.compile(
-    rf"{_QUOTED}|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|<=|>=|<>|!=|==|\|\||\S"
+    r"""'[^']*(?:''[^']*)*'|"[^"]*(?:""[^"]*)*"|`[^`]*(?:``[^`]*)*`|\[[^\[\]]*\]"""
+    r"|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[^\W\d]\w*|<=|>=|<>|!=|==|\|\||\S"
 )
 _CLOSED_BY = {"(": ")", "case": "end"}
 _REFUSED = frozenset({";", "?", "[", "{"})  # outside quotes no part of one SQLite query
@@ -119,12 +118,21 @@ def strip_comments(sql: str) -> str:
     """Replace every comment by a space; quoted text is left alone."""
     if "--" not in sql and "/*" not in sql:
         return sql
-    return _COMMENT.sub(lambda match: match[1] or " ", sql)
+    return _with_gaps(sql, lambda gap: " " if gap.strip() else gap)
 
 
 def one_line(sql: str) -> str:
-    """Write a query on one line: comments first, then whitespace outside quotes."""
-    return _SPACE.sub(lambda match: match[1] or " ", strip_comments(sql)).strip()
+    """Write a query on one line: comments and whitespace outside quotes become a space."""
+    return _with_gaps(sql, lambda gap: " " if gap else "").strip()
+
+
+def _with_gaps(sql: str, write: Callable[[str], str]) -> str:
+    """Write what stands between tokens anew: blanks and comments."""
+    parts, at = [], 0
+    for token in tokenize(sql):
+        parts += [write(sql[at : token.start]), sql[token.start : token.end]]
+        at = token.end
+    return "".join([*parts, write(sql[at:])])
 
 
 def tokens(sql: str) -> tuple[str, ...]:
