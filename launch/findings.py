@@ -97,7 +97,7 @@ class Findings:
 
 def _write(checked: Checked) -> str:
     c = checked
-    return json.dumps([c.flaws, c.note, c.rows, c.prompt_tokens, c.example.hints])
+    return json.dumps([c.issues, c.note, c.rows, c.prompt_tokens, c.example.hints])
 
 
 def _read(example: Example, text: str) -> Checked:

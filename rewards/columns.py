@@ -12,8 +12,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlenv.evaluators.equality import MatchMode, matches
-from sqlenv.types import Result, Table, Value
+from sqlenv.evaluators.equality import matches
+from sqlenv.types import MatchMode, Result, Table, Value
 
 Variant = Literal["paper", "code"]
 

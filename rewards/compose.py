@@ -17,8 +17,7 @@ from rewards.expo.reward import ExpoReward, Runner
 from rewards.paverl import PaverlReward
 from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
 from rewards.types import Score
-from sqlenv.config import Wrapping
-from sqlenv.types import Episode
+from sqlenv.types import Episode, Wrapping
 
 Reward = Callable[[Episode], Score]
 

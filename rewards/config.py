@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from sqlenv.config import EnvConfig, Settings
-from sqlenv.evaluators.equality import MatchMode
+from sqlenv.types import MatchMode
 
 Qualify = Literal["resolve", "bare", "raw"]
 

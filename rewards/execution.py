@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 from typing import Protocol
 
-from sqlenv.config import Wrapping
 from sqlenv.dialects import run
-from sqlenv.types import Attempt, Episode, Example, Result, Table
+from sqlenv.types import Attempt, Episode, Example, Result, Table, Wrapping
 
 _FORMATS: dict[Wrapping, re.Pattern[str]] = {
     "sql_tag": re.compile(r"\s*<think>.*</think>\s*<sql>.*</sql>\s*", re.DOTALL),

@@ -28,11 +28,12 @@ from rewards.progress.reward import ColumnsOf, OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.dialects import run, transpile
 from sqlenv.envs.single_turn import find_matches, judge_query
-from sqlenv.evaluators.equality import MatchMode, matches
+from sqlenv.evaluators.equality import matches
 from sqlenv.types import (
     Attempt,
     Episode,
     Example,
+    MatchMode,
     Result,
     SqlError,
     Status,

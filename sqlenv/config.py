@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sqlenv.evaluators.equality import ExecutionMatch
-from sqlenv.types import Dialect
+from sqlenv.types import Dialect, ExecutionMatch, Wrapping
 
 
 class Settings(BaseModel):
@@ -171,7 +170,6 @@ Spider's says, and the lower limits of BIRD's and OmniSQL's are their comparator
 there are as many as time allows, of size what no gold query comes near."""
 
 
-Wrapping = Literal["sql_tag", "fence"]
 Luck = Literal["wrong", "judged"]
 """What becomes of a query whose result depends on the clock or on chance."""
 

@@ -13,6 +13,11 @@ Hint = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
+Wrapping = Literal["sql_tag", "fence"]
+MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
+"""A rule for two results, whatever the queries were."""
+ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
+"""Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
 
 
 @dataclass(frozen=True, slots=True)

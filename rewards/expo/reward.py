@@ -18,11 +18,10 @@ from rewards.expo.differences import CANDIDATES, Differences, differences, with_
 from rewards.expo.failures import trace_error
 from rewards.progress.reward import ColumnsOf
 from rewards.types import CreditSpan, Score
-from sqlenv.config import Wrapping
 from sqlenv.dialects import run
 from sqlenv.sql.extraction import locate_sql
 from sqlenv.sql.lexer import sources
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wrapping
 
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")

@@ -106,7 +106,7 @@ def write_question(checked: Checked) -> str:
         "source": e.source,
         "style": checked.style,
         "hints": e.hints,
-        "flaws": checked.flaws,
+        "flaws": checked.issues,
         "note": checked.note,
         "rows": checked.rows,
         "prompt_tokens": checked.prompt_tokens,

@@ -138,7 +138,7 @@ class Pool:
                 if self.location.layout == "prepared":
                     checked = prepared.read_question(file, index, record)
                     is_wanted = _is_wanted(self.source, checked.example, checked.style)
-                    flaws = [flaw for flaw in checked.flaws if flaw == BLANK_GOLD]
+                    flaws = [flaw for flaw in checked.issues if flaw == BLANK_GOLD]
                     flaws = flaws if is_wanted else [OTHER_KIND]
                 else:
                     checked, flaws = _question(self.source, file, index, record, database_of)
@@ -187,10 +187,10 @@ class Pool:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         found = self._look([candidate for _, candidate in batch])
         for (position, _), checked in zip(batch, found, strict=True):
-            self.found.update(flaw for flaw in checked.flaws if flaw != BLANK_GOLD)  # as read
-            if FAILING_GOLD in checked.flaws:
+            self.found.update(flaw for flaw in checked.issues if flaw != BLANK_GOLD)  # as read
+            if FAILING_GOLD in checked.issues:
                 self._note(checked.example, checked.note)
-            if not self.drops.intersection(checked.flaws):
+            if not self.drops.intersection(checked.issues):
                 self.kept_count += 1
                 yield position, checked
 

@@ -5,15 +5,9 @@ from __future__ import annotations
 import marshal
 from collections import Counter, defaultdict
 from itertools import chain, pairwise
-from typing import Literal
 
 from sqlenv.sql.lexer import tokenize
-from sqlenv.types import Result, Row, Table, Value
-
-MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
-"""A rule for two results, whatever the queries were."""
-ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
-"""Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
+from sqlenv.types import MatchMode, Result, Row, Table, Value
 
 _Column = tuple[Value, ...]
 _Bag = frozenset[tuple[Value, int]]

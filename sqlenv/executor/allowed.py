@@ -11,7 +11,7 @@ from typing import Literal
 
 import apsw
 
-from sqlenv.executor.clock import FUNCTIONS as CLOCK
+from sqlenv.executor.functions import CLOCK_FUNCTIONS
 from sqlenv.sql.lexer import tokenize
 
 Kind = Literal["plain", "virtual", "foreign"]
@@ -62,7 +62,7 @@ jsonb_set
 
 bm25 highlight match matchinfo offsets regexp snippet
 """
-_FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK)
+_FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK_FUNCTIONS)
 
 
 def forbidden(action: int, first: str | None, second: str | None) -> str:

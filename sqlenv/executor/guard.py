@@ -11,7 +11,7 @@
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 
-Also marks results that depend on chance (`functions.add_chance`) or on the clock (`clock.py`).
+Also marks results that depend on chance or on the clock (`functions.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ import apsw
 
 from sqlenv.errors import UserError
 from sqlenv.executor.allowed import SCANS, find_rtrees, forbidden, read_kinds
-from sqlenv.executor.clock import FUNCTIONS as CLOCK_FUNCTIONS
-from sqlenv.executor.clock import clock
 from sqlenv.executor.connection import connect
 from sqlenv.executor.database import check_database
-from sqlenv.executor.functions import REPLACED, add_chance
+from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
