@@ -211,7 +211,7 @@ def _hints(preparation: Preparation) -> Generator[Callable[[Example], Example]]:
             opened[index] = ValueIndex(index)
         else:
             opened[index] = opened.pop(index)  # used last
-        return replace(example, hints=opened[index].hints(example))
+        return replace(example, value_matches=opened[index].matches(example))
 
     try:
         yield find if preparation.hints else lambda example: example

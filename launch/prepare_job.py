@@ -320,7 +320,7 @@ def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSum
             summary.questions += 1
             summary.databases[checked.example.database] += 1
             summary.flaws.update(checked.issues)
-            summary.hinted += bool(checked.example.hints)
+            summary.hinted += bool(checked.example.value_matches)
             if checked.prompt_tokens is not None:
                 summary.lengths[checked.prompt_tokens] += 1
     summary.fingerprint = fingerprint.text

@@ -9,7 +9,7 @@ from typing import Literal
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
-Hint = tuple[str, str, str]
+ValueMatch = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
@@ -27,7 +27,7 @@ class Example:
     Attributes:
         database: A SQLite file, whatever the dialect.
         gold_sql: Written in `dialect`, as predictions are.
-        hints: Values of the database that the question seems to name: table, column, value.
+        value_matches: Values of the database that the question seems to name: table, column, value.
     """
 
     id: str
@@ -39,7 +39,7 @@ class Example:
     difficulty: str = ""
     dialect: str = "sqlite"
     source: str = ""
-    hints: tuple[Hint, ...] = ()
+    value_matches: tuple[ValueMatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Checked:
     """A question and what was found of it.
 
     Attributes:
-        example: With hints, where these were looked up.
+        example: With value matches, where these were looked up.
         issues: Of its gold query.
         note: Why the gold query fails.
         style: SynSQL's style of the question.

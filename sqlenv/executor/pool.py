@@ -1,9 +1,8 @@
 """Worker processes that answer queries, and what happens when one dies.
 
 Workers are started as programs (`python -m sqlenv.executor.worker`), never forked: the parent runs
-JAX's threads, and nothing of the parent's memory or `__main__` is needed. A worker has two channels to
-its parent: a socket for questions and answers, and standard input, which closes when the parent
-ends.
+JAX's threads, and nothing of the parent's memory or `__main__` is needed. A worker has a socket for
+questions and answers, and standard input, which closes when the parent ends.
 """
 
 from __future__ import annotations
@@ -52,9 +51,8 @@ class Worker:
         ours, theirs = socket.socketpair()
         ours.settimeout(0)  # it never waits
         # The memory of rows is more than their text.
-        self.channel = Channel(
-            ours, most_bytes=_MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES
-        )
+        most_bytes = _MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES
+        self.channel = Channel(ours, most_bytes=most_bytes)
         with theirs:
             self._process = subprocess.Popen(
                 [
