@@ -215,10 +215,4 @@ def with_matches(schema: DatabaseSchema, matches: Sequence[ValueMatch]) -> Datab
         examples = tuple(dict.fromkeys((*named, *column.examples)))
         return replace(column, examples=examples[:SHOWN])
 
-    return replace(
-        schema,
-        tables=tuple(
-            replace(table, columns=tuple(shown(table.name, column) for column in table.columns))
-            for table in schema.tables
-        ),
-    )
+    return schema.replace_columns(shown)
