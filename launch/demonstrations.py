@@ -8,7 +8,7 @@ from typing import Protocol
 
 from launch.forms import Form
 from minirl.train.supervised import Demonstration
-from sqlenv.data.corruptions import mistake
+from sqlenv.data.corruptions import corrupt
 from sqlenv.types import Episode, Example, Observation
 
 
@@ -60,7 +60,7 @@ def demonstrations(
             made.append(repair(example, environment, form))
         else:
             has_mistake = draw < repair_share + (1 - repair_share) * mistake_share
-            sql = (mistake(example.gold_sql) if has_mistake else None) or example.gold_sql
+            sql = (corrupt(example.gold_sql) if has_mistake else None) or example.gold_sql
             made.append(answer(example, environment, form, sql))
         if progress is not None and number % 100 == 0:
             progress(number, len(examples), "")
@@ -74,7 +74,7 @@ def _answer(example: Example, environment: Teacher, form: Form, sql: str) -> Dem
 
 def _repair(example: Example, environment: Teacher, form: Form) -> Demonstration:
     episode, question = environment.reset(example)
-    wrong = mistake(example.gold_sql)
+    wrong = corrupt(example.gold_sql)
     _, feedback = environment.step(episode, form.answer(wrong)) if wrong else (None, None)
     if wrong is None or feedback is None:  # no feedback: that mistake does not change the result
         return _answer(example, environment, form, example.gold_sql)
@@ -105,6 +105,6 @@ def _transcript(example: Example, environment: Teacher, form: Form, *queries: st
 
 def _long_transcript(example: Example, environment: Teacher, form: Form) -> Demonstration:
     assert form.agent is not None
-    wrong = mistake(example.gold_sql) if form.agent.calls > 1 else None
+    wrong = corrupt(example.gold_sql) if form.agent.calls > 1 else None
     queries = (example.gold_sql,) if wrong is None else (wrong, example.gold_sql)
     return _transcript(example, environment, form, *queries)

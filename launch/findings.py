@@ -97,10 +97,10 @@ class Findings:
 
 def _write(checked: Checked) -> str:
     c = checked
-    return json.dumps([c.flaws, c.note, c.rows, c.prompt_tokens, c.example.hints])
+    return json.dumps([c.issues, c.note, c.rows, c.prompt_tokens, c.example.value_matches])
 
 
 def _read(example: Example, text: str) -> Checked:
     flaws, note, rows, prompt_tokens, hints = json.loads(text)
-    asked = replace(example, hints=tuple(map(tuple, hints)))
+    asked = replace(example, value_matches=tuple(map(tuple, hints)))
     return Checked(asked, tuple(flaws), note, "", rows, prompt_tokens)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minirl.config import MARKS
-from sqlenv.config import AgenticConfig, Wrapping
+from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra
 from sqlenv.sql.extraction import tables_of
-from sqlenv.types import Example
+from sqlenv.types import Example, Wrapping
 
 if TYPE_CHECKING:
     from launch.config import JobConfig

@@ -36,7 +36,7 @@ from sqlenv.data.sources import gold
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.database import check_contents, fingerprint, identify
-from sqlenv.executor.gold import FLEETING
+from sqlenv.executor.gold import TRANSIENT
 from sqlenv.schema.reading import Descriptions, read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import ValueIndex, build_index
@@ -191,7 +191,7 @@ def _checked(example: Example, seen: Look) -> Checked:
     # How long it took is of this machine, and not said of the question.
     details = (f"{one.flaw}: {one.detail}" for one in seen.findings if one.flaw in _TOLD)
     rows = len(seen.result.rows) if isinstance(seen.result, Table) else None
-    is_final = seen.result not in FLEETING
+    is_final = seen.result not in TRANSIENT
     return Checked(example, flaws, "; ".join(details), rows=rows, is_final=is_final)
 
 
@@ -211,7 +211,7 @@ def _hints(preparation: Preparation) -> Generator[Callable[[Example], Example]]:
             opened[index] = ValueIndex(index)
         else:
             opened[index] = opened.pop(index)  # used last
-        return replace(example, hints=opened[index].hints(example))
+        return replace(example, value_matches=opened[index].matches(example))
 
     try:
         yield find if preparation.hints else lambda example: example

@@ -28,7 +28,7 @@ from sqlenv.dialects import transpile
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
 from sqlenv.executor import Executor
-from sqlenv.executor.gold import FLEETING
+from sqlenv.executor.gold import TRANSIENT
 from sqlenv.types import Example, Result, Table
 
 Flaw = Literal["fails", "empty", "slow", "varies", "row_order", "ties"]
@@ -106,7 +106,7 @@ def look(
         alone = [_timed([example], plain) for example in examples]
         seconds = [min(together_s, alone_s) for _, alone_s in alone]
         results = [
-            again[0] if result in FLEETING else result
+            again[0] if result in TRANSIENT else result
             for result, (again, _) in zip(results, alone, strict=True)
         ]
     ran = [

@@ -14,8 +14,9 @@ from launch.config import JobConfig
 from launch.inputs import rooted
 from launch.testsets import Split
 from sqlenv.config import SourceConfig
-from sqlenv.data.layouts import locate, read_records
+from sqlenv.data.layouts import locate
 from sqlenv.data.prepared import DATABASES
+from sqlenv.data.records import read_records
 from sqlenv.executor.database import fingerprint
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from launch.config import JobConfig
 from launch.leaks import Leak, Questions, database_leaks, refuse, shape_of
 from launch.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.data.detection import recognise
+from sqlenv.data.detection import detect
 from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
@@ -138,7 +138,7 @@ def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
 
 def _sources(root: Path) -> Mapping[str, SourceConfig]:
     if not (root / MANIFEST).is_file():
-        found = recognise(root)
+        found = detect(root)
         for name in TEST_SETS:
             if name in found.left:
                 _log.warning("%s is not compared with: %s", name, found.left[name])

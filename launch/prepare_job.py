@@ -271,7 +271,7 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Check, F
 
         def check(examples: Sequence[Example]) -> Iterator[Checked]:
             for checked in look(examples):
-                if checked.flaws:
+                if checked.issues:
                     tell(_flaw(checked))
                 yield checked
 
@@ -281,7 +281,7 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Check, F
 
 def _flaw(checked: Checked) -> dict[str, object]:
     e = checked.example
-    said = {"id": e.id, "db_id": e.db_id, "flaws": checked.flaws, "note": checked.note}
+    said = {"id": e.id, "db_id": e.db_id, "flaws": checked.issues, "note": checked.note}
     return {**said, "gold": e.gold_sql}
 
 
@@ -318,8 +318,8 @@ def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSum
             fingerprint.add(checked.example)
             summary.questions += 1
             summary.databases[checked.example.database] += 1
-            summary.flaws.update(checked.flaws)
-            summary.hinted += bool(checked.example.hints)
+            summary.flaws.update(checked.issues)
+            summary.hinted += bool(checked.example.value_matches)
             if checked.prompt_tokens is not None:
                 summary.lengths[checked.prompt_tokens] += 1
     summary.fingerprint = fingerprint.text

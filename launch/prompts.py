@@ -1,4 +1,4 @@
-"""How a job puts its questions: schemas, hints, wording. No JAX."""
+"""How a job puts its questions: schemas, value matches, wording. No JAX."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlenv.data.prepared import StoredSchema, read_stored_schema
 from sqlenv.prompts import agent_observation, first_observation, judge_observation
 from sqlenv.schema.reading import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema.rendering import render_schema
-from sqlenv.schema.values import with_hints
+from sqlenv.schema.values import with_matches
 from sqlenv.types import Example, Observation
 
 
@@ -39,19 +39,19 @@ class Prompts:
 
     def schema(self, example: Example) -> DatabaseSchema:
         """Return the schema that an example's prompt shows."""
-        return with_hints(self._schema(example.database), example.hints)
+        return with_matches(self._schema(example.database), example.value_matches)
 
     def schema_text(self, example: Example) -> str:
         """Write the schema that an example's prompt shows."""
-        if example.hints:
+        if example.value_matches:
             return self.render(self.schema(example))
         return self._text(example.database)
 
     def with_values(self, stored: StoredSchema, example: Example) -> str:
         """Write a schema that was read before, as an example's prompt shows it."""
-        if not example.hints:
+        if not example.value_matches:
             return stored.text
-        return self.render(with_hints(stored.schema, example.hints))
+        return self.render(with_matches(stored.schema, example.value_matches))
 
     def render(self, schema: DatabaseSchema) -> str:
         """Write a schema in the job's style."""

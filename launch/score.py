@@ -50,7 +50,7 @@ from launch.testsets import check_databases, check_golds
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
-from sqlenv.data.layouts import FORMS, check_open
+from sqlenv.data.layouts import DATASETS, check_open
 from sqlenv.data.loading import read_all
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
@@ -194,7 +194,7 @@ def _keep_inputs(options: argparse.Namespace) -> None:
     read = [path for path in (options.file, *(options.predictions or ())) if path is not None]
     if options.data is not None:
         root, file = _place(options)
-        read += [root / base / file for base in (FORMS[options.layout].omnisql, "")]
+        read += [root / base / file for base in (DATASETS[options.layout].omnisql, "")]
     if any(path.exists() and path.samefile(out) for path in read):
         raise UserError(f"--out {out}: is read too; write to another file")
 
@@ -232,7 +232,7 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
         option = "--data-root" if options.data_root else f"--data {options.data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any((root / base / file).is_file() for base in (FORMS[layout].omnisql, "")):
+    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
     dialect = NAMES[options.dialect]

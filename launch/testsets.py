@@ -9,7 +9,6 @@ import logging
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -17,8 +16,9 @@ from typing import Literal
 from launch.cli import progress_bar
 from sqlenv.config import OFFICIAL, ExecutorConfig, Layout, SourceConfig
 from sqlenv.data.detection import choose_sets
-from sqlenv.data.layouts import FORMS, SETS, NamedSet, foreign, locate, read_records
+from sqlenv.data.layouts import DATASETS, SETS, NamedSet, locate, other_dataset
 from sqlenv.data.loading import read_all
+from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import check_contents
@@ -33,32 +33,8 @@ VERDICTS = "verdicts.json"
 """The file of verdicts in a folder of results."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A published test set.
-
-    Attributes:
-        questions: As published (for SQLite).
-        comparators: Names in `sqlenv.evaluators.comparators.COMPARATORS`; the first is the set's
-            own measure.
-    """
-
-    questions: int
-    comparators: tuple[str, ...]
-
-
-_SPIDER = ("spider_ex",)
-_SPIDER_TS = ("spider_ex", "spider_ts")
-TEST_SETS: Mapping[str, Published] = {
-    "spider-dev": Published(1034, _SPIDER_TS),
-    "spider-test": Published(2147, _SPIDER),
-    "spider-syn": Published(1034, _SPIDER_TS),
-    "spider-realistic": Published(508, _SPIDER_TS),
-    "spider-dk": Published(535, _SPIDER),
-    "bird-dev": Published(1534, ("bird_ex",)),
-    "bird-minidev": Published(500, ("bird_ex",)),
-    "spider2-local": Published(135, ("spider2_local",)),
-}
+TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
+"""Published test sets."""
 
 # Where the test suite lies, from the root or from the data set's own folder.
 _SUITES = (
@@ -107,9 +83,9 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     source = _with_file(name, root, file) if file else _own(name, root)
     location = locate(source)
     for path in location.files:
-        if other := foreign(source.layout, next(read_records(path))):
+        if other := other_dataset(source.layout, next(read_records(path))):
             raise UserError(f"--data {name}: {path}: its records are of {other}; check --data")
-    if location.root not in (root, root / FORMS[source.layout].omnisql):
+    if location.root not in (root, root / DATASETS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
     examples = read_all(source)
     _tell_of_missing(name, location.files[0], len(examples))
@@ -155,7 +131,7 @@ def _own(name: str, root: Path) -> SourceConfig:
 def _folders(layout: Layout, root: Path) -> list[Path]:
     """List where a data set may lie: OmniSQL's folder, the root, then up to two deeper."""
     deeper = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return [root / FORMS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
+    return [root / DATASETS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
 
 
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:
@@ -184,8 +160,8 @@ def _has_databases(source: SourceConfig) -> bool:
 def _other_files(name: str, root: Path) -> Iterator[str]:
     """Name question files with the fields of a data set, those with its split's name first."""
     named = SETS[name]
-    marks = FORMS[named.layout].marks
-    own = {one for split in FORMS[named.layout].files.values() for one in split}
+    marks = DATASETS[named.layout].fields
+    own = {one for split in DATASETS[named.layout].files.values() for one in split}
     paths = (path for folder in _folders(named.layout, root) for path in folder.glob("*.json*"))
     for path in sorted(set(paths), key=lambda path: (named.split not in path.name, path)):
         is_other = any(

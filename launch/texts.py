@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minirl.run.files import whole_file
-from sqlenv.data.layouts import is_utf16
+from sqlenv.data.records import is_utf16
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from rewards.execution import ColumnsOf, Runner
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
-from sqlenv.config import Wrapping
-from sqlenv.types import Episode
+from sqlenv.types import Episode, Wrapping
 
 Reward = Callable[[Episode], Score]
 

@@ -8,10 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from sqlenv.config import Wrapping
 from sqlenv.dialects import run
 from sqlenv.schema.reading import read_schema
-from sqlenv.types import Attempt, Episode, Example, Result, Table
+from sqlenv.types import Attempt, Episode, Example, Result, Table, Wrapping
 
 ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
 """Column names by table of an example's database, None where unknown."""

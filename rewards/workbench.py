@@ -21,8 +21,18 @@ from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.dialects import run, transpile
 from sqlenv.envs.single_turn import find_matches, judge_query
-from sqlenv.evaluators.equality import MatchMode, matches
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Status, Table, status_of
+from sqlenv.evaluators.equality import matches
+from sqlenv.types import (
+    Attempt,
+    Episode,
+    Example,
+    MatchMode,
+    Result,
+    SqlError,
+    Status,
+    Table,
+    status_of,
+)
 
 PairStatus = Literal[Status, "not_carried"]
 """How a prediction ended. `not_carried`: it is written in another dialect than SQLite's, and cannot

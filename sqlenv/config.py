@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from sqlenv.evaluators.equality import ExecutionMatch
-from sqlenv.types import Dialect
+from sqlenv.types import Dialect, ExecutionMatch, Wrapping
 
 
 class Settings(BaseModel):
@@ -19,7 +18,7 @@ class Settings(BaseModel):
 
 
 Layout = Literal[
-    "spider", "spider_syn", "spider_dk", "spider_realistic", "spider2", "bird", "synsql", "prepared"
+    "bird", "spider", "spider_syn", "spider_dk", "spider_realistic", "synsql", "spider2", "prepared"
 ]
 Split = Literal["train", "dev", "test"]
 
@@ -171,29 +170,32 @@ Spider's says, and the lower limits of BIRD's and OmniSQL's are their comparator
 there are as many as time allows, of size what no gold query comes near."""
 
 
-Wrapping = Literal["sql_tag", "fence"]
 Luck = Literal["wrong", "judged"]
 """What becomes of a query whose result depends on the clock or on chance."""
 
 
-class SingleTurnConfig(Settings):
-    """One question, one reply."""
-
-    kind: Literal["single_turn"] = "single_turn"
-    """Tag of the union."""
+class AnswerConfig(Settings):
+    """How the query of an answer is found and judged."""
 
     match: ExecutionMatch = "set"
     """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
 
     wrapping: Wrapping = "sql_tag"
-    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
+    """Where the SQL of an answer is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
 
     nondeterministic: Luck = "wrong"
     """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
     so that no reward pays for luck; or `judged` as any other."""
 
 
-class DiagnosedConfig(Settings):
+class SingleTurnConfig(AnswerConfig):
+    """One question, one reply."""
+
+    kind: Literal["single_turn"] = "single_turn"
+    """Tag of the union."""
+
+
+class DiagnosedConfig(AnswerConfig):
     """Progress-SQL: several attempts, with a diagnosis between them."""
 
     kind: Literal["diagnosed"] = "diagnosed"
@@ -202,26 +204,19 @@ class DiagnosedConfig(Settings):
     turns: int = Field(default=4, ge=1)
     """Most attempts (T)."""
 
-    match: ExecutionMatch = "set"
-    """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
-
-    wrapping: Wrapping = "sql_tag"
-    """Where the SQL of a reply is: the last `<sql>…</sql>`, or the last fence marked `sql`."""
-
-    nondeterministic: Luck = "wrong"
-    """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
-    so that no reward pays for luck; or `judged` as any other."""
-
     feedback_exec_error: bool = False
     """Whether the model is told the database's error message; the paper's template has no place
     for it."""
 
 
-class AgenticConfig(Settings):
+class AgenticConfig(AnswerConfig):
     """SQL-ASTRA: the model runs queries with a tool, looks at their results, then answers."""
 
     kind: Literal["agentic"] = "agentic"
     """Tag of the union."""
+
+    wrapping: Wrapping = "fence"
+    """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""
 
     calls: int = Field(default=3, ge=1)
     """Most calls of the tool; one more reply holds the answer."""
@@ -232,16 +227,6 @@ class AgenticConfig(Settings):
     finish_tool: str | None = None
     """Name of a tool whose argument `answer` is the final query (appendix A: finish). None: the
     final query stands in a message without a call."""
-
-    match: ExecutionMatch = "set"
-    """The comparator that says which query is right (`sqlenv.evaluators.comparators`)."""
-
-    wrapping: Wrapping = "fence"
-    """Where the SQL of the final message is: the last fence marked `sql`, or the last `<sql>`."""
-
-    nondeterministic: Luck = "wrong"
-    """A query whose result depends on the clock or on chance: `wrong`, whatever it gave this time,
-    so that no reward pays for luck; or `judged` as any other."""
 
     response_rows: int = Field(default=30, ge=1)
     """Rows of a result that the model is shown, the first ones."""

@@ -9,10 +9,15 @@ from typing import Literal
 
 Value = None | int | float | str | bytes
 Row = tuple[Value, ...]
-Hint = tuple[str, str, str]
+ValueMatch = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
+Wrapping = Literal["sql_tag", "fence"]
+MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
+"""A rule for two results, whatever the queries were."""
+ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
+"""Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,7 @@ class Example:
     Attributes:
         database: A SQLite file, whatever the dialect.
         gold_sql: Written in `dialect`, as predictions are.
-        hints: Values of the database that the question seems to name: table, column, value.
+        value_matches: Values of the database that the question seems to name: table, column, value.
     """
 
     id: str
@@ -34,7 +39,7 @@ class Example:
     difficulty: str = ""
     dialect: str = "sqlite"
     source: str = ""
-    hints: tuple[Hint, ...] = ()
+    value_matches: tuple[ValueMatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

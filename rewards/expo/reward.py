@@ -25,10 +25,9 @@ from rewards.expo.differences import CANDIDATES, Differences, differences, with_
 from rewards.expo.failures import trace_error
 from rewards.expo.names import sources
 from rewards.types import CreditSpan, Score
-from sqlenv.config import Wrapping
 from sqlenv.dialects import run
 from sqlenv.sql.extraction import locate_sql
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wrapping
 
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")

@@ -1,4 +1,4 @@
-"""The mistakes of a weak annotator: a query that confuses or forgets one part of the right one."""
+"""The errors of a weak annotator: a query that confuses or forgets one part of the right one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TAKEN_FOR = (
 )
 
 
-def mistake(sql: str) -> str | None:
+def corrupt(sql: str) -> str | None:
     """Write a query as an annotator with fixed habits would get it wrong.
 
     The habit is the first of `HABITS` that applies, so queries of one form have one mistake; a set

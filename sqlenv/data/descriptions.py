@@ -11,8 +11,8 @@ from pathlib import Path
 from textwrap import shorten
 
 from sqlenv.config import SourceConfig
-from sqlenv.data.layouts import FORMS, Location, read_records
-from sqlenv.data.records import Named, TableNames, check
+from sqlenv.data.layouts import DATASETS, Location
+from sqlenv.data.records import Named, TableNames, check, read_records
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import ColumnKey, Descriptions
 
@@ -50,7 +50,7 @@ def stream_descriptions(
     Raises:
         UserError: A file is damaged.
     """
-    for file in _beside(location, FORMS[source.layout].tables):
+    for file in _beside(location, DATASETS[source.layout].tables):
         for number, entry in enumerate(read_records(file)):
             where = {"where": f"{file}: record {number}", "advice": "correct it or fetch it again"}
             if path := databases.get(check(Named, entry, **where).db_id):

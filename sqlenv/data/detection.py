@@ -10,16 +10,16 @@ from pathlib import Path
 
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import (
-    FORMS,
+    DATASETS,
     MANIFEST,
     SETS,
     check_open,
-    foreign,
-    is_open,
+    folders_below,
     locate,
+    other_dataset,
     question_files,
-    read_records,
 )
+from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 
 _SEARCHED = 1_000
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class Detected:
     """What was found below a folder.
 
     Attributes:
@@ -45,7 +45,7 @@ class Recognised:
     unused: tuple[str, ...]
 
 
-def recognise(root: Path) -> Recognised:
+def detect(root: Path) -> Detected:
     """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`.
 
     Raises:
@@ -73,7 +73,7 @@ def recognise(root: Path) -> Recognised:
             left[name] = tried[0][1]
         if name in left:
             looked_at += [(name, source, problem or left[name]) for source, problem in tried]
-    return Recognised(sources, left, _unused(sources, looked_at))
+    return Detected(sources, left, _unused(sources, looked_at))
 
 
 def _unused(
@@ -96,7 +96,7 @@ def _files(source: SourceConfig) -> tuple[Path, ...]:
 
 def _near(root: Path, name: str) -> tuple[Path, ...]:
     """Return the folders of a data set that go before any deeper one."""
-    return root / FORMS[SETS[name].layout].omnisql, root
+    return root / DATASETS[SETS[name].layout].omnisql, root
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
@@ -110,7 +110,7 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
     Raises:
         UserError: One is not there; says what was expected where.
     """
-    found = recognise(root)
+    found = detect(root)
     for name in names:
         if name in found.sources:
             continue
@@ -138,7 +138,7 @@ def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
     """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
     named = SETS[name]
     seen: set[tuple[Path, ...]] = set()
-    for folder in (*_near(root, name), *_below(root)):
+    for folder in (*_near(root, name), *folders_below(root)):
         source = SourceConfig(layout=named.layout, path=folder, split=named.split, file=named.file)
         files = question_files(folder, source) if folder.is_dir() else ()
         if files and files not in seen:
@@ -146,17 +146,12 @@ def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
             yield source
 
 
-def _below(root: Path) -> Iterator[Path]:
-    paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return islice((path for path in paths if path.is_dir() and is_open(path)), _SEARCHED)
-
-
 def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
     """Return a source and what keeps it from being one; empty if nothing does."""
     try:
         for file in question_files(source.path, source):
             first = next(read_records(file))
-            if other := foreign(source.layout, first):
+            if other := other_dataset(source.layout, first):
                 return source, (
                     f"{file}: {_STRANGE} {other} (they have {', '.join(list(first)[:8])}), "
                     f"not of {source.layout}; put {source.layout}'s own file there"
@@ -169,12 +164,12 @@ def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
 
 def _expected(name: str) -> str:
     named = SETS[name]
-    form = FORMS[named.layout]
-    files = named.file or " or ".join(form.files[named.split])
-    return f"{files} with {' or '.join(form.databases)} beside it"
+    spec = DATASETS[named.layout]
+    files = named.file or " or ".join(spec.files[named.split])
+    return f"{files} with {' or '.join(spec.databases)} beside it"
 
 
-def _found(found: Recognised) -> str:
+def _found(found: Detected) -> str:
     return ", ".join(found.sources) or "no data set"
 
 

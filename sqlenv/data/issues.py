@@ -24,8 +24,8 @@ class Checked:
     """A question and what was found of it.
 
     Attributes:
-        example: With hints, where these were looked up.
-        flaws: Of its gold query.
+        example: With value matches, where these were looked up.
+        issues: Of its gold query.
         note: Why the gold query fails.
         style: SynSQL's style of the question.
         rows: Of the gold result; None where it was not run or has none.
@@ -34,7 +34,7 @@ class Checked:
     """
 
     example: Example
-    flaws: tuple[str, ...] = ()
+    issues: tuple[str, ...] = ()
     note: str = ""
     style: str = ""
     rows: int | None = None

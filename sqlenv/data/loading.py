@@ -218,7 +218,7 @@ class Fingerprint:
     def add(self, e: Example) -> None:
         """Take another question in."""
         other = [e.dialect] if e.dialect != "sqlite" else []
-        fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other, *e.hints]
+        fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other, *e.value_matches]
         self._digest.update(json.dumps(fields).encode())
 
     @property

@@ -1,7 +1,7 @@
 """The folder that `launch.prepare` writes: sets of questions, checked once, and their databases.
 
 prepared.json     number and fingerprint of the questions of each set
-<set>.jsonl       a question a line, with its flaws, hints and the fingerprint of all that
+<set>.jsonl       a question a line, with its issues, value matches and the fingerprint of all that
 databases.jsonl   a database a line: where it is, its size and fingerprint, its schema's file
 schemas/          what `read_schema` read, as JSON, and the text that prompts show
 """
@@ -20,11 +20,11 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from sqlenv.data.issues import Checked
-from sqlenv.data.layouts import MANIFEST, Record, read_records
-from sqlenv.data.records import check
+from sqlenv.data.layouts import MANIFEST
+from sqlenv.data.records import Record, check, read_records
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import DatabaseSchema, Descriptions
-from sqlenv.types import Example, Hint
+from sqlenv.types import Example, ValueMatch
 
 DATABASES = "databases.jsonl"
 SCHEMAS = "schemas"
@@ -46,7 +46,7 @@ class _Question(BaseModel):
     dialect: str
     source: str
     style: str
-    hints: tuple[Hint, ...]
+    hints: tuple[ValueMatch, ...]
     flaws: tuple[str, ...]
     note: str
     rows: int | None
@@ -105,8 +105,8 @@ def write_question(checked: Checked) -> str:
         "dialect": e.dialect,
         "source": e.source,
         "style": checked.style,
-        "hints": e.hints,
-        "flaws": checked.flaws,
+        "hints": e.value_matches,
+        "flaws": checked.issues,
         "note": checked.note,
         "rows": checked.rows,
         "prompt_tokens": checked.prompt_tokens,
@@ -137,7 +137,7 @@ def read_question(file: Path, index: int, record: Record) -> Checked:
         difficulty=q.difficulty,
         dialect=q.dialect,
         source=q.source,
-        hints=q.hints,
+        value_matches=q.hints,
     )
     return Checked(example, q.flaws, q.note, q.style, q.rows, q.prompt_tokens)
 

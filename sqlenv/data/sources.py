@@ -25,16 +25,14 @@ from sqlenv.data.issues import (
     Checked,
 )
 from sqlenv.data.layouts import (
-    FORMS,
-    Form,
+    DATASETS,
+    DatasetSpec,
     Location,
-    Record,
     check_open,
-    foreign,
     is_file,
-    read_records,
+    other_dataset,
 )
-from sqlenv.data.records import Question, check, question_kind
+from sqlenv.data.records import Question, Record, check, question_kind, read_records
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
 from sqlenv.types import Example, Result, SqlError, Table
@@ -140,7 +138,7 @@ class Pool:
                 if self.location.layout == "prepared":
                     checked = prepared.read_question(file, index, record)
                     is_wanted = _is_wanted(self.source, checked.example, checked.style)
-                    flaws = [flaw for flaw in checked.flaws if flaw == BLANK_GOLD]
+                    flaws = [flaw for flaw in checked.issues if flaw == BLANK_GOLD]
                     flaws = flaws if is_wanted else [OTHER_KIND]
                 else:
                     checked, flaws = _question(self.source, file, index, record, database_of)
@@ -189,10 +187,10 @@ class Pool:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         found = self._look([candidate for _, candidate in batch])
         for (position, _), checked in zip(batch, found, strict=True):
-            self.found.update(flaw for flaw in checked.flaws if flaw != BLANK_GOLD)  # as read
-            if FAILING_GOLD in checked.flaws:
+            self.found.update(flaw for flaw in checked.issues if flaw != BLANK_GOLD)  # as read
+            if FAILING_GOLD in checked.issues:
                 self._note(checked.example, checked.note)
-            if not self.drops.intersection(checked.flaws):
+            if not self.drops.intersection(checked.issues):
                 self.kept_count += 1
                 yield position, checked
 
@@ -243,14 +241,14 @@ def _question(
 ) -> tuple[Checked, list[str]]:
     """Read a record, and name its flaws."""
     layout = source.layout
-    form = FORMS[layout]
+    spec = DATASETS[layout]
     where = f"{file}: record {index}"
-    if other := foreign(layout, record):
+    if other := other_dataset(layout, record):
         raise UserError(
             f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
             f"put {layout}'s own file there, or correct `layout`"
         )
-    kind = question_kind(question=form.question, gold=form.gold, evidence=form.evidence)
+    kind = question_kind(question=spec.question, gold=spec.gold, evidence=spec.evidence)
     asked = check(kind, record, where=where, advice=f"correct it if the layout is really {layout}")
     name = asked.instance_id or f"{file.stem}/{index}"
     database, written = database_of(asked.db_id), (asked.gold or "").strip()
@@ -262,7 +260,7 @@ def _question(
         db_id=asked.db_id,
         database=database or Path(asked.db_id),
         gold_sql=written,
-        evidence=_evidence(form, file.parent, asked),
+        evidence=_evidence(spec, file.parent, asked),
         difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
         dialect=dialect or "sqlite",
         source=layout,
@@ -287,11 +285,11 @@ def _is_wanted(source: SourceConfig, example: Example, style: str) -> bool:
     return is_level and style not in source.exclude_styles
 
 
-def _evidence(form: Form, folder: Path, asked: Question) -> str:
+def _evidence(spec: DatasetSpec, folder: Path, asked: Question) -> str:
     """Read the external knowledge; Spider 2 names a file that holds it."""
     text = (asked.evidence or "").strip()
-    document = folder / form.documents / text
-    if form.documents and text and is_file(document):
+    document = folder / spec.documents / text
+    if spec.documents and text and is_file(document):
         return document.read_text(encoding="utf-8", errors="replace").strip()
     return text
 

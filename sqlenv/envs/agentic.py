@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlenv.config import AgenticConfig
 from sqlenv.envs.diagnosed import describe_failure
-from sqlenv.envs.single_turn import Asking, judge_query
+from sqlenv.envs.single_turn import BaseEnvironment
 from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import (
     Attempt,
@@ -50,7 +50,7 @@ class BadCall:
     why: str
 
 
-class Agentic(Asking[AgenticConfig]):
+class Agentic(BaseEnvironment[AgenticConfig]):
     """Runs the model's queries until it answers or has no call left."""
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
@@ -73,7 +73,7 @@ class Agentic(Asking[AgenticConfig]):
         if isinstance(call, BadCall):
             attempt = Attempt(reply, "", SqlError(call.why), correct=False, kind="bad_call")
         else:
-            attempt = replace(self._judge_query(example, reply, call.sql), kind="call")
+            attempt = replace(self._judge(example, reply, call.sql), kind="call")
         response = tool_response(
             attempt.result, rows=config.response_rows, chars=config.response_chars
         )
@@ -81,22 +81,9 @@ class Agentic(Asking[AgenticConfig]):
         return replace(episode, attempts=(*episode.attempts, attempt)), following
 
     def _answer(self, example: Example, reply: str, call: Call | None) -> Attempt:
-        config = self._config
-        if call is not None:
-            return self._judge_query(example, reply, call.sql)
         said = _CALL.sub("", reply)  # the query of a call too many is no answer
-        return self._judge_query(example, reply, extract_sql(said, config.wrapping))
-
-    def _judge_query(self, example: Example, reply: str, sql: str) -> Attempt:
-        config = self._config
-        return judge_query(
-            example,
-            reply,
-            sql,
-            self._executor,
-            match=config.match,
-            nondeterministic=config.nondeterministic,
-        )
+        sql = call.sql if call else extract_sql(said, self._config.wrapping)
+        return self._judge(example, reply, sql)
 
 
 def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:

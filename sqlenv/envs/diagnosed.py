@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sqlenv.config import DiagnosedConfig
-from sqlenv.envs.single_turn import Asking, FirstPrompt, Runner, judge
+from sqlenv.envs.single_turn import BaseEnvironment, FirstPrompt, Runner
 from sqlenv.types import Denied, Episode, Example, Message, Observation, Result, SqlError, Table
 
 Feedback = Callable[[Example, str, str], tuple[tuple[str, ...], str]]
@@ -14,7 +14,7 @@ Feedback = Callable[[Example, str, str], tuple[tuple[str, ...], str]]
 the tags and the text of the next message."""
 
 
-class Diagnosed(Asking[DiagnosedConfig]):
+class Diagnosed(BaseEnvironment[DiagnosedConfig]):
     """Gives the model several turns and ends at the first match."""
 
     def __init__(
@@ -36,14 +36,7 @@ class Diagnosed(Asking[DiagnosedConfig]):
             a match and after the last turn.
         """
         config, example = self._config, episode.example
-        attempt = judge(
-            example,
-            reply,
-            self._executor,
-            wrapping=config.wrapping,
-            match=config.match,
-            nondeterministic=config.nondeterministic,
-        )
+        attempt = self._judge(example, reply)
         if attempt.correct or len(episode.attempts) + 1 >= config.turns:
             return replace(episode, attempts=(*episode.attempts, attempt)), None
         error = describe_failure(attempt.result) if config.feedback_exec_error else ""

@@ -7,14 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from sqlenv.config import Luck, SingleTurnConfig, Wrapping
+from sqlenv.config import AnswerConfig, Luck, SingleTurnConfig
 from sqlenv.dialects import run, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
-from sqlenv.evaluators.equality import ExecutionMatch
 from sqlenv.sql.extraction import extract_sql
-from sqlenv.types import Attempt, Episode, Example, Observation, Result, SqlError, Table
+from sqlenv.types import (
+    Attempt,
+    Episode,
+    Example,
+    ExecutionMatch,
+    Observation,
+    Result,
+    SqlError,
+    Table,
+    Wrapping,
+)
 
-Config = TypeVar("Config")
+Config = TypeVar("Config", bound=AnswerConfig)
 Name = TypeVar("Name", bound=ExecutionMatch)
 FirstPrompt = Callable[[Example], Observation]
 
@@ -31,7 +40,7 @@ class Runner(Protocol):
         ...
 
 
-class Asking(Generic[Config]):
+class BaseEnvironment(Generic[Config]):
     """How every environment begins. Stateless, so that threads can share one.
 
     Args:
@@ -49,21 +58,25 @@ class Asking(Generic[Config]):
         """Ask the question."""
         return Episode(example), self._first_prompt(example)
 
+    def _judge(self, example: Example, reply: str, sql: str | None = None) -> Attempt:
+        """Judge a query, by default that of the reply's answer."""
+        config = self._config
+        return judge_query(
+            example,
+            reply,
+            extract_sql(reply, config.wrapping) if sql is None else sql,
+            self._executor,
+            match=config.match,
+            nondeterministic=config.nondeterministic,
+        )
 
-class SingleTurn(Asking[SingleTurnConfig]):
+
+class SingleTurn(BaseEnvironment[SingleTurnConfig]):
     """Judges one reply by execution."""
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
         """Judge the reply; the episode is over."""
-        config = self._config
-        attempt = judge(
-            episode.example,
-            reply,
-            self._executor,
-            wrapping=config.wrapping,
-            match=config.match,
-            nondeterministic=config.nondeterministic,
-        )
+        attempt = self._judge(episode.example, reply)
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 

@@ -28,7 +28,7 @@ from typing import Literal, TypeGuard
 
 from sqlenv.errors import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
-from sqlenv.evaluators.equality import MatchMode, matches
+from sqlenv.evaluators.equality import matches
 from sqlenv.evaluators.official import (
     as_omnisql_writes,
     as_spider_runs,
@@ -36,7 +36,7 @@ from sqlenv.evaluators.official import (
     same_query,
 )
 from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
-from sqlenv.types import Result, SqlError, Status, Table, TimedOut, status_of
+from sqlenv.types import MatchMode, Result, SqlError, Status, Table, TimedOut, status_of
 
 _LATE = TimedOut("wall")
 _REPETITIONS = 100

@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import marshal
-import re
 from collections import Counter, defaultdict
-from itertools import chain
-from typing import Literal
+from itertools import chain, pairwise
 
-from sqlenv.types import Result, Row, Table, Value
-
-MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
-"""A rule for two results, whatever the queries were."""
-ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omnisql_spider_ex"]
-"""Those of `sqlenv.evaluators.comparators` that need a gold query and its database alone."""
+from sqlenv.sql.lexer import tokenize
+from sqlenv.types import MatchMode, Result, Row, Table, Value
 
 _Column = tuple[Value, ...]
 _Bag = frozenset[tuple[Value, int]]
@@ -21,14 +15,6 @@ _Bag = frozenset[tuple[Value, int]]
 _SEARCHED_CELLS = 10_000_000
 """Cells that a search for the order of columns looks at, some seconds of work; a result that needs
 more is no match. Only tables of many columns with the same few values come near it."""
-
-# Quoted names and strings, and comments: whatever stands in them is not SQL.
-_OPAQUE = re.compile(
-    r"""'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*` | \[[^\]]*\]
-    | --[^\n]* | /\*.*?(?:\*/|\Z)""",
-    re.VERBOSE | re.DOTALL,
-)
-_TOKENS = re.compile(r"[()]|\border\s+by\b", re.IGNORECASE)
 
 
 def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str = "") -> bool:
@@ -65,12 +51,10 @@ def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str =
 
 def is_ordered(sql: str) -> bool:
     """Say whether a query has an ORDER BY of its own, outside all parentheses."""
-    depth = 0
-    for token in _TOKENS.findall(_OPAQUE.sub(" ", sql)):
-        depth += {"(": 1, ")": -1}.get(token, 0)
-        if depth == 0 and token not in "()":
-            return True
-    return False
+    return any(
+        first.depth == 0 and first.is_word("order") and second.is_word("by")
+        for first, second in pairwise(tokenize(sql))
+    )
 
 
 def _matches_suite(predicted: Table, gold: Table, *, in_order: bool) -> bool:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from itertools import dropwhile
 from string import ascii_uppercase
 from typing import Literal
 
+from sqlenv.sql.lexer import tokenize
+
 _BLANK = " \t\n\f\r"
 """What SQLite and Python's sqlite3 module take for white space."""
-_OPAQUE = re.compile(
-    r"""('(?:[^']|'')*(?:'|\Z) | "(?:[^"]|"")*(?:"|\Z) | `(?:[^`]|``)*(?:`|\Z) | \[[^\]]*(?:\]|\Z))
-    | --[^\n]* | /\*.*?(?:\*/|\Z)""",
-    re.VERBOSE | re.DOTALL,
-)
+_ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")
+"""White space to others, and a sign to them."""
 # As sqlparse splits text, of which Spider's program drops tokens. A backslash before a quote keeps
 # a string open where a later quote can end it.
 _WORDS = re.compile(
@@ -23,10 +23,8 @@ _WORDS = re.compile(
     | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; )""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-_UNQUOTED = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]"""
-    rf"""|(?P<blank>[{_BLANK}]+)|(?P<word>[^'"`\[{_BLANK}]+)"""
-)
+_MOST_CHARS = 100_000
+"""Of a text that is split into tokens."""
 _LOWER = {ord(letter): letter.lower() for letter in ascii_uppercase}
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -39,13 +37,16 @@ def count_statements(sql: str) -> Literal["none", "one", "several"]:
     It runs a text of none, which gives no rows, and refuses whatever but comments stands behind the
     first one's semicolon, if only another semicolon.
     """
+    # The executor refuses texts as long as that.
+    if len(sql) > _MOST_CHARS:
+        return "one"
     if ";" not in sql and sql.strip(_BLANK) and not sql.lstrip(_BLANK).startswith(("-", "/")):
         return "one"
-    plain = _OPAQUE.sub(lambda found: "x" if found[1] else " ", sql).strip(_BLANK)
-    body, _, rest = plain.lstrip(f"{_BLANK};").partition(";")
-    if rest.strip(_BLANK):
+    is_end = [token.is_sign(";") for token in tokenize(_ODD_BLANK.sub("?", sql))]
+    statement = list(dropwhile(bool, is_end))
+    if True in statement[:-1]:
         return "several"
-    return "one" if body.strip(_BLANK) else "none"
+    return "one" if statement else "none"
 
 
 @lru_cache(maxsize=65536)
@@ -91,13 +92,13 @@ def same_query(sql: str) -> str:
     Quoted text stays as it is, and so does a query with comments. Results of equal ones are equal
     but for the names of columns.
     """
-    if "--" in sql or "/*" in sql:
+    if len(sql) > _MOST_CHARS or "--" in sql or "/*" in sql or _ODD_BLANK.search(sql):
         return sql
-    return _UNQUOTED.sub(_even_out, sql.rstrip(f"{_BLANK};"))
-
-
-def _even_out(found: re.Match[str]) -> str:
-    if found["blank"]:
-        return " "
-    # Of other letters SQLite tells the cases apart.
-    return found["word"].translate(_LOWER) if found["word"] else found[0]
+    parts, end = [], 0
+    for token in tokenize(sql.rstrip(f"{_BLANK};")):
+        text = sql[token.start : token.end]
+        parts.append(" " * (token.start > end))
+        # Of letters beyond ASCII SQLite tells the cases apart.
+        parts.append(text if token.kind in ("text", "name") else text.translate(_LOWER))
+        end = token.end
+    return "".join(parts)

@@ -5,14 +5,14 @@ A list of what is dangerous would miss what the next version of SQLite brings.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
 
 import apsw
 
-from sqlenv.executor.clock import FUNCTIONS as CLOCK
+from sqlenv.executor.functions import CLOCK_FUNCTIONS
+from sqlenv.sql.lexer import tokenize
 
 Kind = Literal["plain", "virtual", "foreign"]
 """A table or view with rows of its own, a virtual table that may be read, or one that may not."""
@@ -32,13 +32,9 @@ _RTREES = frozenset({"rtree", "rtree_i32"})
 _MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"}) | _RTREES
 """Modules of stock SQLite, of which a database may have virtual tables."""
 # SQLite writes the words in front of the name itself, whatever was there in their place.
-_NO_TABLE = re.compile(r"CREATE (?:UNIQUE INDEX|INDEX|TRIGGER)\b", re.IGNORECASE)
-_TABLE = re.compile(r"CREATE (?:TABLE|VIEW)\b", re.IGNORECASE)
-_VIRTUAL_TABLE = re.compile(
-    r"""CREATE\ VIRTUAL\ TABLE\ (?:"(?:[^"]|"")*"|`(?:[^`]|``)*`|'(?:[^']|'')*'|\[[^\]]*\]|[\w$]+)
-    \s+USING\s+["'`\[]?(\w+)""",
-    re.IGNORECASE | re.VERBOSE,
-)
+_NO_TABLES = ("create unique index ", "create index ", "create trigger ")
+_TABLES = ("create table ", "create view ")
+_VIRTUAL_TABLE = "create virtual table "
 CHANCE = frozenset({"random", "randomblob"})
 """SQLite's functions whose value nobody can foretell."""
 SCANS = frozenset({"glob", "instr", "like", "replace"})
@@ -66,7 +62,7 @@ jsonb_set
 
 bm25 highlight match matchinfo offsets regexp snippet
 """
-_FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK)
+_FUNCTIONS = frozenset(_NAMES.split()) | (CHANCE | CLOCK_FUNCTIONS)
 
 
 def forbidden(action: int, first: str | None, second: str | None) -> str:
@@ -120,11 +116,11 @@ def read_kinds(connection: apsw.Connection, codec: str) -> dict[str, Kind]:
     # The text alone says it: nothing makes the other columns agree with that.
     kinds: dict[str, Kind] = {}
     for name, sql in _read_texts(connection, codec):
-        if _NO_TABLE.match(sql):
+        start = sql[: len(_VIRTUAL_TABLE)].lower()
+        if start.startswith(_NO_TABLES):
             continue
-        made = _VIRTUAL_TABLE.match(sql)
-        kind: Kind = "plain" if _TABLE.match(sql) else "foreign"
-        kinds[name.lower()] = "virtual" if made and made[1].lower() in _MODULES else kind
+        kind: Kind = "plain" if start.startswith(_TABLES) else "foreign"
+        kinds[name.lower()] = "virtual" if _module(sql) in _MODULES else kind
     return kinds
 
 
@@ -133,8 +129,16 @@ def find_rtrees(connection: apsw.Connection, codec: str) -> list[str]:
 
     An R*Tree prepares at that moment what it would write with.
     """
-    made = [(name, _VIRTUAL_TABLE.match(sql)) for name, sql in _read_texts(connection, codec)]
-    return [name for name, match in made if match and match[1].lower() in _RTREES]
+    return [name for name, sql in _read_texts(connection, codec) if _module(sql) in _RTREES]
+
+
+def _module(sql: str) -> str:
+    """Name the module of a virtual table; empty where a text makes something else."""
+    if sql[: len(_VIRTUAL_TABLE)].lower() != _VIRTUAL_TABLE:
+        return ""
+    words = tokenize(sql)[3:6]  # the name, USING and the module
+    is_made = len(words) == 3 and words[1].is_word("using")
+    return words[2].text.strip("'") if is_made else ""
 
 
 def _read_texts(connection: apsw.Connection, codec: str) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""A line between two processes, on which plain values go as a whole.
+"""A channel between two processes, on which plain values go as a whole.
 
 Values are MessagePack's: numbers, text, bytes, None, tuples and dicts of these. Whatever comes,
 reading it makes nothing else and runs nothing.
@@ -18,7 +18,7 @@ _SMALL_BYTES = 65_536
 _SOON_MS = 20
 
 
-class Line:
+class Channel:
     """One end, which waits or not as its socket does.
 
     Args:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -75,8 +75,7 @@ class Executor:
         refused = refuse_text(sql, max_sql_chars=self.config.max_sql_chars)
         if refused is not None:
             return refused
-        self._check_process()
-        self._look_at(database)
+        self._check_use([database])
         return self._backend.execute(database, sql, max_steps)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
@@ -85,16 +84,11 @@ class Executor:
         Raises:
             UserError: One of the databases cannot be used.
         """
-        limit = self.config.max_sql_chars
-        results: dict[Query, Result | None] = {
-            query: refuse_text(query[1], max_sql_chars=limit) for query in dict.fromkeys(queries)
-        }
-        accepted = [query for query, refused in results.items() if refused is None]
-        self._check_process()
-        for database in {database for database, _ in accepted}:
-            self._look_at(database)
+        results = self._refuse_texts(queries)
+        accepted = [query for query in dict.fromkeys(queries) if query not in results]
+        self._check_use(database for database, _ in accepted)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
-        return [result for query in queries if (result := results[query]) is not None]
+        return [results[query] for query in queries]
 
     def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
         """Run queries as `execute_many` does, and give their votes in the queries' order.
@@ -104,12 +98,9 @@ class Executor:
         Raises:
             UserError: One of the databases cannot be used.
         """
-        limit = self.config.max_sql_chars
-        distinct = dict.fromkeys(queries)
-        accepted = [one for one in distinct if refuse_text(one[1], max_sql_chars=limit) is None]
-        self._check_process()
-        for database in {database for database, _ in accepted}:
-            self._look_at(database)
+        refused = self._refuse_texts(queries)
+        accepted = [query for query in dict.fromkeys(queries) if query not in refused]
+        self._check_use(database for database, _ in accepted)
         found = dict(zip(accepted, self._backend.votes(accepted, by), strict=True))
         return [found.get(query) for query in queries]
 
@@ -122,8 +113,7 @@ class Executor:
 
     def gold_many(self, queries: Sequence[Query]) -> list[Result]:
         """Give gold results in order; those not computed before run on all workers."""
-        for database in {database for database, _ in queries}:
-            self._look_at(database)
+        self._check_use(database for database, _ in queries)
         return self._gold.get(queries, self.execute_many)
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
@@ -136,11 +126,9 @@ class Executor:
         Raises:
             UserError: One of the databases cannot be used, or a case lacks what a comparator needs.
         """
-        self._check_process()
         for case in cases:
             check_case(case, names)
-        for database in {file for case in cases for file in (case.database, *case.suite)}:
-            self._look_at(database)
+        self._check_use(file for case in cases for file in (case.database, *case.suite))
         # What official programs do to a text takes seconds where it has megabytes.
         short = [len(case.predicted) <= _JUDGED_CHARS for case in cases]
         asked = [
@@ -161,24 +149,28 @@ class Executor:
         """End the workers and close the connections."""
         self._backend.close()
 
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise RuntimeError("an Executor does not survive a fork: make one in the new process")
+    def _refuse_texts(self, queries: Sequence[Query]) -> dict[Query, Result]:
+        limit = self.config.max_sql_chars
+        found = {query: refuse_text(query[1], max_sql_chars=limit) for query in queries}
+        return {query: refused for query, refused in found.items() if refused is not None}
 
-    def _look_at(self, database: Path) -> None:
-        """Name a file that was written to since it was last looked at; it is read anew.
+    def _check_use(self, databases: Iterable[Path]) -> None:
+        """Name files that were written to since they were last looked at; they are read anew.
 
         Raises:
-            UserError: There is no such file any more.
+            UserError: One of them is not there any more.
         """
-        identity = identify(database)
-        if self._seen.get(database, identity) != identity:
-            _log.warning(
-                "%s: the database changed while it was in use; results before and after cannot be "
-                "compared",
-                database,
-            )
-        self._seen[database] = identity
+        if os.getpid() != self._process:
+            raise RuntimeError("an Executor does not survive a fork: make one in the new process")
+        for database in set(databases):
+            identity = identify(database)
+            if self._seen.get(database, identity) != identity:
+                _log.warning(
+                    "%s: the database changed while it was in use; results before and after "
+                    "cannot be compared",
+                    database,
+                )
+            self._seen[database] = identity
 
 
 class _Threads:

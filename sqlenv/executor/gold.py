@@ -33,7 +33,7 @@ _LIMITS = {
     *("max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars", "text"),
     "reverse_unordered",
 }
-FLEETING = (TimedOut("wall"), TooLarge("memory"))
+TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
 _MEMORY_BYTES = 128_000_000
 """Of the results that are held in memory: those of some 10,000 questions of Spider take 10 MB."""
@@ -132,7 +132,7 @@ class GoldCache:
         return None
 
     def _store(self, key: Key, result: Result) -> None:
-        if result in FLEETING or (isinstance(result, Table) and result.nondeterministic):
+        if result in TRANSIENT or (isinstance(result, Table) and result.nondeterministic):
             return
         self._remember(key, result)
         if self._folder:

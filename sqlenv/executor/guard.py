@@ -11,13 +11,12 @@
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
 
-Also marks results that depend on chance (`functions.add_chance`) or on the clock (`clock.py`).
+Also marks results that depend on chance or on the clock (`functions.py`).
 """
 
 from __future__ import annotations
 
 import marshal
-import re
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -28,18 +27,15 @@ import apsw
 
 from sqlenv.errors import UserError
 from sqlenv.executor.allowed import SCANS, find_rtrees, forbidden, read_kinds
-from sqlenv.executor.clock import FUNCTIONS as CLOCK_FUNCTIONS
-from sqlenv.executor.clock import clock
 from sqlenv.executor.connection import connect
 from sqlenv.executor.database import check_database
-from sqlenv.executor.functions import REPLACED, add_chance
+from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
 if TYPE_CHECKING:
     from sqlenv.config import ExecutorConfig
 
-# Semicolons and comments in front of a query, which are statements of nothing.
-_BEFORE = re.compile(r"(?:[;\s]|--[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
 _CODECS = {"UTF-8": "utf-8", "UTF-16le": "utf-16-le", "UTF-16be": "utf-16-be"}
 
 _UNREADABLE = (
@@ -357,10 +353,9 @@ def _as_bytes(statement: str, width: int) -> str:
     names = [f"c{i}" for i in range(width)]
     values = [f"CASE typeof({c}) WHEN 'text' THEN CAST({c} AS BLOB) ELSE {c} END" for c in names]
     flags = [f"typeof({c}) = 'text'" for c in names]
-    start = _BEFORE.match(statement)
-    body = statement[start.end() if start else 0 :].rstrip("; \t\r\n\f") + "\n"
-    # A comment need not end where the text does; here more text follows.
-    body += "" if apsw.complete(f"{body};") else "*/"
+    # Without semicolons and comments around it, which are statements of nothing.
+    words = [token for token in tokenize(statement) if not token.is_sign(";")]
+    body = statement[words[0].start : words[-1].end] if words else ""
     query = "_q"
     while query in statement.lower():  # which may have a table of that name
         query += "q"

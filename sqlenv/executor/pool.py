@@ -1,9 +1,8 @@
 """Worker processes that answer queries, and what happens when one dies.
 
 Workers are started as programs (`python -m sqlenv.executor.worker`), never forked: the parent runs
-JAX's threads, and nothing of the parent's memory or `__main__` is needed. A worker has two lines to
-its parent: a socket for questions and answers, and standard input, which closes when the parent
-ends.
+JAX's threads, and nothing of the parent's memory or `__main__` is needed. A worker has a socket for
+questions and answers, and standard input, which closes when the parent ends.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from itertools import islice
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor.channel import Line
-from sqlenv.executor.serialization import Answer, Wire, decode
+from sqlenv.executor.channel import Channel
+from sqlenv.executor.serialization import Answer, Encoded, decode
 from sqlenv.executor.worker import OUT_OF_MEMORY, USER_ERROR, Question
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
@@ -52,7 +51,8 @@ class Worker:
         ours, theirs = socket.socketpair()
         ours.settimeout(0)  # it never waits
         # The memory of rows is more than their text.
-        self.line = Line(ours, most_bytes=_MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES)
+        most_bytes = _MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES
+        self.channel = Channel(ours, most_bytes=most_bytes)
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -82,7 +82,7 @@ class Worker:
         self._await()
         # It died, or hangs: `receive` or the deadline will tell.
         with contextlib.suppress(OSError):
-            self.line.send([questions[i] for i in numbers], timeout_s=self._silence_s)
+            self.channel.send([questions[i] for i in numbers], timeout_s=self._silence_s)
 
     def receive(self) -> list[tuple[int, Answer | UserError]] | None:
         """Take what has come, without waiting.
@@ -92,11 +92,11 @@ class Worker:
             is dead, sends no answers, or stops in the middle of a message.
         """
         try:
-            wires = self.line.receive()
-            if wires is None:
+            encoded = self.channel.receive()
+            if encoded is None:
                 self.is_stuck = self._is_late()
                 return None if self.is_stuck else []
-            answers = [_read(wire) for wire in wires]
+            answers = [_read(encoded) for encoded in encoded]
         except (EOFError, OSError, ValueError, TypeError, LookupError):
             return None
         if len(answers) > len(self.asked):
@@ -107,13 +107,13 @@ class Worker:
 
     def _is_late(self) -> bool:
         """Say whether a message is late; from its start on it has a time by its length."""
-        if self.line.expected_bytes and not self._is_talking:
+        if self.channel.expected_bytes and not self._is_talking:
             self._is_talking = True
-            took_s = _GRACE_S + self.line.expected_bytes / _BYTES_A_SECOND
+            took_s = _GRACE_S + self.channel.expected_bytes / _BYTES_A_SECOND
             self.deadline = max(self.deadline, time.monotonic() + took_s)
         return time.monotonic() >= self.deadline
 
-    def epitaph(self, *, overdue: bool) -> Result:
+    def failure_result(self, *, overdue: bool) -> Result:
         """End a worker that failed at its only question, and say what that makes of the question.
 
         Raises:
@@ -132,7 +132,7 @@ class Worker:
 
     def kill(self) -> int:
         """End the process at once; give its exit status, negative for a signal."""
-        self.line.close()
+        self.channel.close()
         with self._process as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0)
@@ -184,7 +184,7 @@ class WorkerPool:
                         waiting.extend([number] for number in worker.asked)
                     else:
                         overdue = not spoke or worker.is_stuck
-                        answers[worker.asked[0]] = worker.epitaph(overdue=overdue)
+                        answers[worker.asked[0]] = worker.failure_result(overdue=overdue)
                     if message is None or not worker.asked:
                         busy.remove(worker)
                         self._dismiss(worker, reuse=message is not None)
@@ -252,15 +252,15 @@ def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
     timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
     with selectors.DefaultSelector() as selector:
         for worker in busy:
-            selector.register(worker.line, selectors.EVENT_READ)
+            selector.register(worker.channel, selectors.EVENT_READ)
         spoke = {key.fileobj for key, _ in selector.select(max(timeout_s, 0))}
     now = time.monotonic()
-    events = [(worker, worker.line in spoke) for worker in busy]
+    events = [(worker, worker.channel in spoke) for worker in busy]
     return [(worker, has) for worker, has in events if has or worker.deadline <= now]
 
 
-def _read(wire: Wire) -> Answer | UserError:
-    return UserError(wire[1]) if wire[0] == USER_ERROR else decode(wire)
+def _read(encoded: Encoded) -> Answer | UserError:
+    return UserError(encoded[1]) if encoded[0] == USER_ERROR else decode(encoded)
 
 
 def _result(answer: Answer | UserError) -> Answer:

@@ -1,4 +1,4 @@
-"""Results, cases and judgements as plain tuples, which `line.py` and `json` can write."""
+"""Results, cases and judgements as plain tuples, which `channel.py` and `json` can write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlenv.evaluators.spider2 import Reference
 from sqlenv.evaluators.votes import Ballot
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 
-Wire = tuple[Any, ...]
+Encoded = tuple[Any, ...]
 
 Answer = Result | Judgement | Ballot
 
@@ -24,28 +24,28 @@ _KINDS = {
 _FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _KINDS.items()}
 
 
-def encode(result: Answer) -> Wire:
+def encode(result: Answer) -> Encoded:
     """Write an answer as the name of its kind and its fields."""
     kind = type(result).__name__
     return (kind, *[getattr(result, name) for name in _FIELDS[kind]])
 
 
-def decode(wire: Wire) -> Answer:
+def decode(encoded: Encoded) -> Answer:
     """Read what `encode` wrote."""
-    name, *values = wire
+    name, *values = encoded
     return _KINDS[name](*values)
 
 
-def encode_case(case: Case, names: Sequence[str]) -> Wire:
+def encode_case(case: Case, names: Sequence[str]) -> Encoded:
     """Write a case, and the comparators to ask about it; paths become absolute."""
     database, *suite = [os.path.abspath(path) for path in (case.database, *case.suite)]  # noqa: PTH100
     reference = case.reference and (case.reference.golds, case.reference.ignore_order)
     return (database, case.predicted, case.gold, suite, reference, list(names))
 
 
-def decode_case(wire: Wire) -> tuple[Case, list[str]]:
+def decode_case(encoded: Encoded) -> tuple[Case, list[str]]:
     """Read what `encode_case` wrote."""
-    database, predicted, gold, suite, reference, names = wire
+    database, predicted, gold, suite, reference, names = encoded
     files = tuple([_path(name) for name in suite])
     golds = reference and Reference(*reference)
     return Case(predicted, gold, _path(database), files, golds), names

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Runs, judge
 from sqlenv.evaluators.votes import Ballot, ballot
-from sqlenv.executor.channel import Line
+from sqlenv.executor.channel import Channel
 from sqlenv.executor.engine import Engine
-from sqlenv.executor.serialization import Answer, Wire, decode_case, encode
+from sqlenv.executor.serialization import Answer, Encoded, decode_case, encode
 from sqlenv.types import Result
 
 if TYPE_CHECKING:
@@ -57,24 +57,24 @@ def main() -> None:
     # Results are many small tuples, which the collector would look through again and again.
     gc.set_threshold(50_000)
     engine = Engine(config)
-    line = Line(socket.socket(fileno=descriptor))
-    line.send([])  # ready
+    channel = Channel(socket.socket(fileno=descriptor))
+    channel.send([])  # ready
     while True:
         try:
-            questions = line.receive()
+            questions = channel.receive()
         except (EOFError, ConnectionResetError):
             return
-        _answer(line, engine, questions)
+        _answer(channel, engine, questions)
 
 
-def _answer(line: Line, engine: Engine, questions: list[Question]) -> None:
-    answers: list[Wire] = []
+def _answer(channel: Channel, engine: Engine, questions: list[Question]) -> None:
+    answers: list[Encoded] = []
     last_s = time.monotonic()
 
     def send(*, at_once: bool) -> None:
         nonlocal last_s
         if at_once or time.monotonic() - last_s > _GATHER_S:
-            line.send(answers)
+            channel.send(answers)
             answers.clear()
             last_s = time.monotonic()
 

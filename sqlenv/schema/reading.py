@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -86,6 +86,14 @@ class DatabaseSchema:
     def keys_of(self, table: TableSchema) -> tuple[ForeignKey, ...]:
         """List the foreign keys that a table declares."""
         return tuple(key for key in self.foreign_keys if key.table == table.name)
+
+    def replace_columns(self, function: Callable[[str, Column], Column]) -> DatabaseSchema:
+        """Put other columns in the place of the columns, given each one's table."""
+        tables = tuple(
+            replace(table, columns=tuple(function(table.name, column) for column in table.columns))
+            for table in self.tables
+        )
+        return replace(self, tables=tables)
 
     def only(self, keep: Collection[ColumnKey]) -> DatabaseSchema:
         """Leave out every other column, tables without columns, and keys that lost one."""
@@ -285,12 +293,8 @@ def quoted(name: str) -> str:
 
 
 def _describe(schema: DatabaseSchema, descriptions: Descriptions) -> DatabaseSchema:
-    def described(table: TableSchema, column: Column) -> Column:
-        text = descriptions.get((table.name.lower(), column.name.lower()), "")
+    def described(table: str, column: Column) -> Column:
+        text = descriptions.get((table.lower(), column.name.lower()), "")
         return replace(column, description=" ".join(text.split()))
 
-    tables = tuple(
-        replace(table, columns=tuple(described(table, column) for column in table.columns))
-        for table in schema.tables
-    )
-    return replace(schema, tables=tables)
+    return schema.replace_columns(described)

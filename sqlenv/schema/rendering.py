@@ -11,12 +11,12 @@ from typing import Literal
 import apsw
 
 from sqlenv.schema.reading import Column, ColumnKey, DatabaseSchema, TableSchema, quoted
+from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Value
 
 Style = Literal["omnisql", "profile", "compact", "bare"]
 
 _PLAIN_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_IDENTIFIER = re.compile(r'"([^"]+)"|`([^`]+)`|\[([^\]]+)\]|([^\W\d]\w*)')
 
 
 def render_schema(
@@ -94,7 +94,7 @@ def _key_columns(schema: DatabaseSchema) -> set[ColumnKey]:
 
 def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
     """Find the columns that the query names, at least one of each table that it names."""
-    words = {"".join(groups).lower() for groups in _IDENTIFIER.findall(gold_sql)}
+    words = {token.text for token in tokenize(gold_sql) if token.kind in ("word", "name")}
     found = set()
     for table in schema.tables:
         if table.name.lower() in words:

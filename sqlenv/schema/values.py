@@ -22,7 +22,7 @@ import apsw
 from sqlenv.errors import UserError
 from sqlenv.executor.connection import connect, open_new, reading
 from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted
-from sqlenv.types import Example, Hint
+from sqlenv.types import Example, ValueMatch
 
 VALUE_CHARACTERS = 40
 """Longer values are not indexed."""
@@ -93,7 +93,7 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
     return int(str(count))
 
 
-def _texts(database: Path, schema: DatabaseSchema) -> Iterator[Hint]:
+def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
     """Yield each column's distinct texts."""
     with reading(database) as connection:
         for table in schema.tables:
@@ -137,22 +137,22 @@ class ValueIndex:
         """Close the file."""
         self._connection.close()
 
-    def hints(self, example: Example) -> tuple[Hint, ...]:
+    def matches(self, example: Example) -> tuple[ValueMatch, ...]:
         """Find the values that a question and its evidence name, the best first."""
         asked = "\n".join(filter(None, (example.evidence, example.question)))
-        found: dict[Hint, None] = {}
+        found: dict[ValueMatch, None] = {}
         for words in self._runs(asked):
             found.update(dict.fromkeys(words))
         return best(list(found), asked)
 
-    def _runs(self, asked: str) -> Iterator[list[Hint]]:
+    def _runs(self, asked: str) -> Iterator[list[ValueMatch]]:
         """Yield what each run of words finds, short runs first.
 
         A run is searched for where both of the runs one word shorter have found something.
         """
         words = [word.lower() for word in _WORD.findall(asked)]
         alive = [True] * (len(words) + 1)
-        searched: dict[frozenset[str], list[Hint]] = {}
+        searched: dict[frozenset[str], list[ValueMatch]] = {}
         for length in range(1, WORDS + 1):
             spans = range(len(words) - length + 1)
             alive = [alive[at] and alive[at + 1] for at in spans]
@@ -167,19 +167,19 @@ class ValueIndex:
             if not any(alive):
                 return
 
-    def _search(self, words: frozenset[str]) -> list[Hint]:
+    def _search(self, words: frozenset[str]) -> list[ValueMatch]:
         query = " ".join(f'"{word}"' for word in sorted(words))
         rows = self._connection.execute(_SEARCH, (query,))
         return [(str(table), str(column), str(text)) for text, table, column in rows]
 
 
-def best(found: Sequence[Hint], asked: str) -> tuple[Hint, ...]:
+def best(found: Sequence[ValueMatch], asked: str) -> tuple[ValueMatch, ...]:
     """Keep the values of which enough stands in the question.
 
     The largest share comes first, then the longest, then the one found last, as in OmniSQL.
     """
     asked = asked.lower()
-    scored = [(share(hint[2], asked), len(hint[2]), at) for at, hint in enumerate(found)]
+    scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
     kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
     return tuple(found[at] for _, _, at in kept[:MOST])
 
@@ -202,10 +202,10 @@ def share(value: str, asked: str) -> float:
     return 0.0
 
 
-def with_hints(schema: DatabaseSchema, hints: Sequence[Hint]) -> DatabaseSchema:
-    """Show the values of hints as examples of their columns, before the sampled ones."""
+def with_matches(schema: DatabaseSchema, matches: Sequence[ValueMatch]) -> DatabaseSchema:
+    """Show the value matches as examples of their columns, before the sampled ones."""
     values: dict[tuple[str, str], list[str]] = {}
-    for table, column, value in hints:
+    for table, column, value in matches:
         values.setdefault((table.lower(), column.lower()), []).append(value)
 
     def shown(table: str, column: Column) -> Column:
@@ -215,10 +215,4 @@ def with_hints(schema: DatabaseSchema, hints: Sequence[Hint]) -> DatabaseSchema:
         examples = tuple(dict.fromkeys((*named, *column.examples)))
         return replace(column, examples=examples[:SHOWN])
 
-    return replace(
-        schema,
-        tables=tuple(
-            replace(table, columns=tuple(shown(table.name, column) for column in table.columns))
-            for table in schema.tables
-        ),
-    )
+    return schema.replace_columns(shown)

@@ -17,9 +17,9 @@ from sqlglot import exp
 from sqlglot.dialects.sqlite import SQLite
 from sqlglot.errors import ErrorLevel, SqlglotError
 
-from sqlenv.config import Wrapping
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import MAX_CHARS, strip_comments, tokens
+from sqlenv.types import Wrapping
 
 Query = exp.Select | exp.SetOperation | exp.Subquery
 

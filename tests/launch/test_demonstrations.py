@@ -10,7 +10,7 @@ import pytest
 from launch.demonstrations import demonstrations
 from launch.forms import Form, write_reply
 from sqlenv.config import AgenticConfig, ExecutorConfig
-from sqlenv.data.corruptions import mistake
+from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor
 from sqlenv.types import Episode, Example, Message, Observation
@@ -46,7 +46,7 @@ def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: st
 
 def test_a_reply_names_the_tables_before_the_query():
     assert write_reply(RIGHT) == f"<think> singer </think> <sql> {RIGHT} </sql>"
-    assert mistake(RIGHT) == WRONG
+    assert corrupt(RIGHT) == WRONG
 
 
 def test_all_answers_are_right_unless_a_share_is_asked_for():

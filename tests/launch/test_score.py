@@ -14,7 +14,7 @@ from rewards.execution import columns_of
 from rewards.progress.diagnosis import CATEGORIES
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.data.layouts import FORMS
+from sqlenv.data.layouts import DATASETS
 from sqlenv.data.loading import read_all
 from sqlenv.demo import generate
 from sqlenv.envs.tags import TAG_SENTENCES
@@ -163,7 +163,7 @@ def test_every_option_is_explained_and_every_layout_offered(capsys):
         "--predictions FILE [FILE ...] files of predictions",
         "--data-root DIR the data set's folder",
         "--data FILE file of the questions",
-        "--layout NAME how the data set is laid out: " + ", ".join(FORMS),
+        "--layout NAME how the data set is laid out: " + ", ".join(DATASETS),
     ):
         assert words in text
 

@@ -22,10 +22,9 @@ from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
 from sqlenv.envs.single_turn import judge
-from sqlenv.evaluators.equality import MatchMode
 from sqlenv.executor import Executor
 from sqlenv.sql.lexer import tokenize
-from sqlenv.types import Episode, Example, Table
+from sqlenv.types import Episode, Example, MatchMode, Table
 
 DEMO = DemoConfig(
     train_databases=12, validation_databases=1, test_databases=1, questions_per_database=60

@@ -12,9 +12,8 @@ import pytest
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge
-from sqlenv.evaluators.equality import ExecutionMatch
 from sqlenv.executor import Executor
-from sqlenv.types import SqlError, Table
+from sqlenv.types import ExecutionMatch, SqlError, Table
 
 DB = Path("db")
 ALL = "SELECT a, b FROM t"

@@ -20,7 +20,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor, pool
-from sqlenv.executor.channel import Line
+from sqlenv.executor.channel import Channel
 from sqlenv.executor.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 
@@ -184,11 +184,11 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
 def test_a_worker_that_sends_no_answers_is_replaced(
     executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    def receive(self: Line) -> Any:
+    def receive(self: Channel) -> Any:
         return self._unpack(data)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Line, "receive", receive)
+        patched.setattr(Channel, "receive", receive)
         assert executor.execute(database, "SELECT 1") == CRASHED
     assert executor.execute(database, "SELECT 1") == ONE
 
@@ -198,7 +198,7 @@ def test_the_size_of_a_message_is_bounded() -> None:
     with ours, theirs:
         theirs.send((10_001).to_bytes(8, "big"))
         with pytest.raises(ValueError, match="10,001 bytes"):
-            Line(ours, most_bytes=10_000).receive()
+            Channel(ours, most_bytes=10_000).receive()
 
 
 def test_values_travel_as_they_are() -> None:
@@ -208,8 +208,8 @@ def test_values_travel_as_they_are() -> None:
         *("é中😀\0", "half \ud800", b"\x00\xff", (), ((1,), {"a": 1.5})),
     )
     with ours, theirs:
-        Line(ours).send(value)
-        assert repr(Line(theirs).receive()) == repr(value)
+        Channel(ours).send(value)
+        assert repr(Channel(theirs).receive()) == repr(value)
 
 
 def test_running_out_of_address_space_is_a_value(database: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.data.detection import choose_sets, recognise
+from sqlenv.data.detection import choose_sets, detect
 from sqlenv.errors import UserError
 
 from .data_folders import bird, make_database, spider, write
@@ -62,13 +62,13 @@ SINGLE = {
 def test_a_single_download_is_recognised_as_it_is(tmp_path: Path, name: str, sets: set[str]):
     folder = make_single(tmp_path, name)
     for root in (folder, tmp_path):
-        assert set(recognise(root).sources) == sets
+        assert set(detect(root).sources) == sets
 
 
 def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
     for name in SINGLE:
         make_single(tmp_path, name)
-    found = recognise(tmp_path)
+    found = detect(tmp_path)
     assert set(found.sources) == set().union(*SINGLE.values())
     assert {name: source.path.name for name, source in found.sources.items()} == {
         name: folder for folder, sets in SINGLE.items() for name in sets
@@ -113,7 +113,7 @@ def test_the_file_of_another_data_set_is_named(tmp_path: Path, name: str, case: 
         choose_sets(tmp_path, [name])
     assert str(caught.value).startswith(f"{name}: {tmp_path / folder / file}: {expected}")
     assert "\n" not in str(caught.value)
-    assert name not in recognise(tmp_path).sources
+    assert name not in detect(tmp_path).sources
 
 
 def test_what_was_expected_where_is_told(tmp_path: Path):

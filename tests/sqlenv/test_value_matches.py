@@ -10,7 +10,7 @@ import pytest
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
-from sqlenv.schema.values import MOST, SHOWN, ValueIndex, best, build_index, share, with_hints
+from sqlenv.schema.values import MOST, SHOWN, ValueIndex, best, build_index, share, with_matches
 from sqlenv.types import Example
 
 TOWNS = """
@@ -38,7 +38,7 @@ def index(towns: Path, tmp_path: Path) -> ValueIndex:
 
 
 def ask(index: ValueIndex, question: str, evidence: str = "") -> list[tuple[str, str, str]]:
-    return list(index.hints(Example("1", question, "db", Path("db"), "", evidence)))
+    return list(index.matches(Example("1", question, "db", Path("db"), "", evidence)))
 
 
 def test_a_value_in_the_question_is_found_with_its_column(index: ValueIndex):
@@ -134,9 +134,9 @@ def test_the_best_are_kept_the_last_found_first():
 def test_hints_stand_before_sampled_values_and_never_push_a_span(towns: Path):
     schema = read_schema(towns)
     hints = [("TOWN", "name", "Bern"), ("town", "Name", "Oslo"), ("gone", "x", "y")]
-    text = render_schema(with_hints(schema, hints))
+    text = render_schema(with_matches(schema, hints))
     assert "Name TEXT, -- example: ['Bern', 'Oslo', 'New York']\n" in text
     many = [("town", "name", f"v{number}") for number in range(9)]
-    (table,) = with_hints(schema, many).tables
+    (table,) = with_matches(schema, many).tables
     assert table.columns[1].examples == tuple(f"v{number}" for number in range(SHOWN))
-    assert with_hints(schema, ()) == schema
+    assert with_matches(schema, ()) == schema

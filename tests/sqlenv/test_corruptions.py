@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqlenv.data.corruptions import mistake
+from sqlenv.data.corruptions import corrupt
 from sqlenv.sql.extraction import parse
 
 DATA = Path(__file__).parents[1] / "data"
@@ -61,7 +61,7 @@ CASES = {
 
 @pytest.mark.parametrize(("sql", "wrong"), CASES.items())
 def test_one_part_is_wrong(sql, wrong):
-    found = mistake(sql)
+    found = corrupt(sql)
     assert found is not None
     assert found.replace(" ASC", "") == wrong
 
@@ -69,7 +69,7 @@ def test_one_part_is_wrong(sql, wrong):
 @pytest.mark.parametrize("sql", CASES)
 def test_the_right_query_is_left_as_it_was(sql):
     before = repr(parse(sql))
-    mistake(sql)
+    corrupt(sql)
     assert repr(parse(sql)) == before
 
 
@@ -78,20 +78,20 @@ NO_MISTAKE = ("", "DROP TABLE t", "SELECT FROM", "(" * 5000, "SELECT * FROM t", 
 
 @pytest.mark.parametrize("sql", NO_MISTAKE)
 def test_what_does_not_parse_or_has_nothing_to_get_wrong_has_no_mistake(sql):
-    assert mistake(sql) is None
+    assert corrupt(sql) is None
 
 
 def test_no_query_raises():
     for sql in ("SELECT COUNT(DISTINCT) FROM t", "SELECT (SELECT DISTINCT a FROM t)"):
-        mistake(sql)
+        corrupt(sql)
     for line in (DATA / "legal_sql.jsonl").read_text().splitlines():
-        mistake(json.loads(line)["sql"])
+        corrupt(json.loads(line)["sql"])
 
 
 def test_a_mistake_runs():
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript("CREATE TABLE t (a, b, c, d); CREATE TABLE u (b, d);")
         for sql in CASES:
-            wrong = mistake(sql)
+            wrong = corrupt(sql)
             assert wrong is not None
             db.execute(wrong)
