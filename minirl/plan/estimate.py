@@ -182,16 +182,14 @@ def _prompts(job: Job, found: Fit) -> dict[str, Any]:
 def _decoding(job: Job, found: Fit) -> dict[str, Any]:
     """Count the steps of the decode loop: all slots work until the longest response ends."""
     decode, sampling = found.programs["decode"], found.sampling
-    pools = sampling.pools
+    shape = sampling.cache
     episodes = _share(job, found) * job.train.group_size
-    # Those that find pages of the cache, on average half full.
-    seated = pools.own.pages // max(pools.own.pages_for(round(job.response / 2)), 1)
-    slots = pools.parts * min(pools.slots, seated)
+    slots = shape.parts * shape.slots
     steps = max(episodes / slots, 1.0) * job.response
     cached = decode_bytes(
         job.model,
         slots=slots,
-        prompts=slots / pools.group_size,
+        prompts=slots / shape.group_size,
         prompt=job.prompt,
         answer=job.response / 2,
         item=job.dtype.itemsize,

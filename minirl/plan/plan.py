@@ -132,13 +132,13 @@ class _Compiler:
         graph, params, frozen = abstract_model(config, job.source, sampling.mesh)
         calls = abstract_calls(
             (graph, copy_shapes(params, sampling.mesh, job.dtype), frozen),
-            sampling.pools,
+            sampling.cache,
             config=config,
             dtype=job.dtype,
             mesh=sampling.mesh,
         )
-        *_, chunk = calls["fill"].arguments
-        self.fill_tokens = chunk.tokens_BT.size
+        *_, rows = calls["fill"].arguments
+        self.fill_tokens = rows.tokens_BT.size
         return {
             name: self.compile(name, call.program.lower(*call.arguments))
             for name, call in calls.items()

@@ -27,10 +27,9 @@ from minirl.plan.memory import (
     count_parameters,
     device_bytes,
 )
-from minirl.sample.decode import pool_shapes
 from minirl.sample.episodes import own_slots
 from minirl.sample.local import copy_shapes, local_mesh
-from minirl.sample.pages import MEMORY_SHARE, Pools, plan_pools
+from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
 from minirl.train.packing import round_up
 from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
 
@@ -86,7 +85,7 @@ class Sampling:
         processes: How many sample, each its share of the prompts.
         mesh: The process's own.
         config: Its slots, lengths and cache.
-        pools: The sizes of its cache.
+        cache: The size of its cache.
         memory: Bytes of a device, by kind, that are there while it samples.
         kept: Bytes of a device, by kind, that it keeps all the time.
         arriving: Bytes of a device that come from the learner before every rollout.
@@ -95,7 +94,7 @@ class Sampling:
     processes: int
     mesh: Mesh
     config: SamplerConfig
-    pools: Pools
+    cache: CacheShape
     memory: dict[str, float]
     kept: dict[str, float]
     arriving: float
@@ -141,7 +140,7 @@ def sampling_of(
         # What the sampler would find itself to be the most.
         most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
         config = config.model_copy(update={"cache_gb": most})
-    pools = plan_pools(
+    shape = plan_cache(
         job.model,
         config,
         group_size=job.train.group_size,
@@ -149,16 +148,13 @@ def sampling_of(
         mesh=local,
     )
     trained, frozen = (device_bytes(copy_shapes(part, local, job.dtype)) for part in weights)
-    cache = sum(
-        device_bytes(pool_shapes(pool, job.model, dtype=job.dtype, mesh=local))
-        for pool in (pools.prompts, pools.own)
-    )
+    cache = device_bytes(cache_shapes(shape, job.model, dtype=job.dtype, mesh=local))
     # Adapters are added to frozen weights, and those are copied once for all rollouts.
     memory = {"sampler's weights": frozen or trained, "cache": cache}
     is_spread = mesh is not None and mesh.size > 1
     kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
     arriving = trained if is_spread else 0.0
-    return Sampling(processes, local, config, pools, memory, kept, arriving)
+    return Sampling(processes, local, config, shape, memory, kept, arriving)
 
 
 def resident_bytes(
