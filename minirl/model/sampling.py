@@ -23,7 +23,7 @@ def sample(
     Args:
         logits_SV: Unscaled, fp32.
         keys_S: A random key a row; one key always draws the same token from the same logits.
-        temperature_S: Divides the logits; 0 takes the most likely token, one of them where some tie.
+        temperature_S: Divides the logits; 0 takes the most likely token, or one of several.
         top_p_S: Draw only from the most likely tokens that together reach this probability.
         any_top_p: False promises that every top_p is 1.
         over_nucleus: Whether log-probabilities are those of what is drawn from; else they are those

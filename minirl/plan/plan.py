@@ -15,7 +15,7 @@ from minirl.plan.ahead import Program, abstract_batch, at_depth, compile_program
 from minirl.plan.chips import Topology, described_devices
 from minirl.plan.memory import abstract_model, device_bytes
 from minirl.plan.resident import Job, Sampling, Training, sampling_of, training_of
-from minirl.sample.decode import abstract_calls
+from minirl.sample.decode import fill_tokens, lowered_programs
 from minirl.sample.local import copy_shapes
 from minirl.train.packing import round_up
 
@@ -130,19 +130,15 @@ class _Compiler:
         config = replace(job.model, num_hidden_layers=depth)
         # Adapters are part of the copy.
         graph, params, frozen = abstract_model(config, job.source, sampling.mesh)
-        calls = abstract_calls(
+        calls = lowered_programs(
             (graph, copy_shapes(params, sampling.mesh, job.dtype), frozen),
             sampling.cache,
             config=config,
             dtype=job.dtype,
             mesh=sampling.mesh,
         )
-        *_, rows = calls["fill"].arguments
-        self.fill_tokens = rows.tokens_BT.size
-        return {
-            name: self.compile(name, call.program.lower(*call.arguments))
-            for name, call in calls.items()
-        }
+        self.fill_tokens = fill_tokens(sampling.cache)
+        return {name: self.compile(name, call) for name, call in calls.items()}
 
 
 def fit(job: Job, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:

@@ -27,9 +27,9 @@ from minirl.plan.memory import (
     count_parameters,
     device_bytes,
 )
+from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
 from minirl.sample.episodes import own_slots
 from minirl.sample.local import copy_shapes, local_mesh
-from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
 from minirl.train.packing import round_up
 from minirl.train.update import Learner, TrainState, make_optimizer, policy_objective
 

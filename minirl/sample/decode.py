@@ -8,6 +8,7 @@ keys, which would triple the memory traffic of a step.
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,19 +19,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.stages import Lowered
 from jaxtyping import Array
 
 from minirl.model.decoder import Decoder, ModelConfig, unstacked
 from minirl.model.lora import merged
 from minirl.model.sampling import sample
 from minirl.model.sharding import row_parts
+from minirl.sample.attention import FillRows, Sharing, attend_decode, attend_fill
 from minirl.sample.cache import (
     Cache,
     CacheShape,
-    FillRows,
-    Sharing,
-    attend_decode,
-    attend_fill,
     cache_shapes,
     first_prompts,
     first_tokens,
@@ -42,10 +41,9 @@ from minirl.sample.cache import (
 
 # Longest run of the decode loop.
 MAX_STEPS = 32
-# New tokens of a row that are computed at once: of a prompt, one row a part, and of a later turn.
+# Tokens that are computed at once, of a prompt and of a later turn; they bound the scores' memory.
 _PROMPT_PIECES = (128, 512)
-_TURN_PIECES = (32, 128)
-_TURN_ROWS = 4
+_TURN_PIECES = (128,)
 # One product for the gate and up matrices, whatever their size; XLA's limit is below those of 7B.
 _GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 1024}
 
@@ -90,20 +88,6 @@ class SlotState(NamedTuple):
         )
 
 
-class DecodeSizes(NamedTuple):
-    """What a decode program is compiled for.
-
-    Attributes:
-        own_tokens: How many positions of each slot are looked at.
-        any_top_p: Whether any token is drawn from a nucleus.
-        over_nucleus: Whether log-probabilities are those of the nucleus.
-    """
-
-    own_tokens: int
-    any_top_p: bool
-    over_nucleus: bool
-
-
 @dataclass(frozen=True, slots=True)
 class Prefill:
     """Known tokens to add to the cache.
@@ -126,38 +110,28 @@ class Prefill:
 
 
 def batches(work: Sequence[Prefill], shape: CacheShape) -> Iterator[FillRows]:
-    """Cut tokens into pieces of few shapes; earlier pieces of a row come first.
+    """Cut tokens into pieces of few lengths, one at a time in every part.
 
     Args:
         work: All of prompts, or all of slots.
         shape: Of the cache.
     """
-    waiting = list(work)
-    of_slots = bool(work) and work[0].slot is not None
-    width, sizes = (_TURN_ROWS if of_slots else 1), _pieces(shape, of_slots=of_slots)
-    while waiting:
-        rows: list[Prefill | None] = []
-        later: list[Prefill] = []
-        for part in range(shape.parts):
-            here = [one for one in waiting if one.part == part]
-            rows += [*here[:width], *[None] * (width - len(here))]
-            later += here[width:]
+    queues = [deque(one for one in work if one.part == part) for part in range(shape.parts)]
+    while any(queues):
+        rows = [queue.popleft() if queue else None for queue in queues]
+        sizes = _pieces(shape, of_slots=work[0].slot is not None)
         longest = max(len(row.ids) for row in rows if row)
         size = next((size for size in sizes if size >= longest), sizes[-1])
         yield _fill_rows(rows, size)
-        rest = [
-            replace(row, ids=row.ids[size:], start=row.start + size)
-            for row in rows
-            if row and len(row.ids) > size
-        ]
-        waiting = rest + later
+        for queue, row in zip(queues, rows, strict=True):
+            if row and len(row.ids) > size:
+                queue.appendleft(replace(row, ids=row.ids[size:], start=row.start + size))
 
 
 def _pieces(shape: CacheShape, *, of_slots: bool) -> list[int]:
-    sizes, most = (
-        (_TURN_PIECES, shape.own_tokens) if of_slots else (_PROMPT_PIECES, shape.prompt_tokens)
-    )
-    return sorted({min(size, most) for size in sizes})
+    if of_slots:
+        return sorted({min(size, shape.own_tokens) for size in _TURN_PIECES})
+    return sorted({min(size, shape.prompt_tokens) for size in _PROMPT_PIECES})
 
 
 def _fill_rows(rows: Sequence[Prefill | None], size: int) -> FillRows:
@@ -198,8 +172,8 @@ class Programs:
         self.fill_slots = jax.jit(self._fill_slots, donate_argnums=2)
         self.decode = jax.jit(
             self._decode,
-            static_argnums=0,
-            donate_argnums=3,
+            static_argnames=("own_tokens", "any_top_p", "over_nucleus"),
+            donate_argnames="own",
             compiler_options=None if on_cpu else _GPU_OPTIONS,
         )
 
@@ -254,13 +228,16 @@ class Programs:
 
     def _decode(
         self,
-        sizes: DecodeSizes,
         weights: Any,
         prompts: Any,
         own: Any,
         slots: SlotState,
         key: Array,
         steps: Array,
+        *,
+        own_tokens: int,
+        any_top_p: bool,
+        over_nucleus: bool,
     ) -> tuple[Any, Array, Array, Array]:
         """Draw `steps` tokens, at most `MAX_STEPS`, for every slot.
 
@@ -268,13 +245,15 @@ class Programs:
         whether it has ended.
 
         Args:
-            sizes: What the program is compiled for.
             weights: From `prepare`.
             prompts: Keys and values of the prompts.
             own: Those of the slots.
             slots: What is asked for.
             key: Of the sampler's seed.
             steps: Length of the run.
+            own_tokens: How many positions of each slot are looked at.
+            any_top_p: Whether any token is drawn from a nucleus.
+            over_nucleus: Whether log-probabilities are those of the nucleus.
 
         Returns:
             The slots' part of the cache; by step, WS, the tokens, their log-probabilities and the
@@ -285,7 +264,7 @@ class Programs:
         prompts = layers(first_prompts(prompts, len(slots.sharing.row_NG) // parts, mesh))
         episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
         # A slice of what a loop changes is a copy on CPUs; elsewhere it is read in place.
-        looked_at = first_tokens(own, sizes.own_tokens) if is_on_cpu(mesh) else own
+        looked_at = first_tokens(own, own_tokens) if is_on_cpu(mesh) else own
         row_S = jnp.tile(jnp.arange(count // parts), parts)
 
         def body(step: Array, carry: Any) -> Any:
@@ -293,7 +272,7 @@ class Programs:
             own_tokens_S = slots.own_tokens_S + step
             positions_S = slots.prompt_tokens_S + own_tokens_S
             attend = attend_decode(slots.sharing, own_tokens_S, mesh=mesh)
-            kept = layers(first_tokens(own, sizes.own_tokens))
+            kept = layers(first_tokens(own, own_tokens))
             caches = list(zip(prompts, kept, strict=True))
             hidden_BTD, new = model(tokens_S[:, None], positions_S[:, None], attend, caches)
             hidden_BTD, new = jax.lax.optimization_barrier((hidden_BTD, new))
@@ -302,8 +281,8 @@ class Programs:
                 jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
                 slots.temperature_S,
                 slots.top_p_S,
-                any_top_p=sizes.any_top_p,
-                over_nucleus=sizes.over_nucleus,
+                any_top_p=any_top_p,
+                over_nucleus=over_nucleus,
             )
             rows = zip(drawn, (tokens_S, *numbers), strict=True)
             drawn = [all_WS.at[step].set(row_S) for all_WS, row_S in rows]
@@ -316,31 +295,26 @@ class Programs:
         carry = (looked_at, slots.token_S, *start)
         looked_at, _, *drawn = jax.lax.fori_loop(0, steps, body, carry)
         if is_on_cpu(mesh):
-            own = with_first_tokens(own, sizes.own_tokens, looked_at)
-        else:
-            own = looked_at
-        return own, *drawn
+            looked_at = with_first_tokens(own, own_tokens, looked_at)
+        return looked_at, *drawn
 
 
-class Call(NamedTuple):
-    """A program and the arrays that it is called with, or descriptions of them."""
-
-    program: Any
-    arguments: tuple[Any, ...]
+def fill_tokens(shape: CacheShape) -> int:
+    """Return how many tokens of prompts are computed at once, on all parts together."""
+    return shape.parts * _pieces(shape, of_slots=False)[-1]
 
 
-def abstract_calls(
+def lowered_programs(
     model: tuple[Any, Any, Any],
     shape: CacheShape,
     *,
     config: ModelConfig,
     dtype: Any,
     mesh: Mesh | None,
-) -> dict[str, Call]:
-    """Describe what a sampler makes of weights, its largest fill, and its largest decode loop.
+) -> dict[str, Lowered]:
+    """Lower what a sampler makes of weights, its largest fill, and its largest decode loop.
 
-    `call.program.lower(*call.arguments).compile()` tells their memory and time; nothing is
-    allocated.
+    `compile()` of each tells its memory and time; nothing is allocated.
 
     Args:
         model: As `lora.split` takes it apart, its parameters as `jax.ShapeDtypeStruct` with their
@@ -352,21 +326,25 @@ def abstract_calls(
     """
     graphdef, *weights = model
     calls = Programs(graphdef, mesh)
-    lowered = calls.prepare.lower(*weights)
+    prepare = calls.prepare.lower(*weights)
     prepared = jax.tree.map(
         lambda info, place: jax.ShapeDtypeStruct(
             info.shape, info.dtype, sharding=None if mesh is None else place
         ),
-        lowered.out_info,
-        lowered.compile().output_shardings,
+        prepare.out_info,
+        prepare.compile().output_shardings,
     )
     cache: Cache = cache_shapes(shape, config, dtype=dtype, mesh=mesh)
-    rows = _fill_rows([None] * shape.parts, _pieces(shape, of_slots=False)[-1])
-    sizes = DecodeSizes(shape.own_tokens, any_top_p=False, over_nucleus=False)
-    key, steps = jax.eval_shape(lambda: jax.random.key(0)), np.int32(MAX_STEPS)
-    decode = (sizes, prepared, *cache, SlotState.idle(shape, prompts=shape.prompts), key, steps)
-    return {
-        "prepare": Call(calls.prepare, tuple(weights)),
-        "fill": Call(calls.fill_prompts, (prepared, cache.prompts, rows)),
-        "decode": Call(calls.decode, decode),
-    }
+    rows = _fill_rows([None] * shape.parts, fill_tokens(shape) // shape.parts)
+    decode = calls.decode.lower(
+        prepared,
+        *cache,
+        SlotState.idle(shape, prompts=shape.prompts),
+        jax.eval_shape(lambda: jax.random.key(0)),
+        np.int32(MAX_STEPS),
+        own_tokens=shape.own_tokens,
+        any_top_p=False,
+        over_nucleus=False,
+    )
+    fill = calls.fill_prompts.lower(prepared, cache.prompts, rows)
+    return {"prepare": prepare, "fill": fill, "decode": decode}

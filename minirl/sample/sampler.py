@@ -21,7 +21,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.sharding import mesh_of
 from minirl.sample.cache import Cache, cache_shapes, empty_cache, plan_cache
-from minirl.sample.decode import MAX_STEPS, DecodeSizes, Prefill, SlotState, batches, programs
+from minirl.sample.decode import MAX_STEPS, Prefill, batches, programs
 from minirl.sample.slots import Episode, Slots
 from minirl.types import Reply, Request, Tokenizer
 
@@ -91,7 +91,7 @@ class NativeSampler:
         self._slots = Slots(self._shape)
         self._episodes: dict[int, Episode] = {}
         self._queue: deque[Episode] = deque()
-        # Programs know nuclei or not: once one is asked for, all replies are drawn by those that do.
+        # Once a nucleus is asked for, all programs are those that know of it.
         self._any_top_p = config.top_p < 1
         # Probability outside of nuclei, summed over tokens, and how many those are.
         self._cut, self._cut_tokens = 0.0, 0
@@ -209,8 +209,16 @@ class NativeSampler:
         last = min if self._queue else max
         steps = min(max_steps, MAX_STEPS, last(episode.left for episode in active))
         state = self._slots.state()
+        most, lengths = int(state.own_tokens_S.max()) + steps, self._shape.own_lengths
         own, *drawn = self._programs.decode(
-            self._sizes(state, steps), self._weights, *cache, state, self._key, np.int32(steps)
+            self._weights,
+            *cache,
+            state,
+            self._key,
+            np.int32(steps),
+            own_tokens=next((length for length in lengths if length >= most), lengths[-1]),
+            any_top_p=self._any_top_p,
+            over_nucleus=self._config.logprobs == "nucleus",
         )
         self._cache = cache._replace(own=own)
         ids_SW, logprobs_SW, cut_SW = (np.asarray(one)[:steps].T for one in drawn)
@@ -227,15 +235,6 @@ class NativeSampler:
             if reply is not None:
                 replies.append((episode.number, reply))
         return replies
-
-    def _sizes(self, state: SlotState, steps: int) -> DecodeSizes:
-        most = int(state.own_tokens_S.max()) + steps
-        lengths = self._shape.own_lengths
-        return DecodeSizes(
-            next((length for length in lengths if length >= most), lengths[-1]),
-            any_top_p=self._any_top_p,
-            over_nucleus=self._config.logprobs == "nucleus",
-        )
 
     def _until_end(self, episode: Episode, ids: list[int]) -> list[int]:
         """Cut what was drawn after a stop token or the last token asked for."""
