@@ -15,7 +15,6 @@ def sample(
     temperature_S: Float[Array, "S"],
     top_p_S: Float[Array, "S"],
     *,
-    any_greedy: bool,
     any_top_p: bool,
     over_nucleus: bool = False,
 ) -> tuple[Int[Array, "S"], Float[Array, "S"], Float[Array, "S"]]:
@@ -24,9 +23,8 @@ def sample(
     Args:
         logits_SV: Unscaled, fp32.
         keys_S: A random key a row; one key always draws the same token from the same logits.
-        temperature_S: Divides the logits; 0 takes the most likely token.
+        temperature_S: Divides the logits; 0 takes the most likely token, or one of several.
         top_p_S: Draw only from the most likely tokens that together reach this probability.
-        any_greedy: False promises that no temperature is 0.
         any_top_p: False promises that every top_p is 1.
         over_nucleus: Whether log-probabilities are those of what is drawn from; else they are those
             of the whole distribution. As the learner's: their ratio is 1 before the first update.
@@ -45,9 +43,8 @@ def sample(
         drawable_SV = jnp.where(in_nucleus(weights_SV, top_p_S), weights_SV, 0.0)
         drawable_S = drawable_SV.sum(axis=-1)
     normaliser_S = peak_S + jnp.log(drawable_S if over_nucleus else total_S)
-    ids_S = _draw(drawable_SV, keys_S)
-    if any_greedy:
-        ids_S = jnp.where(temperature_S > 0, ids_S, scaled_SV.argmax(axis=-1).astype(ids_S.dtype))
+    is_peak_SV = (scaled_SV == peak_S[:, None]).astype(weights_SV.dtype)
+    ids_S = _draw(jnp.where(temperature_S[:, None] > 0, drawable_SV, is_peak_SV), keys_S)
     chosen_S = jnp.take_along_axis(scaled_SV, ids_S[:, None], axis=-1)[:, 0]
     return ids_S, chosen_S - normaliser_S, 1.0 - drawable_S / total_S
 

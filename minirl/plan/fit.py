@@ -30,7 +30,7 @@ from minirl.plan.memory import (
     training_of,
 )
 from minirl.plan.operations import Tokens, decode_bytes, forward_flops, update_flops
-from minirl.sample.decode import abstract_calls
+from minirl.sample.decode import lowered_programs
 from minirl.sample.local import copy_shapes
 from minirl.train.batching import Batch
 
@@ -137,15 +137,14 @@ def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, 
     """Yield what one process samples with, ready to be compiled."""
     # Adapters are part of the copy.
     graph, params, frozen = abstract_model(work.model, work.source, sampling.mesh)
-    calls = abstract_calls(
+    programs = lowered_programs(
         (graph, copy_shapes(params, sampling.mesh, work.dtype), frozen),
-        sampling.pools,
+        sampling.cache,
         config=work.model,
         dtype=work.dtype,
         mesh=sampling.mesh,
     )
-    for name, call in calls.items():
-        yield name, call.program.lower(*call.arguments)
+    yield from programs.items()
 
 
 def _largest(
@@ -270,13 +269,13 @@ def assumed_seconds(work: Workload, topology: Topology, found: Fit) -> dict[str,
     fill = forward_flops(work.model, filled, causal=is_kernel)
     flops_s = COMPUTE_SHARE * chip.flops_s * topology.size
     # Every slot works until the longest response ends.
-    pools, sampling = found.sampling.pools, found.sampling
-    slots = pools.parts * pools.slots
+    sampling, shape = found.sampling, found.sampling.cache
+    slots = shape.parts * shape.slots
     steps = max(answers / (sampling.processes * slots), 1.0) * work.response
     cached = decode_bytes(
         work.model,
         slots=slots,
-        prompts=slots / pools.group_size,
+        prompts=slots / shape.group_size,
         prompt=work.prompt,
         answer=work.response / 2,
         item=work.dtype.itemsize,

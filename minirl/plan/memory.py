@@ -28,9 +28,8 @@ from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts
 from minirl.plan.operations import Tokens
-from minirl.sample.decode import pool_shapes
+from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
 from minirl.sample.local import copy_shapes, local_mesh
-from minirl.sample.pages import MEMORY_SHARE, Pools, plan_pools
 from minirl.train.optimizer import make_optimizer
 from minirl.train.packing import round_up
 from minirl.train.rollouts import own_slots
@@ -87,7 +86,7 @@ class Sampling:
     Attributes:
         processes: How many sample, each its share of the prompts.
         mesh: The process's own.
-        pools: The sizes of its cache.
+        cache: The size of its cache.
         memory: Bytes of a device, by kind, that it holds while it samples.
         kept: Bytes of a device, by kind, that it holds all the time.
         transfer: Bytes of a device that come from the learner before every rollout.
@@ -95,7 +94,7 @@ class Sampling:
 
     processes: int
     mesh: Mesh
-    pools: Pools
+    cache: CacheShape
     memory: dict[str, float]
     kept: dict[str, float]
     transfer: float
@@ -199,7 +198,7 @@ def sampling_of(
         # The most that the sampler would take.
         most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
         config = config.model_copy(update={"cache_gb": most})
-    pools = plan_pools(
+    shape = plan_cache(
         work.model,
         config,
         group_size=work.train.group_size,
@@ -207,15 +206,12 @@ def sampling_of(
         mesh=local,
     )
     trained, frozen = (device_bytes(copy_shapes(part, local, work.dtype)) for part in weights)
-    cache = sum(
-        device_bytes(pool_shapes(pool, work.model, dtype=work.dtype, mesh=local))
-        for pool in (pools.prompts, pools.own)
-    )
+    cache = device_bytes(cache_shapes(shape, work.model, dtype=work.dtype, mesh=local))
     # Adapters are added to frozen weights, which are copied once for all rollouts.
     memory = {"sampler's weights": frozen or trained, "cache": cache}
     is_spread = mesh is not None and mesh.size > 1
     kept = {"sampler's frozen weights": frozen} if frozen and is_spread else {}
-    return Sampling(processes, local, pools, memory, kept, trained if is_spread else 0.0)
+    return Sampling(processes, local, shape, memory, kept, trained if is_spread else 0.0)
 
 
 def estimate_memory(

@@ -1,14 +1,16 @@
-"""The compiled programs of the sampler: compute observations, write them to pages, decode.
+"""The compiled programs of the sampler: fill the cache with known tokens, and decode new ones.
 
-Lengths are rounded up to a few sizes, so that a handful of programs serves a whole run.
+Their shapes are few and fixed by the settings, so a run compiles a handful of programs. Layers are
+written out and not scanned: XLA's GPU compiler copies what a scan cuts out of stacked weights and
+keys, which would triple the memory traffic of a step.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.stages import Lowered
 from jaxtyping import Array
 
 from minirl.model.config import ModelConfig
@@ -24,198 +27,160 @@ from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import merged
 from minirl.model.sampling import sample
 from minirl.model.sharding import row_parts
+from minirl.sample.attention import FillRows, Sharing, attend_decode, attend_fill
 from minirl.sample.cache import (
-    ROWS,
-    KeyValues,
-    Owners,
-    Recent,
-    Where,
-    decode_slots,
-    fill_rows,
-    on_parts,
-    owned,
-    segment_shapes,
+    Cache,
+    CacheShape,
+    cache_shapes,
+    first_prompts,
+    first_tokens,
+    is_on_cpu,
+    layers,
+    with_first_tokens,
     write,
 )
-from minirl.sample.pages import Pool, Pools
 
-# A pool on the devices: its segments, each a list of layers.
-Segments = Sequence[Sequence[KeyValues]]
-
-# Longest run of the decode loop; what lies between two runs costs about a millisecond.
+# Longest run of the decode loop.
 MAX_STEPS = 32
-# Longest piece of an observation computed at once: bounds the memory of its attention scores.
-_PIECES = (32, 128, 512)
-# Rows of one fill in each part: four at a time, and what is left one by one.
-_FILL_ROWS = (4, 1)
+# Tokens that are computed at once, of a prompt and of a later turn; they bound the scores' memory.
+_PROMPT_PIECES = (128, 512)
+_TURN_PIECES = (128,)
+# One product for the gate and up matrices, whatever their size; XLA's limit is below those of 7B.
+_GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 1024}
 
 
-class Draws(NamedTuple):
-    """What the decode loop needs to know of every slot; NumPy on the host, a pytree inside.
+class SlotState(NamedTuple):
+    """What the decode loop needs to know of every slot; NumPy on the host.
 
     Attributes:
-        prompt_tokens_S: Tokens of the slot's prompt in its pages.
-        own_tokens_S: Tokens after it in pages of the slot's own.
-        pages_SM: The own pages from the one on where the next token goes; -1 where there is none.
-        token_S: That token.
-        left_S: How many tokens its reply may still take.
+        sharing: Which slots look at which prompt.
+        prompt_tokens_S: Length of the slot's prompt in the cache.
+        own_tokens_S: Tokens after it in the cache.
+        token_S: The token that is fed next.
         is_active_S: True where a reply is being sampled.
-        episode_S: Number of the episode.
+        episode_S: Number of the episode, which decides its random stream.
         temperature_S: 0 for greedy.
         top_p_S: 1 for the whole distribution.
     """
 
+    sharing: Sharing
     prompt_tokens_S: Any
     own_tokens_S: Any
-    pages_SM: Any
     token_S: Any
-    left_S: Any
     is_active_S: Any
     episode_S: Any
     temperature_S: Any
     top_p_S: Any
 
     @classmethod
-    def idle(cls, pools: Pools) -> Draws:
-        """Describe slots without episodes."""
-        slots = pools.parts * pools.slots
-        prompt, own, token, left, episode = (np.zeros(slots, np.int32) for _ in range(5))
-        pages_SM = np.full((slots, MAX_STEPS // pools.own.page_tokens + 2), -1, np.int32)
-        temperature, top_p = (np.ones(slots, np.float32) for _ in range(2))
-        idle = np.zeros(slots, bool)
-        return cls(prompt, own, pages_SM, token, left, idle, episode, temperature, top_p)
+    def idle(cls, shape: CacheShape, *, prompts: int) -> SlotState:
+        """Describe slots without episodes, beside the first so many prompts of each part."""
+        slots, prompts = shape.parts * shape.slots, shape.parts * prompts
 
+        def zeros(*sizes: int) -> np.ndarray:
+            return np.zeros(sizes, np.int32)
 
-class DecodeSizes(NamedTuple):
-    """What a decode program is compiled for, besides the shapes of its arrays."""
-
-    own_segments: int
-    any_greedy: bool
-    any_top_p: bool
-    over_nucleus: bool
-
-
-class Chunk(NamedTuple):
-    """New tokens of rows, some rows in every part, padded on the right.
-
-    Attributes:
-        tokens_BT: The tokens.
-        pages_BT: The page that each goes to; -1 for padding.
-        columns_BT: Its column there.
-        prompt: What the row has of its prompt.
-        own: What it has of its own.
-    """
-
-    tokens_BT: Any
-    pages_BT: Any
-    columns_BT: Any
-    prompt: Where
-    own: Where
+        return cls(
+            Sharing(zeros(prompts, shape.group_size), zeros(slots), zeros(prompts)),
+            *(zeros(slots) for _ in range(3)),
+            np.zeros(slots, bool),
+            zeros(slots),
+            *(np.ones(slots, np.float32) for _ in range(2)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """Tokens to append to what a row has in pages.
+class Prefill:
+    """Known tokens to add to the cache.
 
     Attributes:
         part: The part of the mesh.
         ids: The tokens.
-        start: How many tokens are there already of the pool that is written.
-        prompt_pages: Pages of the row's prompt.
-        prompt_tokens: Length of the prompt; None while that is what is written.
-        own_pages: Pages of the row's own.
+        start: How many tokens the prompt, or else the slot, has in the cache already.
+        prompt: The prompt that is written or continued, inside of the part.
+        prompt_tokens: Its length, where a slot is written.
+        slot: The slot that is written, inside of the part; None for the prompt.
     """
 
     part: int
     ids: Sequence[int]
     start: int
-    prompt_pages: Sequence[int]
-    prompt_tokens: int | None = None
-    own_pages: Sequence[int] = ()
+    prompt: int
+    prompt_tokens: int = 0
+    slot: int | None = None
 
 
-def chunks(jobs: Sequence[Job], pools: Pools) -> Iterator[Chunk]:
-    """Cut jobs into pieces of few shapes, rows side by side; earlier pieces of a row come first."""
-    sizes = _pieces(pools)
-    waiting = list(jobs)
-    while waiting:
-        by_part = [[job for job in waiting if job.part == part] for part in range(pools.parts)]
-        most = max(len(part) for part in by_part)
-        width = next(width for width in _FILL_ROWS if most >= width)
-        rows: list[Job | None] = []
-        for part in by_part:
-            rows += [*part[:width], *[None] * (width - len(part[:width]))]
-        size = round_up(min(sizes[-1], max(len(job.ids) for job in rows if job)), sizes)
-        yield _chunk(rows, size, pools)
-        rests = [
-            dataclasses.replace(job, ids=job.ids[size:], start=job.start + size)
-            for job in rows
-            if job and len(job.ids) > size
-        ]
-        waiting = rests + [job for part in by_part for job in part[width:]]
+def batches(work: Sequence[Prefill], shape: CacheShape) -> Iterator[FillRows]:
+    """Cut tokens into pieces of few lengths, one at a time in every part.
+
+    Args:
+        work: All of prompts, or all of slots.
+        shape: Of the cache.
+    """
+    queues = [deque(one for one in work if one.part == part) for part in range(shape.parts)]
+    while any(queues):
+        rows = [queue.popleft() if queue else None for queue in queues]
+        sizes = _pieces(shape, of_slots=work[0].slot is not None)
+        longest = max(len(row.ids) for row in rows if row)
+        size = next((size for size in sizes if size >= longest), sizes[-1])
+        yield _fill_rows(rows, size)
+        for queue, row in zip(queues, rows, strict=True):
+            if row and len(row.ids) > size:
+                queue.appendleft(replace(row, ids=row.ids[size:], start=row.start + size))
 
 
-def _pieces(pools: Pools) -> tuple[int, ...]:
-    longest = max(pool.longest * pool.page_tokens for pool in (pools.prompts, pools.own))
-    return (*[size for size in _PIECES if 2 * size <= longest], min(_PIECES[-1], longest))
+def _pieces(shape: CacheShape, *, of_slots: bool) -> list[int]:
+    if of_slots:
+        return sorted({min(size, shape.own_tokens) for size in _TURN_PIECES})
+    return sorted({min(size, shape.prompt_tokens) for size in _PROMPT_PIECES})
 
 
-def round_up(value: int, sizes: Sequence[int]) -> int:
-    """Return the smallest of the sizes that holds the value."""
-    return next(size for size in sizes if size >= value)
-
-
-def _empty_chunk(rows: int, size: int, pools: Pools) -> Chunk:
-    tokens_BT, columns_BT = (np.zeros((rows, size), np.int32) for _ in range(2))
-    places = [
-        Where(np.zeros((rows, pool.longest), np.int32), np.zeros(rows, np.int32))
-        for pool in (pools.prompts, pools.own)
-    ]
-    return Chunk(tokens_BT, np.full((rows, size), -1, np.int32), columns_BT, *places)
-
-
-def _chunk(rows: Sequence[Job | None], size: int, pools: Pools) -> Chunk:
-    chunk = _empty_chunk(len(rows), size, pools)
-    for b, job in enumerate(rows):
-        if job is None:
+def _fill_rows(rows: Sequence[Prefill | None], size: int) -> FillRows:
+    found = FillRows(
+        np.zeros((len(rows), size), np.int32), *(np.zeros(len(rows), np.int32) for _ in range(5))
+    )
+    for b, row in enumerate(rows):
+        if row is None:
             continue
-        to_prompt = job.prompt_tokens is None
-        pool, pages = (pools.prompts, job.prompt_pages) if to_prompt else (pools.own, job.own_pages)
-        ids = job.ids[:size]
-        columns = np.arange(job.start, job.start + len(ids))
-        chunk.tokens_BT[b, : len(ids)] = ids
-        chunk.pages_BT[b, : len(ids)] = np.array(pages)[columns // pool.page_tokens]
-        chunk.columns_BT[b, : len(ids)] = columns % pool.page_tokens
-        chunk.prompt.pages_BM[b, : len(job.prompt_pages)] = job.prompt_pages
-        chunk.prompt.tokens_B[b] = job.start if to_prompt else job.prompt_tokens
-        chunk.own.pages_BM[b, : len(job.own_pages)] = job.own_pages
-        chunk.own.tokens_B[b] = 0 if to_prompt else job.start
-    return chunk
+        ids = row.ids[:size]
+        found.tokens_BT[b, : len(ids)] = ids
+        found.new_B[b], found.prompt_B[b] = len(ids), row.prompt
+        found.prompt_tokens_B[b] = row.start if row.slot is None else row.prompt_tokens
+        if row.slot is not None:
+            found.slot_B[b], found.own_tokens_B[b] = row.slot, row.start
+    return found
 
 
 @functools.cache
-def programs(graphdef: Any, stop_ids: tuple[int, ...], mesh: Mesh | None) -> Programs:
-    """Return the programs for a model; samplers of one model share what is compiled."""
-    return Programs(graphdef, stop_ids, mesh)
+def programs(graphdef: Any, shape: CacheShape, mesh: Mesh | None) -> Programs:
+    """Return the programs for a model; samplers of one model and size share what is compiled."""
+    del shape  # decides the arrays
+    return Programs(graphdef, mesh)
 
 
 class Programs:
-    """Jitted functions over the arrays that `prepare` makes of the weights; `write` and `decode`
-    give back the pool that they take and write to.
+    """Jitted functions over the arrays that `prepare` makes of the weights.
+
+    `fill_prompts`, `fill_slots` and `decode` return the part of the cache that they take and write.
     """
 
-    def __init__(self, graphdef: Any, stop_ids: tuple[int, ...], mesh: Mesh | None) -> None:
+    def __init__(self, graphdef: Any, mesh: Mesh | None) -> None:
         self._graphdef, self._mesh = graphdef, mesh
-        self._stop_ids = np.array(stop_ids, np.int32)
         self._apart: tuple[Any, Any] | None = None
+        on_cpu = is_on_cpu(mesh)
         self.prepare = jax.jit(self._prepare)
-        self.fill = jax.jit(self._fill)
-        self.write = jax.jit(self._write, donate_argnums=0)
-        self.decode = jax.jit(self._decode, static_argnums=0, donate_argnums=3)
+        self.fill_prompts = jax.jit(self._fill_prompts, donate_argnums=1)
+        self.fill_slots = jax.jit(self._fill_slots, donate_argnums=2)
+        self.decode = jax.jit(
+            self._decode,
+            static_argnames=("own_tokens", "any_top_p", "over_nucleus"),
+            donate_argnames="own",
+            compiler_options=None if on_cpu else _GPU_OPTIONS,
+        )
 
     def count(self) -> int:
         """Count the programs compiled so far."""
-        jitted: list[Any] = [self.fill, self.write, self.decode]
+        jitted: list[Any] = [self.fill_prompts, self.fill_slots, self.decode]
         return sum(program._cache_size() for program in jitted)
 
     def _prepare(self, weights: nnx.State, frozen: nnx.State) -> tuple[Array, ...]:
@@ -234,205 +199,153 @@ class Programs:
         graphdef, treedef = self._apart
         return nnx.merge(graphdef, jax.tree.unflatten(treedef, weights))
 
-    def _fill(
-        self, weights: Any, prompts: Segments, own: Segments, chunk: Chunk
-    ) -> list[tuple[Array, Array]]:
-        """Compute every layer's keys and values of a chunk, (BTKE, BTKE).
+    def _fill_prompts(self, weights: Any, prompts: Any, rows: FillRows) -> Any:
+        """Compute new tokens of prompts."""
+        # A prompt of one piece has nothing to look back at.
+        has_past = prompts[0].k.shape[-1] > rows.tokens_BT.shape[1]
+        caches = [(kept if has_past else None, None) for kept in layers(prompts)]
+        new = self._filled(weights, caches, rows)
+        return self._written(prompts, new, rows, rows.prompt_B, rows.prompt_tokens_B)
 
-        They are written by a program of their own: in one that also loops over the pages, the
-        compiler would copy the pools.
-        """
+    def _fill_slots(self, weights: Any, prompts: Any, own: Any, rows: FillRows) -> Any:
+        """Compute new tokens of slots."""
+        caches = list(zip(layers(prompts), layers(own), strict=True))
+        new = self._filled(weights, caches, rows)
+        return self._written(own, new, rows, rows.slot_B, rows.own_tokens_B)
+
+    def _filled(self, weights: Any, caches: Any, rows: FillRows) -> Any:
+        start_B = rows.prompt_tokens_B + rows.own_tokens_B
+        positions_BT = start_B[:, None] + jnp.arange(rows.tokens_BT.shape[1])[None]
         model = self._model(weights)
-        start_B = chunk.prompt.tokens_B + chunk.own.tokens_B
-        positions_BT = start_B[:, None] + jnp.arange(chunk.tokens_BT.shape[1])[None]
-        attend = fill_rows(chunk.prompt, chunk.own, mesh=self._mesh)
-        caches = [_by_layer(pool, model.config) for pool in (prompts, own)]
-        return model(chunk.tokens_BT, positions_BT, attend, list(zip(*caches, strict=True)))[1]
+        attend = attend_fill(rows, mesh=self._mesh)
+        # All reads come before the cache is written in its place.
+        return jax.lax.optimization_barrier(model(rows.tokens_BT, positions_BT, attend, caches))[1]
 
-    def _write(self, pool: Segments, new: Any, pages_BT: Array, columns_BT: Array) -> Segments:
-        """Put every layer's new keys and values to where they belong."""
-        layers = [
-            write([segment[at] for segment in pool], pages_BT, columns_BT, k, v, mesh=self._mesh)
-            for at, (k, v) in enumerate(new)
-        ]
-        return [list(segment) for segment in zip(*layers, strict=True)]
+    def _written(self, stacks: Any, new: Any, rows: FillRows, row_B: Array, start_B: Array) -> Any:
+        count_T = jnp.arange(rows.tokens_BT.shape[1])[None]
+        length = stacks[0].k.shape[-1]
+        column_BT = jnp.where(count_T < rows.new_B[:, None], start_B[:, None] + count_T, length)
+        return write(stacks, new, row_B, column_BT, mesh=self._mesh)
 
     def _decode(
         self,
-        sizes: DecodeSizes,
         weights: Any,
-        prompts: Segments,
-        own: Segments,
-        owners: Sequence[Owners],
-        draws: Draws,
+        prompts: Any,
+        own: Any,
+        slots: SlotState,
         key: Array,
-        max_steps: Array,
-    ) -> tuple[Segments, Array, Array, Array, Array]:
-        """Draw tokens for the active slots until a reply ends.
+        steps: Array,
+        *,
+        own_tokens: int,
+        any_top_p: bool,
+        over_nucleus: bool,
+    ) -> tuple[Any, Array, Array, Array]:
+        """Draw `steps` tokens, at most `MAX_STEPS`, for every slot.
+
+        What a slot draws after its reply has ended is dropped by the host: no device asks another
+        whether it has ended.
 
         Args:
-            sizes: What the program is compiled for.
             weights: From `prepare`.
-            prompts: The segments of prompts to look at.
-            own: All segments of the slots' pool; the first `own_segments` are looked at.
-            owners: Of the segments looked at, those of prompts first.
-            draws: What is asked for.
+            prompts: Keys and values of the prompts.
+            own: Those of the slots.
+            slots: What is asked for.
             key: Of the sampler's seed.
-            max_steps: Longest run, at most `MAX_STEPS`.
+            steps: Length of the run.
+            own_tokens: How many positions of each slot are looked at.
+            any_top_p: Whether any token is drawn from a nucleus.
+            over_nucleus: Whether log-probabilities are those of the nucleus.
 
         Returns:
-            The slots' pool; by step, WS, the tokens, their log-probabilities and the shares that
-            were cut off (`sampling.sample`); the steps taken.
+            The slots' part of the cache; by step, WS, the tokens, their log-probabilities and the
+            shares that were cut off (`sampling.sample`).
         """
-        model = self._model(weights)
-        slots = len(draws.token_S)
-        pages = _by_layer([*prompts, *own[: sizes.own_segments]], model.config)
-        owned = self._owned(owners, slots)
-        episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(draws.episode_S)
-        start_S = draws.prompt_tokens_S + draws.own_tokens_S
+        model, mesh = self._model(weights), self._mesh
+        count, parts = len(slots.token_S), row_parts(mesh)
+        prompts = layers(first_prompts(prompts, len(slots.sharing.row_NG) // parts, mesh))
+        episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
+        # A slice of what a loop changes is a copy on CPUs; elsewhere it is read in place.
+        looked_at = first_tokens(own, own_tokens) if is_on_cpu(mesh) else own
+        row_S = jnp.tile(jnp.arange(count // parts), parts)
 
-        def goes_on(carry: Any) -> Array:
-            step, tokens_S, *_ = carry
-            is_stop_S = (tokens_S[:, None] == self._stop_ids[None]).any(axis=-1)
-            is_ended_S = draws.is_active_S & (is_stop_S | (step >= draws.left_S))
-            return (step < max_steps) & ((step == 0) | ~is_ended_S.any())
-
-        def body(carry: Any) -> Any:
-            step, tokens_S, recent, *drawn = carry
-            # An idle slot draws too; nobody reads it.
-            positions_S = start_S + step
-            attend = decode_slots(step, owners, owned, mesh=self._mesh)
-            caches = list(zip(pages, recent, strict=True))
-            hidden_BTD, caches = model(tokens_S[:, None], positions_S[:, None], attend, caches)
-            ids_S, *numbers = sample(
+        def body(step: Array, carry: Any) -> Any:
+            own, tokens_S, *drawn = carry
+            own_tokens_S = slots.own_tokens_S + step
+            positions_S = slots.prompt_tokens_S + own_tokens_S
+            attend = attend_decode(slots.sharing, own_tokens_S, mesh=mesh)
+            kept = layers(first_tokens(own, own_tokens))
+            caches = list(zip(prompts, kept, strict=True))
+            hidden_BTD, new = model(tokens_S[:, None], positions_S[:, None], attend, caches)
+            hidden_BTD, new = jax.lax.optimization_barrier((hidden_BTD, new))
+            tokens_S, *numbers = sample(
                 model.logits(hidden_BTD[:, 0]),
                 jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
-                draws.temperature_S,
-                draws.top_p_S,
-                any_greedy=sizes.any_greedy,
-                any_top_p=sizes.any_top_p,
-                over_nucleus=sizes.over_nucleus,
+                slots.temperature_S,
+                slots.top_p_S,
+                any_top_p=any_top_p,
+                over_nucleus=over_nucleus,
             )
-            tokens_S = jnp.where(draws.is_active_S, ids_S, tokens_S)
             rows = zip(drawn, (tokens_S, *numbers), strict=True)
             drawn = [all_WS.at[step].set(row_S) for all_WS, row_S in rows]
-            return step + 1, tokens_S, [recent for _, recent in caches], *drawn
+            # Of an idle slot nothing is kept: there is no such column.
+            column_S = jnp.where(slots.is_active_S, own_tokens_S, own[0].k.shape[-1])
+            own = write(own, new, row_S, column_S[:, None], mesh=mesh)
+            return own, tokens_S, *drawn
 
-        start = [jnp.zeros((MAX_STEPS, slots), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
-        step, _, recent, ids_WS, logprobs_WS, cut_WS = jax.lax.while_loop(
-            goes_on, body, (jnp.int32(0), draws.token_S, _no_recent(model, slots), *start)
-        )
-        return self._flush(own, recent, draws, step), ids_WS, logprobs_WS, cut_WS, step
-
-    def _owned(self, owners: Sequence[Owners], slots: int) -> list[Array]:
-        parts = row_parts(self._mesh)
-        tell = on_parts(
-            partial(owned, slots=slots // parts), self._mesh, inputs=(ROWS,), outputs=ROWS
-        )
-        return [tell(whose) for whose in owners]
-
-    def _flush(
-        self, own: Segments, recent: Sequence[Recent], draws: Draws, steps: Array
-    ) -> Segments:
-        """Write the tokens of a run to the slots' pages."""
-        length = own[0][0].v.shape[2]
-        steps_W = jnp.arange(MAX_STEPS)
-        columns_SW = draws.own_tokens_S[:, None] + steps_W[None]
-        at_SW = columns_SW // length - draws.own_tokens_S[:, None] // length
-        pages_SW = jnp.take_along_axis(draws.pages_SM, at_SW, axis=1)
-        is_new_SW = draws.is_active_S[:, None] & (steps_W < steps)[None]
-        new = [(kept.k_SKEW.transpose(0, 3, 1, 2), kept.v_SKWE.swapaxes(1, 2)) for kept in recent]
-        return self._write(own, new, jnp.where(is_new_SW, pages_SW, -1), columns_SW % length)
+        start = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
+        carry = (looked_at, slots.token_S, *start)
+        looked_at, _, *drawn = jax.lax.fori_loop(0, steps, body, carry)
+        if is_on_cpu(mesh):
+            looked_at = with_first_tokens(own, own_tokens, looked_at)
+        return looked_at, *drawn
 
 
-def _by_layer(pool: Segments, config: ModelConfig) -> list[list[KeyValues]]:
-    return [[segment[at] for segment in pool] for at in range(config.num_hidden_layers)]
+def fill_tokens(shape: CacheShape) -> int:
+    """Return how many tokens of prompts are computed at once, on all parts together."""
+    return shape.parts * _pieces(shape, of_slots=False)[-1]
 
 
-def _no_recent(model: Decoder, slots: int) -> list[Recent]:
-    config = model.config
-    heads, size = config.num_key_value_heads, config.head_dim
-    return [
-        Recent(
-            jnp.zeros((slots, heads, size, MAX_STEPS), model.dtype),
-            jnp.zeros((slots, heads, MAX_STEPS, size), model.dtype),
-        )
-        for _ in range(config.num_hidden_layers)
-    ]
-
-
-def pool_shapes(
-    pool: Pool, config: ModelConfig, *, dtype: Any, mesh: Mesh | None
-) -> list[list[KeyValues]]:
-    """Describe the arrays of a pool on all parts of the mesh."""
-    return [
-        segment_shapes(
-            config, pages=pages * row_parts(mesh), length=pool.page_tokens, dtype=dtype, mesh=mesh
-        )
-        for pages in pool.segments
-    ]
-
-
-def empty_pool(shapes: Segments) -> list[list[KeyValues]]:
-    """Allocate a pool, in zeros."""
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), list(shapes))
-
-
-class Call(NamedTuple):
-    """A program and the arrays that it is called with, or descriptions of them."""
-
-    program: Any
-    arguments: tuple[Any, ...]
-
-
-def abstract_calls(
+def lowered_programs(
     model: tuple[Any, Any, Any],
-    pools: Pools,
+    shape: CacheShape,
     *,
     config: ModelConfig,
     dtype: Any,
     mesh: Mesh | None,
-) -> dict[str, Call]:
-    """Describe what a sampler makes of weights, its largest fill, and its longest decode loop.
+) -> dict[str, Lowered]:
+    """Lower what a sampler makes of weights, its largest fill, and its largest decode loop.
 
-    `call.program.lower(*call.arguments).compile()` tells their memory and time; nothing is
-    allocated.
+    `compile()` of each tells its memory and time; nothing is allocated.
 
     Args:
         model: As `lora.split` takes it apart, its parameters as `jax.ShapeDtypeStruct` with their
             places on a mesh.
-        pools: From `plan_pools`.
+        shape: From `plan_cache`.
         config: Shape of the model.
         dtype: In which it computes.
         mesh: Where the weights lie.
     """
     graphdef, *weights = model
-    calls = Programs(graphdef, (0,), mesh)
-    lowered = calls.prepare.lower(*weights)
+    calls = Programs(graphdef, mesh)
+    prepare = calls.prepare.lower(*weights)
     prepared = jax.tree.map(
         lambda info, place: jax.ShapeDtypeStruct(
             info.shape, info.dtype, sharding=None if mesh is None else place
         ),
-        lowered.out_info,
-        lowered.compile().output_shardings,
+        prepare.out_info,
+        prepare.compile().output_shardings,
     )
-    prompts, own = (
-        pool_shapes(pool, config, dtype=dtype, mesh=mesh) for pool in (pools.prompts, pools.own)
+    cache: Cache = cache_shapes(shape, config, dtype=dtype, mesh=mesh)
+    rows = _fill_rows([None] * shape.parts, fill_tokens(shape) // shape.parts)
+    decode = calls.decode.lower(
+        prepared,
+        *cache,
+        SlotState.idle(shape, prompts=shape.prompts),
+        jax.eval_shape(lambda: jax.random.key(0)),
+        np.int32(MAX_STEPS),
+        own_tokens=shape.own_tokens,
+        any_top_p=False,
+        over_nucleus=False,
     )
-    owners = [
-        Owners(
-            np.zeros((pages * pools.parts, places), np.int32),
-            np.zeros(pages * pools.parts, np.int32),
-        )
-        for pool, places in ((pools.prompts, pools.group_size), (pools.own, 1))
-        for pages in pool.segments
-    ]
-    chunk = _empty_chunk(pools.parts * _FILL_ROWS[0], _pieces(pools)[-1], pools)
-    sizes = DecodeSizes(len(own), any_greedy=False, any_top_p=False, over_nucleus=False)
-    key, steps = jax.eval_shape(lambda: jax.random.key(0)), np.int32(MAX_STEPS)
-    decode = (sizes, prepared, prompts, own, owners, Draws.idle(pools), key, steps)
-    return {
-        "prepare": Call(calls.prepare, tuple(weights)),
-        "fill": Call(calls.fill, (prepared, prompts, own, chunk)),
-        "decode": Call(calls.decode, decode),
-    }
+    fill = calls.fill_prompts.lower(prepared, cache.prompts, rows)
+    return {"prepare": prepare, "fill": fill, "decode": decode}

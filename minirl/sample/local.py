@@ -30,7 +30,7 @@ from minirl.model.sharding import (
     placed,
 )
 from minirl.run import distributed
-from minirl.sample.pages import device_memory
+from minirl.sample.cache import device_memory
 from minirl.sample.sampler import NativeSampler
 from minirl.types import Tokenizer
 

@@ -32,10 +32,12 @@ from minirl.types import (
     Turn,
 )
 
-# Steps that the others decode while environments work on the replies that just ended: few, because
-# the slots of those replies wait as long. A count and no clock, so that a run can be repeated.
+# Tokens decoded while environments work on the replies that just ended: few, because the slots of
+# those replies idle meanwhile. A count and no clock, so that a run can be repeated.
 _STEPS_BESIDE_ENVIRONMENTS = 4
-_STEPS = 32
+# Else a slot that ends idles for at most this share of the longest reply.
+_IDLE_SHARE = 1 / 16
+_MOST_STEPS = 32
 
 _log = logging.getLogger(__name__)
 
@@ -83,10 +85,16 @@ class _Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
+class _Budget:
+    """How long episodes and replies may get, and how tokens are drawn."""
+
     config: SamplerConfig
     decoding: Decoding
     max_turns: int | None
+
+    @property
+    def longest_reply(self) -> int:
+        return self.config.max_reply_tokens or self.config.max_response_tokens
 
     def room(self, episode: _Episode) -> int:
         """Return how many tokens the episode may still take."""
@@ -99,9 +107,44 @@ class _Limits:
         return self.room(episode) < 2 or len(episode.turns) == self.max_turns
 
     def request(self, episode: _Episode) -> Request:
-        longest = self.config.max_reply_tokens or self.config.max_response_tokens
-        max_tokens = min(longest, self.room(episode))
+        max_tokens = min(self.longest_reply, self.room(episode))
         return Request(episode.number, tuple(episode.ids), max_tokens, self.decoding)
+
+
+class _Calls:
+    """Calls of the environment in threads, each with what the rollout's own thread does next.
+
+    Where the sampler is repeatable, results are awaited in the order of the calls, so that time has
+    no say in the schedule; else each is taken when it is there, and a slow one delays nobody.
+    """
+
+    def __init__(self, sampler: Sampler, pool: ThreadPoolExecutor) -> None:
+        self._sampler, self._pool = sampler, pool
+        self._ready: SimpleQueue[tuple[Callable[[Any], None], Future[Any]]] = SimpleQueue()
+        self.awaited: list[tuple[Callable[[Any], None], Future[Any]]] = []
+
+    def begin(self, then: Callable[[Any], None], function: Callable[..., Any], *given: Any) -> None:
+        """Call a function in a thread; `then` gets what it returns."""
+        future = self._pool.submit(function, *given)
+        if self._sampler.is_repeatable:
+            self.awaited.append((then, future))
+        else:
+            future.add_done_callback(lambda done: self._note(then, done))
+
+    def finish(self) -> bool:
+        """Continue with what was returned; tell whether there was any."""
+        found, self.awaited = self.awaited, []
+        with suppress(Empty):
+            while True:
+                found.append(self._ready.get_nowait())
+        for then, future in found:
+            then(future.result())
+        return bool(found)
+
+    def _note(self, then: Callable[[Any], None], done: Future[Any]) -> None:
+        if not done.cancelled():
+            self._ready.put((then, done))
+            self._sampler.wake()
 
 
 def rollout(
@@ -132,29 +175,36 @@ def rollout(
         first_episode: Number of the first episode, the others count on from it. Numbers decide
             the random streams: do not use one twice in a run.
         decoding: How tokens are drawn, in place of the configuration's.
-        max_turns: The most replies that an episode can take, if known: the place of a last reply
+        max_turns: The most replies that an episode can take, if known: the slot of a last reply
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
         progress: Called with (episodes ended, episodes in all).
-        ended: Called with (place, group) when all episodes of an example have ended; at once and
+        ended: Called with (index, group) when all episodes of an example have ended; at once and
             with none where it is left out.
         check: Called now and then; the rollout ends with what it raises.
 
     Returns:
         Groups in the order of the examples. A group is empty where the first observation is longer
-        than `config.max_prompt_tokens`: a warning counts them, and the run goes on.
+        than `config.max_prompt_tokens`: a warning counts them, and the run continues.
 
     Raises:
         Preempted: A signal came; the episodes are lost, and the sampler is free.
     """
-    limits = _Limits(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
+    budget = _Budget(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
     pool = ThreadPoolExecutor(env_workers, thread_name_prefix="environment")
-    work = _Work(sampler, pool)
-    played = _Round(
-        sampler, tokenizer, environment, work, limits, examples, group_size, first_episode, ended
+    played = _Rollout(
+        sampler,
+        tokenizer,
+        environment,
+        _Calls(sampler, pool),
+        budget,
+        examples,
+        group_size,
+        first_episode,
+        ended,
     )
     try:
-        played.reset()
+        played.start()
         played.play(progress, check)
     finally:
         # After an error the sampler must not keep what nobody will ask for.
@@ -162,162 +212,119 @@ def rollout(
             if episode.ended is None:
                 sampler.release(episode.number)
         pool.shutdown(cancel_futures=True)
-    return [[episode.trajectory() for episode in group] for group in played.groups]
+    return [[episode.trajectory() for episode in played.groups[n]] for n in range(len(examples))]
 
 
-class _Work:
-    """What environments do in threads, and what follows from it in the thread of the rollout.
-
-    Where the sampler's replies can be repeated, results are awaited in the order in which they were
-    asked for, so that time has no say in the schedule; else each is taken when it is there, and
-    what takes long delays nobody.
-    """
-
-    def __init__(self, sampler: Sampler, pool: ThreadPoolExecutor) -> None:
-        self._sampler, self._pool = sampler, pool
-        self._ended: SimpleQueue[tuple[Callable[[Any], None], Future[Any]]] = SimpleQueue()
-        self.awaited: list[tuple[Callable[[Any], None], Future[Any]]] = []
-
-    def begin(self, then: Callable[[Any], None], function: Callable[..., Any], *given: Any) -> None:
-        """Call a function in a thread; `then` gets what it returns."""
-        future = self._pool.submit(function, *given)
-        if self._sampler.is_repeatable:
-            self.awaited.append((then, future))
-        else:
-            future.add_done_callback(lambda ended: self._note(then, ended))
-
-    def take(self) -> bool:
-        """Go on with what has ended; tell whether there was any."""
-        found, self.awaited = self.awaited, []
-        with suppress(Empty):
-            while True:
-                found.append(self._ended.get_nowait())
-        for then, future in found:
-            then(future.result())
-        return bool(found)
-
-    def _note(self, then: Callable[[Any], None], ended: Future[Any]) -> None:
-        if not ended.cancelled():
-            self._ended.put((then, ended))
-            self._sampler.wake()
-
-
-class _Round:
-    """The episodes of a rollout.
+@dataclass(slots=True)
+class _Rollout:
+    """The episodes of a rollout: reset, sample, step, observe, until each has ended.
 
     Attributes:
-        groups: Of each example; empty before they begin, and where the prompt is too long.
+        groups: Of each example whose environments are reset; empty where the prompt is too long.
         episodes: Those that have begun, by number.
     """
 
-    def __init__(
-        self,
-        sampler: Sampler,
-        tokenizer: Tokenizer,
-        environment: Environment,
-        work: _Work,
-        limits: _Limits,
-        examples: Sequence[Any],
-        group_size: int,
-        first_episode: int,
-        ended: Callable[[int, list[Trajectory]], None] | None,
-    ) -> None:
-        self._sampler, self._tokenizer, self._environment = sampler, tokenizer, environment
-        self._work, self._limits, self._examples = work, limits, examples
-        self._group_size, self._first_episode, self._tell = group_size, first_episode, ended
-        self.groups: list[list[_Episode]] = [[] for _ in examples]
-        self.episodes: dict[int, _Episode] = {}
-        self._too_long: list[tuple[int, Any]] = []
-        self._waiting = len(examples)  # groups that have not begun
-        self._ended = 0
+    sampler: Sampler
+    tokenizer: Tokenizer
+    environment: Environment
+    calls: _Calls
+    budget: _Budget
+    examples: Sequence[Any]
+    group_size: int
+    first_episode: int
+    tell: Callable[[int, list[Trajectory]], None] | None
+    groups: dict[int, list[_Episode]] = field(default_factory=dict)
+    episodes: dict[int, _Episode] = field(default_factory=dict)
+    too_long: list[tuple[int, Any]] = field(default_factory=list)
+    ended: int = 0
 
-    def reset(self) -> None:
-        """Start all episodes, each group when it is there."""
-        for n, example in enumerate(self._examples):
-            self._work.begin(partial(self._begin, n), self._start, example)
-        if self._work.awaited:
-            self._work.take()
+    def start(self) -> None:
+        """Reset all environments; each group asks for its replies when it is there."""
+        for n, example in enumerate(self.examples):
+            self.calls.begin(partial(self._begin, n), self._reset, example)
+        if self.calls.awaited:
+            self.calls.finish()
 
     def play(self, progress: Callable[[int, int], None] | None, check: Callable[[], None]) -> None:
-        """Sample and step until every episode ended; environments work meanwhile."""
-        work, sampler = self._work, self._sampler
-        while self._waiting or self._ended < len(self.episodes):
+        """Sample and step until every episode has ended; environments work meanwhile."""
+        few = _STEPS_BESIDE_ENVIRONMENTS
+        steps = max(few, min(_MOST_STEPS, int(self.budget.longest_reply * _IDLE_SHARE)))
+        while len(self.groups) < len(self.examples) or self.ended < len(self.episodes):
             check()
-            steps = _STEPS_BESIDE_ENVIRONMENTS if work.awaited else _STEPS
-            replies = sampler.advance(max_steps=steps)
-            if work.take() and progress is not None:
-                progress(self._ended, len(self.episodes) + self._waiting * self._group_size)
+            replies = self.sampler.advance(max_steps=few if self.calls.awaited else steps)
+            if self.calls.finish() and progress is not None:
+                waiting = len(self.examples) - len(self.groups)
+                progress(self.ended, len(self.episodes) + waiting * self.group_size)
             for number, reply in replies:
-                self._judge(self.episodes[number], reply)
+                self._step(self.episodes[number], reply)
 
-    def _start(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
-        """Start a group, its members one after the other: a prompt is then made once for all."""
-        return [self._environment.reset(example) for _ in range(self._group_size)]
+    def _reset(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
+        """Reset a group's environments one after the other: a prompt is made once for all."""
+        return [self.environment.reset(example) for _ in range(self.group_size)]
 
-    def _begin(self, n: int, starts: list[tuple[Any, Sequence[Message]]]) -> None:
+    def _begin(self, n: int, resets: list[tuple[Any, Sequence[Message]]]) -> None:
         """Ask for a group's first replies; a prompt is encoded once for all that are shown it."""
         encoded: tuple[Sequence[Message], list[int]] | None = None
         group = []
-        first = self._first_episode + n * self._group_size
-        for number, (state, messages) in enumerate(starts, first):
+        first = self.first_episode + n * self.group_size
+        for number, (state, messages) in enumerate(resets, first):
             if encoded is None or encoded[0] != messages:
-                encoded = (messages, self._tokenizer.encode_chat(messages))
+                encoded = (messages, self.tokenizer.encode_chat(messages))
             ids = encoded[1]
             group.append(_Episode(number, state, list(ids), list(ids), len(ids)))
-        self._waiting -= 1
         longest = max(episode.prompt_length for episode in group)
-        if longest > self._limits.config.max_prompt_tokens:
-            self._too_long.append((longest, self._examples[n]))
+        if longest > self.budget.config.max_prompt_tokens:
+            self.too_long.append((longest, self.examples[n]))
             group = []
         self.groups[n] = group
         if not group:
-            self._note(n)
+            self._tell_if_ended(n)
         for episode in group:
             self.episodes[episode.number] = episode
-            self._sampler.submit(self._limits.request(episode))
-        if self._too_long and not self._waiting:
+            self.sampler.submit(self.budget.request(episode))
+        if self.too_long and len(self.groups) == len(self.examples):
             _log.warning(
                 "%d of %d examples are left out: their prompts are over sampler.max_prompt_tokens "
                 "= %d (the first has %d tokens: %.200r)",
-                len(self._too_long), len(self._examples), self._limits.config.max_prompt_tokens,
-                *self._too_long[0],
+                len(self.too_long), len(self.examples), self.budget.config.max_prompt_tokens,
+                *self.too_long[0],
             )  # fmt: skip
 
-    def _judge(self, episode: _Episode, reply: Reply) -> None:
-        """Let the environment see a reply."""
+    def _step(self, episode: _Episode, reply: Reply) -> None:
+        """Append a reply and let the environment judge it."""
         episode.turns.append(Turn(tuple(episode.observation), reply))
         episode.ids += reply.ids
-        if self._limits.is_last(episode):
-            self._sampler.release(episode.number)
-        step = self._environment.step
-        self._work.begin(partial(self._observe, episode), step, episode.state, reply.text)
+        if self.budget.is_last(episode):
+            self.sampler.release(episode.number)
+        step = self.environment.step
+        self.calls.begin(partial(self._observe, episode), step, episode.state, reply.text)
 
     def _observe(self, episode: _Episode, result: tuple[Any, Sequence[Message] | None]) -> None:
-        """Take the environment's answer in: the episode ends, or asks for its next reply."""
-        limits = self._limits
+        """Append the environment's observation and ask for the next reply, or end the episode."""
+        budget = self.budget
         episode.state, messages = result
-        is_last = limits.is_last(episode)
+        was_last = budget.is_last(episode)
         if messages is None:
             episode.ended = "done"
-        elif len(episode.turns) == limits.max_turns:
-            raise RuntimeError(f"the environment goes on after max_turns = {limits.max_turns}")
+        elif len(episode.turns) == budget.max_turns:
+            raise RuntimeError(f"the environment goes on after max_turns = {budget.max_turns}")
         else:
             closed = episode.turns[-1].reply.finish == "stop"
-            observation = self._tokenizer.encode_next(messages, closed=closed)
-            if len(observation) + 1 > limits.room(episode):
+            observation = self.tokenizer.encode_next(messages, closed=closed)
+            if len(observation) + 1 > budget.room(episode):
                 episode.ended = "budget"
             else:
                 episode.observation = observation
                 episode.ids += observation
-                self._sampler.submit(limits.request(episode))
+                self.sampler.submit(budget.request(episode))
         if episode.ended is not None:
-            self._ended += 1
-            if not is_last:
-                self._sampler.release(episode.number)
-            self._note((episode.number - self._first_episode) // self._group_size)
+            self.ended += 1
+            if not was_last:
+                self.sampler.release(episode.number)
+            self._tell_if_ended((episode.number - self.first_episode) // self.group_size)
 
-    def _note(self, n: int) -> None:
-        """Tell of a group whose episodes have all ended."""
+    def _tell_if_ended(self, n: int) -> None:
+        """Hand a group on when all its episodes have ended."""
         group = self.groups[n]
-        if self._tell is not None and all(episode.ended for episode in group):
-            self._tell(n, [episode.trajectory() for episode in group])
+        if self.tell is not None and all(episode.ended for episode in group):
+            self.tell(n, [episode.trajectory() for episode in group])

@@ -59,7 +59,7 @@ def test_logits_of_the_sampler(toy):
     np.testing.assert_array_equal(logits_SV, [[16.0625, 16.0, 16.125]] * 4)
     ids_S, logprobs_S, _ = sample(
         logits_SV, jax.random.split(jax.random.key(0), 4), jnp.ones(4), jnp.ones(4),
-        any_greedy=False, any_top_p=False,
+        any_top_p=False,
     )  # fmt: skip
     np.testing.assert_allclose(logprobs_S, LOGPROBS[ids_S], rtol=1e-6)
 
@@ -75,7 +75,7 @@ def test_sampler_and_learner_agree_on_a_hidden_state(toy):
     assert logits_SV.max() > 30
     ids_S, logprobs_S, _ = sample(
         logits_SV, jax.random.split(jax.random.key(0), 32), jnp.ones(32), jnp.ones(32),
-        any_greedy=False, any_top_p=False,
+        any_top_p=False,
     )  # fmt: skip
     found, _ = judge(hidden_SD[None], model.output_table, ids_S[None])
     np.testing.assert_allclose(found[0], logprobs_S, rtol=1e-5, atol=1e-5)

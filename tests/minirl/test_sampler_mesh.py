@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from minirl.config import SamplerConfig
 from minirl.model.lora import split
 from minirl.model.sharding import MESH_AXES, make_mesh, param_shardings
-from minirl.sample.decode import abstract_calls, empty_pool, pool_shapes
-from minirl.sample.pages import device_memory, plan_pools
+from minirl.sample.cache import cache_shapes, device_memory, empty_cache, plan_cache
+from minirl.sample.decode import lowered_programs
 from minirl.types import Decoding, Request
 
 MESHES = ({"fsdp": 8}, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 2, "tensor": 2})
@@ -65,13 +65,13 @@ def test_slots_and_heads_that_the_mesh_does_not_divide(toy):
 def test_every_device_keeps_its_share_of_the_cache(toy, shape):
     mesh = None if shape is None else make_mesh(shape)
     config = SamplerConfig(slots=16, max_prompt_tokens=96, max_response_tokens=96, cache_gb=1.0)
-    pools = plan_pools(toy.CONFIG, config, group_size=4, itemsize=4, mesh=mesh)
-    pool = empty_pool(pool_shapes(pools.own, toy.CONFIG, dtype=np.float32, mesh=mesh))
-    # 16 slots of three pages of 32 tokens; 2 layers, keys and values, 2 heads of 8.
-    sizes = [array.nbytes for array in jax.tree.leaves(pool)]
-    assert sum(sizes) == 16 * 3 * 32 * 2 * 2 * 2 * 8 * 4
+    shape = plan_cache(toy.CONFIG, config, group_size=4, itemsize=4, mesh=mesh)
+    cache = empty_cache(cache_shapes(shape, toy.CONFIG, dtype=np.float32, mesh=mesh))
+    # 16 slots of 96 tokens; 2 layers, keys and values, 2 heads of 8.
+    sizes = [array.nbytes for array in jax.tree.leaves(cache.own)]
+    assert sum(sizes) == 16 * 96 * 2 * 2 * 2 * 8 * 4
     if mesh is not None:
-        for array in jax.tree.leaves(pool):
+        for array in jax.tree.leaves(cache):
             assert {shard.data.nbytes for shard in array.addressable_shards} == {array.nbytes // 8}
 
 
@@ -79,11 +79,11 @@ def test_the_cache_is_cut_to_its_bytes(toy):
     config = SamplerConfig(
         slots=16, max_prompt_tokens=96, max_response_tokens=96, cache_gb=200_000e-9
     )
-    pools = plan_pools(toy.CONFIG, config, group_size=4, itemsize=4, mesh=None)
-    token_bytes = 2 * 2 * 2 * 8 * 4
-    taken = sum(p.pages * p.page_tokens * token_bytes for p in (pools.prompts, pools.own))
+    shape = plan_cache(toy.CONFIG, config, group_size=4, itemsize=4, mesh=None)
+    cache = cache_shapes(shape, toy.CONFIG, dtype=np.float32, mesh=None)
+    taken = sum(array.size * 4 for array in jax.tree.leaves(cache))
     assert 150_000 < taken <= 200_000
-    assert pools.own.pages < 16 * 3
+    assert shape.slots < 16
 
 
 class Gpu:
@@ -121,13 +121,34 @@ def test_programs_can_be_compiled_ahead_of_time(toy, shape):
         places,
     )
     config = SamplerConfig(slots=8, max_prompt_tokens=96, max_response_tokens=96)
-    pools = plan_pools(toy.CONFIG, config, group_size=4, itemsize=4, mesh=mesh)
+    shape = plan_cache(toy.CONFIG, config, group_size=4, itemsize=4, mesh=mesh)
     model = graphdef, weights, frozen
-    calls = abstract_calls(model, pools, config=toy.CONFIG, dtype=np.float32, mesh=mesh)
-    read = calls["fill"].program.lower(*calls["fill"].arguments).compile().memory_analysis()
-    loop = calls["decode"].program.lower(*calls["decode"].arguments).compile().memory_analysis()
-    pool = 8 * 3 * 32 * 256 // (1 if mesh is None else 8)
-    # Of the last of two layers nothing is read: only its new keys and values are wanted.
-    assert read.argument_size_in_bytes > pool // 2
-    # The pool that is written comes back in its place.
-    assert loop.alias_size_in_bytes == pool
+    calls = lowered_programs(model, shape, config=toy.CONFIG, dtype=np.float32, mesh=mesh)
+    fill, decode = (calls[name].compile().memory_analysis() for name in ("fill", "decode"))
+    assert fill is not None
+    assert decode is not None
+    parts = 1 if mesh is None else 8
+    # What is written comes back in its place: two prompts a part, or all slots; 256 bytes a token.
+    prompts = shape.parts * shape.prompts * 96 * 256 // parts
+    assert fill.alias_size_in_bytes == prompts
+    assert decode.alias_size_in_bytes == 8 * 96 * 256 // parts
+
+
+def test_no_device_asks_another_in_the_decode_loop(toy):
+    mesh = make_mesh({"data": 8})
+    graphdef, weights, frozen = split(toy.model())
+    places = param_shardings(weights, mesh)
+    weights = jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        weights,
+        places,
+    )
+    config = SamplerConfig(slots=16, max_prompt_tokens=96, max_response_tokens=96)
+    shape = plan_cache(toy.CONFIG, config, group_size=2, itemsize=4, mesh=mesh)
+    model = graphdef, weights, frozen
+    calls = lowered_programs(model, shape, config=toy.CONFIG, dtype=np.float32, mesh=mesh)
+    text = calls["decode"].compile().as_text()
+    assert text is not None
+    assert "while" in text
+    for name in ("all-reduce", "all-gather", "all-to-all", "collective-permute"):
+        assert name not in text

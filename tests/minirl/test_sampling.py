@@ -13,7 +13,7 @@ DRAWS = 20_000
 SHARES = np.array([8, 4, 2, 1, 1]) / 16
 
 
-compiled = jax.jit(sample, static_argnames=("any_greedy", "any_top_p", "over_nucleus"))
+compiled = jax.jit(sample, static_argnames=("any_top_p", "over_nucleus"))
 
 
 def draw(shares, **settings):
@@ -29,7 +29,6 @@ def draw_and_cut(shares, *, temperature=1.0, top_p=1.0, over_nucleus=False):
         jax.random.split(jax.random.key(0), DRAWS),
         np.full(DRAWS, temperature, np.float32),
         np.full(DRAWS, top_p, np.float32),
-        any_greedy=temperature == 0,
         any_top_p=top_p < 1,
         over_nucleus=over_nucleus,
     )
