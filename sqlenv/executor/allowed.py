@@ -12,7 +12,6 @@ from typing import Literal
 import apsw
 
 from sqlenv.executor.functions import CLOCK_FUNCTIONS
-from sqlenv.sql.lexer import tokenize
 
 Kind = Literal["plain", "virtual", "foreign"]
 """A table or view with rows of its own, a virtual table that may be read, or one that may not."""
@@ -136,6 +135,8 @@ def _module(sql: str) -> str:
     """Name the module of a virtual table; empty where a text makes something else."""
     if sql[: len(_VIRTUAL_TABLE)].lower() != _VIRTUAL_TABLE:
         return ""
+    from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
+
     words = tokenize(sql)[3:6]  # the name, USING and the module
     is_made = len(words) == 3 and words[1].is_word("using")
     return words[2].text.strip("'") if is_made else ""
