@@ -275,7 +275,6 @@ class Programs:
             kept = layers(first_tokens(own, own_tokens))
             caches = list(zip(prompts, kept, strict=True))
             hidden_BTD, new = model(tokens_S[:, None], positions_S[:, None], attend, caches)
-            hidden_BTD, new = jax.lax.optimization_barrier((hidden_BTD, new))
             tokens_S, *numbers = sample(
                 model.logits(hidden_BTD[:, 0]),
                 jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
