@@ -40,8 +40,15 @@ _log = logging.getLogger(__name__)
 class KeyValues(NamedTuple):
     """Keys and values of some layers; X rows, which are prompts or slots."""
 
-    k: Any  # [layers, X, K, E, L]: positions last, so that scores are read in order
+    k: Any  # [layers, X, K, E, L]: both so that CPUs read them in order
     v: Any  # [layers, X, K, L, E]
+
+
+# Logical axes of keys and of values; the second is split as rows are.
+_AXES = (
+    ("layer", "batch", "kv_heads", "head_size", "position"),
+    ("layer", "batch", "kv_heads", "position", "head_size"),
+)
 
 
 class Cache(NamedTuple):
@@ -187,23 +194,17 @@ def cache_shapes(shape: CacheShape, config: ModelConfig, *, dtype: Any, mesh: Me
 
     def stack(rows: int, tokens: int) -> KeyValues:
         first = (depth // stacks, shape.parts * rows, heads)
-        axes = ("layer", "batch", "kv_heads")
-        return KeyValues(
-            _described((*first, size, tokens), (*axes, "head_size", "position"), dtype, mesh),
-            _described((*first, tokens, size), (*axes, "position", "head_size"), dtype, mesh),
-        )
+        found = []
+        for axes, last in zip(_AXES, ((size, tokens), (tokens, size)), strict=True):
+            sizes = (*first, *last)
+            place = None if mesh is None else axes_sharding(axes, sizes, mesh, name="cache")
+            found.append(jax.ShapeDtypeStruct(sizes, dtype, sharding=place))
+        return KeyValues(*found)
 
     return Cache(
         [stack(shape.prompts, shape.prompt_tokens)] * stacks,
         [stack(shape.slots, shape.own_tokens)] * stacks,
     )
-
-
-def _described(
-    shape: tuple[int, ...], axes: tuple[str, ...], dtype: Any, mesh: Mesh | None
-) -> jax.ShapeDtypeStruct:
-    place = None if mesh is None else axes_sharding(axes, shape, mesh, name="keys and values")
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
 
 def empty_cache(shapes: Cache) -> Cache:
@@ -261,9 +262,9 @@ def write(
         mesh: What rows and heads are split over.
     """
 
-    def local(stack: KeyValues, k: Array, v: Array, row_B: Array, column_BT: Array) -> KeyValues:
+    def local(stack: KeyValues, new: KeyValues, row_B: Array, column_BT: Array) -> KeyValues:
         # Indexed axes come first: [B, T, layers, K, E].
-        k, v = (array.transpose(1, 2, 0, 3, 4).astype(stack.k.dtype) for array in (k, v))
+        k, v = (array.transpose(1, 2, 0, 3, 4).astype(stack.k.dtype) for array in new)
         row_B1 = row_B[:, None]
         return KeyValues(
             stack.k.at[:, row_B1, :, :, column_BT].set(k, mode="drop"),
@@ -272,11 +273,11 @@ def write(
 
     heads = head_spec(new[0][0].shape[2], mesh)
     kept, fresh = Spec(None, *heads(1)), Spec(None, *heads(2))
-    run = on_parts(local, mesh, inputs=(kept, fresh, fresh, ROWS, ROWS), outputs=kept)
+    run = on_parts(local, mesh, inputs=(kept, fresh, ROWS, ROWS), outputs=kept)
     written, at = [], 0
     for stack in stacks:
-        k, v = (jnp.stack(arrays) for arrays in zip(*new[at : at + len(stack.k)], strict=True))
-        written.append(run(stack, k, v, row_B, column_BT))
+        arrays = zip(*new[at : at + len(stack.k)], strict=True)
+        written.append(run(stack, KeyValues(*map(jnp.stack, arrays)), row_B, column_BT))
         at += len(stack.k)
     return written
 

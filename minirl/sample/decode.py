@@ -264,19 +264,24 @@ class Programs:
         count, parts = len(slots.token_S), row_parts(mesh)
         prompts = layers(first_prompts(prompts, len(slots.sharing.row_NG) // parts, mesh))
         episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
-        # A slice of what a loop changes is a copy on CPUs; elsewhere it is read in place.
-        looked_at = first_tokens(own, own_tokens) if is_on_cpu(mesh) else own
         row_S = jnp.tile(jnp.arange(count // parts), parts)
+        # On CPUs a slice of what the loop changes is a copy, and so is what is read before it is
+        # written; elsewhere slices are read in place and all layers are written by one kernel.
+        on_cpu = is_on_cpu(mesh)
 
         def body(step: Array, carry: Any) -> Any:
             own, tokens_S, *drawn = carry
             own_tokens_S = slots.own_tokens_S + step
             positions_S = slots.prompt_tokens_S + own_tokens_S
-            attend = attend_decode(slots.sharing, own_tokens_S, mesh=mesh)
-            kept = layers(first_tokens(own, own_tokens))
+            # Of an idle slot nothing is kept: there is no such column.
+            column_S1 = jnp.where(slots.is_active_S, own_tokens_S, own[0].k.shape[-1])[:, None]
+            put = partial(write, row_B=row_S, column_BT=column_S1, mesh=mesh)
+            attend = attend_decode(
+                slots.sharing, own_tokens_S, put=put if on_cpu else None, mesh=mesh
+            )
+            kept = own if on_cpu else layers(first_tokens(own, own_tokens))
             caches = list(zip(prompts, kept, strict=True))
             hidden_BTD, new = model(tokens_S[:, None], positions_S[:, None], attend, caches)
-            hidden_BTD, new = jax.lax.optimization_barrier((hidden_BTD, new))
             tokens_S, *numbers = sample(
                 model.logits(hidden_BTD[:, 0]),
                 jax.vmap(jax.random.fold_in)(episode_keys_S, positions_S),
@@ -287,15 +292,13 @@ class Programs:
             )
             rows = zip(drawn, (tokens_S, *numbers), strict=True)
             drawn = [all_WS.at[step].set(row_S) for all_WS, row_S in rows]
-            # Of an idle slot nothing is kept: there is no such column.
-            column_S = jnp.where(slots.is_active_S, own_tokens_S, own[0].k.shape[-1])
-            own = write(own, new, row_S, column_S[:, None], mesh=mesh)
-            return own, tokens_S, *drawn
+            return new if on_cpu else put(own, new), tokens_S, *drawn
 
+        looked_at = first_tokens(own, own_tokens) if on_cpu else own
         start = [jnp.zeros((MAX_STEPS, count), dtype) for dtype in (jnp.int32, *[jnp.float32] * 2)]
         carry = (looked_at, slots.token_S, *start)
         looked_at, _, *drawn = jax.lax.fori_loop(0, steps, body, carry)
-        if is_on_cpu(mesh):
+        if on_cpu:
             looked_at = with_first_tokens(own, own_tokens, looked_at)
         return looked_at, *drawn
 
