@@ -60,7 +60,7 @@ def gather_metrics(
             the learner are returned, and these are of both.
     """
     parts = distributed.gather(sampler.numbers)
-    over = dict.fromkeys(EVENTS, sum) | dict.fromkeys(IN_USE, min)
+    over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
     found = {name: over.get(name, max)(one[name] for one in parts) for name in parts[0]}
     if since is None:
         return found

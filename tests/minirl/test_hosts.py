@@ -197,7 +197,7 @@ import jax, numpy as np
 from minirl.run import distributed
 distributed.join(distributed.ProcessConfig(sys.argv[1], 2, int(sys.argv[2])))
 from launch import plan
-from minirl.sample.pages import device_memory
+from minirl.sample.cache import device_memory
 
 class Gpu:
     platform = "gpu"

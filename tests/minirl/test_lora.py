@@ -299,7 +299,7 @@ def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tm
     assert max(record["update/logp_gap_max"] for record in records) < 1e-4
     make_trainer(toy, tmp_path / "parts", steps=2).run(lambda *_: None)
     again = make_trainer(toy, tmp_path / "parts", steps=4)
-    assert again.step == 2
+    assert again.steps_done == 2
     again.run(lambda *_: None)
     assert toy_run.without_times(tmp_path / "parts") == toy_run.without_times(tmp_path / "whole")
     for ours, theirs in zip(*map(jax.tree.leaves, (again.params, whole.params)), strict=True):

@@ -68,7 +68,7 @@ def test_a_run_without_servers_is_saved_and_goes_on(fakes, cache, tmp_path, coun
         fake.asked = 0
         fake.dies_after = 2 * ANSWERS + ANSWERS // 2
     ended = live(run, fakes, cache, count=count, wait_s=1)
-    saved = "all 2 steps are saved, the same command goes on"
+    saved = "all 2 steps are saved: run the same command again to resume"
     for status, _, errors in ended:
         assert status == 2, errors
         line = next(line for line in errors.splitlines() if line.startswith("error: "))

@@ -109,8 +109,8 @@ def test_the_smallest_vocabulary_is_bytes_and_marks():
     ("changes", "message"),
     [
         ({"vocab_size": 262}, "model.tiny.vocab_size: 262 is too small; write 263 or more"),
-        ({"heads": 4, "kv_heads": 3}, "model.tiny.kv_heads: 3 does not divide heads = 4"),
-        ({"hidden_size": 18}, "model.tiny.hidden_size: 18 is not a multiple of 2 x heads = 4"),
+        ({"heads": 4, "kv_heads": 3}, "num_key_value_heads = 3 does not divide 4 heads"),
+        ({"hidden_size": 18}, "head_dim = 9 is odd"),
     ],
 )
 def test_a_shape_that_no_model_has_is_refused(tmp_path, changes, message):
