@@ -128,7 +128,7 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
     # A copy takes at most a quarter of a device.
     chip = chips.Chip("cpu", 1e12, 3.9 * copy, 1e11, 1e10)
     monkeypatch.setitem(chips.CHIPS, "cpu", chip)
-    with pytest.raises(UserError, match="sampler at work"):
+    with pytest.raises(UserError, match="nothing fits"):
         make()
     fewer = chips.Chip("cpu", 1e12, 2**34, 1e11, 1e10)
     monkeypatch.setitem(chips.CHIPS, "cpu", fewer)
