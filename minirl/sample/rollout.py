@@ -36,7 +36,7 @@ from minirl.types import (
 # those replies idle meanwhile. A count and no clock, so that a run can be repeated.
 _STEPS_BESIDE_ENVIRONMENTS = 4
 # Else a slot that ends idles for at most this share of the longest reply.
-_IDLE_SHARE = 1 / 16
+_IDLE_SHARE = 1 / 8
 _MOST_STEPS = 32
 
 _log = logging.getLogger(__name__)

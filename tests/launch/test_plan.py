@@ -122,7 +122,7 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
     # A copy takes at most a quarter of a device.
     chip = compilers.Chip("cpu", 3.9 * copy, 1e12, 1e11)
     monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
-    with pytest.raises(UserError, match="sampler's temporaries"):
+    with pytest.raises(UserError, match="nothing fits"):
         make()
     fewer = compilers.Chip("cpu", 2**34, 1e12, 1e11)
     monkeypatch.setitem(compilers.CHIPS, "cpu", fewer)
