@@ -1,8 +1,7 @@
-"""The weights on this process's own devices: each process samples alone, from a whole model.
+"""The sampler's copy of the weights: each process samples alone, on its own devices.
 
-Training splits weights over all devices and gathers a layer when it computes it, which pays for a
-batch of many tokens. A sampler reads all weights for one token of each slot, so it has a copy, in
-the type of the computation, split over as few devices as have the memory for it.
+A gather of every layer pays for a batch of many tokens, and not for one token of each slot: the
+copy is whole on every device, or split over as few as have the memory for it.
 """
 
 from __future__ import annotations
@@ -105,9 +104,8 @@ def local_model(model: Decoder) -> Decoder:
 def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
     """Copy weights that are split over a mesh to this process's devices, one after the other.
 
-    A process receives what it does not hold, in the type of the computation. All processes have to
-    ask. Weights that lie on no mesh stay where they are, and what lies whole on every device may
-    share the learner's memory: whoever samples gives it back before an update takes it.
+    All processes have to call it. Weights on no mesh stay where they are; what lies whole on every
+    device may share the learner's memory, so the copy has to go before an update.
 
     Args:
         params: All weights of a model, or those that are trained.
@@ -152,14 +150,9 @@ def _ordered(mesh: Mesh) -> list[Any]:
 
 
 class LocalSampler(NativeSampler):
-    """The native sampler of a learner: takes weights as they lie there.
+    """The native sampler of a learner, whose weights it takes as they lie there.
 
-    Args:
-        model: The learner's.
-        config: Slots and token limits.
-        tokenizer: Its tokenizer.
-        group_size: Episodes of a prompt.
-        seed: Of the random streams.
+    Arguments are those of `NativeSampler`, with the learner's model.
     """
 
     def __init__(
@@ -172,11 +165,9 @@ class LocalSampler(NativeSampler):
         seed: int,
     ) -> None:
         local = local_model(model)
-        self._learner_dtype, self._own_mesh = model.dtype, local.mesh
+        self._dtype, self._own_mesh = model.dtype, local.mesh
         super().__init__(local, config, tokenizer, group_size=group_size, seed=seed)
 
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Sample with a copy of the learner's weights on this process's devices."""
-        super().set_weights(
-            local_params(weights, self._own_mesh, self._learner_dtype), version=version
-        )
+        super().set_weights(local_params(weights, self._own_mesh, self._dtype), version=version)

@@ -165,7 +165,7 @@ class NativeSampler:
         if self._weights is None:
             raise RuntimeError("no weights to sample with: call set_weights first")
         cache = self._cache or empty_cache(self._arrays)
-        while self._queue and self._slots.seat(self._queue[0]):
+        while self._queue and self._slots.place(self._queue[0]):
             self._queue.popleft()
         prompts = self._filled(cache, self._slots.missing_prompts())
         self._cache = self._filled(prompts, self._slots.missing_turns())

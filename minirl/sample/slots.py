@@ -107,7 +107,7 @@ class Slots:
             for prompt in prompts:
                 prompt.is_filled = False
 
-    def seat(self, episode: Episode) -> bool:
+    def place(self, episode: Episode) -> bool:
         """Give an episode a slot and a place beside its prompt, if there are both."""
         found = [
             (prompt, part)
