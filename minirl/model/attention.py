@@ -241,7 +241,7 @@ def blockwise(block_bytes: int) -> Kernel:
     return Kernel(
         functools.partial(_blockwise_forward, block_bytes),
         functools.partial(_blockwise_backward, block_bytes),
-        lambda _q, *, packed: True,
+        lambda _q: True,
     )
 
 
@@ -387,7 +387,8 @@ def _product(a: Array, b: Array) -> Array:
 
 
 # By the platform of the devices; a block of 256 kB lies in the cache of a CPU's core twice.
-_KERNELS = {"tpu": splash(), "gpu": cudnn(), "cpu": blockwise(2**18)}
+_KERNELS = {"tpu": splash(), "gpu": cudnn(packed=False), "cpu": blockwise(2**18)}
+_PACKED_KERNELS = {"gpu": cudnn(packed=True)}
 # For other devices, and for calls that the libraries' kernels do not serve.
 _FALLBACK = blockwise(2**29)
 
@@ -396,4 +397,6 @@ def _kernel(q_BTHE: Array, mesh: Mesh | None, *, packed: bool) -> Kernel:
     """Choose by the platform of the devices, which may be only described (to compile ahead)."""
     platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
     kernel = _KERNELS.get(platform, _FALLBACK)
-    return kernel if kernel.serves(q_BTHE, packed=packed) else _FALLBACK
+    if packed:
+        kernel = _PACKED_KERNELS.get(platform, kernel)
+    return kernel if kernel.serves(q_BTHE) else _FALLBACK

@@ -36,7 +36,8 @@ MASKED = -1e30
 # Rows of a splash kernel's blocks are lanes of the hardware's registers, or multiples.
 _LANES = 128
 _LARGEST_BLOCK = 512
-_CUDNN_DTYPES = (jnp.bfloat16, jnp.float16)
+# The floats that cuDNN takes, and a bias that masks a key (larger ones meet a fault of cuDNN).
+_CUDNN_MASKED = {jnp.dtype(jnp.bfloat16): -(2.0**41), jnp.dtype(jnp.float16): -(2.0**15)}
 _CUDNN_LARGEST_HEAD = 128
 
 
@@ -65,7 +66,7 @@ class Kernel:
             see no key have any finite values, and a log-sum-exp far below all others.
         backward: (q_XTHE, keys, values, log-sum-exp, gradient of the values, causal=) -> gradients
             of (q, k, v).
-        serves: Whether it takes (q_BTHE, packed=several numbers in a row).
+        serves: Whether it takes q_BTHE.
     """
 
     forward: Callable[..., tuple[Array, Array]]
@@ -85,7 +86,7 @@ def splash(*, interpret: bool = False) -> Kernel:
     return Kernel(
         functools.partial(_splash_forward, interpret=interpret),
         functools.partial(_splash_backward, interpret=interpret),
-        lambda _q, *, packed: True,
+        lambda _q: True,
     )
 
 
@@ -175,83 +176,119 @@ def _block(length: int) -> int:
     return math.gcd(length, _LARGEST_BLOCK)
 
 
-def cudnn() -> Kernel:
+def cudnn(*, packed: bool) -> Kernel:
     """Return cuDNN's flash attention, for 16-bit floats on NVIDIA GPUs from Ampere on.
 
-    A row's keys are one segment, padded on the right, of which it is passed the length. Several
-    segments need cuDNN's offsets, which are silently wrong in JAX before 0.11.1 where query heads
-    share key/value heads.
+    Args:
+        packed: Whether a row holds keys of several numbers: they are told apart by a bias, one for
+            all heads and layers (cuDNN's own offsets are silently wrong in JAX before 0.11.1 where
+            query heads share key/value heads). Otherwise a row's keys are one piece, padded on the
+            right, and cuDNN is passed its length.
     """
-    return Kernel(_cudnn_forward, _cudnn_backward, _cudnn_serves)
+    masked = _cudnn_bias if packed else _cudnn_lengths
+    return Kernel(
+        functools.partial(_cudnn_forward, masked),
+        functools.partial(_cudnn_backward, masked),
+        _cudnn_serves,
+    )
 
 
-def _cudnn_serves(q_BTHE: Array, *, packed: bool) -> bool:
+def _cudnn_serves(q_BTHE: Array) -> bool:
     E = q_BTHE.shape[-1]
-    return not packed and q_BTHE.dtype in _CUDNN_DTYPES and E <= _CUDNN_LARGEST_HEAD and E % 8 == 0
+    return q_BTHE.dtype in _CUDNN_MASKED and E <= _CUDNN_LARGEST_HEAD and E % 8 == 0
 
 
-def _cudnn_lengths(keys: KeySet, *, causal: bool) -> tuple[Array | None, Array]:
-    """Return the number of keys of each row (None if not needed), and which rows have any.
+class _CudnnMask(NamedTuple):
+    """What cuDNN is passed to leave keys out; None where that is not needed.
 
-    Causal queries never see padding on the right. A length of zero is undefined: such a row attends
-    to one key, and its log-sum-exp is masked.
+    Attributes:
+        kind: Kind of mask.
+        bias_X1TL: Added to the scores.
+        queries_X, keys_X: Lengths, at least 1.
+        has_keys_X: Rows with any key: a length of zero is undefined, so that such a row attends to
+            one key, and its log-sum-exp is masked.
     """
-    if causal:
-        return None, jnp.ones(keys.k_XLKE.shape[0], bool)
+
+    kind: Any
+    bias_X1TL: Array | None = None
+    queries_X: Array | None = None
+    keys_X: Array | None = None
+    has_keys_X: Array | None = None
+
+
+def _cudnn_bias(q_XTHE: Array, keys: KeySet, *, causal: bool) -> _CudnnMask:
+    is_seen_XTL = keys.query_number_BT[:, :, None] == keys.number_XL[:, None]
+    masked = _CUDNN_MASKED[q_XTHE.dtype]
+    bias_XTL = jnp.where(is_seen_XTL, 0.0, masked).astype(q_XTHE.dtype)
+    kind = cudnn_kernels.MaskType.CAUSAL if causal else cudnn_kernels.MaskType.NO_MASK
+    return _CudnnMask(kind, bias_XTL[:, None])
+
+
+def _cudnn_lengths(q_XTHE: Array, keys: KeySet, *, causal: bool) -> _CudnnMask:
+    if causal:  # queries never see padding on the right
+        return _CudnnMask(cudnn_kernels.MaskType.CAUSAL)
     length_X = jnp.sum(keys.number_XL != 0, axis=1, dtype=jnp.int32)
-    return jnp.maximum(length_X, 1), length_X > 0
+    queries_X = jnp.full(*q_XTHE.shape[:2], jnp.int32)
+    kind = cudnn_kernels.MaskType.PADDING
+    return _CudnnMask(kind, None, queries_X, jnp.maximum(length_X, 1), length_X > 0)
 
 
-def _cudnn_mask(q_XTHE: Array, length_X: Array | None) -> tuple[Any, Array | None]:
-    """Return the kind of mask, and the lengths of queries, which are none padding."""
-    if length_X is None:
-        return cudnn_kernels.MaskType.CAUSAL, None
-    return cudnn_kernels.MaskType.PADDING, jnp.full(*q_XTHE.shape[:2], jnp.int32)
-
-
-def _cudnn_forward(q_XTHE: Array, keys: KeySet, *, causal: bool) -> tuple[Array, Array]:
-    length_X, has_keys_X = _cudnn_lengths(keys, causal=causal)
-    kind, queries_X = _cudnn_mask(q_XTHE, length_X)
+def _cudnn_forward(
+    masked: Callable[..., _CudnnMask], q_XTHE: Array, keys: KeySet, *, causal: bool
+) -> tuple[Array, Array]:
+    mask = masked(q_XTHE, keys, causal=causal)
     out_XTHE, lse_XHT = _CUDNN_FORWARD(
         q_XTHE,
         keys.k_XLKE,
         keys.v_XLKE,
-        q_seqlen=queries_X,
-        kv_seqlen=length_X,
+        bias=mask.bias_X1TL,
+        q_seqlen=mask.queries_X,
+        kv_seqlen=mask.keys_X,
         scale=q_XTHE.shape[-1] ** -0.5,
-        mask_type=kind,
+        mask_type=mask.kind,
         return_residual=True,
     )
-    return out_XTHE, jnp.where(has_keys_X[:, None, None], lse_XHT, MASKED).swapaxes(1, 2)
+    if mask.has_keys_X is not None:
+        lse_XHT = jnp.where(mask.has_keys_X[:, None, None], lse_XHT, MASKED)
+    return out_XTHE, lse_XHT.swapaxes(1, 2)
 
 
 def _cudnn_backward(
-    q_XTHE: Array, keys: KeySet, out_XTHE: Array, lse_XTH: Array, dout_XTHE: Array, *, causal: bool
+    masked: Callable[..., _CudnnMask],
+    q_XTHE: Array,
+    keys: KeySet,
+    out_XTHE: Array,
+    lse_XTH: Array,
+    dout_XTHE: Array,
+    *,
+    causal: bool,
 ) -> tuple[Array, Array, Array]:
-    length_X, has_keys_X = _cudnn_lengths(keys, causal=causal)
-    kind, queries_X = _cudnn_mask(q_XTHE, length_X)
+    mask = masked(q_XTHE, keys, causal=causal)
+    if mask.has_keys_X is not None:
+        lse_XTH = jnp.where(mask.has_keys_X[:, None, None], lse_XTH, -MASKED)
+        dout_XTHE = jnp.where(mask.has_keys_X[:, None, None, None], dout_XTHE, 0)
     none = jnp.zeros(0, q_XTHE.dtype)
     arrays = {
         "query": q_XTHE,
         "key": keys.k_XLKE,
         "value": keys.v_XLKE,
-        "bias": none,
-        "q_seqlen": none if queries_X is None else queries_X,
-        "kv_seqlen": none if length_X is None else length_X,
+        "bias": none if mask.bias_X1TL is None else mask.bias_X1TL,
+        "q_seqlen": none if mask.queries_X is None else mask.queries_X,
+        "kv_seqlen": none if mask.keys_X is None else mask.keys_X,
         "q_offsets": none,
         "kv_offsets": none,
         "page_table_k": none,
         "page_table_v": none,
-        "activation": jnp.where(has_keys_X[:, None, None], lse_XTH, -MASKED).swapaxes(1, 2),
+        "activation": lse_XTH.swapaxes(1, 2),
         "fwd_output": out_XTHE,
-        "grad_output": jnp.where(has_keys_X[:, None, None, None], dout_XTHE, 0).astype(none.dtype),
+        "grad_output": dout_XTHE.astype(none.dtype),
     }
     settings = {
         "scale": q_XTHE.shape[-1] ** -0.5,
         "seed": 42,
         "dropout_rate": 0.0,
-        "variadic_args": (False, False),  # neither a bias nor its gradient
-        "mask_type": kind,
+        "variadic_args": (mask.bias_X1TL is not None, False),  # a bias, and no gradient of it
+        "mask_type": mask.kind,
         "layout": cudnn_kernels.AttentionLayout.BTNH.value,
         "sliding_window_length": None,
     }

@@ -32,7 +32,7 @@ from minirl.plan.memory import (
 from minirl.plan.operations import Tokens, decode_bytes, forward_flops, update_flops
 from minirl.sample.decode import lowered_programs
 from minirl.sample.local import copy_shapes
-from minirl.train.batching import Batch
+from minirl.train.batching import Batch, Packed
 
 FILLED = 0.95
 """Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
@@ -170,7 +170,9 @@ def _largest(
 
     def memory_of(batch: MicroBatch) -> dict[str, float]:
         tokens = longest_batch(work, groups=batch.groups * parts, answers=batch.answers)
-        lowered = training.learner.lower(training.state, abstract_batch(tokens, mesh))
+        lowered = training.learner.lower(
+            training.state, abstract_batch(tokens, mesh, packed=train.batching.pack)
+        )
         for name, one in lowered:
             # The others do not depend on the batch.
             if name == "gradient" or name not in programs:
@@ -232,7 +234,7 @@ def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
     )
 
 
-def abstract_batch(tokens: Tokens, mesh: Mesh | None) -> Batch:
+def abstract_batch(tokens: Tokens, mesh: Mesh | None, *, packed: bool = False) -> Batch:
     """Return the shapes and shardings of a micro-batch of these tokens, on all devices."""
 
     def array(dtype: Any, *shape: int) -> Any:
@@ -240,9 +242,10 @@ def abstract_batch(tokens: Tokens, mesh: Mesh | None) -> Batch:
         place = None if mesh is None else axes_sharding(axes, shape, mesh, name="batch")
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    rows = (tokens.answers, tokens.answer)
+    prompts, rows = (tokens.prompts, tokens.prompt), (tokens.answers, tokens.answer)
+    segments = [array(jnp.int32, *shape) for shape in (prompts, prompts, rows, rows, rows)]
     return Batch(
-        prefix_NP=array(jnp.int32, tokens.prompts, tokens.prompt),
+        prefix_NP=array(jnp.int32, *prompts),
         prefix_length_N=array(jnp.int32, tokens.prompts),
         input_BC=array(jnp.int32, *rows),
         target_BC=array(jnp.int32, *rows),
@@ -250,6 +253,7 @@ def abstract_batch(tokens: Tokens, mesh: Mesh | None) -> Batch:
         old_logp_BC=array(jnp.float32, *rows),
         advantage_BC=array(jnp.float32, *rows),
         weight_BC=array(jnp.float32, *rows),
+        packed=Packed(*segments) if packed else None,
     )
 
 

@@ -46,11 +46,11 @@ from .attention_cases import (
 pytestmark = pytest.mark.usefixtures("other_device")
 
 
-def backward_written_out(q, k, v, mask, scale, out, lse, dout):
+def backward_written_out(q, k, v, mask, bias, scale, out, lse, dout):
     """Write out the backward pass of flash attention, from the log-sum-exp that it is handed."""
     repeats = q.shape[2] // k.shape[2]
     k, v = (jnp.repeat(array, repeats, axis=2) for array in (k, v))
-    scores = jnp.einsum("bthe,bshe->bhts", q, k) * scale
+    scores = jnp.einsum("bthe,bshe->bhts", q, k) * scale + bias
     p = jnp.where(mask, jnp.exp(scores - lse[..., None]), 0)
     delta = jnp.einsum("bthe,bthe->bht", out, dout)[..., None]
     ds = p * (jnp.einsum("bthe,bshe->bhts", dout, v) - delta) * scale
@@ -91,26 +91,27 @@ def cudnn_sees(q, k, q_seqlen, kv_seqlen, q_offsets, kv_offsets, mask_type):
     return mask[:, None]
 
 
-def assert_told(bias, page_table_k, page_table_v, settings):
-    """Refuse what the emulation does not compute."""
-    assert not any(array.size for array in (bias, page_table_k, page_table_v))
+def bias_of(bias, page_table_k, page_table_v, settings):
+    """Return what is added to scores; refuse what the emulation does not compute."""
+    assert not any(array.size for array in (page_table_k, page_table_v))
     assert settings.pop("layout") == cudnn_kernels.AttentionLayout.BTNH.value
     assert settings.pop("dropout_rate") == 0
-    assert settings.pop("variadic_args") == (False, False)
+    assert settings.pop("variadic_args")[0] == (bias.size > 0)
     settings.pop("seed")
     # A window, changes of scores.
     assert not any(settings.values())
+    return bias.astype(jnp.float32) if bias.size else jnp.zeros((1, 1, 1, 1))
 
 
 def emulated_forward(q, k, v, bias, *told, scale, mask_type, is_training, **settings):
     """Compute what cuDNN's custom call does, in plain XLA with an fp32 log-sum-exp."""
     *lengths, page_table_k, page_table_v = told
-    assert_told(bias, page_table_k, page_table_v, settings)
+    bias = bias_of(bias, page_table_k, page_table_v, settings)
     mask = cudnn_sees(q, k, *lengths, mask_type)
     wide = [array.astype(jnp.float32) for array in (q, k, v)]
     repeats = q.shape[2] // k.shape[2]
     k_wide, v_wide = (jnp.repeat(array, repeats, axis=2) for array in wide[1:])
-    scores = jnp.einsum("bthe,bshe->bhts", wide[0], k_wide) * scale
+    scores = jnp.einsum("bthe,bshe->bhts", wide[0], k_wide) * scale + bias
     scores = jnp.where(mask, scores, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=-1)
     # A query that sees nothing has values of 0.
@@ -123,11 +124,11 @@ def emulated_forward(q, k, v, bias, *told, scale, mask_type, is_training, **sett
 
 def emulated_backward(q, k, v, bias, *told, scale, mask_type, **settings):
     *lengths, page_table_k, page_table_v, lse, out, dout = told
-    assert_told(bias, page_table_k, page_table_v, settings)
+    bias = bias_of(bias, page_table_k, page_table_v, settings)
     mask = cudnn_sees(q, k, *lengths, mask_type)
     lse = lse[:: lse.shape[0] // q.shape[0]]
     wide = [array.astype(jnp.float32) for array in (q, k, v, out, dout)]
-    gradients = backward_written_out(*wide[:3], mask, scale, wide[3], lse, wide[4])
+    gradients = backward_written_out(*wide[:3], mask, bias, scale, wide[3], lse, wide[4])
     return [gradient.astype(q.dtype) for gradient in gradients]
 
 
@@ -144,7 +145,8 @@ for primitive, emulated in (
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
     monkeypatch.setattr(cudnn_kernels, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.cudnn())
+    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.cudnn(packed=False))
+    monkeypatch.setitem(attention._PACKED_KERNELS, "cpu", kernels.cudnn(packed=True))
     return attention._KERNELS["cpu"]
 
 
@@ -190,12 +192,14 @@ def test_splash_attention_to_the_own_row_alone(splash, monkeypatch):
 
 
 @pytest.mark.parametrize("heads", HEADS)
-def test_cudnn_attention(cudnn, heads):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cudnn_attention(cudnn, layout, heads):
     arrays = arrays_of(heads, dtype=jnp.float16)
     wide = [array.astype(jnp.float32) for array in arrays]
-    plain = value_and_gradients(written_out, UNPACKED, wide)
-    ours = value_and_gradients(functools.partial(attended, packed=False), UNPACKED, arrays)
-    assert_close(ours, plain, tolerance=2e-2)
+    plain = value_and_gradients(written_out, LAYOUTS[layout], wide)
+    ours = functools.partial(attended, packed=layout == "packed")
+    found = value_and_gradients(ours, LAYOUTS[layout], arrays)
+    assert_close(found, plain, tolerance=2e-2)
 
 
 def test_cudnn_attention_to_the_own_row_alone(cudnn):
@@ -304,12 +308,12 @@ def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, chan
         lowered("cuda", packed=False)
 
 
-def test_cudnn_serves_sixteen_bits_and_nothing_packed(cudnn):
+@pytest.mark.parametrize("packed", [False, True])
+def test_cudnn_serves_sixteen_bits(cudnn, packed):
     q = arrays_of("grouped", dtype=jnp.bfloat16)[0]
-    assert attention._kernel(q, None, packed=False) is cudnn
+    assert attention._kernel(q, None, packed=packed) is not attention._FALLBACK
     for other in (q.astype(jnp.float32), q[..., :6]):
-        assert attention._kernel(other, None, packed=False) is attention._FALLBACK
-    assert attention._kernel(q, None, packed=True) is attention._FALLBACK
+        assert attention._kernel(other, None, packed=packed) is attention._FALLBACK
 
 
 MESHES = {
@@ -346,12 +350,14 @@ def lowered(platform, *, packed):
     return traced.lower(lowering_platforms=(platform,)).as_text()
 
 
-def test_the_program_for_nvidia_calls_cudnn(cudnn):
-    program = lowered("cuda", packed=False)
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_program_for_nvidia_calls_cudnn(cudnn, packed):
+    program = lowered("cuda", packed=packed)
+    name = "__cudnn$fmhaScaleBiasSoftmax" if packed else "__cudnn$fmhaSoftmax"
     # The prefix and the own row, forward and backward.
-    assert program.count("__cudnn$fmhaSoftmax(") == 2
-    assert program.count("__cudnn$fmhaSoftmaxBackward(") == 2
-    assert "PADDING" in program
+    assert program.count(f"{name}(") == 2
+    assert program.count(f"{name}Backward(") == 2
+    assert ("PADDING" in program) == (not packed)
     assert "CAUSAL" in program
 
 
