@@ -16,7 +16,8 @@ from minirl.plan.memory import longest_batch, published_shape, sampling_of, trai
 
 # (model, topology) that the facts are checked of.
 CASES = (("qwen2.5-coder-0.5b", "h100x1"), ("qwen2.5-coder-7b", "h100x8"))
-ANSWERS = 8
+# A micro-batch of one unit a device: rows of answers as the config has them, and one group of 8.
+LAYOUTS = {"packed": 4, "apart": 8}
 
 
 class Operation(NamedTuple):
@@ -45,18 +46,19 @@ class Compiled(NamedTuple):
 
 
 @functools.cache
-def _workload(model: str, topology: str) -> Any:
-    config = load_config("progress.yaml", [])
+def _workload(model: str, topology: str, layout: str = "packed") -> Any:
+    apart = ["train.batching.pack=false", "train.batching.answers_per_batch=null"]
+    config = load_config("progress.yaml", apart if layout == "apart" else [])
     devices = described_devices(parse_topology(topology))
     work = workload_of(config, published_shape(model))
     return work, make_mesh({"fsdp": len(devices)}, devices), devices
 
 
 @functools.cache
-def _update_programs(model: str, topology: str) -> dict[str, Any]:
-    work, mesh, _ = _workload(model, topology)
+def _update_programs(model: str, topology: str, layout: str) -> dict[str, Any]:
+    work, mesh, _ = _workload(model, topology, layout)
     training = training_of(work, mesh)
-    tokens = longest_batch(work, groups=row_parts(mesh), answers=ANSWERS)
+    tokens = longest_batch(work, groups=row_parts(mesh), answers=LAYOUTS[layout])
     batch = abstract_batch(tokens, mesh, packed=work.train.batching.pack)
     return dict(training.learner.lower(training.state, batch))
 
@@ -69,9 +71,9 @@ def _sampler_programs(model: str, topology: str) -> dict[str, Any]:
 
 
 @functools.cache
-def update(model: str, topology: str, name: str) -> Compiled:
-    """Compile a program of the update, of one group of 8 answers a device."""
-    return _compiled(_update_programs(model, topology)[name])
+def update(model: str, topology: str, layout: str, name: str) -> Compiled:
+    """Compile a program of the update."""
+    return _compiled(_update_programs(model, topology, layout)[name])
 
 
 @functools.cache

@@ -1,0 +1,56 @@
+"""Facts about the programs, as libtpu makes them for TPUs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from minirl.plan.memory import published_shape
+
+from . import programs
+
+MODEL = "qwen2.5-coder-0.5b"
+
+
+@pytest.fixture(params=["v5e:2x2", "v5p:2x2x1"], scope="module")
+def topology(request):
+    return request.param
+
+
+def test_attention_is_splash_attention_in_all_of_forward_and_backward(topology):
+    text = programs.update(MODEL, topology, "packed", "gradient").text
+    # Prompts to themselves, answers to prompts, answers to themselves; forward twice by remat,
+    # backward once for queries and once for keys.
+    assert text.count('custom_call_target="tpu_custom_call"') == 3 * (2 + 2)
+
+
+def test_logits_are_summed_in_fp32(topology):
+    """They have a place for every word, and are no part of the table, which has the hidden size."""
+    config = published_shape(MODEL)
+    text = programs.update(MODEL, topology, "packed", "gradient").text
+    results = re.findall(r"= (\S+) (?:convolution|dot)\(", text)
+    kinds = {
+        kind
+        for result in results
+        for kind, dims in programs.arrays(result)
+        if config.vocab_size in dims
+    }
+    assert kinds <= {"f32"}
+
+
+@pytest.mark.parametrize("name", ["accumulate", "apply"])
+def test_arguments_are_donated(topology, name):
+    memory = programs.update(MODEL, topology, "packed", name).memory
+    statistics = 2**16
+    assert memory.output_size_in_bytes - memory.alias_size_in_bytes < statistics
+
+
+def test_devices_do_not_wait_for_each_other_while_they_sample(topology):
+    loop = programs.sampling_loop(programs.sampler(MODEL, topology, "decode"))
+    assert [one.text for one in loop if programs.is_collective(one)] == []
+
+
+def test_the_cache_is_updated_in_place(topology):
+    memory = programs.sampler(MODEL, topology, "decode").memory
+    assert memory.alias_size_in_bytes > 0.99 * memory.output_size_in_bytes
