@@ -228,6 +228,7 @@ def decode(model: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from flax import nnx
 
     from benchmarks.grpo_step import OneTurn, RandomTokens
     from minirl.config import SamplerConfig
@@ -245,6 +246,7 @@ def decode(model: str) -> dict[str, Any]:
     )
     policy = huggingface.init(shape, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     sampler = NativeSampler(policy, config, RandomTokens(), group_size=G, seed=0)
+    sampler.set_weights(nnx.state(policy), version=0)
     rng = np.random.default_rng(0)
 
     def seconds(number: int, answer: int) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
@@ -181,10 +182,10 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     assert set(kept) == set(untouched)
     for name, array in untouched.items():
         np.testing.assert_array_equal(kept[name], array)
-    # Two moments a trained number, and two counts: nothing of the base's size.
+    # Two moments a trained number, counts, and the guard's norms: nothing of the base's size.
     trained = sum(array.size for array in after.values())
     held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
-    assert held == 2 * trained + 2
+    assert 2 * trained < held < 2 * trained + 100
     assert trained < sum(array.size for array in kept.values()) / 2
 
 
@@ -204,7 +205,7 @@ def test_a_mesh_computes_the_same(toy):
     gate_b = state.params["layers"]["gate_b"][...]
     assert isinstance(gate_b.sharding, NamedSharding)
     assert gate_b.addressable_shards[0].data.shape == (2, 12, 3)
-    down_a = state.opt_state[1][0].mu["layers"]["down_a"][...]
+    down_a = optax.tree.get(state.opt_state, "mu")["layers"]["down_a"][...]
     assert down_a.addressable_shards[0].data.shape == (2, 3, 12)
 
 
@@ -308,8 +309,9 @@ def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tm
     tree = tmp_path / "whole" / "checkpoints" / "4" / "tree"
     with ocp.PyTreeCheckpointer() as reader:
         stored: Any = reader.metadata(tree).item_metadata
-    assert len(dict(stored)) == 3 * 14 + 2
-    assert all("_a'" in name or "_b'" in name or "count" in name for name in stored)
+    adapters = [name for name in stored if "_a'" in name or "_b'" in name]
+    assert len(adapters) == 3 * 14
+    assert not any("layers" in name for name in set(stored) - set(adapters))
 
 
 def test_a_warm_start_trains_adapters_too(toy, tmp_path):
