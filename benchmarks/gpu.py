@@ -235,6 +235,7 @@ def decode(model: str) -> dict[str, Any]:
     from minirl.model import huggingface
     from minirl.plan.compile import CHIPS
     from minirl.plan.operations import decode_bytes, matmul_parameters
+    from minirl.sample.decode import compilations
     from minirl.sample.rollout import rollout
     from minirl.sample.sampler import NativeSampler
 
@@ -286,7 +287,7 @@ def decode(model: str) -> dict[str, Any]:
         "tokens_s": config.slots / a_step,
         "bytes_a_step": read,
         "over_byte_limit": a_step / (read / speed) if speed else None,
-        "compilations": sampler.compilations,
+        "compilations": compilations(),
     }
 
 

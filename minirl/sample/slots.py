@@ -1,7 +1,8 @@
-"""Slots and kept prompts, as the host sees them, and what the compiled programs are told of them."""
+"""Slots and kept prompts, as the host sees them, and what compiled programs are told of them."""
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -177,13 +178,14 @@ class Slots:
 
     def forget(self) -> None:
         """Let everything in the cache be computed again."""
-        for one in (*filter(None, self._episodes), *sum(self._prompts, [])):
-            one.filled = 0
+        for one in (*self._episodes, *itertools.chain(*self._prompts)):
+            if one is not None:
+                one.filled = 0
 
     def place(self, episode: SlotEpisode) -> bool:
         """Give an episode a slot and a place beside its prompt, if there are both.
 
-        Preferred is a part where the prompt is in use, then one where it is kept, then the emptiest.
+        Preferred is a part where the prompt is in use, then one that keeps it, then the emptiest.
         """
         found = []
         for part, prompts in enumerate(self._prompts):
