@@ -66,9 +66,6 @@ class ChatTokenizer:
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Encode what follows a reply: the end of its turn and the next observation.
 
-        The ids are appended to the history, which is never rendered again: templates drop earlier
-        thinking, and encoding again moves token borders.
-
         Args:
             messages: The next observation.
             closed: True when the reply ends with a stop token, which is then not repeated.

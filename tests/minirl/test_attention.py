@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from minirl.model import attention
-from minirl.model.attention import Partial, blockwise, join, partial_attention
+from minirl.model.kernels import MASKED, Partial, blockwise, join, partial_attention
 
 from .attention_cases import (
     HEADS,
@@ -78,7 +78,7 @@ def test_attention_on_a_mesh(blocks):
 def test_parts_are_joined_to_attention_over_all_keys(cuts):
     rng = np.random.default_rng(0)
     scores = jnp.asarray(rng.normal(0, 3, (2, 5, 12)), jnp.float32)
-    scores = scores.at[0].add(300).at[1, 2, :4].set(attention.MASKED)
+    scores = scores.at[0].add(300).at[1, 2, :4].set(MASKED)
     values = jnp.asarray(rng.normal(0, 1, (2, 12, 3)), jnp.float32)
     whole = partial_attention(scores, values)
     expected = jnp.matmul(jax.nn.softmax(scores), values)
