@@ -108,10 +108,10 @@ def rollout(
         environment: Called from several threads at a time, but never twice for one episode.
         examples: What episodes start from, opaque here.
         config: Token limits, and how tokens are drawn where `decoding` does not say.
-        group_size: Episodes of an example (G).
+        group_size: G.
         first_episode: Number of the first episode, the others count on from it. Numbers decide
             the random streams: do not use one twice in a run.
-        decoding: How tokens are drawn, in place of the configuration's.
+        decoding: How tokens are drawn.
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.

@@ -197,7 +197,7 @@ def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, chan
     names[4:6] = ["sink", *names[4:6]] if change == "an array more" else [names[5], names[4]]
     rule = lambda: None  # noqa: E731
     kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
-    rule.__signature__ = inspect.Signature(kinds)
+    monkeypatch.setattr(rule, "__signature__", inspect.Signature(kinds), raising=False)
     monkeypatch.setattr(kernels, "_CUDNN_BACKWARD_ARGUMENTS", rule)
     with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
         lowered("cuda", packed=False)

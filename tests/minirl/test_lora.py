@@ -111,29 +111,11 @@ def test_at_the_start_they_add_nothing(toy, lora):
     np.testing.assert_array_equal(logits(model), logits(base(toy)))
     params = arrays(split(model)[1])
     assert set(params) == {f"layers.{name}_{end}" for name in lora.targets for end in "ab"}
-    for name, array in params.items():
-        assert array.dtype == np.float32
-        assert array.any() == name.endswith("_a")
+    assert all(array.any() == name.endswith("_a") for name, array in params.items())
 
 
-def test_a_scale_is_alpha_over_rank_and_a_product_that_of_matrices(toy):
-    start, model = base(toy), adapted(toy)
-    whole = merged(model)
-    assert whole.layers.lora is None
-    assert set(arrays(nnx.state(whole))) == set(arrays(nnx.state(start)))
-    theirs, ours = start.layers, whole.layers
-    for name in ("q", "o"):
-        matrix, a_LRI, b_LOR = (
-            np.asarray(getattr(model.layers, f"{name}{end}")[...]) for end in ("", "_a", "_b")
-        )
-        np.testing.assert_array_equal(getattr(theirs, name)[...], matrix)
-        expected = matrix + 2.0 * (b_LOR @ a_LRI)
-        np.testing.assert_allclose(getattr(ours, name)[...], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lora", [ALL, SOME])
-def test_merged_it_computes_the_same(toy, lora):
-    model = adapted(toy, lora)
+def test_merged_it_computes_the_same(toy):
+    model = adapted(toy, SOME)
     found, expected = logits(merged(model)), logits(model)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected - logits(base(toy))).max() > 0.1
@@ -256,22 +238,15 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     ours = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert ours | {"task_type": None} == {key: config[key] for key in ours}
     some = LoraConfig(rank=1, targets=("o", "up"))
-    shapes = adapter_shapes(read_config(REFERENCE / "qwen3"), some)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
-    huggingface.write_adapter(
-        tmp_path / "b",
-        huggingface.tensor_shapes(zeros),
-        huggingface.tensors(zeros),
-        some,
-        base="x",
-        dtype="bfloat16",
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape), adapter_shapes(read_config(REFERENCE / "qwen3"), some)
     )
+    shapes, tensors = huggingface.tensor_shapes(zeros), huggingface.tensors(zeros)
+    huggingface.write_adapter(tmp_path / "b", shapes, tensors, some, base="x", dtype="bfloat16")
     with safe_open(tmp_path / "b" / "adapter_model.safetensors", "np") as file:
         assert {name.split(".")[6] for name in file.keys()} == {"o_proj", "up_proj"}  # noqa: SIM118
         assert file.get_slice(next(iter(file.keys()))).get_dtype() == "BF16"
         assert file.metadata() == {"format": "pt"}
-    ours = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
-    assert ours["target_modules"] == ["o_proj", "up_proj"]
 
 
 def make_trainer(toy, folder, *, steps):
