@@ -34,28 +34,19 @@ class Segments(NamedTuple):
 
     A unit is a row of prefixes with the rows of answers to them, side by side. Where nothing is
     packed it is one group, and all numbers are 1.
-
-    Attributes:
-        prefix_NP: Number (from 1) of the group of each prefix token, within its unit.
-        group_BC: Number of the group that each answer token belongs to, the same in its unit.
-        own_BC: Number (from 1) of the trajectory that each answer token belongs to, within its row.
     """
 
-    prefix_NP: Int[Array, "N P"]
-    group_BC: Int[Array, "B C"]
-    own_BC: Int[Array, "B C"]
+    prefix_NP: Int[Array, "N P"]  # group of each prefix token, from 1 within its unit
+    group_BC: Int[Array, "B C"]  # group of each answer token, the same in its unit
+    own_BC: Int[Array, "B C"]  # trajectory of each answer token, from 1 within its row
 
 
 def causal(numbers_BT: Int[Array, "B T"] | None = None, *, mesh: Mesh | None = None) -> Attend:
     """Attend to earlier tokens of the same number in the row, and to the token itself.
 
     The new cache of a layer is its keys and values, (k_BTKE, v_BTKE). What padding attends to has
-    no meaning, and is finite.
-
-    Args:
-        numbers_BT: What each token belongs to, from 1, pieces side by side; 0 is padding. None
-            where every row is one piece, padded on the right.
-        mesh: What rows and heads are split over.
+    no meaning, and is finite. Numbers are from 1, pieces side by side, and 0 is padding; None where
+    every row is one piece, padded on the right.
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
@@ -74,13 +65,8 @@ def shared_prefix(segments: Segments, *, packed: bool = True, mesh: Mesh | None 
 
     Rows come as B = N x G, those of a unit side by side. A layer's cache is its prefix,
     (k_NPKE, v_NPKE); it is returned unchanged. What padding attends to has no meaning, and is
-    finite.
-
-    Args:
-        segments: What each token belongs to.
-        packed: Whether a row may hold more than one trajectory, or a prefix row more than one
-            group; cuDNN serves only rows that do not.
-        mesh: What rows and heads are split over.
+    finite. `packed` rows may hold several trajectories, or prefixes of several groups, which cuDNN
+    does not serve.
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
@@ -104,14 +90,16 @@ def attend_to_sets(
 ) -> Array:
     """Attend to several sets of keys together.
 
+    A kernel is opaque to the compiler, so each device is handed its part of rows and heads.
+    Key/value heads are repeated until the mesh divides them; where it does not divide the query
+    heads, all heads are on every device.
+
     Args:
         kernel: Computes attention to one set.
         q_BTHE: Queries, not scaled.
         sets: What they look at.
         causal: For each set, whether a query only sees keys up to its own place.
-        mesh: What the arrays are split over: rows, and heads. A kernel is opaque to the compiler,
-            so each device is handed its part. Key/value heads are repeated until the mesh divides
-            them; where it does not divide the query heads, all heads are on every device.
+        mesh: Of the devices.
 
     Returns:
         Attended values, BTHE; finite where a query sees nothing.

@@ -41,31 +41,19 @@ _CUDNN_LARGEST_HEAD = 128
 
 
 class KeySet(NamedTuple):
-    """A set of keys, and who looks at them.
-
-    Attributes:
-        k_XLKE: Keys; the B rows of queries are X x (B / X), those of a row of keys side by side.
-        v_XLKE: Values.
-        number_XL: What each key belongs to, from 1; 0 is padding.
-        query_number_BT: What each query looks at: keys of the same number.
-    """
+    """A set of keys and values; of B rows of queries, those of a row of keys are side by side."""
 
     k_XLKE: Array
     v_XLKE: Array
-    number_XL: Array
-    query_number_BT: Array
+    number_XL: Array  # what each key belongs to, from 1; 0 is padding
+    query_number_BT: Array  # a query looks at keys of its number
 
 
 class Partial(NamedTuple):
-    """Attention to one set of keys, of queries in any shape.
+    """Attention to one set of keys, of queries in any shape."""
 
-    Attributes:
-        out: Values, normalised over the set; finite where a query sees no key of it.
-        lse: Log-sum-exp of the scores, in fp32; far below all others where no key is seen.
-    """
-
-    out: Float[Array, "... E"]
-    lse: Float[Array, "..."]
+    out: Float[Array, "... E"]  # normalised over the set; finite where a query sees no key of it
+    lse: Float[Array, "..."]  # of the scores, in fp32; far below all others where no key is seen
 
 
 @dataclass(frozen=True)

@@ -138,14 +138,8 @@ def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, 
     """Yield what one process samples with, ready to be compiled."""
     # Adapters are part of the copy.
     graph, params, frozen = abstract_model(work.model, work.source, sampling.mesh)
-    programs = lowered_programs(
-        nnx.merge(graph, copy_shapes(params, sampling.mesh, work.dtype), frozen),
-        sampling.cache,
-        config=work.model,
-        dtype=work.dtype,
-        mesh=sampling.mesh,
-    )
-    yield from programs.items()
+    model = nnx.merge(graph, copy_shapes(params, sampling.mesh, work.dtype), frozen)
+    yield from lowered_programs(model, sampling.cache).items()
 
 
 def _largest(

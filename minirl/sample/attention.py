@@ -27,31 +27,19 @@ _ROWS = Spec(("data", "fsdp"))
 
 
 class NewTokens(NamedTuple):
-    """New tokens of rows of the cache, padded on the right.
+    """New tokens of rows of the cache, padded on the right."""
 
-    Attributes:
-        row_B: The prompt or slot that is written, inside of its part; None for all slots in order.
-        start_B: How many tokens it has already.
-        count_B: How many are new; 0 leaves it as it is.
-    """
-
-    row_B: Any
-    start_B: Any
-    count_B: Any
+    row_B: Any  # the prompt or slot, inside of its part; None for all slots in order
+    start_B: Any  # how many tokens it has already
+    count_B: Any  # how many are new; 0 leaves it as it is
 
 
 class Sharing(NamedTuple):
-    """Which rows look at which prompt, numbered inside of a part.
+    """Which rows look at which prompt, numbered inside of a part."""
 
-    Attributes:
-        row_NG: The row at each place of a prompt; any row where the place is empty.
-        place_B: The place of each row, n x G + g.
-        tokens_N: Length of each prompt.
-    """
-
-    row_NG: Any
-    place_B: Any
-    tokens_N: Any
+    row_NG: Any  # the row at each place of a prompt; any row where the place is empty
+    place_B: Any  # the place of each row, n x G + g
+    tokens_N: Any  # length of each prompt
 
 
 def attend_to_cache(
@@ -60,13 +48,7 @@ def attend_to_cache(
     """Let new tokens look at earlier ones of their row, at themselves, and at their prompt.
 
     A layer's cache is (what is written to, prompts); its new cache is the first of them. Where rows
-    have no prompts, `sharing` and prompts are None.
-
-    Args:
-        new: The rows.
-        sharing: Which rows look at which prompt.
-        own_tokens: How many positions of each row are looked at.
-        mesh: What rows and heads are split over.
+    have no prompts, `sharing` and prompts are None. `own_tokens` positions of a row are looked at.
     """
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
@@ -96,9 +78,7 @@ def kept_rows(layers: Sequence[KeyValues], row_N: Array, mesh: Mesh | None) -> l
 
 
 def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
-    """Return a function from an axis of heads to how its array is split, rows first: heads over
-    `tensor`, where that divides them.
-    """
+    """Return how an array of rows is split whose axis of that number is heads."""
     over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
     return lambda axis: Spec(*_ROWS, *[None] * (axis - 1), over)
 

@@ -54,23 +54,14 @@ class Cache(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The size of the cache in each part of the mesh.
-
-    Attributes:
-        parts: Parts of the mesh with slots of their own.
-        slots: Episodes decoded side by side.
-        group_size: Episodes that share a prompt.
-        prompts: Prompts kept.
-        prompt_tokens: Room for each prompt.
-        own_tokens: Room in each slot for the tokens after the prompt.
-    """
+    """The size of the cache in each of `parts` parts of the mesh."""
 
     parts: int
-    slots: int
-    group_size: int
+    slots: int  # episodes decoded side by side
+    group_size: int  # episodes that share a prompt
     prompts: int
-    prompt_tokens: int
-    own_tokens: int
+    prompt_tokens: int  # room for each prompt
+    own_tokens: int  # room in each slot for the tokens after the prompt
 
     @property
     def prompt_counts(self) -> tuple[int, ...]:
@@ -97,22 +88,15 @@ def plan_cache(
     itemsize: int,
     mesh: Mesh | None,
 ) -> CacheShape:
-    """Choose as many slots as are wanted and as there is memory for.
+    """Choose the number of slots: `config.slots`, or as many as there is memory for.
 
     There is room for twice as many prompts as full groups need, because groups end one by one.
-
-    Args:
-        model: Shape of the model.
-        config: Slots, lengths and bytes.
-        group_size: Episodes that share a prompt.
-        itemsize: Bytes of a number of the cache.
-        mesh: What slots and heads are split over.
 
     Raises:
         UserError: Not even one slot fits into `sampler.cache_gb`.
     """
     parts = row_parts(mesh)
-    wanted = -(-config.slots // parts)
+    most = -(-config.slots // parts)
     # The last token of a prompt is fed by the decode loop, and the last of a response by nobody.
     limits = (config.max_prompt_tokens, config.max_response_tokens)
     lengths = [_rounded(max(tokens - 1, 1)) for tokens in limits]
@@ -134,8 +118,8 @@ def plan_cache(
             f"{math.ceil(least / _GB * 100) / 100:g} or more, or lower sampler.max_prompt_tokens "
             "and sampler.max_response_tokens"
         )
-    slots = next(n for n in range(wanted, 0, -1) if shape(n).tokens * token_bytes <= limit)
-    if slots < wanted:
+    slots = next(n for n in range(most, 0, -1) if shape(n).tokens * token_bytes <= limit)
+    if slots < most:
         _log.info(
             "sampler: %d of %d slots fit into %.3g GB of cache on each device; set "
             "sampler.cache_gb, or lower sampler.max_response_tokens, for more",

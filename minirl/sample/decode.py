@@ -13,11 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jax.stages import Lowered
 from jaxtyping import Array
 
-from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder, unstacked
 from minirl.model.lora import merged
 from minirl.model.sampling import sample
@@ -44,16 +42,9 @@ def prepare(model: Decoder) -> Decoder:
 def fill(
     model: Decoder, own: list[KeyValues], prompts: list[KeyValues] | None, rows: FillRows
 ) -> list[KeyValues]:
-    """Add known tokens to prompts, or to slots beside their prompts.
+    """Add known tokens to `own`, which are prompts, or slots beside their prompts; return it.
 
-    Args:
-        model: From `prepare`.
-        own: The part of the cache that is written.
-        prompts: The prompts of the slots; None where prompts are written.
-        rows: The tokens.
-
-    Returns:
-        The part of the cache that was written.
+    The model is from `prepare`; `prompts` is None where prompts are written.
     """
     B, T = rows.tokens_BT.shape
     sharing = None
@@ -97,7 +88,7 @@ def decode(
         prompts: Those of the prompts.
         slots: What is asked for.
         key: Of the sampler's seed.
-        steps: Length of the run.
+        steps: How many tokens.
         own_tokens: How many positions of each slot are looked at.
         any_top_p: Whether any token is drawn from a nucleus.
         over_nucleus: Whether log-probabilities are those of the nucleus.
@@ -158,29 +149,21 @@ def compilations() -> int:
     return sum(program._cache_size() for program in jitted)
 
 
-def lowered_programs(
-    model: Decoder, shape: CacheShape, *, config: ModelConfig, dtype: Any, mesh: Mesh | None
-) -> dict[str, Lowered]:
+def lowered_programs(model: Decoder, shape: CacheShape) -> dict[str, Lowered]:
     """Lower what a sampler makes of weights, its largest fill, and its largest decode loop.
 
-    `compile()` of each tells its memory and time; nothing is allocated.
-
-    Args:
-        model: Its parameters are `jax.ShapeDtypeStruct` with their places on a mesh.
-        shape: From `plan_cache`.
-        config: Shape of the model.
-        dtype: In which it computes.
-        mesh: Where the weights lie.
+    `compile()` of each tells its memory and time; nothing is allocated. The model's parameters are
+    `jax.ShapeDtypeStruct` with their places on its mesh.
     """
     prepared = prepare.lower(model)
     weights = jax.tree.map(
         lambda info, place: jax.ShapeDtypeStruct(
-            info.shape, info.dtype, sharding=None if mesh is None else place
+            info.shape, info.dtype, sharding=None if model.mesh is None else place
         ),
         prepared.out_info,
         prepared.compile().output_shardings,
     )
-    prompts, own = cache_shapes(shape, config, dtype=dtype, mesh=mesh)
+    prompts, own = cache_shapes(shape, model.config, dtype=model.dtype, mesh=model.mesh)
     rows = FillRows.empty(shape, size=fill_sizes(shape, of_slots=False)[-1])
     return {
         "prepare": prepared,

@@ -68,7 +68,7 @@ def flatten(trajectory: Trajectory) -> TokenRow:
 
 
 @dataclass(slots=True)
-class _Episode:
+class _Play:
     """An episode being played; `ended` is None until it is over."""
 
     number: int
@@ -162,12 +162,6 @@ class _Rollout:
     Environments are called in threads. Where the sampler is repeatable, their results are awaited
     in the order of the calls, so that time has no say in the schedule; else each is taken when it
     is there, and a slow one delays nobody.
-
-    Attributes:
-        groups: Of each example whose environments are reset; empty where the prompt is too long.
-        episodes: Those that have begun, by number.
-        awaited: Calls whose results are awaited in order.
-        ready: Calls that have returned, where they are not.
     """
 
     sampler: Sampler
@@ -181,10 +175,12 @@ class _Rollout:
     first_episode: int
     max_turns: int | None
     tell: Callable[[int, list[Trajectory]], None] | None
-    groups: dict[int, list[_Episode]] = field(default_factory=dict)
-    episodes: dict[int, _Episode] = field(default_factory=dict)
+    # By example, once its environments are reset; empty where the prompt is too long.
+    groups: dict[int, list[_Play]] = field(default_factory=dict)
+    episodes: dict[int, _Play] = field(default_factory=dict)
     too_long: list[tuple[int, Any]] = field(default_factory=list)
     awaited: list[_Call] = field(default_factory=list)
+    # Calls that have returned and are not awaited.
     ready: SimpleQueue[_Call] = field(default_factory=SimpleQueue)
     ended: int = 0
 
@@ -243,7 +239,7 @@ class _Rollout:
         ):
             if not ids or shown != messages:
                 shown, ids = messages, self.tokenizer.encode_chat(messages)
-            group.append(_Episode(number, state, list(ids), list(ids), len(ids)))
+            group.append(_Play(number, state, list(ids), list(ids), len(ids)))
         longest = max(episode.prompt_length for episode in group)
         if longest > self.config.max_prompt_tokens:
             self.too_long.append((longest, self.examples[n]))
@@ -266,23 +262,23 @@ class _Rollout:
     def _longest_reply(self) -> int:
         return self.config.max_reply_tokens or self.config.max_response_tokens
 
-    def _room(self, episode: _Episode) -> int:
+    def _room(self, episode: _Play) -> int:
         """Return how many tokens the episode may still take."""
         return self.config.max_response_tokens - (len(episode.ids) - episode.prompt_length)
 
-    def _is_last(self, episode: _Episode) -> bool:
+    def _is_last(self, episode: _Play) -> bool:
         """Tell, before the environment does, that no turn can follow: no room for an observation
         and a token, or no turn left.
         """
         return self._room(episode) < 2 or len(episode.turns) == self.max_turns
 
-    def _ask(self, episode: _Episode) -> None:
+    def _ask(self, episode: _Play) -> None:
         """Ask for the next reply."""
         limit = min(self._longest_reply, self._room(episode))
         ids = tuple(episode.ids)
         self.sampler.submit(Request(episode.number, ids, limit, self.decoding))
 
-    def _step(self, episode: _Episode, reply: Reply) -> None:
+    def _step(self, episode: _Play, reply: Reply) -> None:
         """Append a reply and let the environment judge it."""
         episode.turns.append(Turn(tuple(episode.observation), reply))
         episode.ids += reply.ids
@@ -291,7 +287,7 @@ class _Rollout:
         step = self.environment.step
         self._call(partial(self._observe, episode), step, episode.state, reply.text)
 
-    def _observe(self, episode: _Episode, result: tuple[Any, Sequence[Message] | None]) -> None:
+    def _observe(self, episode: _Play, result: tuple[Any, Sequence[Message] | None]) -> None:
         """Append the environment's observation and ask for the next reply, or end the episode."""
         episode.state, messages = result
         was_last = self._is_last(episode)

@@ -30,17 +30,11 @@ TOP_P_CUT = "sampler/top_p_cut"
 
 @dataclass(slots=True)
 class Work:
-    """What a sampler has done so far.
+    """What a sampler has done so far."""
 
-    Attributes:
-        sampled: Tokens drawn, without those after the end of a reply.
-        steps: Passes of the decode loop, each over all slots.
-        filled: Observation tokens computed ahead of the decode loop.
-    """
-
-    sampled: int = 0
-    steps: int = 0
-    filled: int = 0
+    sampled: int = 0  # tokens drawn, without those after the end of a reply
+    steps: int = 0  # passes of the decode loop, each over all slots
+    filled: int = 0  # tokens computed ahead of the decode loop
 
 
 class NativeSampler:
@@ -62,7 +56,7 @@ class NativeSampler:
         Args:
             model: The learner's: structure, weights that are not trained, and mesh.
             config: Slots, lengths and the memory of the cache.
-            tokenizer: Knows the stop tokens and the text of a reply.
+            tokenizer: Tells stop tokens, and the text of a reply.
             group_size: Episodes that share one kept prompt; more keep it again.
             seed: With an episode's number it decides the episode's random stream.
 
@@ -97,12 +91,8 @@ class NativeSampler:
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
         """Sample with a copy of these weights, in the type of the computation.
 
-        All processes have to call it. Running episodes go on with them: what they have so far is
-        computed again.
-
-        Args:
-            weights: Those of the learner that are trained (`lora.split`).
-            version: Their version.
+        They are those of the learner that are trained (`lora.split`). All processes have to call
+        it. Running episodes go on with them: what they have so far is computed again.
         """
         # The old copy goes before there is a new one.
         self._model = None
@@ -147,11 +137,7 @@ class NativeSampler:
             self._queue.append(episode)
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
-        """Fill free slots, then decode up to `max_steps` tokens each.
-
-        Returns:
-            Ended replies by slot; empty when none ended or nothing was asked for.
-        """
+        """Fill free slots, then decode up to `max_steps` tokens each; return ended replies."""
         if self._model is None:
             raise RuntimeError("no weights to sample with: call set_weights first")
         while self._queue and self._slots.place(self._queue[0]):

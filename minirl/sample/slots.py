@@ -24,19 +24,12 @@ def fill_sizes(shape: CacheShape, *, of_slots: bool) -> list[int]:
 
 
 class FillRows(NamedTuple):
-    """Known tokens to add to the cache, of one prompt or slot in every part.
+    """Known tokens to add to the cache, of one prompt or slot in every part."""
 
-    Attributes:
-        tokens_BT: The tokens, padded on the right.
-        new: Where they go.
-        prompt_B: The prompt of each slot.
-        prompt_tokens_B: Its length; 0 where prompts are filled.
-    """
-
-    tokens_BT: Any
+    tokens_BT: Any  # padded on the right
     new: NewTokens
-    prompt_B: Any
-    prompt_tokens_B: Any
+    prompt_B: Any  # the prompt of each slot
+    prompt_tokens_B: Any  # its length; 0 where prompts are filled
 
     @classmethod
     def empty(cls, shape: CacheShape, *, size: int) -> FillRows:
@@ -47,25 +40,14 @@ class FillRows(NamedTuple):
 
 
 class SlotState(NamedTuple):
-    """What the decode loop needs to know of every slot; NumPy on the host.
-
-    Attributes:
-        sharing: Which slots look at which prompt.
-        prompt_tokens_S: Length of the slot's prompt in the cache.
-        own_tokens_S: Tokens after it in the cache.
-        token_S: The token that is fed next.
-        is_active_S: True where a reply is being sampled.
-        episode_S: Number of the episode, which decides its random stream.
-        temperature_S: 0 for greedy.
-        top_p_S: 1 for the whole distribution.
-    """
+    """What the decode loop needs to know of every slot; NumPy on the host."""
 
     sharing: Sharing
-    prompt_tokens_S: Any
-    own_tokens_S: Any
-    token_S: Any
-    is_active_S: Any
-    episode_S: Any
+    prompt_tokens_S: Any  # length of the prompt in the cache
+    own_tokens_S: Any  # tokens after it in the cache
+    token_S: Any  # the token that is fed next
+    is_active_S: Any  # whether a reply is being sampled
+    episode_S: Any  # number of the episode, which decides its random stream
     temperature_S: Any
     top_p_S: Any
 
@@ -88,21 +70,13 @@ class SlotState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class KeptPrompt:
-    """A row of the cache for a prompt.
+    """A row of the cache for a prompt."""
 
-    Attributes:
-        row: Its number inside of the part.
-        places: The slots that sample from it, by place; None where nobody does.
-        ids: The prompt; empty where the row is free.
-        filled: How many of them are in the cache.
-        used: When somebody last began to sample from it.
-    """
-
-    row: int
-    places: list[int | None]
+    row: int  # inside of the part
+    places: list[int | None]  # the slots that sample from it
     ids: tuple[int, ...] | None = None
-    filled: int = 0
-    used: int = 0
+    filled: int = 0  # how many of them are in the cache
+    used: int = 0  # when somebody last began to sample from it
 
     @property
     def is_in_use(self) -> bool:
@@ -117,33 +91,19 @@ class KeptPrompt:
 
 @dataclass(slots=True, eq=False)
 class SlotEpisode:
-    """What the sampler knows of an episode.
-
-    Attributes:
-        number: As its requests name it.
-        prompt_ids: Those of its ids that are kept as a prompt.
-        ids: All its tokens so far.
-        left: How many tokens the running reply may still take; 0 between two requests.
-        decoding: How they are drawn.
-        new_ids: Tokens of the running reply.
-        logprobs: Their log-probabilities.
-        versions: Weight versions that sampled them.
-        slot: Its slot, counted over all parts; None while it waits for one.
-        prompt: The kept prompt.
-        filled: How many of its ids after the prompt are in the cache.
-    """
+    """What the sampler knows of an episode; `new_ids`, `logprobs` and `versions` of its reply."""
 
     number: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
     ids: list[int] = field(default_factory=list)
-    left: int = 0
+    left: int = 0  # tokens that the reply may still take; 0 between two requests
     decoding: Decoding = field(default_factory=Decoding)
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    slot: int | None = None
+    slot: int | None = None  # counted over all parts; None while it waits for one
     prompt: KeptPrompt | None = None
-    filled: int = 0
+    filled: int = 0  # how many of its ids after the prompt are in the cache
 
     def start(self, request: Request) -> None:
         """Begin a reply."""

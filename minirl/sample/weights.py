@@ -39,16 +39,10 @@ _frozen_copies: WeakKeyDictionary[Decoder, nnx.State] = WeakKeyDictionary()
 def local_mesh(
     params: Any, devices: Sequence[Any], *, dtype: Any, memory_bytes: float
 ) -> Mesh | None:
-    """Arrange devices for sampling: the fewest on `tensor` that hold a copy, the rest on `data`.
+    """Arrange the devices of a process for sampling; None for a single one.
 
-    Args:
-        params: All weights of the model, or their shapes.
-        devices: Those of one process.
-        dtype: In which it computes.
-        memory_bytes: Of one device.
-
-    Returns:
-        None for a single device.
+    The fewest that hold a copy of `params` (all weights, or their shapes) in `dtype` are on
+    `tensor`, the rest on `data`; `memory_bytes` is that of one device.
     """
     count, mesh = len(devices), None
     if count == 1:
@@ -101,11 +95,6 @@ def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
 
     All processes have to call it. Weights on no mesh stay where they are; what lies whole on every
     device may share the learner's memory, so the copy has to go before an update.
-
-    Args:
-        params: All weights of a model, or those that are trained.
-        own: The mesh of `local_model`.
-        dtype: In which the model computes.
     """
     mesh = mesh_of(params) if jax.tree.leaves(params) else None
     if mesh is None:

@@ -106,7 +106,7 @@ def test_programs_write_in_place_and_no_device_asks_another_for_a_token(toy, sha
     model = nnx.merge(graph, placed(like, mesh))
     model.mesh = model.layers.mesh = mesh
     sizes = plan_cache(toy.CONFIG, SIZES, group_size=2, itemsize=4, mesh=mesh)
-    calls = lowered_programs(model, sizes, config=toy.CONFIG, dtype=np.float32, mesh=mesh)
+    calls = lowered_programs(model, sizes)
     fill, decode = (calls[name].compile() for name in ("fill", "decode"))
     for program, rows in ((fill, sizes.prompts), (decode, sizes.slots)):
         memory = program.memory_analysis()
