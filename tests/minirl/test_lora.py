@@ -28,7 +28,6 @@ from minirl.model.lora import adapter_shapes, add_adapters, merged, split
 from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
-from minirl.train.supervised import Demonstration, supervise
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
 
@@ -287,19 +286,6 @@ def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tm
     adapters = [name for name in stored if "_a'" in name or "_b'" in name]
     assert len(adapters) == 3 * 14
     assert not any("layers" in name for name in set(stored) - set(adapters))
-
-
-def test_a_warm_start_trains_adapters_too(toy, tmp_path):
-    model = adapted(toy, SOME, started=False)
-    shown = [Demonstration(((toy.Said("user", "AB"),),), (), "CC")] * 4
-    config = SftConfig(
-        steps=4, groups_per_step=4, optimizer=OptimizerConfig(learning_rate=0.1),
-        batching=BatchingConfig(groups_per_batch=4, prompt_multiple=8, answer_multiple=8),
-    )  # fmt: skip
-    params = supervise(model, shown, toy.Tokenizer(), config, seed=0, folder=tmp_path)
-    assert set(arrays(params)) == {f"layers.{name}_{end}" for name in SOME.targets for end in "ab"}
-    losses = [record["sft/loss"] for record in toy_run.metrics_of(tmp_path)]
-    assert losses[-1] < losses[0] - 0.3
 
 
 def test_muon_is_refused():

@@ -224,17 +224,17 @@ def test_few_programs_serve_many_lengths(toy):
         max_response_tokens=256,
     )
     rng, before = np.random.default_rng(0), compilations()
-    for start in range(0, 96, 12):
+    for start in range(0, 36, 12):
         requests = [
             Request(
                 start + e,
                 prompt(int(rng.integers(1, 480)), seed=start + e // 4),
-                int(rng.integers(1, 60)),
+                int(rng.integers(1, 40)),
                 PLAIN,
             )
             for e in range(12)
         ]
-        later_turns(toy, sampler, requests)
+        later_turns(toy, sampler, requests, turns=2)
     # Pieces of two lengths, for prompts and for later turns; the loop for three lengths and for
     # half of the prompts or all.
     assert compilations() - before <= 4 + 6
