@@ -228,12 +228,14 @@ def decode(model: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
+    from flax import nnx
 
     from benchmarks.grpo_step import OneTurn, RandomTokens
     from minirl.config import SamplerConfig
     from minirl.model import huggingface
     from minirl.plan.compile import CHIPS
     from minirl.plan.operations import decode_bytes, matmul_parameters
+    from minirl.sample.decode import compilations
     from minirl.sample.rollout import rollout
     from minirl.sample.sampler import NativeSampler
 
@@ -245,6 +247,7 @@ def decode(model: str) -> dict[str, Any]:
     )
     policy = huggingface.init(shape, 0, dtype=jnp.bfloat16, param_dtype=jnp.bfloat16)
     sampler = NativeSampler(policy, config, RandomTokens(), group_size=G, seed=0)
+    sampler.set_weights(nnx.state(policy), version=0)
     rng = np.random.default_rng(0)
 
     def seconds(number: int, answer: int) -> float:
@@ -284,7 +287,7 @@ def decode(model: str) -> dict[str, Any]:
         "tokens_s": config.slots / a_step,
         "bytes_a_step": read,
         "over_byte_limit": a_step / (read / speed) if speed else None,
-        "compilations": sampler.compilations,
+        "compilations": compilations(),
     }
 
 

@@ -85,6 +85,7 @@ def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Traj
     """Return the seconds of the fastest run, each with prompts of its own, and the last groups."""
     rng = np.random.default_rng(0)
     sampler = NativeSampler(model, SAMPLER, RandomTokens(), group_size=SAMPLES, seed=0)
+    sampler.set_weights(nnx.state(model), version=0)
     seconds, groups = [], []
     # The first run compiles and is not timed.
     for number in range(runs + 1):

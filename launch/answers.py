@@ -48,8 +48,7 @@ class PolicyAnswers:
         self._sampler = make_sampler(
             model, sampler, tokenizer, group_size=group, seed=seed, servers=servers
         )
-        if servers is not None:
-            self._sampler.set_weights(split(model)[1], version=0)
+        self._sampler.set_weights(split(model)[1], version=0)
         temperature = 1.0 if config.temperature is None else config.temperature
         self._decoding = Decoding(temperature, sampler.top_p)
         longest = (sampler.max_response_tokens, sampler.max_reply_tokens, config.max_tokens)

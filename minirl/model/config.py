@@ -88,7 +88,7 @@ class _File(BaseModel):
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read the shape of a Qwen2, Qwen2.5 or Qwen3 model from its `config.json`.
+    """Read the shape of a model from the `config.json` of its folder.
 
     Raises:
         UserError: The file is missing or not JSON, or asks for something this decoder does not do.

@@ -178,8 +178,8 @@ _Body = Callable[[Block, Any, Any], tuple[Any, Any]]
 class Decoder(nnx.Module):
     """A Qwen-class language model.
 
-    The parameters of all layers are stacked, the layer first: a loop over them is compiled once
-    whatever the depth, and there are as many arrays as a layer has. `unstacked` takes them apart.
+    The parameters of all layers are stacked, the layer first: one layer is compiled whatever the
+    depth, and there are as many arrays as a layer has. `unstacked` takes them apart.
     """
 
     def __init__(
@@ -218,8 +218,6 @@ class Decoder(nnx.Module):
         positions_BT: Int[Array, "B T"],
         attend: Attend,
         caches: Any = None,
-        *,
-        scan: bool = False,
     ) -> tuple[Float[Array, "B T D"], Any]:
         """Return the final hidden states, BTD, and the new caches.
 
@@ -227,17 +225,15 @@ class Decoder(nnx.Module):
             tokens_BT: Token ids.
             positions_BT: 0-based positions for the rotary embedding.
             attend: Attention, from `minirl.model.attention`.
-            caches: Passed to `attend`: a list with one entry a layer, or, with `scan`, the entries
-                stacked; None for no cache. New caches have the same form.
-            scan: Compile one layer and loop over it: quicker to compile, slower for a few small
-                layers.
+            caches: Passed to `attend`: the layers' entries, stacked as the layers are; None for no
+                cache. New caches have the same form.
         """
         angles_BTE = self._angles(positions_BT)
 
         def body(layer: Block, x_BTD: Array, cache: Any) -> tuple[Array, Any]:
             return layer(x_BTD, angles_BTE, attend, cache)
 
-        x_BTD, new_caches = self._run_layers(body, self._embed(tokens_BT), caches, scan=scan)
+        x_BTD, new_caches = self._run_layers(body, self._embed(tokens_BT), caches)
         return self._final_norm(x_BTD), new_caches
 
     def continued(
@@ -245,8 +241,6 @@ class Decoder(nnx.Module):
         tokens: tuple[Int[Array, "N P"], Int[Array, "B C"]],
         positions: tuple[Int[Array, "N P"], Int[Array, "B C"]],
         attends: tuple[Attend, Attend],
-        *,
-        scan: bool = False,
     ) -> Float[Array, "B C D"]:
         """Return the final hidden states of continuations, BCD, computed with their prefixes.
 
@@ -257,7 +251,6 @@ class Decoder(nnx.Module):
             tokens: Ids of the prefixes, and of their continuations.
             positions: As `__call__`, of both.
             attends: As `__call__`, of both; the cache of the second is what the first returns.
-            scan: As `__call__`.
         """
         angles_NPE, angles_BCE = map(self._angles, positions)
 
@@ -267,7 +260,7 @@ class Decoder(nnx.Module):
             return (prefix_NPD, x_BCD), None
 
         carry = (self._embed(tokens[0]), self._embed(tokens[1]))
-        (_, x_BCD), _ = self._run_layers(body, carry, None, scan=scan)
+        (_, x_BCD), _ = self._run_layers(body, carry, None)
         return self._final_norm(x_BCD)
 
     def _angles(self, positions_BT: Array) -> Array:
@@ -282,16 +275,13 @@ class Decoder(nnx.Module):
     def _final_norm(self, x_BTD: Array) -> Array:
         return rms_norm(x_BTD, self.final_norm[...], self.config.rms_norm_eps)
 
-    def _run_layers(self, body: _Body, carry: Any, caches: Any, *, scan: bool) -> tuple[Any, Any]:
-        if scan:
-            return self._scan_layers(body, carry, caches)
-        layers, new_caches = unstacked(self).layers, []
-        for layer, cache in zip(layers, caches or [None] * len(layers), strict=True):
-            carry, new_cache = body(layer, carry, cache)
-            new_caches.append(new_cache)
-        return carry, new_caches
-
-    def _scan_layers(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
+    def _run_layers(self, body: _Body, carry: Any, caches: Any) -> tuple[Any, Any]:
+        if isinstance(self.layers, nnx.List):
+            new_caches = []
+            for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
+                carry, new_cache = body(layer, carry, cache)
+                new_caches.append(new_cache)
+            return carry, new_caches
         graph, stacked = nnx.split(self.layers)
 
         def step(carry: Any, layer: Any) -> tuple[Any, Any]:
@@ -316,11 +306,9 @@ class Decoder(nnx.Module):
 def unstacked(model: Decoder) -> Decoder:
     """Return the same model with a list of layers, each with parameters of its own.
 
-    For sampling, whose steps read every weight once: a layer cut out of the stack would be read
-    and written once more.
+    For sampling, whose steps read every weight once, a layer cut out of the stack would be read and
+    written once more; a few small layers are quicker without a loop. Nothing is computed again.
     """
-    if isinstance(model.layers, nnx.List):
-        return model
     graph, stacked = nnx.split(model.layers)
     leaves, tree = jax.tree.flatten(stacked)
     depth = model.config.num_hidden_layers

@@ -82,12 +82,7 @@ Tensors = Iterable[tuple[str, np.ndarray]]
 
 
 def tensor_names(path: str, shape: tuple[int, ...]) -> list[str]:
-    """Return a parameter's names in the files: one, or one a layer where it is stacked.
-
-    Args:
-        path: For example `layers.q` (`sharding.param_path`).
-        shape: Its shape.
-    """
+    """Return the names in the files of a parameter: one, or one a layer where it is stacked."""
     owner, _, last = path.rpartition(".")
     if not is_stacked(path, len(shape)):
         return [f"model.{owner}.{_NAMES[last]}" if owner else _NAMES[last]]
@@ -107,10 +102,10 @@ def tensor_shapes(params: nnx.State) -> dict[str, tuple[int, ...]]:
 def tensors(
     params: nnx.State, read: Callable[[str], Any] | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the weights of a model under their names in the files.
+    """Yield the weights of a model under their names in the files, one by one.
 
     Args:
-        params: Weights, all addressable from this process; or their shapes.
+        params: All addressable from this process; or shapes.
         read: Gives a parameter by its path, where `params` are shapes.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
@@ -126,7 +121,7 @@ def tensors(
 def shapes_of(folder: Path) -> nnx.State:
     """Return the shapes of the model in a Hugging Face folder, all in float32."""
     config = read_config(folder)
-    return nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))))
+    return nnx.eval_shape(lambda: nnx.state(Decoder(config, key=jax.random.key(0))))
 
 
 def init(
@@ -139,14 +134,8 @@ def init(
 ) -> Decoder:
     """Make a model with fresh weights, each part on the device where it stays.
 
-    The weights depend on the seed and not on the mesh.
-
-    Args:
-        config: Its shape.
-        seed: Seed of the weights.
-        mesh: From `sharding.make_mesh`; None for the default device.
-        param_dtype: Type of the weights.
-        dtype: Type of the computation.
+    The weights depend on the seed and not on the mesh; None is the default device. `dtype` is the
+    type of the computation.
     """
     make = functools.partial(Decoder, config, param_dtype=param_dtype, dtype=dtype, mesh=mesh)
     key = jax.random.key(seed)
@@ -168,12 +157,6 @@ def load(
     """Read a model from a Hugging Face folder of safetensors files in bf16, fp16 or fp32.
 
     Weights are read one at a time, and of each only the parts that this process's devices hold.
-
-    Args:
-        folder: With `config.json`, and `model.safetensors` or its shards and their index.
-        mesh: From `sharding.make_mesh`; None for the default device.
-        param_dtype: Type of the weights.
-        dtype: Type of the computation.
 
     Raises:
         UserError: A file is missing or cut short, or does not hold the model of `config.json`.
@@ -254,21 +237,19 @@ def _checked_files(folder: Path, shapes: nnx.State) -> dict[str, Path]:
                 "config.json and the safetensors files must be of the same model"
             )
     for name, shape in expected.items():
-        _check_tensor(files[name], name, shape)
+        with safe_open(files[name], "numpy") as file:
+            header = file.get_slice(name)
+            found, kind = tuple(header.get_shape()), header.get_dtype()
+        if found != shape:
+            raise UserError(
+                f"{files[name]}: tensor {name} has shape {found}, config.json says {shape}; "
+                "they must be of the same model"
+            )
+        if kind not in _CODES.values():
+            raise UserError(
+                f"{files[name]}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32"
+            )
     return files
-
-
-def _check_tensor(path: Path, name: str, expected: tuple[int, ...]) -> None:
-    with safe_open(path, "numpy") as file:
-        header = file.get_slice(name)
-        shape, kind = tuple(header.get_shape()), header.get_dtype()
-    if shape != expected:
-        raise UserError(
-            f"{path}: tensor {name} has shape {shape}, config.json says {expected}; "
-            "they must be of the same model"
-        )
-    if kind not in _CODES.values():
-        raise UserError(f"{path}: tensor {name} is {kind}; use a model in bf16, fp16 or fp32")
 
 
 def save(
@@ -279,15 +260,7 @@ def save(
     dtype: Any = None,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model, all of it addressable from this process; see `write`.
-
-    Args:
-        model: Without adapters.
-        folder: As in `write`, like what follows.
-        source: Where `config.json` and the tokenizer are.
-        dtype: None keeps the model's.
-        max_shard_bytes: Size above which a file is not grown.
-    """
+    """Write a model without adapters, all of it addressable from this process; see `write`."""
     params = nnx.state(model)
     write(
         folder,
@@ -316,7 +289,7 @@ def write(
         shapes: Names and shapes of its tensors.
         arrays: The tensors, in the same order; each is asked for when the one before is written.
         source: Folder that `config.json` and the tokenizer are copied from.
-        dtype: bfloat16, float16 or float32; what they are converted to.
+        dtype: bfloat16, float16 or float32.
         max_shard_bytes: Size above which a file of weights is not grown.
         generation: Content of `generation_config.json` if `source` has none.
 
@@ -347,13 +320,7 @@ def write_adapter(
 ) -> None:
     """Write a folder of adapters that PEFT and SGLang read; it appears whole or not at all.
 
-    Args:
-        folder: Not there, or empty.
-        shapes: Names and shapes of the adapters' tensors.
-        arrays: The tensors, in the same order.
-        lora: Rank, scale and targets.
-        base: Name or path of the model that they belong to.
-        dtype: Type to convert to.
+    `base` is the name or path of the model that they belong to; see `write` for the others.
     """
     config = {
         "peft_type": "LORA",
@@ -370,29 +337,7 @@ def write_adapter(
     prefixed = {f"base_model.model.{name}": shape for name, shape in shapes.items()}
     with appearing(folder) as new:
         _write_json(new / "adapter_config.json", config)
-        path = new / "adapter_model.safetensors"
-        write_file(path, prefixed, iter(arrays), dtype=dtype)
-
-
-def file_header(shapes: Shapes, dtype: Any) -> tuple[bytes, dict[str, int]]:
-    """Return what a safetensors file begins with, and where in it each tensor begins.
-
-    Args:
-        shapes: Names and shapes of its tensors, in the order in which they lie there.
-        dtype: bfloat16, float16 or float32.
-    """
-    # transformers reads only files which say that their layout is PyTorch's.
-    content: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    starts: dict[str, int] = {}
-    end = 0
-    for name, shape in shapes.items():
-        starts[name], end = end, end + total_bytes({name: shape}, dtype)
-        code = _CODES[jnp.dtype(dtype).name]
-        content[name] = {"dtype": code, "shape": shape, "data_offsets": (starts[name], end)}
-    text = json.dumps(content, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head = struct.pack("<Q", len(text)) + text
-    return head, {name: len(head) + start for name, start in starts.items()}
+        write_file(new / "adapter_model.safetensors", prefixed, iter(arrays), dtype=dtype)
 
 
 def total_bytes(shapes: Shapes, dtype: Any) -> int:
@@ -403,7 +348,7 @@ def total_bytes(shapes: Shapes, dtype: Any) -> int:
 def _write_shards(
     folder: Path, shapes: Shapes, arrays: Iterator[Any], *, dtype: Any, max_bytes: int
 ) -> None:
-    """Write one file, or several and their index; a tensor may be larger than a file's limit."""
+    """Write one file, or several and their index."""
     files: list[dict[str, tuple[int, ...]]] = [{}]
     for name, shape in shapes.items():
         if files[-1] and total_bytes(files[-1] | {name: shape}, dtype) > max_bytes:
@@ -425,8 +370,16 @@ def write_file(
     path: Path, shapes: Shapes, arrays: Iterator[tuple[str, Any]], *, dtype: Any
 ) -> None:
     """Write one safetensors file; see `write`."""
+    # transformers reads only files which say that their layout is PyTorch's.
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    code, end = _CODES[jnp.dtype(dtype).name], 0
+    for name, shape in shapes.items():
+        start, end = end, end + total_bytes({name: shape}, dtype)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
     with naming(path), path.open("wb") as file:
-        file.write(file_header(shapes, dtype)[0])
+        file.write(struct.pack("<Q", len(text)) + text)
         for name, shape in shapes.items():
             _, array = next(arrays)
             assert array.shape == shape, f"{name}: {array.shape} is not {shape}"

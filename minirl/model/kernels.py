@@ -1,9 +1,9 @@
-"""Flash attention of libraries: splash (in JAX) on TPUs, cuDNN's on NVIDIA GPUs.
+"""Flash attention to one set of keys: splash on TPUs, cuDNN on NVIDIA GPUs, JAX itself elsewhere.
 
-Each attends to one set of keys; `minirl.model.attention` joins several sets. Neither library
-differentiates its log-sum-exp, but their backward kernels compute what is needed if they are handed
-the log-sum-exp and the values over all sets. These kernels are no public functions: the names below
-that begin with `_SPLASH` and `_CUDNN` are the only private ones used, and the tests call them all.
+`minirl.model.attention` joins several sets. Neither library differentiates its log-sum-exp, but
+their backward kernels compute what is needed if they are handed the log-sum-exp and the values over
+all sets. These are no public functions: the names below that begin with `_SPLASH` and `_CUDNN` are
+the only private ones used, and the tests call them all.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel,
     splash_attention_mask,
 )
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from minirl.errors import UserError
 
@@ -42,24 +42,24 @@ _CUDNN_LARGEST_HEAD = 128
 
 
 class KeySet(NamedTuple):
-    """A set of keys, and who looks at them.
-
-    Attributes:
-        k_XLKE: Keys; the B rows of queries are X x (B / X), those of a row of keys side by side.
-        v_XLKE: Values.
-        number_XL: What each key belongs to, from 1; 0 is padding.
-        query_number_BT: What each query looks at: keys of the same number.
-    """
+    """A set of keys and values; of B rows of queries, those of a row of keys are side by side."""
 
     k_XLKE: Array
     v_XLKE: Array
-    number_XL: Array
-    query_number_BT: Array
+    number_XL: Array  # what each key belongs to, from 1; 0 is padding
+    query_number_BT: Array  # a query looks at keys of its number
+
+
+class Partial(NamedTuple):
+    """Attention to one set of keys, of queries in any shape."""
+
+    out: Float[Array, "... E"]  # normalised over the set; finite where a query sees no key of it
+    lse: Float[Array, "..."]  # of the scores, in fp32; far below all others where no key is seen
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Flash attention to one set of keys, by one library.
+    """Flash attention to one set of keys.
 
     Attributes:
         forward: (q_XTHE, keys, causal=) -> (values XTHE, log-sum-exp XTH in fp32); queries that
@@ -74,14 +74,161 @@ class Kernel:
     serves: Callable[..., bool]
 
 
+def partial_attention(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Partial:
+    """Attend to one set of keys, from scores in fp32 of scaled queries; values are in fp32."""
+    peak = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    return Partial(_product(weights.astype(v.dtype), v) / total, (peak + jnp.log(total))[..., 0])
+
+
+def join(parts: Sequence[Partial]) -> Partial:
+    """Join attention of the same queries to several sets of keys; values in fp32.
+
+    The rescaling of online softmax (arXiv:1805.02867).
+    """
+    lse = functools.reduce(jnp.logaddexp, [part.lse for part in parts])
+    terms = [jnp.exp(part.lse - lse)[..., None] * part.out.astype(jnp.float32) for part in parts]
+    return Partial(functools.reduce(jnp.add, terms), lse)
+
+
+def blockwise(block_bytes: int) -> Kernel:
+    """Return flash attention in JAX itself, for any device and call.
+
+    Args:
+        block_bytes: Scores computed at a time. The gradient passes over such a block several
+            times, so that on a CPU it should lie in a core's cache.
+    """
+    return Kernel(
+        functools.partial(_blockwise_forward, block_bytes),
+        functools.partial(_blockwise_backward, block_bytes),
+        lambda _q: True,
+    )
+
+
+class _Blocks:
+    """Queries XTHE by key/value head (Y = X x K), in C blocks of M = R x t: t places of R heads."""
+
+    def __init__(self, block_bytes: int, q_XTHE: Array, keys: KeySet) -> None:
+        self.X, self.T, H, _ = q_XTHE.shape
+        L, self.K = keys.k_XLKE.shape[1:3]
+        self.R = H // self.K
+        query_bytes = 4 * L * self.R
+        self.C = -(-self.T // max(block_bytes // query_bytes, 1))
+        self.t = -(-self.T // self.C)
+        # Small heads are taken several at a time.
+        self._together = max(block_bytes // (query_bytes * self.t), 1)
+
+    def over_heads(self, function: Any, keys: KeySet, *blocks: Array) -> Any:
+        """Map over heads: (k_LE, v_LE, number_L), (numbers Ct, C), blocks of the queries."""
+        k, v = (
+            array.swapaxes(1, 2).reshape(self.X * self.K, *array.shape[1::2])
+            for array in (keys.k_XLKE, keys.v_XLKE)
+        )
+        number_YL = jnp.repeat(keys.number_XL, self.K, axis=0)
+        padded = jnp.pad(keys.query_number_BT, ((0, 0), (0, self.C * self.t - self.T)))
+        number_YCt = jnp.repeat(padded.reshape(self.X, self.C, self.t), self.K, axis=0)
+        arrays = ((k, v, number_YL), number_YCt, *blocks)
+        return jax.lax.map(lambda xs: function(*xs), arrays, batch_size=self._together)
+
+    def split(self, array_XTHE: Array) -> Array:
+        """Bring an array XTHE as Y, C, M, E."""
+        missing = self.C * self.t - self.T
+        array_XTHE = jnp.pad(array_XTHE, ((0, 0), (0, missing), (0, 0), (0, 0)))
+        parts = array_XTHE.reshape(self.X, self.C, self.t, self.K, self.R, -1)
+        parts = parts.transpose(0, 3, 1, 4, 2, 5)
+        return parts.reshape(self.X * self.K, self.C, self.R * self.t, -1)
+
+    def merge(self, array_YCME: Array) -> Array:
+        """Undo `split`."""
+        parts = array_YCME.reshape(self.X, self.K, self.C, self.R, self.t, -1)
+        parts = parts.transpose(0, 2, 4, 1, 3, 5)
+        return parts.reshape(self.X, self.C * self.t, self.K * self.R, -1)[:, : self.T]
+
+    def merge_keys(self, array_YLE: Array) -> Array:
+        """Bring gradients of keys back as XLKE."""
+        return array_YLE.reshape(self.X, self.K, *array_YLE.shape[1:]).swapaxes(1, 2)
+
+    def scores(
+        self, c: Array, q_ME: Array, number_t: Array, k_LE: Array, number_L: Array, *, causal: bool
+    ) -> Array:
+        """Return the masked scores of a block, ML."""
+        is_seen_TL = number_t[:, None] == number_L[None]
+        if causal:
+            place_t = c * self.t + jnp.arange(self.t)
+            is_seen_TL &= place_t[:, None] >= jnp.arange(len(number_L))[None]
+        return jnp.where(jnp.tile(is_seen_TL, (self.R, 1)), _product(q_ME, k_LE.T), MASKED)
+
+
+def _blockwise_forward(
+    block_bytes: int, q_XTHE: Array, keys: KeySet, *, causal: bool
+) -> tuple[Array, Array]:
+    blocks = _Blocks(block_bytes, q_XTHE, keys)
+
+    def head(set_: tuple[Array, ...], number_Ct: Array, q_CME: Array) -> Partial:
+        k_LE, v_LE, number_L = set_
+
+        def block(xs: tuple[Array, Array, Array]) -> Partial:
+            c, number_t, q_ME = xs
+            scores = blocks.scores(c, q_ME, number_t, k_LE, number_L, causal=causal)
+            return partial_attention(scores, v_LE)
+
+        return jax.lax.map(block, (jnp.arange(blocks.C), number_Ct, q_CME))
+
+    q = blocks.split(q_XTHE * q_XTHE.shape[-1] ** -0.5)
+    out, lse = blocks.over_heads(head, keys, q)
+    return blocks.merge(out).astype(q_XTHE.dtype), blocks.merge(lse[..., None])[..., 0]
+
+
+def _blockwise_backward(
+    block_bytes: int,
+    q_XTHE: Array,
+    keys: KeySet,
+    out_XTHE: Array,
+    lse_XTH: Array,
+    dout_XTHE: Array,
+    *,
+    causal: bool,
+) -> tuple[Array, Array, Array]:
+    blocks = _Blocks(block_bytes, q_XTHE, keys)
+
+    def head(set_: tuple[Array, ...], number_Ct: Array, *queries: Array) -> tuple[Array, ...]:
+        k_LE, v_LE, number_L = set_
+
+        def block(total: tuple[Array, Array], xs: tuple[Array, ...]) -> tuple[Any, Array]:
+            c, number_t, q_ME, dout_ME, lse_M1, delta_M1 = xs
+            scores_ML = blocks.scores(c, q_ME, number_t, k_LE, number_L, causal=causal)
+            # A query that sees no key has a log-sum-exp as low as its scores.
+            p_ML = jnp.where(scores_ML > MASKED, jnp.exp(scores_ML - lse_M1), 0.0)
+            ds_ML = p_ML * (_product(dout_ME, v_LE.T) - delta_M1)
+            p_ML, ds_ML = p_ML.astype(v_LE.dtype), ds_ML.astype(k_LE.dtype)
+            dk_LE = total[0] + _product(ds_ML.T, q_ME)
+            dv_LE = total[1] + _product(p_ML.T, dout_ME)
+            return (dk_LE, dv_LE), _product(ds_ML, k_LE)
+
+        zeros = jnp.zeros(k_LE.shape, jnp.float32)
+        xs = (jnp.arange(blocks.C), number_Ct, *queries)
+        (dk_LE, dv_LE), dq_CME = jax.lax.scan(block, (zeros, zeros), xs)
+        return dq_CME, dk_LE, dv_LE
+
+    scale, dtype = q_XTHE.shape[-1] ** -0.5, q_XTHE.dtype
+    delta_XTH1 = (dout_XTHE.astype(jnp.float32) * out_XTHE).sum(-1, keepdims=True)
+    queries = (q_XTHE * scale, dout_XTHE, lse_XTH[..., None], delta_XTH1)
+    dq, dk, dv = blocks.over_heads(head, keys, *map(blocks.split, queries))
+    dk, dv = (blocks.merge_keys(array).astype(dtype) for array in (dk, dv))
+    return (blocks.merge(dq) * scale).astype(dtype), dk, dv
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Multiply into fp32, which softmax is computed in."""
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
+
+
 def splash(*, interpret: bool = False) -> Kernel:
-    """Return JAX's splash attention, a kernel for TPUs.
+    """Return JAX's splash attention, a kernel for TPUs; `interpret` runs it on any device.
 
     With separate backward kernels of queries and of keys: the fused one holds the gradient of the
     queries once for every block of keys. tokamax's newer splash returns no log-sum-exp.
-
-    Args:
-        interpret: Run it by Pallas' interpreter, on any device.
     """
     return Kernel(
         functools.partial(_splash_forward, interpret=interpret),
@@ -93,8 +240,9 @@ def splash(*, interpret: bool = False) -> Kernel:
 def _splash_forward(
     q_XTHE: Array, keys: KeySet, *, causal: bool, interpret: bool
 ) -> tuple[Array, Array]:
-    call, q, k, v, numbers, T = _splash_arguments(q_XTHE, keys, causal=causal, interpret=interpret)
-    out_XHTE, (lse_XHT,) = jax.vmap(call)(q, k, v, numbers)
+    call, *arguments = _splash_arguments(q_XTHE, keys, causal=causal, interpret=interpret)
+    out_XHTE, (lse_XHT,) = jax.vmap(call)(*arguments)
+    T = q_XTHE.shape[1]
     return out_XHTE.swapaxes(1, 2)[:, :T], lse_XHT.swapaxes(1, 2)[:, :T]
 
 
@@ -108,7 +256,7 @@ def _splash_backward(
     causal: bool,
     interpret: bool,
 ) -> tuple[Array, Array, Array]:
-    call, q, k, v, numbers, T = _splash_arguments(q_XTHE, keys, causal=causal, interpret=interpret)
+    call, *arguments = _splash_arguments(q_XTHE, keys, causal=causal, interpret=interpret)
     settings = dict(call.kwargs)
     order = ("save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name")
     order += ("mask_function", "attn_logits_soft_cap", "interpret")
@@ -118,9 +266,9 @@ def _splash_backward(
         return _SPLASH_BACKWARD(*(settings[name] for name in order), saved, dout)[3:6]
 
     values = (_heads_first(array) for array in (out_XTHE, lse_XTH, dout_XTHE))
-    dq, dk, dv = jax.vmap(backward)(q, k, v, numbers, *values)
-    L = keys.k_XLKE.shape[1]
-    dq, dk, dv = (array.swapaxes(1, 2) for array in (dq, dk, dv))
+    gradients = jax.vmap(backward)(*arguments, *values)
+    dq, dk, dv = (array.swapaxes(1, 2) for array in gradients)
+    T, L = q_XTHE.shape[1], keys.k_XLKE.shape[1]
     return dq[:, :T] * q_XTHE.shape[-1] ** -0.5, dk[:, :L], dv[:, :L]
 
 
@@ -128,20 +276,20 @@ def _splash_arguments(
     q_XTHE: Array, keys: KeySet, *, causal: bool, interpret: bool
 ) -> tuple[Any, ...]:
     """Return the kernel, and its arguments heads first and padded to whole blocks."""
-    _, T, H, E = q_XTHE.shape
-    q = _heads_first(q_XTHE * E**-0.5)
-    k, v = _heads_first(keys.k_XLKE), _heads_first(keys.v_XLKE)
+    H, E = q_XTHE.shape[2:]
+    q, k, v = map(_heads_first, (q_XTHE * E**-0.5, keys.k_XLKE, keys.v_XLKE))
     numbers = splash_attention_kernel.SegmentIds(
         _to_lanes(keys.query_number_BT, axis=1), _to_lanes(keys.number_XL, axis=1)
     )
     call = _splash_kernel(q.shape[2], k.shape[2], H, causal=causal, interpret=interpret)
-    return call, q, k, v, numbers, T
+    return call, q, k, v, numbers
 
 
 @functools.lru_cache
 def _splash_kernel(T: int, L: int, H: int, *, causal: bool, interpret: bool) -> Any:
     kind = splash_attention_mask.CausalMask if causal else splash_attention_mask.FullMask
-    rows, columns = _block(T), _block(L)
+    # The largest blocks that divide the lengths, themselves multiples of the lanes.
+    rows, columns = math.gcd(T, _LARGEST_BLOCK), math.gcd(L, _LARGEST_BLOCK)
     sizes = splash_attention_kernel.BlockSizes(
         block_q=rows,
         block_kv=columns,
@@ -169,11 +317,6 @@ def _to_lanes(array: Array, *, axis: int) -> Array:
     missing = -array.shape[axis] % _LANES
     widths = [(0, missing if place == axis else 0) for place in range(array.ndim)]
     return jnp.pad(array, widths) if missing else array
-
-
-def _block(length: int) -> int:
-    """Return the largest block that divides a length, itself a multiple of the lanes."""
-    return math.gcd(length, _LARGEST_BLOCK)
 
 
 def cudnn(*, packed: bool) -> Kernel:

@@ -124,15 +124,7 @@ def _judge(logits_TV: Array, target_T: Array) -> tuple[Array, Array]:
 
 
 class _Cut(NamedTuple):
-    """How tokens are cut: into chunks of so many of every part of the rows (X parts, T tokens).
-
-    Attributes:
-        length: So many.
-        temperature: Divides the logits.
-        top_p: Narrows the distributions.
-        mesh: What rows and vocabulary are split over.
-        table_dtype: Type of the table, and so of its gradient.
-    """
+    """How tokens are cut: into chunks of `length` of every part of the rows."""
 
     length: int
     temperature: float
@@ -141,14 +133,47 @@ class _Cut(NamedTuple):
     table_dtype: Any
 
 
-class _TokenChunk(NamedTuple):
-    """Q tokens of every part, trained ones first."""
+class _Chunks:
+    """The tokens of X parts, T each, trained ones first, in chunks of Q.
 
-    place_XQ: Array
-    is_trained_XQ: Array
-    hidden_XQD: Array
-    target_XQ: Array
-    logits_XQV: Array
+    Attributes:
+        number: How many chunks hold a trained token of any part.
+    """
+
+    def __init__(
+        self, cut: _Cut, hidden_XTD: Array, table_VD: Array, target_XT: Array, is_trained_XT: Array
+    ) -> None:
+        self._cut, self._hidden_XTD, self._table_VD = cut, hidden_XTD, table_VD
+        self._target_XT, self._count_X = target_XT, is_trained_XT.sum(axis=1)
+        self._order_XT = jnp.argsort(~is_trained_XT, axis=1, stable=True)
+        self.number = -(-self._count_X.max() // cut.length)
+
+    def __getitem__(self, n: Array) -> tuple[Array, Array, Array, Array, Array]:
+        """Return places XQ, which are trained XQ, hidden states XQD, targets XQ, logits XQV."""
+        cut = self._cut
+        slot_Q = n * cut.length + jnp.arange(cut.length)
+        # The last chunk may end after the last token.
+        place_XQ = self._order_XT[:, jnp.minimum(slot_Q, self._order_XT.shape[1] - 1)]
+        hidden_XQD = jnp.take_along_axis(self._hidden_XTD, place_XQ[..., None], axis=1)
+        hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
+        target_XQ = jnp.take_along_axis(self._target_XT, place_XQ, axis=1)
+        logits_XQV = logits(hidden_XQD, self._table_VD) / cut.temperature
+        logits_XQV = _within_nucleus(logits_XQV, target_XQ, top_p=cut.top_p)
+        logits_XQV = constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh)
+        is_trained_XQ = slot_Q[None] < self._count_X[:, None]
+        return place_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV
+
+    def zeros(self, *rest: int, dtype: Any = jnp.float32) -> Array:
+        """Return zeros for the tokens of all chunks, in order."""
+        (X, T), length = self._target_XT.shape, self._cut.length
+        zeros = jnp.zeros((X, -(-T // length) * length, *rest), dtype)
+        return constrain(zeros, ("batch", "position", "model")[: zeros.ndim], self._cut.mesh)
+
+    def back(self, array: Array) -> Array:
+        """Bring values of ordered tokens back to the tokens' places."""
+        place_XT = jnp.argsort(self._order_XT, axis=1)
+        place = place_XT.reshape(*place_XT.shape, *(1,) * (array.ndim - 2))
+        return jnp.take_along_axis(array, place, axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -165,101 +190,52 @@ def _in_chunks_forward(
     # barrier keeps XLA from gathering it in the type of the weights, which is twice the bytes.
     table_VD = jax.lax.optimization_barrier(table_VD.astype(hidden_XTD.dtype))
     table_VD = constrain(table_VD, ("vocab", "model"), cut.mesh)
-    order_XT, count_X = _trained_first(is_trained_XT)
+    arrays = (hidden_XTD, table_VD, target_XT, is_trained_XT)
+    chunks = _Chunks(cut, *arrays)
 
-    def add(number: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        chunk = _chunk(cut, number, order_XT, count_X, hidden_XTD, table_VD, target_XT)
-        values = _judge(chunk.logits_XQV, chunk.target_XQ)
-        logp_XQ, entropy_XQ = (jnp.where(chunk.is_trained_XQ, value, 0.0) for value in values)
-        return _write(found[0], number, logp_XQ), _write(found[1], number, entropy_XQ)
+    def add(n: Array, found: tuple[Array, Array]) -> tuple[Array, ...]:
+        _, is_trained_XQ, _, target_XQ, logits_XQV = chunks[n]
+        values = _judge(logits_XQV, target_XQ)
+        return tuple(
+            _write(all_XT, n, jnp.where(is_trained_XQ, value, 0.0))
+            for all_XT, value in zip(found, values, strict=True)
+        )
 
-    X, T = target_XT.shape
-    empty = _empty(cut, (X, T))
-    logp, entropy = jax.lax.fori_loop(0, _chunks(cut, count_X), add, (empty, empty))
-    found = _back(logp, order_XT), _back(entropy, order_XT)
-    return found, (hidden_XTD, table_VD, target_XT, is_trained_XT)
+    empty = chunks.zeros()
+    logp, entropy = jax.lax.fori_loop(0, chunks.number, add, (empty, empty))
+    return (chunks.back(logp), chunks.back(entropy)), arrays
 
 
 def _in_chunks_backward(cut: _Cut, arrays: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
     """Compute the logits of each chunk anew: their gradient is (is target - probability) dlogp."""
-    hidden_XTD, table_VD, target_XT, is_trained_XT = arrays
-    order_XT, count_X = _trained_first(is_trained_XT)
-    (X, T), (V, D), dtype = target_XT.shape, table_VD.shape, hidden_XTD.dtype
+    hidden_XTD, table_VD, *_ = arrays
+    X, (V, D), dtype = len(hidden_XTD), table_VD.shape, hidden_XTD.dtype
+    chunks = _Chunks(cut, *arrays)
 
-    def add(number: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
+    def add(n: Array, total: tuple[Array, Array]) -> tuple[Array, Array]:
         dhidden, dtable_XVD = total
-        chunk = _chunk(cut, number, order_XT, count_X, hidden_XTD, table_VD, target_XT)
-        dlogp_XQ = jnp.take_along_axis(gradients[0], chunk.place_XQ, axis=1)
-        scale_XQ = jnp.where(chunk.is_trained_XQ, dlogp_XQ, 0.0) / cut.temperature
-        is_target_XQV = chunk.target_XQ[..., None] == jnp.arange(V)[None, None]
-        dlogits_XQV = is_target_XQV - jax.nn.softmax(chunk.logits_XQV)
+        place_XQ, is_trained_XQ, hidden_XQD, target_XQ, logits_XQV = chunks[n]
+        dlogp_XQ = jnp.take_along_axis(gradients[0], place_XQ, axis=1)
+        scale_XQ = jnp.where(is_trained_XQ, dlogp_XQ, 0.0) / cut.temperature
+        is_target_XQV = target_XQ[..., None] == jnp.arange(V)[None, None]
+        dlogits_XQV = is_target_XQV - jax.nn.softmax(logits_XQV)
         dlogits_XQV = (dlogits_XQV * scale_XQ[..., None]).astype(dtype)
         dhidden_XQD = jnp.einsum("xqv,vd->xqd", dlogits_XQV, table_VD)
         dtable_XVD += jnp.einsum(
-            "xqv,xqd->xvd", dlogits_XQV, chunk.hidden_XQD, preferred_element_type=jnp.float32
+            "xqv,xqd->xvd", dlogits_XQV, hidden_XQD, preferred_element_type=jnp.float32
         )
         dtable_XVD = constrain(dtable_XVD, ("batch", "vocab", "model"), cut.mesh)
-        return _write(dhidden, number, dhidden_XQD), dtable_XVD
+        return _write(dhidden, n, dhidden_XQD), dtable_XVD
 
     dtable_XVD = constrain(jnp.zeros((X, V, D)), ("batch", "vocab", "model"), cut.mesh)
-    start = (_empty(cut, (X, T), D, dtype=dtype), dtable_XVD)
-    dhidden, dtable_XVD = jax.lax.fori_loop(0, _chunks(cut, count_X), add, start)
+    start = (chunks.zeros(D, dtype=dtype), dtable_XVD)
+    dhidden, dtable_XVD = jax.lax.fori_loop(0, chunks.number, add, start)
     dtable_VD = constrain(dtable_XVD.sum(axis=0), ("vocab", "width"), cut.mesh)
-    return _back(dhidden, order_XT), dtable_VD.astype(cut.table_dtype), None, None
+    return chunks.back(dhidden), dtable_VD.astype(cut.table_dtype), None, None
 
 
 _in_chunks.defvjp(_in_chunks_forward, _in_chunks_backward)
 
 
-def _trained_first(is_trained_XT: Array) -> tuple[Array, Array]:
-    """Return the places of each part's tokens, trained ones first, and how many those are."""
-    return jnp.argsort(~is_trained_XT, axis=1, stable=True), is_trained_XT.sum(axis=1)
-
-
-def _chunks(cut: _Cut, count_X: Array) -> Array:
-    """Return how many chunks hold a trained token of any part."""
-    return -(-count_X.max() // cut.length)
-
-
-def _chunk(
-    cut: _Cut,
-    number: Array,
-    order_XT: Array,
-    count_X: Array,
-    hidden_XTD: Array,
-    table_VD: Array,
-    target_XT: Array,
-) -> _TokenChunk:
-    slot_Q = number * cut.length + jnp.arange(cut.length)
-    # The last chunk may end after the last token.
-    place_XQ = order_XT[:, jnp.minimum(slot_Q, order_XT.shape[1] - 1)]
-    hidden_XQD = jnp.take_along_axis(hidden_XTD, place_XQ[..., None], axis=1)
-    hidden_XQD = constrain(hidden_XQD, ("batch", "position", "model"), cut.mesh)
-    target_XQ = jnp.take_along_axis(target_XT, place_XQ, axis=1)
-    logits_XQV = logits(hidden_XQD, table_VD) / cut.temperature
-    logits_XQV = _within_nucleus(logits_XQV, target_XQ, top_p=cut.top_p)
-    return _TokenChunk(
-        place_XQ,
-        slot_Q[None] < count_X[:, None],
-        hidden_XQD,
-        target_XQ,
-        constrain(logits_XQV, ("batch", "position", "vocab"), cut.mesh),
-    )
-
-
-def _empty(cut: _Cut, shape_XT: tuple[int, int], *rest: int, dtype: Any = jnp.float32) -> Array:
-    """Return zeros for the chunks of all tokens, in order."""
-    X, T = shape_XT
-    zeros = jnp.zeros((X, -(-T // cut.length) * cut.length, *rest), dtype)
-    return constrain(zeros, ("batch", "position", "model")[: zeros.ndim], cut.mesh)
-
-
-def _write(array: Array, number: Array, chunk: Array) -> Array:
-    return jax.lax.dynamic_update_slice_in_dim(array, chunk, number * chunk.shape[1], axis=1)
-
-
-def _back(array: Array, order_XT: Array) -> Array:
-    """Bring values of ordered tokens back to the tokens' places."""
-    place_XT = jnp.argsort(order_XT, axis=1)
-    place = place_XT.reshape(*place_XT.shape, *(1,) * (array.ndim - 2))
-    return jnp.take_along_axis(array, place, axis=1)
+def _write(array: Array, n: Array, chunk: Array) -> Array:
+    return jax.lax.dynamic_update_slice_in_dim(array, chunk, n * chunk.shape[1], axis=1)

@@ -1,8 +1,7 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): W stays as it is, and A and B of W + scale B A learn.
 
-With adapters, the learner's weights, gradients, optimizer state and checkpoints are those of the
-adapters alone (`split`); the other weights are passed along. The reference of a KL is the adapters
-as they began, which add nothing.
+With adapters, weights, gradients, optimizer state and checkpoints are those of the adapters alone
+(`split`). The reference of a KL is the adapters as they began, which add nothing.
 
 The learner multiplies by A and by B: neither the sum nor the gradient of W, a third of an update's
 work, is computed. The sampler, which reads every weight once a token, takes the sum.
@@ -27,10 +26,7 @@ from minirl.model.sharding import MATRICES, param_shardings
 def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
     """Give the matrices of every layer adapters, in float32, that add nothing yet.
 
-    Args:
-        model: Changed in place.
-        lora: Rank, scale and targets.
-        seed: Decides A, which depends neither on the mesh nor on the other targets.
+    The seed decides A, which depends neither on the mesh nor on the other targets.
 
     Note:
         The paper draws A from a Gaussian of a width it does not tell: here a unit input makes unit
@@ -49,9 +45,8 @@ def add_adapters(model: Decoder, lora: LoraConfig, *, seed: int) -> None:
         return {"layers": found}
 
     key = jax.random.key(seed)
-    places = None
-    if model.mesh is not None:
-        places = param_shardings(jax.eval_shape(draw, key), model.mesh)
+    mesh = model.mesh
+    places = None if mesh is None else param_shardings(jax.eval_shape(draw, key), mesh)
     for name, array in jax.jit(draw, out_shardings=places)(key)["layers"].items():
         setattr(layers, name, nnx.LoRAParam(array))
     layers.lora = lora
@@ -103,13 +98,7 @@ def merged(model: Decoder) -> Decoder:
 def merged_tensors(
     weights: Iterable[tuple[str, np.ndarray]], adapters: Mapping[str, np.ndarray], lora: LoraConfig
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Add adapters to weights that come one by one, all under their names in files.
-
-    Args:
-        weights: Those without adapters.
-        adapters: All adapters.
-        lora: Their scale.
-    """
+    """Add adapters to weights that come one by one, all under their names in files."""
     for name, array in weights:
         a, b = (adapters.get(f"{name.removesuffix('weight')}lora_{end}.weight") for end in "AB")
         yield name, array if a is None or b is None else array + lora.scale * (b @ a)

@@ -26,8 +26,8 @@ def sample(
         temperature_S: Divides the logits; 0 takes the most likely token, or one of several.
         top_p_S: Draw only from the most likely tokens that together reach this probability.
         any_top_p: False promises that every top_p is 1.
-        over_nucleus: Whether log-probabilities are those of what is drawn from; else they are those
-            of the whole distribution. As the learner's: their ratio is 1 before the first update.
+        over_nucleus: Whether log-probabilities are those of the nucleus, as the learner's then are;
+            else they are those of the whole distribution.
 
     Returns:
         The tokens; the natural-log probability of each under softmax(logits / temperature), at
@@ -52,9 +52,7 @@ def sample(
 def in_nucleus(weights: Float[Array, "... V"], top_p: Float[Array, "..."]) -> Array:
     """Tell the smallest set of likeliest tokens that reaches top_p (arXiv:1904.09751); ties too.
 
-    Args:
-        weights: In proportion to probabilities.
-        top_p: Of each row.
+    Weights are in proportion to probabilities.
     """
     descending = -jnp.sort(-weights, axis=-1)
     before = jnp.cumsum(descending, axis=-1) - descending

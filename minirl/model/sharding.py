@@ -67,11 +67,11 @@ for _name in MATRICES:
 def make_mesh(
     shape: Mapping[str, int] | Literal["auto"] = "auto", devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Arrange devices along the axes `data`, `fsdp` and `tensor`.
+    """Arrange devices, all those of all processes by default, along the axes of the mesh.
 
     Args:
         shape: Devices along each axis, 1 where not named; "auto" puts all of them on `fsdp`.
-        devices: All devices of all processes when None.
+        devices: Other devices.
 
     Raises:
         UserError: An unknown axis, or sizes that do not multiply to the number of devices.
@@ -96,13 +96,9 @@ def make_mesh(
 def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:
     """Choose a mesh shape: all devices on `fsdp`, but where there are more than prompts.
 
-    Each data x fsdp part computes whole prompts; with more parts than prompts some would compute
-    padding, so the rest of the devices goes to `tensor`.
-
-    Args:
-        devices: Number of devices.
-        prompts: Number of prompts of an update.
-        heads: Query heads, which `tensor` should divide.
+    Each data x fsdp part computes whole prompts; with more parts than prompts of an update some
+    would compute padding, so the rest of the devices goes to `tensor`, which should divide the
+    query heads.
     """
     splits = [size for size in range(1, devices + 1) if devices % size == 0]
     enough = [size for size in splits if devices // size <= prompts]
@@ -114,15 +110,12 @@ def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:
 def axes_sharding(
     axes: Sequence[str], shape: Sequence[int], mesh: Mesh, *, name: str
 ) -> NamedSharding:
-    """Shard an array by its logical axes.
-
-    An axis whose size the mesh does not divide is replicated, with a note in the log that calls the
-    array by `name`.
-    """
+    """Shard an array by its logical axes; note in the log what the mesh does not divide."""
     for axis, size in zip(axes, shape, strict=True):
-        if size % _parts(axis, mesh):
-            split, parts = _SPLIT_BY[axis], _parts(axis, mesh)
-            _log.info("%s: %s = %d is not split over %s = %d", name, axis, size, split, parts)
+        parts = _parts(axis, mesh)
+        if size % parts:
+            over = _SPLIT_BY[axis]
+            _log.info("%s: %s = %d is not split over %s = %d", name, axis, size, over, parts)
     return NamedSharding(mesh, axes_spec(axes, shape, mesh))
 
 
@@ -146,10 +139,7 @@ def _parts(axis: str, mesh: Mesh | AbstractMesh) -> int:
 def param_shardings(params: Any, mesh: Mesh) -> Any:
     """Return the sharding of every parameter, or of an optimizer's state, as a tree.
 
-    Args:
-        params: Parameters of a `Decoder`, or their shapes (`nnx.eval_shape`); or an optimizer's
-            state, whose counts are replicated.
-        mesh: From `make_mesh`.
+    Instead of arrays, shapes will do. What is no parameter is replicated.
     """
 
     def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:

@@ -34,6 +34,21 @@ from minirl.errors import UserError
 from minirl.model import huggingface
 from minirl.model.config import ModelConfig, parse_config
 
+_TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 32_768,
+    "chat_template": """\
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+""",
+}
 _LETTER = r"[\p{L}_]"
 _WORDS = "|".join(
     [
@@ -45,15 +60,6 @@ _WORDS = "|".join(
         r"\s",
     ]
 )
-
-_CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
 
 
 def make_tiny(
@@ -84,15 +90,24 @@ def make_tiny(
             f"model.tiny.vocab_size: {shape.vocab_size} is too small; write {least} or more"
         )
     tokenizer = train_tokenizer(texts, vocab_size=shape.vocab_size, marks=marks)
-    config = _model_config(shape, tokenizer)
     stop_ids = [tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>")]
+    config = _shape_keys(shape) | {
+        "architectures": ["Qwen2ForCausalLM"],
+        "max_position_embeddings": 32_768,
+        "dtype": "float32",
+        "bos_token_id": stop_ids[1],
+        "eos_token_id": stop_ids[0],
+    }
     model = huggingface.init(parse_config(config, where="TinyConfig"), seed)
     with tempfile.TemporaryDirectory() as parts:
         source = Path(parts)
         tokenizer.save(str(source / "tokenizer.json"))
-        _write_json(source / "config.json", config)
-        _write_json(source / "tokenizer_config.json", _tokenizer_config())
-        _write_json(source / "generation_config.json", {"eos_token_id": stop_ids})
+        for name, content in (
+            ("config", config),
+            ("tokenizer_config", _TOKENIZER_CONFIG),
+            ("generation_config", {"eos_token_id": stop_ids}),
+        ):
+            (source / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
         huggingface.save(model, folder, source=source)
 
 
@@ -153,29 +168,3 @@ def _shape_keys(shape: TinyConfig) -> dict[str, Any]:
         "rope_theta": shape.rope_theta,
         "tie_word_embeddings": True,
     }
-
-
-def _model_config(shape: TinyConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "architectures": ["Qwen2ForCausalLM"],
-        **_shape_keys(shape),
-        "max_position_embeddings": 32_768,
-        "dtype": "float32",
-        "bos_token_id": tokenizer.token_to_id("<|endoftext|>"),
-        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
-    }
-
-
-def _tokenizer_config() -> dict[str, Any]:
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 32_768,
-        "chat_template": _CHAT_TEMPLATE,
-    }
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")

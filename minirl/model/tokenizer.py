@@ -66,9 +66,6 @@ class ChatTokenizer:
     def encode_next(self, messages: Sequence[Message], *, closed: bool) -> list[int]:
         """Encode what follows a reply: the end of its turn and the next observation.
 
-        The ids are appended to the history, which is never rendered again: templates drop earlier
-        thinking, and encoding again moves token borders.
-
         Args:
             messages: The next observation.
             closed: True when the reply ends with a stop token, which is then not repeated.
@@ -86,10 +83,10 @@ def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 def _read(folder: Path) -> Any:
-    if not folder.is_dir():
-        raise UserError(f"{folder}: not there; set model.path to a Hugging Face model folder")
     if not (folder / "tokenizer.json").is_file():
-        raise UserError(f"{folder}: no tokenizer.json; copy it there from the model")
+        raise UserError(
+            f"{folder}: no tokenizer.json; set model.path to a Hugging Face model folder with it"
+        )
     try:
         # Not AutoTokenizer: for Qwen it puts its own rules in the place of tokenizer.json's.
         chat = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -104,15 +101,13 @@ def _read(folder: Path) -> Any:
 
 
 def _check_template(chat: Any, folder: Path) -> None:
-    if not chat.chat_template:
-        raise UserError(
-            f"{folder}: no chat template; add it to tokenizer_config.json as chat_template"
-        )
     try:
         rendered = chat.apply_chat_template([*_BEFORE, _BEFORE[0]], tokenize=False)
+    # What transformers raises where there is no template is a ValueError.
     except (TemplateError, TypeError, ValueError) as error:
         raise UserError(
-            f"{folder}: the chat template cannot be rendered ({_one_line(error)})"
+            f"{folder}: no chat template that can be rendered ({_one_line(error)}); add one to "
+            "tokenizer_config.json as chat_template"
         ) from None
     if _REPLY not in rendered:
         raise UserError(f"{folder}: the chat template leaves out the replies; use another")

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
@@ -31,7 +32,7 @@ from minirl.plan.memory import (
 )
 from minirl.plan.operations import Tokens, decode_bytes, forward_flops, update_flops
 from minirl.sample.decode import lowered_programs
-from minirl.sample.local import copy_shapes
+from minirl.sample.weights import copy_shapes
 from minirl.train.batching import Batch, Packed
 
 FILLED = 0.95
@@ -137,14 +138,8 @@ def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, 
     """Yield what one process samples with, ready to be compiled."""
     # Adapters are part of the copy.
     graph, params, frozen = abstract_model(work.model, work.source, sampling.mesh)
-    programs = lowered_programs(
-        (graph, copy_shapes(params, sampling.mesh, work.dtype), frozen),
-        sampling.cache,
-        config=work.model,
-        dtype=work.dtype,
-        mesh=sampling.mesh,
-    )
-    yield from programs.items()
+    model = nnx.merge(graph, copy_shapes(params, sampling.mesh, work.dtype), frozen)
+    yield from lowered_programs(model, sampling.cache).items()
 
 
 def _largest(

@@ -29,7 +29,7 @@ from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts
 from minirl.plan.operations import Tokens
 from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
-from minirl.sample.local import copy_shapes, local_mesh
+from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.optimizer import make_optimizer
 from minirl.train.packing import round_up
 from minirl.train.rollouts import own_slots

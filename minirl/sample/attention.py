@@ -1,186 +1,153 @@
-"""The sampler's attention: to a prompt kept once a group, to a row's own tokens, and to new ones.
+"""The sampler's attention: new tokens are written into the cache, then look at what is there.
 
-The queries of a prompt's rows are put side by side, so that its keys are read once a step, and all
-scores of a query are normalised by one softmax.
+A row's queries look at its own tokens, the new ones among them, and at the prompt kept once for its
+group. The queries of a prompt's rows are put side by side, so that its keys are read once, and one
+softmax normalises all scores of a query.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool
+from jax.sharding import PartitionSpec as Spec
+from jaxtyping import Array
 
 from minirl.model.decoder import Attend
-from minirl.model.sharding import row_parts
-from minirl.sample.cache import ROWS, KeyValues, head_spec, on_parts
+from minirl.sample.cache import KeyValues
 
 # Finite, so that what no query sees gets the weight exp(-1e30 - peak) = 0 and no NaN.
 _HIDDEN = -1e30
+# Rows, slots and prompts are split alike.
+_ROWS = Spec(("data", "fsdp"))
+
+
+class NewTokens(NamedTuple):
+    """New tokens of rows of the cache, padded on the right."""
+
+    row_B: Any  # the prompt or slot, inside of its part; None for all slots in order
+    start_B: Any  # how many tokens it has already
+    count_B: Any  # how many are new; 0 leaves it as it is
 
 
 class Sharing(NamedTuple):
-    """Which rows look at which prompt, numbered inside of a part.
+    """Which rows look at which prompt, numbered inside of a part."""
 
-    Attributes:
-        row_NG: The row at each place of a prompt; any row where the place is empty.
-        place_B: The place of each row, n x G + g.
-        tokens_N: Length of each prompt.
-    """
-
-    row_NG: Any
-    place_B: Any
-    tokens_N: Any
+    row_NG: Any  # the row at each place of a prompt; any row where the place is empty
+    place_B: Any  # the place of each row, n x G + g
+    tokens_N: Any  # length of each prompt
 
 
-class FillRows(NamedTuple):
-    """New tokens of rows, as many rows in every part, padded on the right.
-
-    Attributes:
-        tokens_BT: The tokens.
-        new_B: How many they are; 0 for an empty row.
-        prompt_B: The prompt that the row writes or continues.
-        prompt_tokens_B: How many tokens of it are in the cache.
-        slot_B: The slot that the row writes.
-        own_tokens_B: How many tokens of it are in the cache.
-    """
-
-    tokens_BT: Any
-    new_B: Any
-    prompt_B: Any
-    prompt_tokens_B: Any
-    slot_B: Any
-    own_tokens_B: Any
-
-
-def attend_decode(
-    sharing: Sharing, own_tokens_S: Array, *, put: Callable[..., Any] | None, mesh: Mesh | None
+def attend_to_cache(
+    new: NewTokens, sharing: Sharing | None, *, own_tokens: int, mesh: Mesh | None
 ) -> Attend:
-    """Let the one new token of every slot look at its prompt, its own tokens, and itself.
+    """Let new tokens look at earlier ones of their row, at themselves, and at their prompt.
 
-    A layer's cache is its keys and values of (prompts, slots).
-
-    Args:
-        sharing: Which slots look at which prompt.
-        own_tokens_S: Tokens that a slot has in the cache.
-        put: Writes new keys and values into a part of the cache, of one layer: the layer's new
-            cache is then that of its slots. None leaves the writing to the caller, who gets the new
-            keys and values, (k_S1KE, v_S1KE).
-        mesh: What slots, prompts and heads are split over.
+    A layer's cache is (what is written to, prompts); its new cache is the first of them. Where rows
+    have no prompts, `sharing` and prompts are None. `own_tokens` positions of a row are looked at.
     """
 
-    def attend(q_S1HE: Array, k_S1KE: Array, v_S1KE: Array, cache: Any) -> Any:
-        prompts, own = cache
-        new, tokens_S, changed = (k_S1KE, v_S1KE), own_tokens_S, (k_S1KE, v_S1KE)
-        if put is not None:
-            (changed,) = put([own], [new])
-            new, tokens_S, own = None, own_tokens_S + 1, KeyValues(changed.k[0], changed.v[0])
-        return _attend(q_S1HE, new, prompts, own, sharing, tokens_S, mesh=mesh), changed
+    def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
+        own, prompts = cache
+        heads = _head_spec(own.k.shape[1], mesh)
+        run = on_parts(
+            partial(_attend, own_tokens=own_tokens),
+            mesh,
+            inputs=(*[heads(2)] * 3, *[heads(1)] * 2, *[_ROWS] * 2),
+            outputs=(heads(2), heads(1)),
+        )
+        return run(q_BTHE, k_BTKE, v_BTKE, own, prompts, new, sharing)
 
     return attend
 
 
-def attend_fill(rows: FillRows, *, mesh: Mesh | None) -> Attend:
-    """Let new tokens of rows look at what their prompt and slot have in the cache, and at earlier
-    new ones.
+def kept_rows(layers: Sequence[KeyValues], row_N: Array, mesh: Mesh | None) -> list[KeyValues]:
+    """Copy rows of every layer, numbered inside of their parts."""
+    heads = _head_spec(layers[0].k.shape[1], mesh)(1)
+    run = on_parts(
+        lambda layers, row_N: jax.tree.map(lambda array: array[row_N], layers),
+        mesh,
+        inputs=(heads, _ROWS),
+        outputs=heads,
+    )
+    return run(list(layers), row_N)
 
-    A layer's cache is its keys and values of (prompts, slots), each None where there is nothing to
-    look at; its new cache is the new keys and values, (k_BTKE, v_BTKE).
 
-    Args:
-        rows: What each row continues.
-        mesh: What rows and heads are split over.
-    """
-    count = jnp.arange(len(rows.new_B) // row_parts(mesh))
-    places = jnp.tile(count, row_parts(mesh))
-    # Each row has a copy of its prompt's keys.
-    sharing = Sharing(places[:, None], places, rows.prompt_tokens_B)
+def _head_spec(heads: int, mesh: Mesh | None) -> Callable[[int], Spec]:
+    """Return how an array of rows is split whose axis of that number is heads."""
+    over = None if mesh is None or heads % mesh.shape["tensor"] else "tensor"
+    return lambda axis: Spec(*_ROWS, *[None] * (axis - 1), over)
 
-    def taken(kept: KeyValues | None, at_B: Array) -> KeyValues | None:
-        if kept is None:
-            return None
-        heads = head_spec(kept.k.shape[1], mesh)(1)
-        run = on_parts(lambda a, at_B: a[at_B], mesh, inputs=(heads, ROWS), outputs=heads)
-        return KeyValues(run(kept.k, at_B), run(kept.v, at_B))
 
-    def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> Any:
-        new = (k_BTKE, v_BTKE)
-        prompts, own = taken(cache[0], rows.prompt_B), taken(cache[1], rows.slot_B)
-        return _attend(q_BTHE, new, prompts, own, sharing, rows.own_tokens_B, mesh=mesh), new
-
-    return attend
+def on_parts(run: Callable[..., Any], mesh: Mesh | None, *, inputs: Any, outputs: Any) -> Any:
+    """Run a function on every part of the mesh with what lies there; as it is without a mesh."""
+    if mesh is None:
+        return run
+    return jax.shard_map(run, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
 def _attend(
     q_BTHE: Array,
-    new: tuple[Array, Array] | None,
+    k_BTKE: Array,
+    v_BTKE: Array,
+    own: KeyValues,
     prompts: KeyValues | None,
-    own: KeyValues | None,
-    sharing: Sharing,
-    own_tokens_B: Array,
+    new: NewTokens,
+    sharing: Sharing | None,
     *,
-    mesh: Mesh | None,
-) -> Array:
-    """Attend to new keys, a row's own and its prompt's, on every part of the mesh."""
-    arrays = (new, own, prompts)
-    heads = head_spec(_key_heads(*arrays), mesh)
-    inputs = (heads(2), (heads(2), heads(1), heads(1)), ROWS)
-    run = on_parts(_attend_local, mesh, inputs=inputs, outputs=heads(2))
-    return run(q_BTHE, arrays, (sharing, own_tokens_B))
-
-
-def _key_heads(new: Any, own: KeyValues | None, prompts: KeyValues | None) -> int:
-    kept = own or prompts
-    return new[0].shape[2] if kept is None else kept.k.shape[1]
-
-
-def _attend_local(q_BTHE: Array, arrays: Any, tables: Any) -> Array:
-    """Attend with one softmax over all keys, in fp32."""
-    (new, own, prompts), (sharing, own_tokens_B) = arrays, tables
+    own_tokens: int,
+) -> tuple[Array, KeyValues]:
+    """Write and attend on one part, with one softmax over all keys in fp32."""
     B, T, H, E = q_BTHE.shape
-    K = _key_heads(*arrays)
+    K = k_BTKE.shape[2]
+    place_BT = new.start_B[:, None] + jnp.arange(T)[None]
+    own = _written(own, k_BTKE, v_BTKE, new, place_BT)
+    k_BKEL, v_BKLE = own if new.row_B is None else (array[new.row_B] for array in own)
+    k_BKEL, v_BKLE = k_BKEL[..., :own_tokens], v_BKLE[..., :own_tokens, :]
     # Q counts the query heads of a key/value head, and the new tokens.
     q = (q_BTHE * E**-0.5).reshape(B, T, K, H // K, E)
     q_BKQE = q.transpose(0, 2, 3, 1, 4).reshape(B, K, H // K * T, E)
-    scores, values = [], []
-    if own is not None:
-        seen = jnp.arange(own.k.shape[-1])[None] < own_tokens_B[:, None]
-        scores.append(_masked(_product("bkqe,bkel->bkql", q_BKQE, own.k), seen[:, None, None]))
-        values.append(own.v)
-    if new is not None:
-        k_BTKE, v_BTKE = new
-        causal_QT = jnp.tile(jnp.tril(jnp.ones((T, T), bool)), (H // K, 1))
-        scores.append(_masked(_product("bkqe,btke->bkqt", q_BKQE, k_BTKE), causal_QT))
-        values.append(v_BTKE.swapaxes(1, 2))
-    if prompts is not None:
-        seen = jnp.arange(prompts.k.shape[-1])[None] < sharing.tokens_N[:, None]
+    seen_BTL = jnp.arange(own_tokens)[None, None] <= place_BT[..., None]
+    seen_BKQL = jnp.tile(seen_BTL, (1, H // K, 1))[:, None]
+    scores = jnp.where(seen_BKQL, _product("bkqe,bkel->bkql", q_BKQE, k_BKEL), _HIDDEN)
+    if prompts is None or sharing is None:
+        weights = jax.nn.softmax(scores).astype(q_BTHE.dtype)
+        out = _product("bkql,bkle->bkqe", weights, v_BKLE)
+    else:
+        seen_NL = jnp.arange(prompts.k.shape[-1])[None] < sharing.tokens_N[:, None]
         to_prompt = _product("nkme,nkel->nkml", _by_prompt(q_BKQE, sharing), prompts.k)
-        scores.append(_by_row(_masked(to_prompt, seen[:, None, None]), sharing))
-    joined = jax.nn.softmax(jnp.concatenate(scores, axis=-1)).astype(q_BTHE.dtype)
-    ends = np.cumsum([part.shape[-1] for part in scores[:-1]])
-    weights = jnp.split(joined, ends, axis=-1)
-    found = [
-        _product("bkql,bkle->bkqe", weight, value)
-        for weight, value in zip(weights, values, strict=False)
-    ]
-    if prompts is not None:
-        weights_NKML = _by_prompt(weights[-1], sharing)
-        found.append(_by_row(_product("nkml,nkle->nkme", weights_NKML, prompts.v), sharing))
-    out = sum(found[1:], found[0])
+        to_prompt = jnp.where(seen_NL[:, None, None], to_prompt, _HIDDEN)
+        scores = jnp.concatenate([scores, _by_row(to_prompt, sharing)], axis=-1)
+        weights = jax.nn.softmax(scores).astype(q_BTHE.dtype)
+        weights, to_prompt = jnp.split(weights, [own_tokens], axis=-1)
+        out = _product("bkql,bkle->bkqe", weights, v_BKLE)
+        out_NKME = _product("nkml,nkle->nkme", _by_prompt(to_prompt, sharing), prompts.v)
+        out += _by_row(out_NKME, sharing)
     out = out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
-    return out.reshape(B, T, H, E).astype(q_BTHE.dtype)
+    return out.reshape(B, T, H, E).astype(q_BTHE.dtype), own
+
+
+def _written(
+    own: KeyValues, k_BTKE: Array, v_BTKE: Array, new: NewTokens, place_BT: Array
+) -> KeyValues:
+    """Put new keys and values into rows."""
+    rows_B = jnp.arange(len(place_BT)) if new.row_B is None else new.row_B
+    # Padding is dropped: there is no such column.
+    is_new_BT = jnp.arange(place_BT.shape[1])[None] < new.count_B[:, None]
+    column_BT = jnp.where(is_new_BT, place_BT, own.k.shape[-1])
+    k, v = (array.astype(own.k.dtype) for array in (k_BTKE, v_BTKE))
+    return KeyValues(
+        own.k.at[rows_B[:, None], :, :, column_BT].set(k, mode="drop"),
+        own.v.at[rows_B[:, None], :, column_BT].set(v, mode="drop"),
+    )
 
 
 def _product(subscripts: str, a: Array, b: Array) -> Array:
     return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
-
-
-def _masked(scores: Array, seen: Bool[Array, "..."]) -> Array:
-    return jnp.where(seen, scores, _HIDDEN)
 
 
 def _by_prompt(rows_BKQ: Array, sharing: Sharing) -> Array:

@@ -68,7 +68,7 @@ def flatten(trajectory: Trajectory) -> TokenRow:
 
 
 @dataclass(slots=True)
-class _Episode:
+class _Play:
     """An episode being played; `ended` is None until it is over."""
 
     number: int
@@ -82,69 +82,6 @@ class _Episode:
     def trajectory(self) -> Trajectory:
         assert self.ended is not None
         return Trajectory(tuple(self.turns), self.state, self.ended)
-
-
-@dataclass(frozen=True, slots=True)
-class _Budget:
-    """How long episodes and replies may get, and how tokens are drawn."""
-
-    config: SamplerConfig
-    decoding: Decoding
-    max_turns: int | None
-
-    @property
-    def longest_reply(self) -> int:
-        return self.config.max_reply_tokens or self.config.max_response_tokens
-
-    def room(self, episode: _Episode) -> int:
-        """Return how many tokens the episode may still take."""
-        return self.config.max_response_tokens - (len(episode.ids) - episode.prompt_length)
-
-    def is_last(self, episode: _Episode) -> bool:
-        """Tell, before the environment does, that no turn can follow: no room for an observation
-        and a token, or no turn left.
-        """
-        return self.room(episode) < 2 or len(episode.turns) == self.max_turns
-
-    def request(self, episode: _Episode) -> Request:
-        max_tokens = min(self.longest_reply, self.room(episode))
-        return Request(episode.number, tuple(episode.ids), max_tokens, self.decoding)
-
-
-class _Calls:
-    """Calls of the environment in threads, each with what the rollout's own thread does next.
-
-    Where the sampler is repeatable, results are awaited in the order of the calls, so that time has
-    no say in the schedule; else each is taken when it is there, and a slow one delays nobody.
-    """
-
-    def __init__(self, sampler: Sampler, pool: ThreadPoolExecutor) -> None:
-        self._sampler, self._pool = sampler, pool
-        self._ready: SimpleQueue[tuple[Callable[[Any], None], Future[Any]]] = SimpleQueue()
-        self.awaited: list[tuple[Callable[[Any], None], Future[Any]]] = []
-
-    def begin(self, then: Callable[[Any], None], function: Callable[..., Any], *given: Any) -> None:
-        """Call a function in a thread; `then` gets what it returns."""
-        future = self._pool.submit(function, *given)
-        if self._sampler.is_repeatable:
-            self.awaited.append((then, future))
-        else:
-            future.add_done_callback(lambda done: self._note(then, done))
-
-    def finish(self) -> bool:
-        """Continue with what was returned; tell whether there was any."""
-        found, self.awaited = self.awaited, []
-        with suppress(Empty):
-            while True:
-                found.append(self._ready.get_nowait())
-        for then, future in found:
-            then(future.result())
-        return bool(found)
-
-    def _note(self, then: Callable[[Any], None], done: Future[Any]) -> None:
-        if not done.cancelled():
-            self._ready.put((then, done))
-            self._sampler.wake()
 
 
 def rollout(
@@ -171,10 +108,10 @@ def rollout(
         environment: Called from several threads at a time, but never twice for one episode.
         examples: What episodes start from, opaque here.
         config: Token limits, and how tokens are drawn where `decoding` does not say.
-        group_size: Episodes of an example (G).
+        group_size: G.
         first_episode: Number of the first episode, the others count on from it. Numbers decide
             the random streams: do not use one twice in a run.
-        decoding: How tokens are drawn, in place of the configuration's.
+        decoding: How tokens are drawn.
         max_turns: The most replies that an episode can take, if known: the slot of a last reply
             is then free before the environment has judged it.
         env_workers: Threads that wait for environments.
@@ -190,73 +127,103 @@ def rollout(
     Raises:
         Preempted: A signal came; the episodes are lost, and the sampler is free.
     """
-    budget = _Budget(config, decoding or Decoding(config.temperature, config.top_p), max_turns)
-    pool = ThreadPoolExecutor(env_workers, thread_name_prefix="environment")
     played = _Rollout(
         sampler,
         tokenizer,
         environment,
-        _Calls(sampler, pool),
-        budget,
+        ThreadPoolExecutor(env_workers, thread_name_prefix="environment"),
         examples,
+        config,
+        decoding or Decoding(config.temperature, config.top_p),
         group_size,
         first_episode,
+        max_turns,
         ended,
     )
     try:
-        played.start()
         played.play(progress, check)
     finally:
         # After an error the sampler must not keep what nobody will ask for.
         for episode in played.episodes.values():
             if episode.ended is None:
                 sampler.release(episode.number)
-        pool.shutdown(cancel_futures=True)
+        played.pool.shutdown(cancel_futures=True)
     return [[episode.trajectory() for episode in played.groups[n]] for n in range(len(examples))]
+
+
+# A call of an environment, and what the rollout's own thread does with its result.
+_Call = tuple[Callable[[Any], None], Future[Any]]
 
 
 @dataclass(slots=True)
 class _Rollout:
     """The episodes of a rollout: reset, sample, step, observe, until each has ended.
 
-    Attributes:
-        groups: Of each example whose environments are reset; empty where the prompt is too long.
-        episodes: Those that have begun, by number.
+    Environments are called in threads. Where the sampler is repeatable, their results are awaited
+    in the order of the calls, so that time has no say in the schedule; else each is taken when it
+    is there, and a slow one delays nobody.
     """
 
     sampler: Sampler
     tokenizer: Tokenizer
     environment: Environment
-    calls: _Calls
-    budget: _Budget
+    pool: ThreadPoolExecutor
     examples: Sequence[Any]
+    config: SamplerConfig
+    decoding: Decoding
     group_size: int
     first_episode: int
+    max_turns: int | None
     tell: Callable[[int, list[Trajectory]], None] | None
-    groups: dict[int, list[_Episode]] = field(default_factory=dict)
-    episodes: dict[int, _Episode] = field(default_factory=dict)
+    # By example, once its environments are reset; empty where the prompt is too long.
+    groups: dict[int, list[_Play]] = field(default_factory=dict)
+    episodes: dict[int, _Play] = field(default_factory=dict)
     too_long: list[tuple[int, Any]] = field(default_factory=list)
+    awaited: list[_Call] = field(default_factory=list)
+    # Calls that have returned and are not awaited.
+    ready: SimpleQueue[_Call] = field(default_factory=SimpleQueue)
     ended: int = 0
 
-    def start(self) -> None:
-        """Reset all environments; each group asks for its replies when it is there."""
-        for n, example in enumerate(self.examples):
-            self.calls.begin(partial(self._begin, n), self._reset, example)
-        if self.calls.awaited:
-            self.calls.finish()
-
     def play(self, progress: Callable[[int, int], None] | None, check: Callable[[], None]) -> None:
-        """Sample and step until every episode has ended; environments work meanwhile."""
-        few = _STEPS_BESIDE_ENVIRONMENTS
-        steps = max(few, min(_MOST_STEPS, int(self.budget.longest_reply * _IDLE_SHARE)))
+        """Reset all environments, then sample and step until every episode has ended."""
+        for n, example in enumerate(self.examples):
+            self._call(partial(self._begin, n), self._reset, example)
+        if self.awaited:
+            self._take_results()
+        few, longest = _STEPS_BESIDE_ENVIRONMENTS, self._longest_reply
+        steps = max(few, min(_MOST_STEPS, int(longest * _IDLE_SHARE)))
         while len(self.groups) < len(self.examples) or self.ended < len(self.episodes):
             check()
-            replies = self.sampler.advance(max_steps=few if self.calls.awaited else steps)
-            if self.calls.finish() and progress is not None:
+            replies = self.sampler.advance(max_steps=few if self.awaited else steps)
+            if self._take_results() and progress is not None:
                 waiting = len(self.examples) - len(self.groups)
                 progress(self.ended, len(self.episodes) + waiting * self.group_size)
             for number, reply in replies:
                 self._step(self.episodes[number], reply)
+
+    def _call(self, then: Callable[[Any], None], function: Callable[..., Any], *given: Any) -> None:
+        """Call a function in a thread; `then` gets what it returns."""
+
+        def note(done: Future[Any]) -> None:
+            if not done.cancelled():
+                self.ready.put((then, done))
+                self.sampler.wake()
+
+        future = self.pool.submit(function, *given)
+        if self.sampler.is_repeatable:
+            self.awaited.append((then, future))
+        else:
+            future.add_done_callback(note)
+
+    def _take_results(self) -> bool:
+        """Continue with what was returned; tell whether there was any."""
+        found, self.awaited = self.awaited, []
+        with suppress(Empty):
+            while True:
+                found.append(self.ready.get_nowait())
+        for then, future in found:
+            then(future.result())
+        return bool(found)
 
     def _reset(self, example: Any) -> list[tuple[Any, Sequence[Message]]]:
         """Reset a group's environments one after the other: a prompt is made once for all."""
@@ -264,16 +231,17 @@ class _Rollout:
 
     def _begin(self, n: int, resets: list[tuple[Any, Sequence[Message]]]) -> None:
         """Ask for a group's first replies; a prompt is encoded once for all that are shown it."""
-        encoded: tuple[Sequence[Message], list[int]] | None = None
+        shown: Sequence[Message] = ()
+        ids: list[int] = []
         group = []
-        first = self.first_episode + n * self.group_size
-        for number, (state, messages) in enumerate(resets, first):
-            if encoded is None or encoded[0] != messages:
-                encoded = (messages, self.tokenizer.encode_chat(messages))
-            ids = encoded[1]
-            group.append(_Episode(number, state, list(ids), list(ids), len(ids)))
+        for number, (state, messages) in enumerate(
+            resets, self.first_episode + n * self.group_size
+        ):
+            if not ids or shown != messages:
+                shown, ids = messages, self.tokenizer.encode_chat(messages)
+            group.append(_Play(number, state, list(ids), list(ids), len(ids)))
         longest = max(episode.prompt_length for episode in group)
-        if longest > self.budget.config.max_prompt_tokens:
+        if longest > self.config.max_prompt_tokens:
             self.too_long.append((longest, self.examples[n]))
             group = []
         self.groups[n] = group
@@ -281,42 +249,61 @@ class _Rollout:
             self._tell_if_ended(n)
         for episode in group:
             self.episodes[episode.number] = episode
-            self.sampler.submit(self.budget.request(episode))
+            self._ask(episode)
         if self.too_long and len(self.groups) == len(self.examples):
             _log.warning(
                 "%d of %d examples are left out: their prompts are over sampler.max_prompt_tokens "
                 "= %d (the first has %d tokens: %.200r)",
-                len(self.too_long), len(self.examples), self.budget.config.max_prompt_tokens,
+                len(self.too_long), len(self.examples), self.config.max_prompt_tokens,
                 *self.too_long[0],
             )  # fmt: skip
 
-    def _step(self, episode: _Episode, reply: Reply) -> None:
+    @property
+    def _longest_reply(self) -> int:
+        return self.config.max_reply_tokens or self.config.max_response_tokens
+
+    def _room(self, episode: _Play) -> int:
+        """Return how many tokens the episode may still take."""
+        return self.config.max_response_tokens - (len(episode.ids) - episode.prompt_length)
+
+    def _is_last(self, episode: _Play) -> bool:
+        """Tell, before the environment does, that no turn can follow: no room for an observation
+        and a token, or no turn left.
+        """
+        return self._room(episode) < 2 or len(episode.turns) == self.max_turns
+
+    def _ask(self, episode: _Play) -> None:
+        """Ask for the next reply."""
+        limit = min(self._longest_reply, self._room(episode))
+        ids = tuple(episode.ids)
+        self.sampler.submit(Request(episode.number, ids, limit, self.decoding))
+
+    def _step(self, episode: _Play, reply: Reply) -> None:
         """Append a reply and let the environment judge it."""
         episode.turns.append(Turn(tuple(episode.observation), reply))
         episode.ids += reply.ids
-        if self.budget.is_last(episode):
+        if self._is_last(episode):
             self.sampler.release(episode.number)
         step = self.environment.step
-        self.calls.begin(partial(self._observe, episode), step, episode.state, reply.text)
+        self._call(partial(self._observe, episode), step, episode.state, reply.text)
 
-    def _observe(self, episode: _Episode, result: tuple[Any, Sequence[Message] | None]) -> None:
+    def _observe(self, episode: _Play, result: tuple[Any, Sequence[Message] | None]) -> None:
         """Append the environment's observation and ask for the next reply, or end the episode."""
-        budget = self.budget
         episode.state, messages = result
-        was_last = budget.is_last(episode)
+        was_last = self._is_last(episode)
         if messages is None:
             episode.ended = "done"
-        elif len(episode.turns) == budget.max_turns:
-            raise RuntimeError(f"the environment goes on after max_turns = {budget.max_turns}")
+        elif len(episode.turns) == self.max_turns:
+            raise RuntimeError(f"the environment goes on after max_turns = {self.max_turns}")
         else:
             closed = episode.turns[-1].reply.finish == "stop"
             observation = self.tokenizer.encode_next(messages, closed=closed)
-            if len(observation) + 1 > budget.room(episode):
+            if len(observation) + 1 > self._room(episode):
                 episode.ended = "budget"
             else:
                 episode.observation = observation
                 episode.ids += observation
-                self.sampler.submit(budget.request(episode))
+                self._ask(episode)
         if episode.ended is not None:
             self.ended += 1
             if not was_last:

@@ -11,18 +11,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
+from flax import nnx
 
 from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
-from minirl.model.sharding import mesh_of
+from minirl.sample import decode
 from minirl.sample.cache import Cache, cache_shapes, empty_cache, plan_cache
-from minirl.sample.decode import MAX_STEPS, Prefill, batches, programs
-from minirl.sample.slots import Episode, Slots
+from minirl.sample.slots import SlotEpisode, Slots
+from minirl.sample.weights import local_model, local_params
 from minirl.types import Reply, Request, Tokenizer
 
 TOP_P_CUT = "sampler/top_p_cut"
@@ -31,23 +30,15 @@ TOP_P_CUT = "sampler/top_p_cut"
 
 @dataclass(slots=True)
 class Work:
-    """What a sampler has done so far.
+    """What a sampler has done so far."""
 
-    Attributes:
-        sampled: Tokens drawn, without those after the end of a reply.
-        steps: Passes of the decode loop, each over all slots.
-        calls: Runs of the decode loop.
-        filled: Observation tokens computed ahead of the decode loop.
-    """
-
-    sampled: int = 0
-    steps: int = 0
-    calls: int = 0
-    filled: int = 0
+    sampled: int = 0  # tokens drawn, without those after the end of a reply
+    steps: int = 0  # passes of the decode loop, each over all slots
+    filled: int = 0  # tokens computed ahead of the decode loop
 
 
 class NativeSampler:
-    """Sample replies with a `Decoder` in this process."""
+    """Sample replies with a `Decoder` on this process's devices."""
 
     is_repeatable = True
 
@@ -60,12 +51,12 @@ class NativeSampler:
         group_size: int,
         seed: int,
     ) -> None:
-        """Compile nothing and allocate nothing yet.
+        """Compile nothing yet; `set_weights` comes before the first reply.
 
         Args:
-            model: Gives the structure, the first weights and the mesh that they lie on.
+            model: The learner's: structure, weights that are not trained, and mesh.
             config: Slots, lengths and the memory of the cache.
-            tokenizer: Knows the stop tokens and the text of a reply.
+            tokenizer: Tells stop tokens, and the text of a reply.
             group_size: Episodes that share one kept prompt; more keep it again.
             seed: With an episode's number it decides the episode's random stream.
 
@@ -73,60 +64,54 @@ class NativeSampler:
             UserError: The cache's memory does not hold one longest episode.
         """
         self.work = Work()
-        self._config, self._tokenizer = config, tokenizer
+        self._config, self._tokenizer, self._dtype = config, tokenizer, model.dtype
         self._stop_ids = frozenset(tokenizer.stop_ids)
         self._key = jax.random.key(seed)
-        graphdef, weights, self._frozen = split(model)
-        mesh = mesh_of(weights)
-        self._shape = plan_cache(
+        self._graph, self._frozen, self._mesh = local_model(model)
+        shape = plan_cache(
             model.config,
             config,
             group_size=group_size,
             itemsize=np.dtype(model.dtype).itemsize,
-            mesh=mesh,
+            mesh=self._mesh,
         )
-        self._programs = programs(graphdef, self._shape, mesh)
-        self._arrays = cache_shapes(self._shape, model.config, dtype=model.dtype, mesh=mesh)
-        self._cache: Cache | None = None
-        self._slots = Slots(self._shape)
-        self._episodes: dict[int, Episode] = {}
-        self._queue: deque[Episode] = deque()
+        self._own_lengths = shape.own_lengths
+        self._arrays = cache_shapes(shape, model.config, dtype=model.dtype, mesh=self._mesh)
+        self._slots = Slots(shape)
+        self._episodes: dict[int, SlotEpisode] = {}
+        self._queue: deque[SlotEpisode] = deque()
         # Once a nucleus is asked for, all programs are those that know of it.
         self._any_top_p = config.top_p < 1
         # Probability outside of nuclei, summed over tokens, and how many those are.
         self._cut, self._cut_tokens = 0.0, 0
-        self._weights: Any = None
-        # Copied when they are needed: whoever sets others first does without a copy of these.
-        self._first: tuple[Any, int] | None = (weights, 0)
+        self._cache: Cache | None = None
+        self._model: Decoder | None = None
+        self._version = 0
 
-    @property
-    def compilations(self) -> int:
-        """Count the programs compiled so far, by all samplers of this model and size."""
-        return self._programs.count()
-
-    def set_weights(self, weights: Any, *, version: int) -> None:
+    def set_weights(self, weights: nnx.State, *, version: int) -> None:
         """Sample with a copy of these weights, in the type of the computation.
 
-        Running episodes go on with them: what they have so far is computed again.
-
-        Args:
-            weights: Those of the model that are trained (`lora.split`).
-            version: Their version.
+        They are those of the learner that are trained (`lora.split`). All processes have to call
+        it. Running episodes go on with them: what they have so far is computed again.
         """
-        self._copy(weights, version)
+        # The old copy goes before there is a new one.
+        self._model = None
+        local = local_params(weights, self._mesh, self._dtype)
+        self._model = decode.prepare(nnx.merge(self._graph, local, self._frozen))
+        self._version = version
         self._slots.forget()
         self._cut, self._cut_tokens = 0.0, 0
 
     def numbers(self) -> dict[str, float]:
-        """Give what is worth a metric since the weights were set; programs since the start."""
+        """Return metrics since the weights were set, and the programs compiled so far."""
         cut = {TOP_P_CUT: self._cut / max(self._cut_tokens, 1)} if self._config.top_p < 1 else {}
-        return cut | {"time/sampler_compilations": float(self.compilations)}
+        return cut | {"time/sampler_compilations": float(decode.compilations())}
 
     def free_memory(self) -> None:
         """Give the memory of the copy and of the cache back; `set_weights` takes it again."""
         if self._episodes:
             raise RuntimeError("memory freed while episodes were being sampled")
-        self._cache = self._first = self._weights = None
+        self._cache = self._model = None
         self._slots.forget()
 
     def submit(self, request: Request) -> None:
@@ -134,15 +119,12 @@ class NativeSampler:
         if not request.ids or request.max_tokens < 1:
             raise ValueError(f"episode {request.episode}: an empty prompt or reply was asked for")
         known = self._episodes.get(request.episode)
-        if known is None:
-            if len(request.ids) > self._config.max_prompt_tokens:
-                raise ValueError(f"episode {request.episode}: prompt over max_prompt_tokens")
-            # The last token of a prompt is fed by the decode loop: that draws the first token.
-            episode = Episode(request.episode, request.ids[:-1])
-        else:
-            episode = known
-            if request.ids[: len(episode.ids)] != tuple(episode.ids):
-                raise ValueError(f"episode {request.episode}: the request rewrites its history")
+        # The last token of a prompt is fed by the decode loop: that draws the first token.
+        episode = known or SlotEpisode(request.episode, request.ids[:-1])
+        if request.ids[: len(episode.ids)] != tuple(episode.ids):
+            raise ValueError(f"episode {request.episode}: the request rewrites its history")
+        if len(episode.prompt_ids) >= self._config.max_prompt_tokens:
+            raise ValueError(f"episode {request.episode}: prompt over max_prompt_tokens")
         response = len(request.ids) - len(episode.prompt_ids) - 1 + request.max_tokens
         if response > self._config.max_response_tokens:
             raise ValueError(
@@ -155,22 +137,21 @@ class NativeSampler:
             self._queue.append(episode)
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
-        """Fill free slots, then decode up to `max_steps` tokens each.
-
-        Returns:
-            Ended replies by slot; empty when none ended or nothing was asked for.
-        """
-        if self._first is not None:
-            self._copy(*self._first)
-        if self._weights is None:
+        """Fill free slots, then decode up to `max_steps` tokens each; return ended replies."""
+        if self._model is None:
             raise RuntimeError("no weights to sample with: call set_weights first")
-        cache = self._cache or empty_cache(self._arrays)
         while self._queue and self._slots.place(self._queue[0]):
             self._queue.popleft()
-        prompts = self._filled(cache, self._slots.missing_prompts())
-        self._cache = self._filled(prompts, self._slots.missing_turns())
+        prompts, own = self._cache or empty_cache(self._arrays)
+        while (rows := self._slots.next_fill(of_slots=False)) is not None:
+            prompts = decode.fill(self._model, prompts, None, rows)
+            self.work.filled += int(rows.new.count_B.sum())
+        while (rows := self._slots.next_fill(of_slots=True)) is not None:
+            own = decode.fill(self._model, own, prompts, rows)
+            self.work.filled += int(rows.new.count_B.sum())
+        self._cache = Cache(prompts, own)
         active = self._slots.active()
-        return self._decode(self._cache, active, max_steps) if active else []
+        return self._decode(self._model, self._cache, active, max_steps) if active else []
 
     def wake(self) -> None:
         """Do nothing: `advance` waits for nobody."""
@@ -185,34 +166,18 @@ class NativeSampler:
         else:
             self._slots.leave(known)
 
-    def _copy(self, weights: Any, version: int) -> None:
-        # The old copy goes before there is a new one.
-        self._first = self._weights = None
-        self._weights, self._version = self._programs.prepare(weights, self._frozen), version
-
-    def _filled(self, cache: Cache, work: Sequence[Prefill]) -> Cache:
-        """Return the cache with more tokens of prompts, or of slots."""
-        for rows in batches(work, self._shape):
-            if work[0].slot is None:
-                prompts = self._programs.fill_prompts(self._weights, cache.prompts, rows)
-                cache = cache._replace(prompts=prompts)
-            else:
-                own = self._programs.fill_slots(self._weights, *cache, rows)
-                cache = cache._replace(own=own)
-        self.work.filled += sum(len(one.ids) for one in work)
-        return cache
-
     def _decode(
-        self, cache: Cache, active: Sequence[Episode], max_steps: int
+        self, model: Decoder, cache: Cache, active: Sequence[SlotEpisode], max_steps: int
     ) -> list[tuple[int, Reply]]:
         # A slot that ends is soon taken where episodes wait for one; else it can as well idle.
         last = min if self._queue else max
-        steps = min(max_steps, MAX_STEPS, last(episode.left for episode in active))
+        steps = min(max_steps, decode.MAX_STEPS, last(episode.left for episode in active))
         state = self._slots.state()
-        most, lengths = int(state.own_tokens_S.max()) + steps, self._shape.own_lengths
-        own, *drawn = self._programs.decode(
-            self._weights,
-            *cache,
+        most, lengths = int(state.own_tokens_S.max()) + steps, self._own_lengths
+        own, *drawn = decode.decode(
+            model,
+            cache.own,
+            cache.prompts,
             state,
             self._key,
             np.int32(steps),
@@ -222,7 +187,6 @@ class NativeSampler:
         )
         self._cache = cache._replace(own=own)
         ids_SW, logprobs_SW, cut_SW = (np.asarray(one)[:steps].T for one in drawn)
-        self.work.calls += 1
         self.work.steps += steps
         replies = []
         for episode in active:
@@ -230,25 +194,24 @@ class NativeSampler:
             if episode.decoding.top_p < 1:
                 self._cut += float(cut_SW[episode.slot, : len(ids)].sum())
                 self._cut_tokens += len(ids)
-            logprobs = logprobs_SW[episode.slot, : len(ids)].tolist()
-            reply = self._extend(episode, ids, logprobs)
+            reply = self._extend(episode, ids, logprobs_SW[episode.slot, : len(ids)].tolist())
             if reply is not None:
                 replies.append((episode.number, reply))
         return replies
 
-    def _until_end(self, episode: Episode, ids: list[int]) -> list[int]:
+    def _until_end(self, episode: SlotEpisode, ids: list[int]) -> list[int]:
         """Cut what was drawn after a stop token or the last token asked for."""
         ids = ids[: episode.left]
         end = next((at + 1 for at, i in enumerate(ids) if i in self._stop_ids), len(ids))
         return ids[:end]
 
-    def _extend(self, episode: Episode, ids: list[int], logprobs: list[float]) -> Reply | None:
+    def _extend(self, episode: SlotEpisode, ids: list[int], logprobs: list[float]) -> Reply | None:
         """Append what an episode drew; return its reply if that is the end of it."""
         episode.ids += ids
         episode.new_ids += ids
         episode.logprobs += logprobs
         episode.versions += [self._version] * len(ids)
-        episode.own_tokens += len(ids)
+        episode.filled += len(ids)
         episode.left -= len(ids)
         self.work.sampled += len(ids)
         is_stopped = ids[-1] in self._stop_ids

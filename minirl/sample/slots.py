@@ -1,44 +1,109 @@
-"""Slots and kept prompts, as the host sees them: which episode is where."""
+"""Slots and kept prompts, as the host sees them, and what compiled programs are told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from minirl.sample.attention import NewTokens, Sharing
 from minirl.sample.cache import CacheShape
-from minirl.sample.decode import Prefill, SlotState
 from minirl.types import Decoding, Request
+
+# Tokens that are computed at once, of a prompt and of a later turn; they bound the scores' memory.
+_PROMPT_PIECES, _TURN_PIECE = (128, 512), 128
+
+
+def fill_sizes(shape: CacheShape, *, of_slots: bool) -> list[int]:
+    """Return how many tokens of a prompt, or of a slot, are computed at once."""
+    if of_slots:
+        return [min(_TURN_PIECE, shape.own_tokens)]
+    return sorted({min(size, shape.prompt_tokens) for size in _PROMPT_PIECES})
+
+
+class FillRows(NamedTuple):
+    """Known tokens to add to the cache, of one prompt or slot in every part."""
+
+    tokens_BT: Any  # padded on the right
+    new: NewTokens
+    prompt_B: Any  # the prompt of each slot
+    prompt_tokens_B: Any  # its length; 0 where prompts are filled
+
+    @classmethod
+    def empty(cls, shape: CacheShape, *, size: int) -> FillRows:
+        """Describe rows without tokens."""
+        row_B, start_B, count_B, *prompt = (np.zeros(shape.parts, np.int32) for _ in range(5))
+        new = NewTokens(row_B, start_B, count_B)
+        return cls(np.zeros((shape.parts, size), np.int32), new, *prompt)
+
+
+class SlotState(NamedTuple):
+    """What the decode loop needs to know of every slot; NumPy on the host."""
+
+    sharing: Sharing
+    prompt_tokens_S: Any  # length of the prompt in the cache
+    own_tokens_S: Any  # tokens after it in the cache
+    token_S: Any  # the token that is fed next
+    is_active_S: Any  # whether a reply is being sampled
+    episode_S: Any  # number of the episode, which decides its random stream
+    temperature_S: Any
+    top_p_S: Any
+
+    @classmethod
+    def idle(cls, shape: CacheShape, *, prompts: int) -> SlotState:
+        """Describe slots without episodes, beside the first so many prompts of each part."""
+        slots, prompts = shape.parts * shape.slots, shape.parts * prompts
+
+        def zeros(*sizes: int) -> np.ndarray:
+            return np.zeros(sizes, np.int32)
+
+        return cls(
+            Sharing(zeros(prompts, shape.group_size), zeros(slots), zeros(prompts)),
+            *(zeros(slots) for _ in range(3)),
+            np.zeros(slots, bool),
+            zeros(slots),
+            *(np.ones(slots, np.float32) for _ in range(2)),
+        )
 
 
 @dataclass(slots=True, eq=False)
-class Episode:
-    """What the sampler knows of an episode.
+class KeptPrompt:
+    """A row of the cache for a prompt."""
 
-    Attributes:
-        number: As its requests name it.
-        prompt_ids: Those of its ids that are kept as a prompt.
-        ids: All its tokens so far.
-        left: How many tokens the running reply may still take; 0 between two requests.
-        decoding: How they are drawn.
-        new_ids: Tokens of the running reply.
-        logprobs: Their log-probabilities.
-        versions: Weight versions that sampled them.
-        slot: Its slot; None while it waits for one.
-        prompt: The kept prompt.
-        own_tokens: How many of its ids after the prompt are in the cache.
-    """
+    row: int  # inside of the part
+    places: list[int | None]  # the slots that sample from it
+    ids: tuple[int, ...] | None = None
+    filled: int = 0  # how many of them are in the cache
+    used: int = 0  # when somebody last began to sample from it
+
+    @property
+    def is_in_use(self) -> bool:
+        """Tell whether anybody samples from it."""
+        return any(slot is not None for slot in self.places)
+
+    @property
+    def known_ids(self) -> tuple[int, ...]:
+        """Return what the cache has to hold."""
+        return self.ids or ()
+
+
+@dataclass(slots=True, eq=False)
+class SlotEpisode:
+    """What the sampler knows of an episode; `new_ids`, `logprobs` and `versions` of its reply."""
 
     number: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: tuple[int, ...]  # those of its ids that are kept as a prompt
     ids: list[int] = field(default_factory=list)
-    left: int = 0
+    left: int = 0  # tokens that the reply may still take; 0 between two requests
     decoding: Decoding = field(default_factory=Decoding)
     new_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    slot: int | None = None
-    prompt: Prompt | None = None
-    own_tokens: int = 0
+    slot: int | None = None  # counted over all parts; None while it waits for one
+    prompt: KeptPrompt | None = None
+    filled: int = 0  # how many of its ids after the prompt are in the cache
 
     def start(self, request: Request) -> None:
         """Begin a reply."""
@@ -47,33 +112,9 @@ class Episode:
         self.new_ids, self.logprobs, self.versions = [], [], []
 
     @property
-    def known(self) -> int:
-        """Count the ids after the prompt that the cache has to hold: the last is fed next."""
-        return len(self.ids) - 1 - len(self.prompt_ids)
-
-
-@dataclass(slots=True, eq=False)
-class Prompt:
-    """A row of the cache for a prompt.
-
-    Attributes:
-        row: Its number inside of the part.
-        ids: The prompt; None where the row is free.
-        places: The slots that sample from it, by place; None where nobody does.
-        is_filled: Whether its keys and values are those of the current weights.
-        used: When somebody last began to sample from it.
-    """
-
-    row: int
-    places: list[int | None]
-    ids: tuple[int, ...] | None = None
-    is_filled: bool = False
-    used: int = 0
-
-    @property
-    def is_in_use(self) -> bool:
-        """Tell whether anybody samples from it."""
-        return any(slot is not None for slot in self.places)
+    def known_ids(self) -> list[int]:
+        """Return what the slot has to hold before the last token is fed."""
+        return self.ids[len(self.prompt_ids) : -1]
 
 
 class Slots:
@@ -84,52 +125,50 @@ class Slots:
 
     def __init__(self, shape: CacheShape) -> None:
         self._shape = shape
-        self._episodes: list[Episode | None] = [None] * (shape.parts * shape.slots)
+        self._episodes: list[SlotEpisode | None] = [None] * (shape.parts * shape.slots)
         self._prompts = [
-            [Prompt(row, [None] * shape.group_size) for row in range(shape.prompts)]
+            [KeptPrompt(row, [None] * shape.group_size) for row in range(shape.prompts)]
             for _ in range(shape.parts)
         ]
         self._joined = 0
 
-    def episodes(self) -> list[Episode]:
-        """Return the episodes that have a slot, by slot."""
-        return [episode for episode in self._episodes if episode is not None]
-
-    def active(self) -> list[Episode]:
-        """Return those that a reply is being sampled for."""
-        return [episode for episode in self.episodes() if episode.left]
+    def active(self) -> list[SlotEpisode]:
+        """Return the episodes that a reply is being sampled for, by slot."""
+        return [episode for episode in self._episodes if episode and episode.left]
 
     def forget(self) -> None:
         """Let everything in the cache be computed again."""
-        for episode in self.episodes():
-            episode.own_tokens = 0
-        for prompts in self._prompts:
-            for prompt in prompts:
-                prompt.is_filled = False
+        for one in (*self._episodes, *itertools.chain(*self._prompts)):
+            if one is not None:
+                one.filled = 0
 
-    def place(self, episode: Episode) -> bool:
-        """Give an episode a slot and a place beside its prompt, if there are both."""
-        found = [
-            (prompt, part)
-            for part in range(self._shape.parts)
-            if self._free_slot(part) is not None
-            and (prompt := self._row_for(part, episode.prompt_ids)) is not None
-        ]
+    def place(self, episode: SlotEpisode) -> bool:
+        """Give an episode a slot and a place beside its prompt, if there are both.
+
+        Preferred is a part where the prompt is in use, then one that keeps it, then the emptiest.
+        """
+        found = []
+        for part, prompts in enumerate(self._prompts):
+            slots = range(part * self._shape.slots, (part + 1) * self._shape.slots)
+            free = [slot for slot in slots if self._episodes[slot] is None]
+            prompt = self._row_for(prompts, episode.prompt_ids) if free else None
+            if prompt is not None:
+                is_kept = prompt.ids == episode.prompt_ids
+                rank = (not (is_kept and prompt.is_in_use), not is_kept, -len(free), part)
+                found.append((rank, free[0], prompt))
         if not found:
             return False
-        prompt, part = min(found, key=lambda one: self._rank(*one, episode.prompt_ids))
-        slot = self._free_slot(part)
-        assert slot is not None
+        _, slot, prompt = min(found, key=lambda one: one[0])
         if prompt.ids != episode.prompt_ids:
-            prompt.ids, prompt.is_filled = episode.prompt_ids, False
+            prompt.ids, prompt.filled = episode.prompt_ids, 0
         self._joined += 1
         prompt.used = self._joined
         prompt.places[prompt.places.index(None)] = slot
         self._episodes[slot] = episode
-        episode.slot, episode.prompt, episode.own_tokens = slot, prompt, 0
+        episode.slot, episode.prompt, episode.filled = slot, prompt, 0
         return True
 
-    def leave(self, episode: Episode) -> None:
+    def leave(self, episode: SlotEpisode) -> None:
         """Free an episode's slot."""
         assert episode.slot is not None
         assert episode.prompt is not None
@@ -138,35 +177,46 @@ class Slots:
         self._episodes[episode.slot] = None
         episode.slot, episode.prompt = None, None
 
-    def missing_prompts(self) -> list[Prefill]:
-        """List the prompts in use that are to be computed, and count them as filled."""
-        work = []
-        for part, prompts in enumerate(self._prompts):
-            for prompt in prompts:
-                if prompt.ids and prompt.is_in_use and not prompt.is_filled:
-                    work.append(Prefill(part, prompt.ids, 0, prompt.row))
-                    prompt.is_filled = True
-        return work
+    def next_fill(self, *, of_slots: bool) -> FillRows | None:
+        """Return the next tokens that the cache misses, of prompts or of slots; None for no more.
 
-    def missing_turns(self) -> list[Prefill]:
-        """List the tokens of slots that are to be computed, and count them as filled."""
-        work = []
-        for episode in self.active():
-            start, end = episode.own_tokens, episode.known
-            if start < end:
-                assert episode.slot is not None
-                assert episode.prompt is not None
-                first = len(episode.prompt_ids)
-                part, slot = divmod(episode.slot, self._shape.slots)
-                ids = episode.ids[first + start : first + end]
-                work.append(Prefill(part, ids, start, episode.prompt.row, first, slot))
-                episode.own_tokens = end
-        return work
+        They count as filled. There are few sizes, so that few programs are compiled.
+        """
+        shape, sizes = self._shape, fill_sizes(self._shape, of_slots=of_slots)
+        waiting = [self._first_unfilled(part, of_slots=of_slots) for part in range(shape.parts)]
+        if not any(waiting):
+            return None
+        longest = max(len(one.known_ids) - one.filled for one in waiting if one)
+        size = next((size for size in sizes if size >= longest), sizes[-1])
+        rows = FillRows.empty(shape, size=size)
+        for part, one in enumerate(waiting):
+            if one is None:
+                continue
+            ids = one.known_ids[one.filled : one.filled + size]
+            rows.tokens_BT[part, : len(ids)] = ids
+            rows.new.start_B[part], rows.new.count_B[part] = one.filled, len(ids)
+            if isinstance(one, KeptPrompt):
+                rows.new.row_B[part] = one.row
+            else:
+                assert one.slot is not None
+                assert one.prompt is not None
+                rows.new.row_B[part] = one.slot % shape.slots
+                rows.prompt_B[part] = one.prompt.row
+                rows.prompt_tokens_B[part] = len(one.prompt_ids)
+            one.filled += len(ids)
+        return rows
+
+    def _first_unfilled(self, part: int, *, of_slots: bool) -> SlotEpisode | KeptPrompt | None:
+        size = self._shape.slots
+        candidates: list[Any] = [prompt for prompt in self._prompts[part] if prompt.is_in_use]
+        if of_slots:
+            slots = self._episodes[part * size : (part + 1) * size]
+            candidates = [episode for episode in slots if episode and episode.left]
+        return next((one for one in candidates if one.filled < len(one.known_ids)), None)
 
     def state(self) -> SlotState:
         """Describe every slot, and the prompts that are looked at, to the decode loop."""
-        shape = self._shape
-        active = self.active()
+        shape, active = self._shape, self.active()
         last = max(episode.prompt.row for episode in active if episode.prompt)
         prompts = next(count for count in shape.prompt_counts if count > last)
         state = SlotState.idle(shape, prompts=prompts)
@@ -180,32 +230,20 @@ class Slots:
             state.sharing.tokens_N[part * prompts + prompt.row] = len(episode.prompt_ids)
             state.sharing.place_B[s] = prompt.row * shape.group_size + place
             state.prompt_tokens_S[s] = len(episode.prompt_ids)
-            state.own_tokens_S[s], state.token_S[s] = episode.own_tokens, episode.ids[-1]
+            state.own_tokens_S[s], state.token_S[s] = episode.filled, episode.ids[-1]
             state.is_active_S[s], state.episode_S[s] = True, episode.number
             state.temperature_S[s] = episode.decoding.temperature
             state.top_p_S[s] = episode.decoding.top_p
         return state
 
-    def _range(self, part: int) -> range:
-        return range(part * self._shape.slots, (part + 1) * self._shape.slots)
-
-    def _free_slot(self, part: int) -> int | None:
-        return next((slot for slot in self._range(part) if self._episodes[slot] is None), None)
-
-    def _row_for(self, part: int, ids: Sequence[int]) -> Prompt | None:
+    def _row_for(self, prompts: list[KeptPrompt], ids: tuple[int, ...]) -> KeptPrompt | None:
         """Return a kept prompt with a free place, or else the row to keep it in.
 
         Low rows are taken first, so that those in use lie together.
         """
-        prompts = self._prompts[part]
         same = [prompt for prompt in prompts if prompt.ids == ids and None in prompt.places]
         if same:
             return same[0]
         unused = [prompt for prompt in prompts if not prompt.is_in_use]
         usual = self._shape.prompt_counts[0]
         return min(unused, key=lambda prompt: (prompt.row >= usual, prompt.used), default=None)
-
-    def _rank(self, prompt: Prompt, part: int, ids: Sequence[int]) -> tuple[bool, bool, int]:
-        """Prefer a part where the prompt is in use, then where it is kept, then the emptiest."""
-        taken = sum(self._episodes[slot] is not None for slot in self._range(part))
-        return prompt.ids != ids or not prompt.is_in_use, prompt.ids != ids, taken

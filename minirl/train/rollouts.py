@@ -22,8 +22,8 @@ from flax import nnx
 from minirl.config import RolloutConfig, SamplerConfig, TrainConfig
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
-from minirl.sample.local import LocalSampler
 from minirl.sample.rollout import rollout
+from minirl.sample.sampler import NativeSampler
 from minirl.sglang.sampler import SglangSampler
 from minirl.types import Environment, Sampler, Score, Tokenizer, Trajectory
 
@@ -216,7 +216,7 @@ class Rollouts:
     """
 
     def __init__(
-        self, sampler: LocalSampler | SglangSampler, player: Player, config: RolloutConfig
+        self, sampler: NativeSampler | SglangSampler, player: Player, config: RolloutConfig
     ) -> None:
         self._sampler, self._player, self._config = sampler, player, config
         self._open: dict[int, _AsyncRollout] = {}
@@ -229,7 +229,7 @@ class Rollouts:
             version: Of the weights that are sampled with now.
         """
         sampler = self._sampler
-        if not self._config.is_ahead or isinstance(sampler, LocalSampler):
+        if not self._config.is_ahead or isinstance(sampler, NativeSampler):
             return
         for number in numbers:
             if number not in self._open:

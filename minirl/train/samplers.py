@@ -13,14 +13,14 @@ from minirl.config import BatchingConfig, SamplerConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.run import distributed
-from minirl.sample.local import LocalSampler
+from minirl.sample.sampler import NativeSampler
 from minirl.sglang.pool import EVENTS, IN_USE, OUT_S, PROBE_GAP
 from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
 from minirl.train.batching import TokenRow, micro_batches, read_back, sizes_on
 from minirl.train.update import Learner, likelihood_objective
 from minirl.types import Tokenizer
 
-JobSampler = LocalSampler | SglangSampler
+JobSampler = NativeSampler | SglangSampler
 
 
 def make_sampler(
@@ -35,7 +35,7 @@ def make_sampler(
     """Make what samples with the weights of a model.
 
     Args:
-        model: Structure and first weights; servers have to be told those too (`set_weights`).
+        model: The learner's; the sampler has no weights before `set_weights`.
         config: Slots and token limits, of the native sampler.
         tokenizer: Its tokenizer.
         group_size: Episodes of a prompt.
@@ -43,7 +43,7 @@ def make_sampler(
         servers: Those that sample; None for this process.
     """
     if servers is None:
-        return LocalSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+        return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
     return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
 
 

@@ -26,8 +26,8 @@ from minirl.run import distributed
 from minirl.run.checkpoint import Checkpoints, given_up, read_params
 from minirl.run.metrics import Metrics, Stopwatch
 from minirl.run.preemption import Preempted
-from minirl.sample.local import in_compute_type
 from minirl.sample.rollout import flatten
+from minirl.sample.weights import in_compute_type
 from minirl.sglang.sampler import Servers
 from minirl.train.advantages import (
     group_spans,

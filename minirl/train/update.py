@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from minirl.config import AlgorithmConfig
 from minirl.model import attention, logprobs
-from minirl.model.decoder import Decoder
+from minirl.model.decoder import Decoder, unstacked
 from minirl.model.sharding import param_shardings, placed, row_parts, split_rows
 from minirl.run import distributed
 from minirl.train import losses
@@ -79,7 +79,8 @@ def token_logprobs(
     Log-probabilities are those of softmax(logits / temperature), as the sampler reports them, or
     those of its nucleus.
     """
-    scan = model.remat != "none" or model.config.num_hidden_layers > _UNROLLED_LAYERS
+    if model.remat == "none" and model.config.num_hidden_layers <= _UNROLLED_LAYERS:
+        model = unstacked(model)
     packed, mesh = batch.packed is not None, model.mesh
     position_NP, position_BC, segments = _positions(batch)
     own_prompt = attention.causal(segments.prefix_NP if packed else None, mesh=mesh)
@@ -88,7 +89,6 @@ def token_logprobs(
         (batch.prefix_NP, batch.input_BC),
         (position_NP, position_BC),
         (own_prompt, attend),
-        scan=scan,
     )
     return logprobs.project(
         hidden_BCD,

@@ -18,8 +18,10 @@ def case(request):
 
 
 def test_a_token_takes_few_kernels(case):
+    # 22 a layer of 28, and 28 more. Two of a layer write a token's keys and values: one write for
+    # all layers would save 54, but XLA then copies the values of every layer at every token.
     loop = programs.sampling_loop(programs.sampler(*case, "decode"))
-    assert programs.kernels(loop) <= 600
+    assert programs.kernels(loop) <= 650
 
 
 def test_devices_do_not_wait_for_each_other_while_they_sample(case):
@@ -32,7 +34,7 @@ def test_the_cache_is_updated_in_place(case):
     memory = programs.sampler(*case, "decode").memory
     kept = memory.output_size_in_bytes
     assert memory.alias_size_in_bytes > 0.99 * kept
-    assert memory.temp_size_in_bytes < 0.5 * kept
+    assert memory.temp_size_in_bytes < 0.1 * kept
 
 
 @pytest.mark.parametrize("name", ["fill", "decode"])

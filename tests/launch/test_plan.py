@@ -126,7 +126,7 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
         make()
     fewer = compilers.Chip("cpu", 2**34, 1e12, 1e11)
     monkeypatch.setitem(compilers.CHIPS, "cpu", fewer)
-    monkeypatch.setattr("minirl.sample.local.COPY_SHARE", 0.9 * copy / 2**34)
+    monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
     shared, _ = make()
     assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
     assert shared["generation_memory_bytes"]["sampler's weights"] < copy

@@ -18,6 +18,7 @@ from minirl.config import SamplerConfig
 from minirl.model import attention
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
+from minirl.model.lora import split
 from minirl.sample.sampler import NativeSampler
 from minirl.sglang import pool
 
@@ -90,7 +91,9 @@ def make_sampler(
     sizes: dict[str, Any] = {"slots": 4, "max_prompt_tokens": 48, "max_response_tokens": 48}
     config = SamplerConfig(**{**sizes, **settings})
     tokenizer = ToyTokenizer(stop_ids)
-    return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+    sampler = NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+    sampler.set_weights(split(model)[1], version=0)
+    return sampler
 
 
 @pytest.fixture

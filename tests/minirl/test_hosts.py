@@ -167,7 +167,7 @@ from jax.sharding import AxisType, Mesh
 from minirl.run import distributed
 distributed.join(distributed.ProcessConfig(sys.argv[1], 2, int(sys.argv[2])))
 import conftest, toy_run
-from minirl.sample.local import local_mesh, local_params
+from minirl.sample.weights import local_mesh, local_params
 from minirl.model.sharding import MESH_AXES
 whole = jax.tree.leaves(nnx.state(conftest.toy_model()))
 for order, shape in (([0, 2, 1, 3], (1, 4, 1)), ([3, 1, 0, 2], (2, 1, 2))):

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
@@ -27,7 +28,6 @@ from minirl.model.lora import adapter_shapes, add_adapters, merged, split
 from minirl.model.sharding import make_mesh, param_path, param_shardings
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
-from minirl.train.supervised import Demonstration, supervise
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
 
@@ -110,29 +110,11 @@ def test_at_the_start_they_add_nothing(toy, lora):
     np.testing.assert_array_equal(logits(model), logits(base(toy)))
     params = arrays(split(model)[1])
     assert set(params) == {f"layers.{name}_{end}" for name in lora.targets for end in "ab"}
-    for name, array in params.items():
-        assert array.dtype == np.float32
-        assert array.any() == name.endswith("_a")
+    assert all(array.any() == name.endswith("_a") for name, array in params.items())
 
 
-def test_a_scale_is_alpha_over_rank_and_a_product_that_of_matrices(toy):
-    start, model = base(toy), adapted(toy)
-    whole = merged(model)
-    assert whole.layers.lora is None
-    assert set(arrays(nnx.state(whole))) == set(arrays(nnx.state(start)))
-    theirs, ours = start.layers, whole.layers
-    for name in ("q", "o"):
-        matrix, a_LRI, b_LOR = (
-            np.asarray(getattr(model.layers, f"{name}{end}")[...]) for end in ("", "_a", "_b")
-        )
-        np.testing.assert_array_equal(getattr(theirs, name)[...], matrix)
-        expected = matrix + 2.0 * (b_LOR @ a_LRI)
-        np.testing.assert_allclose(getattr(ours, name)[...], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("lora", [ALL, SOME])
-def test_merged_it_computes_the_same(toy, lora):
-    model = adapted(toy, lora)
+def test_merged_it_computes_the_same(toy):
+    model = adapted(toy, SOME)
     found, expected = logits(merged(model)), logits(model)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert np.abs(expected - logits(base(toy))).max() > 0.1
@@ -181,10 +163,10 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     assert set(kept) == set(untouched)
     for name, array in untouched.items():
         np.testing.assert_array_equal(kept[name], array)
-    # Two moments a trained number, and two counts: nothing of the base's size.
+    # Two moments a trained number, counts, and the guard's norms: nothing of the base's size.
     trained = sum(array.size for array in after.values())
     held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
-    assert held == 2 * trained + 2
+    assert 2 * trained < held < 2 * trained + 100
     assert trained < sum(array.size for array in kept.values()) / 2
 
 
@@ -204,7 +186,7 @@ def test_a_mesh_computes_the_same(toy):
     gate_b = state.params["layers"]["gate_b"][...]
     assert isinstance(gate_b.sharding, NamedSharding)
     assert gate_b.addressable_shards[0].data.shape == (2, 12, 3)
-    down_a = state.opt_state[1][0].mu["layers"]["down_a"][...]
+    down_a = optax.tree.get(state.opt_state, "mu")["layers"]["down_a"][...]
     assert down_a.addressable_shards[0].data.shape == (2, 3, 12)
 
 
@@ -255,22 +237,15 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
     ours = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
     assert ours | {"task_type": None} == {key: config[key] for key in ours}
     some = LoraConfig(rank=1, targets=("o", "up"))
-    shapes = adapter_shapes(read_config(REFERENCE / "qwen3"), some)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)
-    huggingface.write_adapter(
-        tmp_path / "b",
-        huggingface.tensor_shapes(zeros),
-        huggingface.tensors(zeros),
-        some,
-        base="x",
-        dtype="bfloat16",
+    zeros = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape), adapter_shapes(read_config(REFERENCE / "qwen3"), some)
     )
+    shapes, tensors = huggingface.tensor_shapes(zeros), huggingface.tensors(zeros)
+    huggingface.write_adapter(tmp_path / "b", shapes, tensors, some, base="x", dtype="bfloat16")
     with safe_open(tmp_path / "b" / "adapter_model.safetensors", "np") as file:
         assert {name.split(".")[6] for name in file.keys()} == {"o_proj", "up_proj"}  # noqa: SIM118
         assert file.get_slice(next(iter(file.keys()))).get_dtype() == "BF16"
         assert file.metadata() == {"format": "pt"}
-    ours = json.loads((tmp_path / "b" / "adapter_config.json").read_text())
-    assert ours["target_modules"] == ["o_proj", "up_proj"]
 
 
 def make_trainer(toy, folder, *, steps):
@@ -308,21 +283,9 @@ def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tm
     tree = tmp_path / "whole" / "checkpoints" / "4" / "tree"
     with ocp.PyTreeCheckpointer() as reader:
         stored: Any = reader.metadata(tree).item_metadata
-    assert len(dict(stored)) == 3 * 14 + 2
-    assert all("_a'" in name or "_b'" in name or "count" in name for name in stored)
-
-
-def test_a_warm_start_trains_adapters_too(toy, tmp_path):
-    model = adapted(toy, SOME, started=False)
-    shown = [Demonstration(((toy.Said("user", "AB"),),), (), "CC")] * 4
-    config = SftConfig(
-        steps=4, groups_per_step=4, optimizer=OptimizerConfig(learning_rate=0.1),
-        batching=BatchingConfig(groups_per_batch=4, prompt_multiple=8, answer_multiple=8),
-    )  # fmt: skip
-    params = supervise(model, shown, toy.Tokenizer(), config, seed=0, folder=tmp_path)
-    assert set(arrays(params)) == {f"layers.{name}_{end}" for name in SOME.targets for end in "ab"}
-    losses = [record["sft/loss"] for record in toy_run.metrics_of(tmp_path)]
-    assert losses[-1] < losses[0] - 0.3
+    adapters = [name for name in stored if "_a'" in name or "_b'" in name]
+    assert len(adapters) == 3 * 14
+    assert not any("layers" in name for name in set(stored) - set(adapters))
 
 
 def test_muon_is_refused():

@@ -94,8 +94,9 @@ def plain(toy):
     return found
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "algorithm"), [*zip(MESHES, ("grpo", "gspo", "grpo"), strict=True)], ids=str
+)
 def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm):
     learner, state = start(toy, shape, algorithm=algorithm)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
@@ -113,18 +114,12 @@ def test_packed_rows_equal_rows_of_their_own(toy, plain, shape):
     assert_same(state, plain["gspo"][0])
 
 
-@pytest.mark.parametrize("shape", [None, *MESHES[1:2]], ids=str)
-def test_eight_micro_batches_equal_one(toy, plain, shape):
-    learner, state = start(toy, shape)
+def test_eight_micro_batches_equal_one(toy, plain):
+    learner, state = start(toy, {"fsdp": 4, "tensor": 2})
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
     state, stats = learner.update(state, batches(groups_per_batch=1), reference=reference)
     assert stats["loss"] == pytest.approx(plain["grpo"][1]["loss"], rel=1e-6, abs=1e-6)
     assert_same(state, plain["grpo"][0])
-
-
-def test_weights_and_moments_stay_split(toy):
-    learner, state = start(toy, {"fsdp": 4, "tensor": 2})
-    state, _ = learner.update(state, batches())
     for tree in (state.params, state.opt_state):
         for path, leaf in jax.tree.leaves_with_path(tree):
             if param_path(path).endswith((".q", ".gate", "embed")):

@@ -65,23 +65,6 @@ def test_logits_of_the_sampler(toy):
 
 
 @pytest.mark.usefixtures("at_once")
-def test_sampler_and_learner_agree_on_a_hidden_state(toy):
-    """A state whose logits reach 30: rounded ones would be up to .06 off."""
-    model = model_of(toy)
-    rng = np.random.default_rng(0)
-    model.unembed = nnx.Param(jnp.asarray(rng.normal(0, 3, (64, 16)), jnp.float32))
-    hidden_SD = jnp.asarray(rng.normal(0, 2, (32, 16)), jnp.bfloat16)
-    logits_SV = jax.jit(model.logits)(hidden_SD)
-    assert logits_SV.max() > 30
-    ids_S, logprobs_S, _ = sample(
-        logits_SV, jax.random.split(jax.random.key(0), 32), jnp.ones(32), jnp.ones(32),
-        any_top_p=False,
-    )  # fmt: skip
-    found, _ = judge(hidden_SD[None], model.output_table, ids_S[None])
-    np.testing.assert_allclose(found[0], logprobs_S, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.usefixtures("at_once")
 def test_the_gradient_of_the_output_table():
     """Of two words with equal logits each has half: 257 ones and 1 / 64 give 128.5 and 1 / 128."""
     hidden_BCD = jnp.ones((1, 258, 1), jnp.bfloat16).at[0, 7].set(1 / 64)

@@ -41,18 +41,14 @@ def chi_square(ids, shares):
     return float(np.sum((counts - expected) ** 2 / np.maximum(expected, 1e-9)))
 
 
-def test_tokens_come_in_their_shares():
-    ids, logprobs = draw(SHARES)
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_tokens_come_in_their_shares(temperature):
+    shares = SHARES ** (1 / temperature)
+    shares /= shares.sum()
+    ids, logprobs = draw(SHARES, temperature=temperature)
     # 99.9 % of the chi-square distribution with 4 degrees of freedom.
-    assert chi_square(ids, SHARES) < 18.47
-    np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
-
-
-def test_temperature_half_squares_the_shares():
-    squared = SHARES**2 / np.sum(SHARES**2)
-    ids, logprobs = draw(SHARES, temperature=0.5)
-    assert chi_square(ids, squared) < 18.47
-    np.testing.assert_allclose(logprobs, np.log(squared)[ids], atol=1e-6)
+    assert chi_square(ids, shares) < 18.47
+    np.testing.assert_allclose(logprobs, np.log(shares)[ids], atol=1e-6)
 
 
 def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one():
@@ -63,23 +59,14 @@ def test_temperature_zero_takes_the_likeliest_and_reports_temperature_one():
 
 def test_top_p_cuts_the_tail_and_leaves_log_probabilities_alone():
     # 1/2 + 1/4 reaches 0.7; the two kept tokens then have 2/3 and 1/3.
-    ids, logprobs = draw(SHARES, top_p=0.7)
-    assert chi_square(ids, np.array([2 / 3, 1 / 3, 0, 0, 0])) < 10.83
+    nucleus = np.array([2 / 3, 1 / 3, 0, 0, 0])
+    ids, logprobs, cut = draw_and_cut(SHARES, top_p=0.7)
+    assert chi_square(ids, nucleus) < 10.83
     np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
-
-
-@pytest.mark.parametrize(("top_p", "cut"), [(1.0, 0), (0.8, 1 / 8), (0.7, 1 / 4), (0.5, 1 / 2)])
-def test_the_share_that_is_cut_is_told(top_p, cut):
-    *_, cuts = draw_and_cut(SHARES, top_p=top_p)
-    np.testing.assert_allclose(cuts, cut, atol=1e-6)
-
-
-def test_log_probabilities_of_what_is_drawn_from():
-    ids, logprobs, _ = draw_and_cut(SHARES, top_p=0.7, over_nucleus=True)
-    np.testing.assert_allclose(np.exp(logprobs), np.array([2 / 3, 1 / 3, 0, 0, 0])[ids], rtol=1e-5)
-    # Of the whole distribution it is the same thing.
-    ids, logprobs, _ = draw_and_cut(SHARES, over_nucleus=True)
-    np.testing.assert_allclose(logprobs, np.log(SHARES)[ids], atol=1e-6)
+    np.testing.assert_allclose(cut, 1 / 4, atol=1e-6)
+    same_ids, logprobs, _ = draw_and_cut(SHARES, top_p=0.7, over_nucleus=True)
+    np.testing.assert_array_equal(same_ids, ids)
+    np.testing.assert_allclose(np.exp(logprobs), nucleus[ids], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.5, 1), (0.51, 2), (0.75, 2), (0.8, 3)])
@@ -91,9 +78,3 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p, kept):
 def test_tokens_without_probability_are_never_drawn():
     ids, _ = draw([0, 0.5, 0, 0.5, 0])
     assert set(ids.tolist()) == {1, 3}
-
-
-def test_a_key_decides_the_token():
-    first, _ = draw(SHARES)
-    again, _ = draw(SHARES)
-    assert first.tolist() == again.tolist()

@@ -6,7 +6,6 @@ import logging
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec
@@ -16,7 +15,7 @@ from minirl.errors import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import add_adapters
-from minirl.model.sharding import PARAM_AXES, axes_sharding, make_mesh, param_path, param_shardings
+from minirl.model.sharding import PARAM_AXES, make_mesh, param_path, param_shardings
 
 from .conftest import CONFIG
 
@@ -30,11 +29,8 @@ def specs(mesh, config: ModelConfig = CONFIG) -> dict[str, PartitionSpec]:
     return {param_path(path): sharding.spec for path, sharding in leaves}
 
 
-def test_auto_puts_all_devices_on_fsdp():
+def test_axes_of_a_mesh():
     assert dict(make_mesh().shape) == {"data": 1, "fsdp": len(jax.devices()), "tensor": 1}
-
-
-def test_axes_left_out_are_one():
     mesh = make_mesh({"tensor": 2}, jax.devices()[:2])
     assert dict(mesh.shape) == {"data": 1, "fsdp": 1, "tensor": 2}
 
@@ -43,15 +39,13 @@ def test_axes_left_out_are_one():
     ("shape", "message"),
     [
         ({"fsdp": 3}, "data 1 x fsdp 3 x tensor 1 is not the 4 devices"),
-        ({"data": 0, "fsdp": 4}, "data 0 x"),
         ({"data": -1, "fsdp": -4}, "data -1 x"),
         ({"fdsp": 4}, "mesh.fdsp: no such axis; use data, fsdp, tensor"),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(shape, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         make_mesh(shape, jax.devices()[:4])
-    assert "\n" not in str(caught.value)
 
 
 def test_the_table_knows_every_parameter():
@@ -82,9 +76,3 @@ def test_what_does_not_divide_stays_whole_with_a_note(caplog):
     assert found["layers.q"] == PartitionSpec(None, "tensor", "fsdp")
     assert found["layers.gate"] == PartitionSpec(None, None, "fsdp")
     assert "layers.gate: ff = 26 is not split over tensor = 4" in caplog.messages
-
-
-def test_rows_of_a_batch_are_split_over_data_and_fsdp():
-    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    array = jax.device_put(jnp.zeros(8), axes_sharding(("batch",), (8,), mesh, name="rows"))
-    assert array.addressable_shards[0].data.shape == (2,)

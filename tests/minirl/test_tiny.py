@@ -101,10 +101,6 @@ def test_the_folder_is_a_chat_model(tmp_path):
     assert chat.vocab_size <= config["vocab_size"] == 512
 
 
-def test_the_smallest_vocabulary_is_bytes_and_marks():
-    assert train_tokenizer(TEXTS, vocab_size=263).get_vocab_size() == 263
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 
 import jax
@@ -14,6 +13,7 @@ from flax import nnx
 
 from minirl.config import BatchingConfig, Grpo, Gspo
 from minirl.model import attention
+from minirl.model.decoder import unstacked
 from minirl.train import update
 from minirl.train.batching import micro_batches, read_back
 from minirl.train.update import Learner, batch_loss, policy_objective
@@ -336,11 +336,11 @@ def test_scanning_over_layers_equals_the_loop(scene):
     ids_BT = jnp.asarray(np.random.default_rng(2).integers(4, 60, (2, 9)))
     positions_BT = jnp.broadcast_to(jnp.arange(9)[None], (2, 9))
 
-    @functools.partial(nnx.jit, static_argnames="scan")
-    def forward(model, *, scan):
-        return model(ids_BT, positions_BT, attention.causal(), scan=scan)
+    @nnx.jit
+    def forward(model):
+        return model(ids_BT, positions_BT, attention.causal())
 
-    (hidden, caches), scan = forward(model, scan=False), forward(model, scan=True)
+    (hidden, caches), scan = forward(unstacked(model)), forward(model)
     assert len(caches) == 2
     stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *caches)
     assert_close(scan, (hidden, stacked), rtol=1e-6)

@@ -69,8 +69,7 @@ def test_logits_are_those_of_transformers(name):
         assert np.ptp(expected["logits_BTV"][b, :length]) > 1
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("shape", MESHES, ids=str)
+@pytest.mark.parametrize(("name", "shape"), [*zip(MODELS, MESHES, strict=True)], ids=str)
 def test_each_device_holds_its_part_of_the_same_weights(name, shape):
     model = huggingface.load(REFERENCE / name, mesh=make_mesh(shape))
     assert_same(model, huggingface.load(REFERENCE / name))
@@ -120,8 +119,8 @@ def test_shards_of_bounded_size(tmp_path):
     assert_same(huggingface.load(new, mesh=mesh), model)
 
 
-@pytest.mark.parametrize("kind", [ml_dtypes.bfloat16, np.float16])
-def test_half_precision_in_and_out(tmp_path, kind):
+def test_half_precision_in_and_out(tmp_path):
+    kind = ml_dtypes.bfloat16
     model = huggingface.load(REFERENCE / "qwen3")
     huggingface.save(model, tmp_path / "half", source=REFERENCE / "qwen3", dtype=kind)
     config = json.loads((tmp_path / "half" / "config.json").read_text())
@@ -133,11 +132,15 @@ def test_half_precision_in_and_out(tmp_path, kind):
     assert {array.dtype for array in params(kept).values()} == {np.dtype(kind)}
 
 
-def test_saving_replaces_a_model(folder):
+def test_saving_replaces_a_model_and_nothing_else(folder):
     model = huggingface.init(read_config(folder), 3)
     huggingface.save(model, folder, source=folder)
     assert_same(huggingface.load(folder), model)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
+        huggingface.save(model, folder, source=folder)
+    assert (folder / "notes.txt").exists()
 
 
 def test_a_save_that_fails_leaves_the_old_model(folder, monkeypatch):
@@ -151,14 +154,6 @@ def test_a_save_that_fails_leaves_the_old_model(folder, monkeypatch):
         huggingface.save(model, folder, source=folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
-
-
-def test_saving_does_not_delete_other_files(folder):
-    (folder / "notes.txt").write_text("mine")
-    model = huggingface.load(folder)
-    with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
-        huggingface.save(model, folder, source=folder)
-    assert (folder / "notes.txt").exists()
 
 
 def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh():
@@ -191,14 +186,6 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def empty(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"")
-
-
-def remove(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
 def set_config(**changes):
     def apply(folder: Path) -> None:
         path = folder / "config.json"
@@ -207,32 +194,21 @@ def set_config(**changes):
     return apply
 
 
-def set_text(text: str):
-    def apply(folder: Path) -> None:
-        (folder / "config.json").write_text(text)
-
-    return apply
-
-
-def set_index(text: str):
-    def apply(folder: Path) -> None:
-        (folder / "model.safetensors.index.json").write_text(text)
-
-    return apply
+def set_text(text: str, name: str = "config.json"):
+    return lambda folder: (folder / name).write_text(text)
 
 
 NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
+INDEX = "model.safetensors.index.json"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (remove, "no model.safetensors nor model.safetensors.index.json"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors nor"),
         (cut, "model.safetensors: cut short"),
-        (empty, "model.safetensors: cut short"),
-        (set_index("{"), "index.json: not an index"),
-        (set_index("[]"), "index.json: not an index"),
-        (set_index('{"weight_map": {"a": "x.safetensors"}}'), "x.safetensors: not there"),
+        (set_text("{", INDEX), "index.json: not an index"),
+        (set_text('{"weight_map": {"a": "x.safetensors"}}', INDEX), "x.safetensors: not there"),
         (change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
         (change_tensors(lambda t: t.update(wpe=t[NORM])), "tensor wpe not of the model"),
         (
@@ -244,28 +220,13 @@ NORM, GATE = "model.norm.weight", "model.layers.1.mlp.gate_proj.weight"
             f"tensor {GATE} is I8",
         ),
         (set_config(num_hidden_layers=3), "tensor model.layers.2.input_layernorm.weight (and 11"),
-        (set_config(num_hidden_layers=1), "tensor model.layers.1.input_layernorm.weight (and 11"),
-        (set_config(hidden_size=32), "tensor model.embed_tokens.weight has shape (384, 64)"),
-        (set_config(model_type="qwen3"), "k_norm.weight (and 3 more) missing"),
         (set_config(model_type="llama"), "model_type should be 'qwen2' or 'qwen3', not 'llama'"),
-        (set_config(hidden_act="gelu"), "hidden_act should be 'silu', not 'gelu'"),
-        (set_config(use_sliding_window=True), "use_sliding_window should be False, not True"),
         (set_config(rope_scaling={"type": "yarn"}), "rope_scaling.type should be 'default'"),
-        (set_config(rope_scaling=["yarn"]), "rope_scaling should be"),
-        (set_config(rope_parameters={"rope_theta": "a"}), "rope_parameters.rope_theta should be"),
         (set_config(hidden_size="x"), "config.json: hidden_size should be a valid integer"),
-        (set_config(num_attention_heads=0), "num_attention_heads should be greater than 0, not 0"),
         (set_config(num_key_value_heads=3), "num_key_value_heads = 3 does not divide 4 heads"),
         (set_config(head_dim=None, hidden_size=66), "does not divide hidden_size = 66"),
         (set_config(head_dim=15), "head_dim = 15 is odd"),
-        (set_config(rope_theta="a"), "rope_theta should be a valid number"),
         (set_config(rope_theta=float("inf")), "rope_theta should be a finite number"),
-        (set_config(rms_norm_eps=None), "rms_norm_eps should be a valid number, not None"),
-        (
-            set_config(tie_word_embeddings="perhaps"),
-            "tie_word_embeddings should be a valid boolean",
-        ),
-        (set_text("[]"), "config.json: should be an object, not []"),
         (set_text("{"), "config.json: broken JSON"),
         (set_text("{}"), "config.json: model_type is missing"),
     ],
@@ -289,28 +250,24 @@ from tests.memory import peak_bytes
 
 jax.block_until_ready(jax.numpy.ones(8) + 1)
 before = peak_bytes()
-mesh = make_mesh({"fsdp": 8}) if sys.argv[2] == "mesh" else None
-model = huggingface.load(Path(sys.argv[1]), mesh=mesh)
-jax.block_until_ready(model.embed[...])
+for mesh in (None, make_mesh({"fsdp": 8})):
+    model = huggingface.load(Path(sys.argv[1]), mesh=mesh)
+    jax.block_until_ready(model.embed[...])
+    del model
 print(peak_bytes() - before)
 """
 
 
-@pytest.mark.parametrize("where", ["device", "mesh"])
-def test_loading_holds_the_model_once(tmp_path, where):
+def test_loading_holds_the_model_once(tmp_path):
     config = json.loads((REFERENCE / "qwen2" / "config.json").read_text())
     sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
     (tmp_path / "config.json").write_text(json.dumps(config | sizes))
-
-    def make() -> Decoder:
-        return Decoder(read_config(tmp_path), key=jax.random.key(0))
-
-    shapes = huggingface.tensor_shapes(nnx.state(nnx.eval_shape(make)))
+    shapes = huggingface.tensor_shapes(huggingface.shapes_of(tmp_path))
     arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
     save_file(arrays, tmp_path / "model.safetensors")
     model_bytes = sum(array.nbytes for array in arrays.values())
     assert model_bytes > 100e6
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), where]
+    command = [sys.executable, "-c", MEASURE, str(tmp_path)]
     root = Path(__file__).parents[2]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=100)
     assert 0.8 * model_bytes < int(run.stdout) < 1.5 * model_bytes

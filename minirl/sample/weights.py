@@ -16,7 +16,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from minirl.config import SamplerConfig
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.sharding import (
@@ -30,8 +29,6 @@ from minirl.model.sharding import (
 )
 from minirl.run import distributed
 from minirl.sample.cache import device_memory
-from minirl.sample.sampler import NativeSampler
-from minirl.types import Tokenizer
 
 # A copy takes at most this part of a device's memory, if there are devices enough to share it.
 COPY_SHARE = 0.25
@@ -42,21 +39,14 @@ _frozen_copies: WeakKeyDictionary[Decoder, nnx.State] = WeakKeyDictionary()
 def local_mesh(
     params: Any, devices: Sequence[Any], *, dtype: Any, memory_bytes: float
 ) -> Mesh | None:
-    """Arrange devices for sampling: the fewest on `tensor` that hold a copy, the rest on `data`.
+    """Arrange the devices of a process for sampling; None for a single one.
 
-    Args:
-        params: All weights of the model, or their shapes.
-        devices: Those of one process.
-        dtype: In which it computes.
-        memory_bytes: Of one device.
-
-    Returns:
-        None for a single device.
+    The fewest that hold a copy of `params` (all weights, or their shapes) in `dtype` are on
+    `tensor`, the rest on `data`; `memory_bytes` is that of one device.
     """
-    if len(devices) == 1:
+    count, mesh = len(devices), None
+    if count == 1:
         return None
-    count = len(devices)
-    mesh = None
     for tensor in (size for size in range(1, count + 1) if count % size == 0):
         grid = np.array(devices).reshape(count // tensor, 1, tensor)
         mesh = Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
@@ -76,14 +66,16 @@ def copy_shapes(params: Any, own: Mesh | None, dtype: Any) -> Any:
     )
 
 
-def local_model(model: Decoder) -> Decoder:
-    """Return the model on this process's devices; the same one where it lies on one device.
+def local_model(model: Decoder) -> tuple[nnx.GraphDef, nnx.State, Mesh | None]:
+    """Prepare a model for sampling on this process's devices; all processes have to call it.
 
-    What is not trained is copied once for all of a model's samplers.
+    Returns:
+        Its structure there; a copy of what is not trained, one for all samplers of a model; and the
+        mesh of this process's devices.
     """
-    if model.mesh is None:
-        return model
     graph, trained, frozen = split(model)
+    if model.mesh is None:
+        return graph, frozen, None
     own = local_mesh(
         nnx.merge_state(trained, frozen),
         [device for device in _ordered(model.mesh) if device.process_index == jax.process_index()],
@@ -93,12 +85,9 @@ def local_model(model: Decoder) -> Decoder:
     )
     if model not in _frozen_copies:
         _frozen_copies[model] = local_params(frozen, own, model.dtype)
-    trained = local_params(trained, own, model.dtype)
-    copied = nnx.merge(graph, trained, _frozen_copies[model])
-    for _, node in nnx.iter_graph(copied):
-        if isinstance(node, nnx.Module) and hasattr(node, "mesh"):
-            node.mesh = own
-    return copied
+    moved = nnx.merge(graph, trained, frozen)
+    moved.mesh = moved.layers.mesh = own
+    return split(moved)[0], _frozen_copies[model], own
 
 
 def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
@@ -106,11 +95,6 @@ def local_params(params: nnx.State, own: Mesh | None, dtype: Any) -> nnx.State:
 
     All processes have to call it. Weights on no mesh stay where they are; what lies whole on every
     device may share the learner's memory, so the copy has to go before an update.
-
-    Args:
-        params: All weights of a model, or those that are trained.
-        own: The mesh of `local_model`.
-        dtype: In which the model computes.
     """
     mesh = mesh_of(params) if jax.tree.leaves(params) else None
     if mesh is None:
@@ -147,27 +131,3 @@ def _copy_type(path: Any, leaf: Any, dtype: Any) -> Any:
 def _ordered(mesh: Mesh) -> list[Any]:
     """List the devices of a mesh, those of a process side by side, alike on every process."""
     return sorted(mesh.devices.flat, key=lambda device: (device.process_index, device.id))
-
-
-class LocalSampler(NativeSampler):
-    """The native sampler of a learner, whose weights it takes as they lie there.
-
-    Arguments are those of `NativeSampler`, with the learner's model.
-    """
-
-    def __init__(
-        self,
-        model: Decoder,
-        config: SamplerConfig,
-        tokenizer: Tokenizer,
-        *,
-        group_size: int,
-        seed: int,
-    ) -> None:
-        local = local_model(model)
-        self._dtype, self._own_mesh = model.dtype, local.mesh
-        super().__init__(local, config, tokenizer, group_size=group_size, seed=seed)
-
-    def set_weights(self, weights: Any, *, version: int) -> None:
-        """Sample with a copy of the learner's weights on this process's devices."""
-        super().set_weights(local_params(weights, self._own_mesh, self._dtype), version=version)
