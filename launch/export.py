@@ -13,7 +13,7 @@ from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
 from launch import cli
-from launch.folders import check_place
+from launch.run_folder import check_place
 from minirl.errors import UserError
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -30,8 +30,7 @@ def main(arguments: list[str]) -> None:
     check_place(out, key="--out")
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
-    from launch.export_job import export, export_adapter
-    from launch.policy import policy_in
+    from launch.policy import export, export_adapter, policy_in
 
     source = policy_in(options.checkpoint)
     if options.adapter:

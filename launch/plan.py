@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.folders import check_place
+from launch.run_folder import check_place
 from launch.texts import write_json
 from minirl.errors import UserError
 
@@ -109,7 +109,7 @@ def make_plan(
 
     # Devices are described; the ones that are here are left alone.
     jax.config.update("jax_platforms", "cpu")
-    from launch.wiring import mesh_sizes
+    from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
     from minirl.plan.fit import assumed_seconds, fit
@@ -179,7 +179,7 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     """
     import jax
 
-    from launch.wiring import arrange
+    from launch.build import arrange
     from minirl.model.config import read_config
     from minirl.plan.memory import estimate_memory
 

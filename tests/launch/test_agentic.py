@@ -14,8 +14,8 @@ import yaml
 
 from launch import evaluation, job
 from launch.config import load_config
+from launch.data.reply_format import ReplyFormat, write_call
 from launch.eval_job import accuracies
-from launch.forms import Form, write_call, write_reply
 from launch.verdicts import read_verdicts
 from launch.votes import Decode
 from minirl.config import SamplerConfig, TinyConfig
@@ -86,10 +86,10 @@ def example(tmp_path_factory) -> Example:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> ChatTokenizer:
     folder = tmp_path_factory.mktemp("model")
-    marks = Form("fence", CONFIG, brief=True).marks
+    marks = ReplyFormat("fence", CONFIG, brief=True).marks
     make_tiny(
         folder / "m",
-        [*REPLIES, write_reply(GOLD)],
+        [*REPLIES, ReplyFormat().answer(GOLD)],
         TinyConfig(vocab_size=600, **SIZES),
         0,
         marks=marks,
@@ -309,7 +309,7 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
         evaluation={"episode": "agentic"},
     )
     line = ["--cfg", config, "run.dir=run"]
-    cold = command("launch.sft", *line, cwd=tmp_path)
+    cold = command("launch.train", "--only", "warm-start", *line, cwd=tmp_path)
     assert cold.returncode == 0, cold.stderr
     assert len((tmp_path / "run/warm/metrics.jsonl").read_text().splitlines()) == 3
     done = command("launch.train", *line, cwd=tmp_path)

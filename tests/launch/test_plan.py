@@ -16,9 +16,9 @@ import jax
 import pytest
 
 from launch import plan
+from launch.build import arrange
 from launch.cli import USER_ERRORS
 from launch.config import load_config
-from launch.wiring import arrange
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh

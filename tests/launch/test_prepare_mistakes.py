@@ -194,7 +194,7 @@ def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tm
         (["--sample", "progress", "--data", "synsql", "--validation", "9999"], "set fewer aside"),
         (["--data", "spider-dev", "--validation", "1"], "no data set to learn from is there"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: no tokenizer.json in it"),
-        (["executor.timeout=3"], "executor.timeout: unknown key; did you mean executor.timeout_s"),
+        (["executor.timeout=3"], "executor.timeout: unknown key; did you mean timeout_s"),
         (["--cfg", "nope.yaml"], "nope.yaml"),
     ],
 )
@@ -221,11 +221,11 @@ def counted(root: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
     """Prepare, and count the questions whose gold queries were run."""
     asked: list[int] = []
     with monkeypatch.context() as patch:
-        from launch import inspection
+        from launch.data import inspection
 
-        look = inspection.look
+        look = inspection.check_golds
         patch.setattr(
-            inspection, "look", lambda e, *a, **k: asked.append(len(e)) or look(e, *a, **k)
+            inspection, "check_golds", lambda e, *a, **k: asked.append(len(e)) or look(e, *a, **k)
         )
         return run(root, out, "--data", "spider-dev", "bird-train"), sum(asked)
 
@@ -255,12 +255,12 @@ def test_an_interrupted_preparation_goes_on(
 ):
     expected, _ = counted(root, tmp_path / "whole", monkeypatch)
     with monkeypatch.context() as patch:
-        from launch import prepare_job
+        from launch.data import sets
 
         def stop(*_arguments: Any, **_options: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(prepare_job, "_write_databases", stop)
+        patch.setattr(sets, "_write_databases", stop)
         with pytest.raises(KeyboardInterrupt):
             run(root, tmp_path / "p", "--data", "spider-dev", "bird-train")
     assert not list((tmp_path / "p").glob("*.jsonl"))
@@ -286,7 +286,7 @@ def test_a_killed_preparation_goes_on_to_the_same_end(root: Path, tmp_path: Path
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    findings = tmp_path / "p" / "findings.sqlite"
+    findings = tmp_path / "p" / "checks" / "cache.db"
     deadline = time.monotonic() + 90
     try:
         while _count(findings) < 1:
@@ -310,7 +310,7 @@ def _count(findings: Path) -> int:
         return 0
     db = sqlite3.connect(f"file:{findings}?mode=ro", uri=True)
     try:
-        return db.execute("SELECT count(*) FROM finding").fetchone()[0]
+        return db.execute("SELECT count(*) FROM Cache").fetchone()[0]
     except sqlite3.OperationalError:  # not made yet
         return 0
     finally:

@@ -12,8 +12,8 @@ import yaml
 
 from launch import prepare
 from launch.config import PromptConfig, load_config
-from launch.inputs import check_inputs, held_out, load_split
-from launch.prompts import Prompts
+from launch.data.preflight import check_inputs, held_out, load_split
+from launch.data.prompts import Prompts
 from launch.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.data.loading import LoadedData, load, read_all
@@ -112,7 +112,7 @@ def test_prompts_show_the_hints_and_the_schema_is_not_read_again(
     prompts = Prompts(PromptConfig(), SingleTurnConfig())
     prompts.add(loaded)
     with monkeypatch.context() as patch:
-        patch.setattr("launch.prompts.read_schema", read)
+        patch.setattr("launch.data.prompts.read_schema", read)
         text = prompts.single_turn(loaded.examples[0])[-1].content
     assert "City TEXT, -- example: ['New York', 'Oslo']\n" in text
     # In another form it is read, with what the data set says of its columns.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from launch.build import SqlSide
 from launch.config import load_config
-from launch.wiring import SqlSide
 from rewards.expo.reward import ExpoReward
 
 

@@ -1,30 +1,31 @@
-"""From downloads to checked questions, phase by phase; each phase keeps what it has found."""
+"""From downloads to sets of checked questions, phase by phase; each phase can be resumed."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
 from launch.cli import progress_bar
 from launch.crew import crew
-from launch.findings import Findings
-from launch.inspection import VALUES, DatabaseJob, DatabaseReader, Inspector
-from launch.leaks import Leak, Questions, database_leaks
-from launch.prepare_plan import (
+from launch.data.check_cache import CheckCache
+from launch.data.contamination import Overlap, QuestionIndex, database_overlaps
+from launch.data.inspection import DatabaseJob, open_inspector, open_reader
+from launch.data.mixtures import (
     BATCH,
     VALIDATION,
+    VALUES,
     Part,
-    Request,
+    PrepareRequest,
     Survey,
-    check_validation,
     held_out_databases,
     make_pool,
     plan_sets,
@@ -39,12 +40,14 @@ from sqlenv.data.sources import Check, SourceReport
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
-FLAWS = "flaws.jsonl"
-FINDINGS = "findings.sqlite"
-_LOT = 32
-"""Questions that one process looks at together."""
-_SURVEY_EVERY = 10_000
+_Item = TypeVar("_Item")
+
+GOLD_ISSUES = "gold_issues.jsonl"
+CHECKS = "checks"
+_TOGETHER = 32
+"""Questions that one process checks together."""
 _SHOWN_EVERY = 16
+_SURVEY_EVERY = 10_000
 
 
 @dataclass(slots=True)
@@ -54,62 +57,83 @@ class SetSummary:
     Attributes:
         reports: What was found in its sources.
         databases: Questions of each database.
-        flaws: How many questions that were written have each flaw.
+        issues: How many questions that were written have each issue.
         lengths: How many prompts have each number of tokens.
-        hinted: Questions that name a value.
+        matched: Questions that name a value.
     """
 
     reports: Sequence[SourceReport] = ()
     questions: int = 0
     databases: Counter[Path] = field(default_factory=Counter)
-    flaws: Counter[str] = field(default_factory=Counter)
+    issues: Counter[str] = field(default_factory=Counter)
     lengths: Counter[int] = field(default_factory=Counter)
-    hinted: int = 0
+    matched: int = 0
     fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Prepared:
     """All that was prepared.
 
     Attributes:
         held_out: Databases whose questions are not learned from.
         broken: Databases that cannot be read, and why.
-        looked_at: Questions whose gold query was run now, and not by an earlier call.
     """
 
     sets: Mapping[str, SetSummary]
-    leaks: Sequence[Leak]
+    overlaps: Sequence[Overlap]
     held_out: frozenset[str]
     broken: Mapping[Path, str]
-    looked_at: int
 
 
-def prepare(request: Request) -> Outcome:
+def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Prepared:
     """Do all that is left to do.
+
+    Args:
+        request: What is asked for.
+        writes_sets: Whether more is written than the golds that have issues.
 
     Raises:
         UserError: A data set is not whole, or a file of it is damaged.
     """
+    folder = request.folder
     surveys = {name: _survey(name, request) for name in (*request.measured, *request.learned)}
-    check_validation(request, surveys)
+    everything = sum(surveys[name].total() for name in request.learned)
+    if request.validation and request.validation >= everything:
+        raise UserError(
+            f"--validation {request.validation}: there are {everything:,} questions to learn from; "
+            "set fewer aside"
+        )
     entries, broken = _databases(request, surveys)
-    questions = Questions(lambda path: entries[path].shape)
+    questions = QuestionIndex(lambda path: entries[path].shape)
     sets: dict[str, SetSummary] = {}
-    total = sum(sum(survey.values()) for survey in surveys.values())
-    with _inspecting(request, total) as (look, check, findings):
+    total = sum(survey.total() for survey in surveys.values())
+    with _checking(request, total) as (look, check):
         held_out = held_out_databases(request, look, broken)
-        plan = plan_sets(request, held_out, check, broken)
-        learned = set(request.learned_sets)
-        for name, part in plan.items():
-            see = partial(_compare, questions, name, is_learned=name in learned)
-            sets[name] = _write_set(part, _scratch(request.folder, f"{name}.jsonl"), see)
-        looked_at = findings.new
-    _write_databases(request.folder, entries, sets)
-    for name in (*(f"{name}.jsonl" for name in plan), FLAWS, DATABASES):
-        settle(_scratch(request.folder, name), request.folder / name)
-    leaks = [*_database_leaks(learned, entries, sets), *questions.leaks()]
-    return Outcome(sets, leaks, held_out, broken, looked_at)
+        for name, part in plan_sets(request, held_out, check, broken).items():
+            see = partial(_compare, questions, name, is_learned=name in request.learned_sets)
+            sets[name] = _write_set(part, _scratch(folder, f"{name}.jsonl"), see)
+    _write_databases(folder, entries, sets)
+    for name in (*(f"{name}.jsonl" for name in sets), DATABASES):
+        if writes_sets:
+            settle(_scratch(folder, name), folder / name)
+        else:
+            _scratch(folder, name).unlink()
+    settle(_scratch(folder, GOLD_ISSUES), folder / GOLD_ISSUES)
+    used = {name: [entries[path] for path in one.databases] for name, one in sets.items()}
+    learned = {*request.learned_sets, VALIDATION}
+    overlaps = database_overlaps(
+        {name: found for name, found in used.items() if name in learned},
+        {name: found for name, found in used.items() if name not in request.learned_sets},
+    )
+    return Prepared(sets, [*overlaps, *questions.overlaps()], held_out, broken)
+
+
+def _compare(questions: QuestionIndex, name: str, example: Example, *, is_learned: bool) -> None:
+    if is_learned or name == VALIDATION:
+        questions.learn(name, example)
+    if not is_learned:
+        questions.measure(name, example)
 
 
 def _scratch(folder: Path, name: str) -> Path:
@@ -117,22 +141,7 @@ def _scratch(folder: Path, name: str) -> Path:
     return folder / f".{name}.part"
 
 
-def _database_leaks(
-    learned: Collection[str],
-    entries: Mapping[Path, DatabaseEntry],
-    sets: Mapping[str, SetSummary],
-) -> list[Leak]:
-    used = {name: [entries[path] for path in one.databases] for name, one in sets.items()}
-    return database_leaks(
-        {name: found for name, found in used.items() if name in (*learned, VALIDATION)},
-        {name: found for name, found in used.items() if name not in learned},
-    )
-
-
-# Reading.
-
-
-def _survey(name: str, request: Request) -> Survey:
+def _survey(name: str, request: PrepareRequest) -> Survey:
     """Read a data set from end to end before anything is run: it is whole, or refused."""
     found: Survey = Counter()
     pool = make_pool(request.sources[name], request, None)
@@ -150,11 +159,8 @@ def _survey(name: str, request: Request) -> Survey:
     return found
 
 
-# Databases.
-
-
 def _databases(
-    request: Request, surveys: Mapping[str, Survey]
+    request: PrepareRequest, surveys: Mapping[str, Survey]
 ) -> tuple[dict[Path, DatabaseEntry], dict[Path, str]]:
     """Read schemas and values of all databases in use, on all cores.
 
@@ -166,13 +172,13 @@ def _databases(
     used = {path: name for survey in surveys.values() for name, path in survey}
     entries: dict[Path, DatabaseEntry] = {}
     broken: dict[Path, str] = {}
-    reader = DatabaseReader(request.preparation)
+    open_work = partial(open_reader, request)
     with (
-        crew(reader, request.job.executor, most=len(used)) as do,
+        crew(open_work, request.job.executor, most=len(used)) as do,
         progress_bar("reading databases") as update,
     ):
-        for lot in _lots(_database_jobs(request, surveys)):
-            for job, answer in zip(lot, do(lot), strict=True):
+        for jobs in _batched(_database_jobs(request, surveys), BATCH):
+            for job, answer in zip(jobs, do(jobs), strict=True):
                 if isinstance(answer, DatabaseEntry):
                     entries[job.database] = answer
                 elif not request.drop_missing:
@@ -183,7 +189,7 @@ def _databases(
     return entries, broken
 
 
-def _database_jobs(request: Request, surveys: Mapping[str, Survey]) -> Iterator[DatabaseJob]:
+def _database_jobs(request: PrepareRequest, surveys: Mapping[str, Survey]) -> Iterator[DatabaseJob]:
     """List the databases, each once, with what its data set says of its columns."""
     done: set[Path] = set()
     for name, survey in surveys.items():
@@ -191,22 +197,17 @@ def _database_jobs(request: Request, surveys: Mapping[str, Survey]) -> Iterator[
         waiting = {db_id: path for db_id, path in survey if path not in done}
         done.update(waiting.values())
         by_path = {path: db_id for db_id, path in waiting.items()}
-        told: dict[Path, dict[tuple[str, str], str]] = {}
+        found: dict[Path, dict[tuple[str, str], str]] = {}
         for path, descriptions in stream_descriptions(locate(source), source, waiting):
-            told.setdefault(path, {}).update(descriptions)
+            found.setdefault(path, {}).update(descriptions)
         for path, db_id in by_path.items():
-            yield DatabaseJob(db_id, path, told.pop(path, {}))
+            yield DatabaseJob(db_id, path, found.pop(path, {}))
 
 
-def _lots(jobs: Iterable[DatabaseJob]) -> Iterator[list[DatabaseJob]]:
-    lot: list[DatabaseJob] = []
-    for job in jobs:
-        lot.append(job)
-        if len(lot) == BATCH:
-            yield lot
-            lot = []
-    if lot:
-        yield lot
+def _batched(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def _write_databases(
@@ -218,36 +219,29 @@ def _write_databases(
         file.writelines(entries[database].model_dump_json() + "\n" for database in used)
 
 
-# Looking at questions.
-
-
 @contextmanager
-def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Check, Findings]]:
-    """Open what looks at questions on all cores, and the file of what was found before.
+def _checking(request: PrepareRequest, total: int) -> Generator[tuple[Check, Check]]:
+    """Open what checks questions on all cores, and the cache of earlier checks.
 
     Yields:
-        What looks at questions, what also writes flaws down, and the file.
+        What checks questions, and what also writes down the golds that have issues.
     """
-    preparation = request.preparation
-    limits = request.job.executor.model_dump(mode="json", exclude={"workers", "cache_dir"})
+    job = request.job
     settings = {
         "sqlite": apsw.sqlite_lib_version(),
-        "limits": limits,
-        "slow_s": preparation.slow_s,
-        "hints": preparation.hints,
-        "prompt": request.job.prompt.model_dump(mode="json"),
-        "env": request.job.env.model_dump(mode="json"),
-        "tokenizer": _stamp(preparation.tokenizer),
+        "limits": job.executor.model_dump(mode="json", exclude={"workers", "cache_dir"}),
+        "slow_s": request.slow_s,
+        "value_matches": request.value_matches,
+        "prompt": job.prompt.model_dump(mode="json"),
+        "env": job.env.model_dump(mode="json"),
+        "tokenizer": _stamp(request.tokenizer),
     }
     done = 0
 
     def ask(examples: Sequence[Example]) -> Iterator[tuple[int, Checked]]:
         # Questions of one database follow one another: it is opened once.
         order = sorted(range(len(examples)), key=lambda place: examples[place].database)
-        lots = [
-            [examples[place] for place in order[at : at + _LOT]]
-            for at in range(0, len(order), _LOT)
-        ]
+        lots = [[examples[place] for place in lot] for lot in _batched(order, _TOGETHER)]
         for place, checked in zip(order, chain.from_iterable(do(lots)), strict=True):
             nonlocal done
             done += 1
@@ -255,41 +249,41 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Check, F
                 update(done, max(done, total), "")
             yield place, checked
 
+    path, open_work = _scratch(request.folder, GOLD_ISSUES), partial(open_inspector, request)
     with (
-        Findings(request.folder / FINDINGS, settings) as findings,
-        crew(Inspector(preparation), request.job.executor, most=-(-total // _LOT), chunk=1) as do,
-        _lines(_scratch(request.folder, FLAWS)) as tell,
+        CheckCache(request.folder / CHECKS, settings) as cache,
+        crew(open_work, job.executor, most=-(-total // _TOGETHER), chunk=1) as do,
+        naming(path),
+        path.open("w", encoding="utf-8") as file,
         progress_bar("questions") as update,
     ):
 
         def look(examples: Sequence[Example]) -> list[Checked]:
             nonlocal done
             before = done
-            found = findings.look(examples, ask)
+            found = cache.look_up(examples, ask)
             done = before + len(found)
             return found
 
-        def check(examples: Sequence[Example]) -> Iterator[Checked]:
+        def check(examples: Sequence[Example]) -> Iterable[Checked]:
             for checked in look(examples):
                 if checked.issues:
-                    tell(_flaw(checked))
+                    file.write(_issue_line(checked))
                 yield checked
 
-        yield look, check, findings
+        yield look, check
         update(done, done, "")
 
 
-def _flaw(checked: Checked) -> dict[str, object]:
-    e = checked.example
-    said = {"id": e.id, "db_id": e.db_id, "flaws": checked.issues, "note": checked.note}
-    return {**said, "gold": e.gold_sql}
-
-
-@contextmanager
-def _lines(path: Path) -> Generator[Callable[[Mapping[str, object]], None]]:
-    """Open a file of JSON lines."""
-    with naming(path), path.open("w", encoding="utf-8") as file:
-        yield lambda record: print(json.dumps(record, ensure_ascii=False), file=file)
+def _issue_line(c: Checked) -> str:
+    record = {
+        "id": c.example.id,
+        "db_id": c.example.db_id,
+        "issues": c.issues,
+        "note": c.note,
+        "gold": c.example.gold_sql,
+    }
+    return json.dumps(record, ensure_ascii=False) + "\n"
 
 
 def _stamp(tokenizer: Path | None) -> list[object] | None:
@@ -298,13 +292,6 @@ def _stamp(tokenizer: Path | None) -> list[object] | None:
     names = ("tokenizer.json", "tokenizer_config.json")
     stats = [(tokenizer / name).stat() for name in names if (tokenizer / name).is_file()]
     return [str(tokenizer.resolve()), *([stat.st_size, stat.st_mtime_ns] for stat in stats)]
-
-
-def _compare(questions: Questions, name: str, example: Example, *, is_learned: bool) -> None:
-    if is_learned or name == VALIDATION:
-        questions.learn(name, example)
-    if not is_learned:
-        questions.measure(name, example)
 
 
 def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSummary:
@@ -318,8 +305,8 @@ def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSum
             fingerprint.add(checked.example)
             summary.questions += 1
             summary.databases[checked.example.database] += 1
-            summary.flaws.update(checked.issues)
-            summary.hinted += bool(checked.example.value_matches)
+            summary.issues.update(checked.issues)
+            summary.matched += bool(checked.example.value_matches)
             if checked.prompt_tokens is not None:
                 summary.lengths[checked.prompt_tokens] += 1
     summary.fingerprint = fingerprint.text
