@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal
 
 from launch.config import JobConfig
 from launch.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import detect
 from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files
+from sqlenv.data.prepared import DatabaseEntry
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
 from sqlenv.errors import UserError
@@ -77,7 +78,7 @@ def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = 
     Args:
         overlaps: What was found.
         excluded: Databases that are left out already.
-        more: What else can be done about it.
+        more: Further advice.
     """
     refused = [overlap for overlap in overlaps if overlap.is_refused]
     if not refused:
@@ -94,19 +95,6 @@ def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = 
 # Databases.
 
 
-class Database(Protocol):
-    """A database, as both sides are compared by; `shape` is that of `shape_of`."""
-
-    @property
-    def db_id(self) -> str: ...  # noqa: D102
-    @property
-    def bytes(self) -> int: ...  # noqa: D102
-    @property
-    def fingerprint(self) -> str: ...  # noqa: D102
-    @property
-    def shape(self) -> str: ...  # noqa: D102
-
-
 def shape_of(schema: DatabaseSchema) -> str:
     """Hash the names of tables and columns: two databases of one shape are the same one, edited."""
     names = sorted(
@@ -116,19 +104,36 @@ def shape_of(schema: DatabaseSchema) -> str:
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True)
+class _OnDisk:
+    """A database of some questions, read as far as it has to be, with the fields of its entry."""
+
+    db_id: str
+    path: Path
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.path.stat().st_size if is_file(self.path) else -1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.path) if is_file(self.path) else self.db_id
+
+    @property
+    def shape(self) -> str:
+        return _shape(self.path)
+
+
+Database = DatabaseEntry | _OnDisk
+
+
 def database_overlaps(
     learn: Mapping[str, Sequence[Database]],
     measure: Mapping[str, Sequence[Database]],
     *,
     shapes: bool = True,
 ) -> list[Overlap]:
-    """Find databases of one name, of the same bytes, or with the same tables and columns.
-
-    Args:
-        learn: The databases of each set to learn from.
-        measure: Those of each set to measure by.
-        shapes: Whether tables and columns are compared too.
-    """
+    """Find databases of one name, of the same bytes, or (`shapes`) with the same tables."""
     pairs = ((there, here) for there in learn for here in measure if there != here)
     found = []
     for there, here in pairs:
@@ -153,26 +158,6 @@ def database_overlaps(
                 names = tuple(name for entry in same for name in seen[trait(entry)])
                 found.append(Overlap(there, here, kind, len(same), shown, names))
     return found
-
-
-@dataclass(frozen=True)
-class _OnDisk:
-    """A database of some questions, read as far as it has to be."""
-
-    db_id: str
-    path: Path
-
-    @cached_property
-    def bytes(self) -> int:
-        return self.path.stat().st_size if is_file(self.path) else -1
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return fingerprint(self.path) if is_file(self.path) else self.db_id
-
-    @property
-    def shape(self) -> str:
-        return _shape(self.path)
 
 
 def _databases(examples: Sequence[Example]) -> list[_OnDisk]:

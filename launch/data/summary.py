@@ -39,12 +39,13 @@ class PromptLengths(_Record):
 
 
 class SourceEntry(_Record):
-    """What was read of a source."""
+    """What was read of a source, and the first golds that fail or cannot be transpiled."""
 
     name: str
     files: tuple[str, ...]
     read: int
     kept: int
+    failures: tuple[str, ...]
 
 
 class SetReport(_Record):
@@ -108,7 +109,7 @@ def _set(summary: SetSummary, limit: int) -> SetReport:
         prompt_tokens=_lengths(summary.lengths, limit),
         sources=tuple(
             SourceEntry(name=one.name, files=tuple(map(str, one.files)), read=one.read,
-                        kept=one.kept)
+                        kept=one.kept, failures=one.failures)
             for one in summary.reports
         ),
     )  # fmt: skip
@@ -160,6 +161,8 @@ def remarks(summary: Summary, request: PrepareRequest) -> list[str]:
         lines.append(f"train: {short:,} of the {summary.wanted:,} questions asked for are missing")
     if names := summary.held_out:
         lines.append(f"held out: {len(names):,} databases (such as {', '.join(names[:5])})")
+    sources = [source for one in summary.sets.values() for source in one.sources]
+    lines += [f"{one.name}: {'; '.join(one.failures)}" for one in sources if one.failures]
     lines += [f"left out: {why}" for why in summary.broken_databases.values()]
     overlaps = [f"contamination: {overlap.line()}" for overlap in summary.contamination]
     lines += overlaps or ["contamination: none found"]

@@ -265,22 +265,6 @@ def test_the_papers_constants():
     assert (paverl.prompt.style, paverl.prompt.schema_style) == ("paverl", "profile")
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("reward.step_score=binary",),
-        ("reward.aggregate=last",),
-        ("reward.aggregate=steps", "train.algorithm.estimator=direct"),
-        ("reward.atr.high_low=-1",),
-        ("reward.alpha=0.6",),
-        ("env.kind=single_turn", "env.wrapping=fence", "evaluation.episode=single_turn"),
-        ("model.path=x", "warm_start.examples=6000", "warm_start.steps=188"),
-    ],
-)
-def test_the_ablations_are_overrides(overrides):
-    assert load_config("astra.yaml", overrides) != load_config("astra.yaml", [])
-
-
 # Whole runs.
 
 

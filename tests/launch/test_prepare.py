@@ -143,13 +143,6 @@ def test_prepared_questions_are_those_of_the_downloads(
     assert set(again.schemas) == {example.database for example in again.examples}
 
 
-def test_the_same_command_gives_the_same_bytes(downloads: Path, prepared: Path, tmp_path: Path):
-    run(downloads, tmp_path / "again")
-    for name in (*EVALUATIONS, *TRAINING, "gold_issues", "databases"):
-        file = f"{name}.jsonl"
-        assert (tmp_path / "again" / file).read_bytes() == (prepared / file).read_bytes()
-
-
 def test_processes_find_what_one_process_finds(downloads: Path, prepared: Path, tmp_path: Path):
     arguments = ["--data-root", str(downloads), "--out", str(tmp_path / "p"), "executor.workers=2"]
     prepare.main(arguments)  # more than 64 questions: two processes, each with its workers

@@ -167,11 +167,6 @@ def test_files_that_no_data_set_has_are_told(root: Path, tmp_path: Path, caplog)
     assert "dev.json: broken JSON in it: the file is empty" in told
 
 
-def test_a_whole_download_leaves_nothing_to_tell(root: Path, tmp_path: Path, caplog):
-    run(root, tmp_path / "p")
-    assert "left out" not in caplog.text
-
-
 def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tmp_path: Path):
     before = run(root, tmp_path / "p", "--data", "bird-dev")["sets"]["bird-dev"]
     path = root / "bird" / "dev_20240627" / "dev.json"
@@ -315,9 +310,3 @@ def _count(findings: Path) -> int:
         return 0
     finally:
         db.close()
-
-
-def test_a_summary_may_go_into_a_new_folder(root: Path, tmp_path: Path):
-    place = tmp_path / "new" / "summary.json"
-    run(root, tmp_path / "p", "--data", "spider-dev", "--json", str(place))
-    assert json.loads(place.read_text())["sets"].keys() == {"spider-dev"}
