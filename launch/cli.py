@@ -205,8 +205,8 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         _leave(130)
     except Exception as error:
         line = _line_for(error)
-        if _has_others():
-            _leave_others(error, line)
+        if others := _others():
+            _leave_others(others, error, line)
         if line is None:
             raise
         fail(line)
@@ -229,30 +229,23 @@ def _set_up_output() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _has_others() -> bool:
-    """Tell whether this is one of several processes."""
-    if "minirl.run.distributed" not in sys.modules:
-        return False
-    from minirl.run import distributed
-
-    return distributed.is_joined()
+def _others() -> Any:
+    """Return the module `distributed` where this is one of several processes; else None."""
+    module = sys.modules.get("minirl.run.distributed")
+    return module if module is not None and module.is_joined() else None
 
 
 def _leave(status: int) -> NoReturn:
     """End this process; one of several at once: the others would wait for it, and it for them."""
-    if _has_others():
-        from minirl.run import distributed
-
-        distributed.leave(status)
+    if others := _others():
+        others.leave(status)
     sys.exit(status)
 
 
-def _leave_others(error: Exception, line: str | None) -> NoReturn:
+def _leave_others(others: Any, error: Exception, line: str | None) -> NoReturn:
     """Report what ends one of several processes, and end it."""
-    from minirl.run import distributed
-
     status = 1 if line is None else 2
-    if line is None and distributed.is_lost(error):
+    if line is None and others.is_lost(error):
         line = (
             "a peer process of this run died or cannot be reached; restart all processes to "
             f"resume from the last checkpoint ({' '.join(str(error).split())})"
@@ -261,7 +254,8 @@ def _leave_others(error: Exception, line: str | None) -> NoReturn:
         traceback.print_exc()
     else:
         sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
-    distributed.leave(status)
+    others.leave(status)
+    sys.exit(status)
 
 
 def _line_for(error: Exception) -> str | None:

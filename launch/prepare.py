@@ -31,7 +31,7 @@ from launch.data.contamination import refuse
 from launch.data.mixtures import PrepareRequest
 from launch.data.samples import SAMPLES
 from launch.data.sets import prepare
-from launch.data.summary import JOB, Summary, job_settings, remarks, render, summarise
+from launch.data.summary import JOB, Summary, job_settings, remarks, render
 from launch.run_folder import check, claimed
 from launch.texts import write_json, write_text
 from sqlenv.config import SourceConfig
@@ -79,7 +79,7 @@ def _prepare(request: PrepareRequest, cfg: str, *, is_check: bool) -> Summary:
     manifest = request.folder / MANIFEST
     manifest.unlink(missing_ok=True)
     files = _stamps(request)
-    summary = summarise(request, prepare(request, writes_sets=not is_check), files)
+    summary = prepare(request, files, writes_sets=not is_check)
     if not is_check:
         _refuse(summary, request)
         write_text(request.folder / JOB, job_settings(request, summary, cfg))

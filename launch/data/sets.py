@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -17,7 +16,7 @@ import apsw
 from launch.cli import progress_bar
 from launch.crew import crew
 from launch.data.check_cache import CheckCache
-from launch.data.contamination import Overlap, QuestionIndex, database_overlaps
+from launch.data.contamination import QuestionIndex, database_overlaps
 from launch.data.inspection import DatabaseJob, open_inspector, open_reader
 from launch.data.mixtures import (
     BATCH,
@@ -30,19 +29,26 @@ from launch.data.mixtures import (
     make_pool,
     plan_sets,
 )
+from launch.data.samples import SAMPLES
+from launch.data.summary import (
+    GOLD_ISSUES,
+    SetReport,
+    SourceEntry,
+    Summary,
+    describe_lengths,
+)
 from minirl.run.files import naming, settle
 from sqlenv.data.descriptions import stream_descriptions
 from sqlenv.data.issues import Checked
 from sqlenv.data.layouts import locate
 from sqlenv.data.loading import Fingerprint
 from sqlenv.data.prepared import DATABASES, SCHEMAS, DatabaseEntry, write_question
-from sqlenv.data.sources import Check, SourceReport
+from sqlenv.data.sources import Check
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
 _Item = TypeVar("_Item")
 
-GOLD_ISSUES = "gold_issues.jsonl"
 CHECKS = "checks"
 _TOGETHER = 32
 """Questions that one process checks together."""
@@ -50,47 +56,14 @@ _SHOWN_EVERY = 16
 _SURVEY_EVERY = 10_000
 
 
-@dataclass(slots=True)
-class SetSummary:
-    """What was written of a set.
-
-    Attributes:
-        reports: What was found in its sources.
-        databases: Questions of each database.
-        issues: How many questions that were written have each issue.
-        lengths: How many prompts have each number of tokens.
-        matched: Questions that name a value.
-    """
-
-    reports: Sequence[SourceReport] = ()
-    questions: int = 0
-    databases: Counter[Path] = field(default_factory=Counter)
-    issues: Counter[str] = field(default_factory=Counter)
-    lengths: Counter[int] = field(default_factory=Counter)
-    matched: int = 0
-    fingerprint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """All that was prepared.
-
-    Attributes:
-        held_out: Databases whose questions are not learned from.
-        broken: Databases that cannot be read, and why.
-    """
-
-    sets: Mapping[str, SetSummary]
-    overlaps: Sequence[Overlap]
-    held_out: frozenset[str]
-    broken: Mapping[Path, str]
-
-
-def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Prepared:
+def prepare(
+    request: PrepareRequest, files: Mapping[str, tuple[int, int]], *, writes_sets: bool = True
+) -> Summary:
     """Do all that is left to do.
 
     Args:
         request: What is asked for.
+        files: Size and time of each question file.
         writes_sets: Whether more is written than the golds that have issues.
 
     Raises:
@@ -106,27 +79,38 @@ def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Prepared:
         )
     entries, broken = _databases(request, surveys)
     questions = QuestionIndex(lambda path: entries[path].shape)
-    sets: dict[str, SetSummary] = {}
+    sets: dict[str, SetReport] = {}
+    used: dict[str, dict[Path, None]] = {}
     total = sum(survey.total() for survey in surveys.values())
     with _checking(request, total) as (look, check):
         held_out = held_out_databases(request, look, broken)
         for name, part in plan_sets(request, held_out, check, broken).items():
             see = partial(_compare, questions, name, is_learned=name in request.learned_sets)
-            sets[name] = _write_set(part, _scratch(folder, f"{name}.jsonl"), see)
-    _write_databases(folder, entries, sets)
+            sets[name], used[name] = _write_set(request, name, part, see)
+    _write_databases(folder, [entries[path] for path in dict.fromkeys(chain(*used.values()))])
     for name in (*(f"{name}.jsonl" for name in sets), DATABASES):
         if writes_sets:
             settle(_scratch(folder, name), folder / name)
         else:
             _scratch(folder, name).unlink()
     settle(_scratch(folder, GOLD_ISSUES), folder / GOLD_ISSUES)
-    used = {name: [entries[path] for path in one.databases] for name, one in sets.items()}
+    found = {name: [entries[path] for path in paths] for name, paths in used.items()}
     learned = {*request.learned_sets, VALIDATION}
     overlaps = database_overlaps(
-        {name: found for name, found in used.items() if name in learned},
-        {name: found for name, found in used.items() if name not in request.learned_sets},
+        {name: one for name, one in found.items() if name in learned},
+        {name: one for name, one in found.items() if name not in request.learned_sets},
     )
-    return Prepared(sets, [*overlaps, *questions.overlaps()], held_out, broken)
+    return Summary(
+        sets=sets,
+        sample=request.sample,
+        wanted=SAMPLES[request.sample].total if request.sample else None,
+        seed=request.seed,
+        held_out=tuple(sorted(held_out)),
+        broken_databases={str(path): why for path, why in broken.items()},
+        contamination=(*overlaps, *questions.overlaps()),
+        sqlite=apsw.sqlite_lib_version(),
+        files=dict(files),
+    )
 
 
 def _compare(questions: QuestionIndex, name: str, example: Example, *, is_learned: bool) -> None:
@@ -210,13 +194,10 @@ def _batched(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
         yield batch
 
 
-def _write_databases(
-    folder: Path, entries: Mapping[Path, DatabaseEntry], sets: Mapping[str, SetSummary]
-) -> None:
-    used = dict.fromkeys(path for summary in sets.values() for path in summary.databases)
+def _write_databases(folder: Path, entries: Iterable[DatabaseEntry]) -> None:
     path = _scratch(folder, DATABASES)
     with naming(path), path.open("w", encoding="utf-8") as file:
-        file.writelines(entries[database].model_dump_json() + "\n" for database in used)
+        file.writelines(entry.model_dump_json() + "\n" for entry in entries)
 
 
 @contextmanager
@@ -294,21 +275,49 @@ def _stamp(tokenizer: Path | None) -> list[object] | None:
     return [str(tokenizer.resolve()), *([stat.st_size, stat.st_mtime_ns] for stat in stats)]
 
 
-def _write_set(part: Part, path: Path, see: Callable[[Example], None]) -> SetSummary:
-    """Write a set's questions, one by one, and sum them up."""
+def _write_set(
+    request: PrepareRequest, name: str, part: Part, see: Callable[[Example], None]
+) -> tuple[SetReport, dict[Path, None]]:
+    """Write a set's questions, one by one, and sum them up; also return its databases."""
     pools, stream = part
-    summary, fingerprint = SetSummary(), Fingerprint()
+    fingerprint, questions, matched = Fingerprint(), 0, 0
+    issues: Counter[str] = Counter()
+    lengths: Counter[int] = Counter()
+    databases: dict[Path, None] = {}
+    path = _scratch(request.folder, f"{name}.jsonl")
     with naming(path), path.open("w", encoding="utf-8") as file:
         for checked in stream:
             file.write(write_question(checked) + "\n")
             see(checked.example)
             fingerprint.add(checked.example)
-            summary.questions += 1
-            summary.databases[checked.example.database] += 1
-            summary.issues.update(checked.issues)
-            summary.matched += bool(checked.example.value_matches)
+            questions += 1
+            databases[checked.example.database] = None
+            issues.update(checked.issues)
+            matched += bool(checked.example.value_matches)
             if checked.prompt_tokens is not None:
-                summary.lengths[checked.prompt_tokens] += 1
-    summary.fingerprint = fingerprint.text
-    summary.reports = [pool.report() for pool in pools]
-    return summary
+                lengths[checked.prompt_tokens] += 1
+    reports = [pool.report() for pool in pools]
+    found: Counter[str] = Counter()
+    for report in reports:
+        found.update(report.found)
+    summary = SetReport(
+        questions=questions,
+        fingerprint=fingerprint.text,
+        databases=len(databases),
+        read=sum(report.read for report in reports),
+        found=dict(sorted(found.items())),
+        issues=dict(sorted(issues.items())),
+        value_matches=matched,
+        prompt_tokens=describe_lengths(lengths, request.job.sampler.max_prompt_tokens),
+        sources=tuple(
+            SourceEntry(
+                name=one.name,
+                files=tuple(map(str, one.files)),
+                read=one.read,
+                kept=one.kept,
+                failures=one.failures,
+            )
+            for one in reports
+        ),
+    )
+    return summary, databases

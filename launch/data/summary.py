@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import apsw
 import yaml
 from pydantic import BaseModel, ConfigDict
 from rich.table import Table as RichTable
 
 from launch.data.contamination import Overlap
 from launch.data.mixtures import VALIDATION, PrepareRequest
-from launch.data.samples import SAMPLES
-from launch.data.sets import GOLD_ISSUES, Prepared, SetSummary
 from sqlenv.config import DataConfig
 from sqlenv.data.layouts import SETS
 
 JOB = "job.yaml"
+GOLD_ISSUES = "gold_issues.jsonl"
 _TEST_FIRST = ("bird-dev", "spider-dev")
 _HELD_OUT = 200
 
@@ -76,47 +74,8 @@ class Summary(_Record):
     files: dict[str, tuple[int, int]]
 
 
-def summarise(
-    request: PrepareRequest, prepared: Prepared, files: Mapping[str, tuple[int, int]]
-) -> Summary:
-    """Sum up what was prepared."""
-    limit = request.job.sampler.max_prompt_tokens
-    return Summary(
-        sets={name: _set(one, limit) for name, one in prepared.sets.items()},
-        sample=request.sample,
-        wanted=SAMPLES[request.sample].total if request.sample else None,
-        seed=request.seed,
-        held_out=tuple(sorted(prepared.held_out)),
-        broken_databases={str(path): why for path, why in prepared.broken.items()},
-        contamination=tuple(prepared.overlaps),
-        sqlite=apsw.sqlite_lib_version(),
-        files=dict(files),
-    )
-
-
-def _set(summary: SetSummary, limit: int) -> SetReport:
-    found: Counter[str] = Counter()
-    for report in summary.reports:
-        found.update(report.found)
-    return SetReport(
-        questions=summary.questions,
-        fingerprint=summary.fingerprint,
-        databases=len(summary.databases),
-        read=sum(report.read for report in summary.reports),
-        found=dict(sorted(found.items())),
-        issues=dict(sorted(summary.issues.items())),
-        value_matches=summary.matched,
-        prompt_tokens=_lengths(summary.lengths, limit),
-        sources=tuple(
-            SourceEntry(name=one.name, files=tuple(map(str, one.files)), read=one.read,
-                        kept=one.kept, failures=one.failures)
-            for one in summary.reports
-        ),
-    )  # fmt: skip
-
-
-def _lengths(lengths: Counter[int], limit: int) -> PromptLengths | None:
-    """Describe the lengths of prompts; None where they were not counted."""
+def describe_lengths(lengths: Counter[int], limit: int) -> PromptLengths | None:
+    """Describe the lengths of prompts, counted by length; None where there are none."""
     ordered = sorted(lengths.elements())
     if not ordered:
         return None

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import shlex
 import shutil
 import sqlite3
-from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -117,23 +115,6 @@ def test_steps_of_paverl_follow_the_number_of_questions(overrides, counts, steps
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]
     assert (saved["steps"], saved["epochs"]) == (steps, None)
     assert load_config(str(tmp_path / "config.yaml"), []) == config
-
-
-def head_overrides(name: str, after: str) -> list[str]:
-    """Read overrides from the head of a config: what follows some words, up to its end."""
-    text = (resources.files("launch") / "configs" / name).read_text()
-    lines = text[text.index(after) :].split("\nrun:")[0].splitlines()
-    return [one for one in shlex.split(" ".join(line.lstrip("# ") for line in lines)) if "=" in one]
-
-
-def test_the_other_data_of_paverl_are_the_overrides_of_its_head():
-    spider = load_config("paverl.yaml", head_overrides("paverl.yaml", "data.train.sources.0")[:5])
-    assert [source.layout for source in spider.data.train.sources] == ["spider"]
-    assert (spider.data.train.total, spider.data.held_out, spider.train.steps) == (8_000, 648, 78)
-    synsql = load_config("paverl.yaml", head_overrides("paverl.yaml", "data.train.total=10000"))
-    assert (synsql.data.train.total, synsql.data.held_out, synsql.train.steps) == (10_000, 175, 98)
-    levels = [source.levels for source in synsql.data.train.sources]
-    assert levels == [("Simple",), ("Moderate",), ("Complex",), ("Highly Complex",)]
 
 
 @pytest.mark.parametrize(

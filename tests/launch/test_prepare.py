@@ -219,7 +219,7 @@ def test_the_mixture_of_progress_draws_equal_shares(
     downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     small = {**SAMPLES, "progress": replace(SAMPLES["progress"], total=9, validation=0)}
-    for module in ("prepare", "data.mixtures", "data.summary"):
+    for module in ("prepare", "data.mixtures", "data.sets"):
         monkeypatch.setattr(f"launch.{module}.SAMPLES", small)
     run(downloads, tmp_path / "p", "--data", "bird-dev", "--sample", "progress")
     drawn = [one["source"] for one in lines(tmp_path / "p" / "train.jsonl")]

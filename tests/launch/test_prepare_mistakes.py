@@ -46,22 +46,12 @@ def message(root: Path, out: Path, *more: str) -> str:
 CLUB = "spider/database/club/club.sqlite"
 
 
-def empty(root: Path) -> None:
-    (root / CLUB).write_bytes(b"")
-
-
-def foreign(root: Path) -> None:
-    (root / CLUB).write_text("version https://git-lfs.github.com/spec/v1")
+DEV = "spider/dev.json"
 
 
 def corrupt(root: Path) -> None:
-    content = bytearray((root / CLUB).read_bytes())
-    content[4096:] = b"x" * (len(content) - 4096)
-    (root / CLUB).write_bytes(content)
-
-
-def unfinished(root: Path) -> None:
-    (root / f"{CLUB}-journal").write_bytes(b"\xd9\xd5\x05\xf9")
+    content = (root / CLUB).read_bytes()
+    (root / CLUB).write_bytes(content[:4096] + b"x" * (len(content) - 4096))
 
 
 def gone(root: Path) -> None:
@@ -69,45 +59,32 @@ def gone(root: Path) -> None:
     shutil.rmtree(root / "spider" / "test_database" / "club")
 
 
-def cut(root: Path) -> None:
-    path = root / "spider" / "dev.json"
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def blank(root: Path) -> None:
-    (root / "spider" / "dev.json").write_bytes(b"")
-
-
-def field(root: Path) -> None:
-    path = root / "spider" / "dev.json"
-    asked = json.loads(path.read_text())
+def without_question(root: Path) -> None:
+    asked = json.loads((root / DEV).read_text())
     asked[3]["question"] = None
-    write(path, asked)
+    write(root / DEV, asked)
 
 
-def tables(root: Path) -> None:
-    (root / "spider" / "tables.json").write_bytes(b"\xff\xfe{")
+def written(path: str, content: bytes) -> Callable[[Path], object]:
+    return lambda root: (root / path).write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (empty, f"{CLUB}: the database file is empty; download or build it again, or add --drop-m"),
-        (foreign, f"{CLUB}: not a SQLite database; download it again"),
+        (written(CLUB, b""), f"{CLUB}: the database file is empty; "),
+        (written(CLUB, b"version https://git-lfs"), f"{CLUB}: not a SQLite database; "),
         (corrupt, f"{CLUB}: the database is corrupt ("),
-        (unfinished, f"{CLUB}-journal: unfinished writes; close the program"),
-        (
-            gone,
-            f"{CLUB} is not there, but question spider/dev/0 needs it; unpack it, or add",
-        ),
-        (cut, "spider/dev.json: broken JSON after 5 whole records, before byte"),
-        (blank, "spider/dev.json: broken JSON in it: the file is empty"),
-        (field, "spider/dev.json: record 3 has a wrong field: question should be text, not None"),
-        (tables, "spider/tables.json: is UTF-16; save it as UTF-8"),
+        (written(f"{CLUB}-journal", b"\xd9\xd5\x05\xf9"), f"{CLUB}-journal: unfinished writes; "),
+        (gone, f"{CLUB} is not there, but question spider/dev/0 needs it; unpack it, or add"),
+        (lambda root: os.truncate(root / DEV, 900), f"{DEV}: broken JSON after "),
+        (written(DEV, b""), f"{DEV}: broken JSON in it: the file is empty"),
+        (without_question, f"{DEV}: record 3 has a wrong field: question "),
+        (written("spider/tables.json", b"\xff\xfe{"), "spider/tables.json: is UTF-16; "),
     ],
 )
 def test_a_damaged_download_is_named(
-    root: Path, tmp_path: Path, spoil: Callable[[Path], None], expected: str
+    root: Path, tmp_path: Path, spoil: Callable[[Path], object], expected: str
 ):
     spoil(root)
     assert expected in message(root, tmp_path / "p", "--data", "spider-dev")

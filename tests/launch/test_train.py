@@ -143,17 +143,6 @@ def test_run_folder_has_what_was_promised(place):
     assert "sqlite" in json.loads((folder / "versions.json").read_text())
 
 
-def test_a_run_has_its_page(command, place, tmp_path):
-    page = tmp_path / "page.html"
-    done = command("launch.report", "finished", "--out", page, cwd=place)
-    assert done.returncode == 0, done.stderr
-    *summary, last = done.stdout.splitlines()
-    assert summary[0].startswith("finished: execution accuracy before ")
-    assert summary[0].endswith("6 questions, 3 steps")
-    assert len(summary) == 2  # and the gain, but no line on what is missing
-    assert last == f"Page: {page} ({page.stat().st_size / 1e6:.1f} MB)"
-
-
 def test_output_is_for_people(place):
     printed, log = (place / "stdout.txt").read_text(), (place / "stderr.txt").read_text()
     assert "execution accuracy, 6 questions" in printed
