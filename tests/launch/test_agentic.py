@@ -317,18 +317,3 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
     # Training measures the episode with the tool.
     ours = (tmp_path / "agentic/predictions.jsonl").read_bytes()
     assert ours == (tmp_path / "run/after/predictions.jsonl").read_bytes()
-
-
-def test_a_run_for_columns(command, tiny, tmp_path):
-    config = smallest(
-        tiny,
-        tmp_path,
-        "paverl",
-        env={"kind": "single_turn", "wrapping": "fence"},
-        reward={"kind": "paverl"},
-    )
-    done = command("launch.train", "--cfg", config, "run.dir=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for numbers in metrics_of(tmp_path / "run"):
-        assert {"reward/columns", "reward/executed", "columns/ex_f"} <= numbers.keys()
-        assert "rollout/calls" not in numbers

@@ -96,7 +96,6 @@ def test_a_papers_run_holds_out_databases_of_each_source(whole, name):
     [
         ([], (8_600, 429), 84),
         (["data.train.total=8000", "data.held_out=648"], (8_000, 648), 78),
-        (["data.train.total=10000", "data.held_out=175"], (10_000, 175), 98),
         (["train.epochs=1"], (8_600, 429), 8),
         (["data.train.sources.0.limit=1024"], (8_600, 429), 10),
         (["train.steps=20"], (8_600, 429), 20),

@@ -339,21 +339,19 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     adapters = jax.tree.map(
         lambda leaf: jnp.ones(leaf.shape), adapter_shapes(read_config(base), LORA)
     )
-    for name, lora, tree in (("full", None, params), ("lora", LORA, adapters)):
-        write_settings(folder / name, base, lora=lora)
-        with closing(Checkpoints(folder / name / "checkpoints")) as checkpoints:
-            checkpoints.save(1, TrainState(tree, (tree, tree)), {}, score=0.0)
+    write_settings(folder / "lora", base, lora=LORA)
+    with closing(Checkpoints(folder / "lora" / "checkpoints")) as checkpoints:
+        checkpoints.save(1, TrainState(adapters, (adapters, adapters)), {}, score=0.0)
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
     return SimpleNamespace(folder=folder, bytes=size)
 
 
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path, kind):
+def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path):
     assert large.bytes > 200e6
-    line = ["--checkpoint", str(large.folder / kind), "--out", str(tmp_path / "out")]
+    line = ["--checkpoint", str(large.folder / "lora"), "--out", str(tmp_path / "out")]
     run = subprocess.run(
         [sys.executable, "-c", MEASURE, *line],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=100,
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     assert 0 < int(run.stdout.split()[-1]) < 1.5 * large.bytes
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > large.bytes

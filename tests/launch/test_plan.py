@@ -62,7 +62,7 @@ def test_a_plan_says_what_there_is_to_know(made):
     memory = found["update_memory_bytes"]
     assert found["update_bytes"] == pytest.approx(sum(memory.values()))
     # AdamW keeps two numbers beside each weight.
-    assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=64)
+    assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=128)
     # Each of four devices has two of the eight groups, and all answers of both fit.
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (2, 4)
     assert found["micro_batches"] == 1

@@ -238,38 +238,25 @@ def test_a_run_that_was_stopped_four_times_equals_one_that_was_not(command, plac
 # Evaluation.
 
 
-def test_evaluation_of_a_run(command, place, tiny):
-    line = ["--cfg", tiny, "run.dir=finished", "--decode", "vote@2", "--data", "validation"]
-    done = command("launch.eval", *line, "--checkpoint", "finished", "--out", "out", cwd=place)
-    assert done.returncode == 0, done.stderr
-    for row in ("overall: all", "95 % interval", "difficulty: easy", "database: "):
-        assert row in done.stdout
-    result = json.loads((place / "out" / "result.json").read_text())
-    assert (result["questions"], result["decode"], result["seed"]) == (4, "vote@2", 0)
-    assert result["ci95"][0] <= result["ex"] <= result["ci95"][1]
-    assert result["data"]["validation"]["questions"] == 4
-    assert result["versions"]["sqlite"]
-    best = json.loads((place / "finished" / "result.json").read_text())["best_step"]
-    assert result["checkpoint"] == f"finished/checkpoints/{best}"
-    assert sum(part["questions"] for part in result["difficulty"].values()) == 4
-    assert len((place / "out" / "predictions.sql").read_text().splitlines()) == 4
-    assert len(json.loads((place / "out" / "predictions_bird.json").read_text())) == 4
-    # Another decoding does not go into the same folder.
-    line[line.index("vote@2")] = "greedy"
-    done = command("launch.eval", *line, "--checkpoint", "finished", "--out", "out", cwd=place)
-    assert done.returncode == 2
-    assert "decode is 'vote@2' there and 'greedy' here" in done.stderr
-    assert json.loads((place / "out" / "result.json").read_text()) == result
-
-
 def test_evaluation_agrees_with_training(command, place, tiny):
     """The best checkpoint, measured as training measures it, gives the same replies."""
     line = ["--cfg", tiny, "run.dir=finished", "--checkpoint", "finished", "--out", "after"]
     done = command("launch.eval", *line, cwd=place)
     assert done.returncode == 0, done.stderr
-    ours = place / "after" / "predictions.jsonl"
-    theirs = place / "finished" / "after" / "predictions.jsonl"
-    assert ours.read_bytes() == theirs.read_bytes()
+    ours, theirs = place / "after", place / "finished" / "after"
+    for name in ("predictions.jsonl", "predictions.sql", "predictions_bird.json"):
+        assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+    result, trained = (
+        json.loads((folder / "result.json").read_text()) for folder in (ours, place / "finished")
+    )
+    assert (result["ex"], result["questions"]) == (trained["ex_after"], 6)
+    assert result["checkpoint"] == f"finished/checkpoints/{trained['best_step']}"
+    assert sum(part["questions"] for part in result["difficulty"].values()) == 6
+    # Another decoding does not go into the same folder.
+    done = command("launch.eval", *line, "--decode", "vote@2", cwd=place)
+    assert done.returncode == 2
+    assert "decode is 'greedy' there and 'vote@2' here" in done.stderr
+    assert json.loads((ours / "result.json").read_text()) == result
 
 
 def test_evaluation_on_a_test_set(command, place, tiny):
