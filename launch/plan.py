@@ -90,8 +90,8 @@ def make_plan(
         config: The job.
         topology_name: The devices, as `minirl.plan.compile.parse_topology` reads them.
         model: Name of a published shape; None for the job's own model.
-        prompt: Mean length of the prompts in tokens; None for the longest.
-        response: The same of the responses.
+        prompt: Mean length in tokens; None for the longest.
+        response: The same of responses.
         progress: As `cli.progress_bar` yields it.
 
     Returns:

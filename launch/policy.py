@@ -123,13 +123,7 @@ def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatT
 
 
 def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:
-    """Write a policy as a Hugging Face folder; adapters are merged.
-
-    Args:
-        source: The policy.
-        out: Not there, or empty.
-        dtype: Type of the weights; None for that of the run, or of the folder.
-        shard_bytes: Largest file of weights.
+    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged.
 
     Raises:
         UserError: The policy cannot be read, or does not fit on the disk.

@@ -45,15 +45,12 @@ def claimed_run(config: JobConfig) -> AbstractContextManager[Path]:
 
 
 def check(folder: Path, settings: str, *, key: str) -> None:
-    """Refuse a folder that was made with other settings, or that holds something else.
+    """Raise a `UserError` if a folder was made with other settings, or holds something else.
 
     Args:
         folder: May be missing or empty.
         settings: YAML of everything that decides what will be in the folder.
         key: What a person sets to name another folder.
-
-    Raises:
-        UserError: It does not belong to these settings.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; set {key} to another folder")
@@ -93,11 +90,7 @@ def _deciding(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_place(folder: Path, *, key: str) -> None:
-    """Refuse a folder that could not be made or written; nothing is left there.
-
-    Raises:
-        UserError: It lies below a file, or where this user may not write.
-    """
+    """Raise a `UserError` if a folder cannot be made or written; nothing is left there."""
     path = ground = folder.absolute()
     try:
         ground = next(place for place in (path, *path.parents) if place.exists())
@@ -166,11 +159,7 @@ def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
 
 
 def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse processes of one run that have read other questions, by their `fingerprints`.
-
-    Raises:
-        UserError: They differ.
-    """
+    """Raise a `UserError` if processes of a run have other questions, by their `fingerprints`."""
     for process, found in enumerate(facts):
         for name in facts[0]:
             if found[name] != facts[0][name]:
@@ -182,11 +171,7 @@ def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
-    """Note the `fingerprints` of a folder's questions; refuse others when it is resumed.
-
-    Raises:
-        UserError: The folder holds results of other questions.
-    """
+    """Note the `fingerprints` of a folder's questions; a `UserError` if it began with others."""
     facts = fingerprints(splits)
     path = folder / DATA
     old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else facts

@@ -272,10 +272,8 @@ def _published(source: SourceConfig) -> str | None:
 def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
     """Compare what is learned from and chosen by with all test sets below `data.root`.
 
-    Args:
-        config: The job; with generated data there is nothing to compare.
-        splits: Questions, as they are used. Those of `test` are compared with too, unless all of
-            them are generated or of test sets that were found below `data.root`.
+    The run's own test questions are compared with too, unless all of them are generated or of these
+    sets. With generated data there is nothing to compare.
 
     Raises:
         UserError: A test set has some of these questions or databases, and data.overlap=refuse.

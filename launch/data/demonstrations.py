@@ -35,7 +35,7 @@ def demonstrations(
             the right answer alone where the corruption does not change the result.
         seed: Decides which ones.
         reply_format: How queries are written.
-        progress: Called with (done, total, "").
+        progress: As `cli.progress_bar` yields it.
     """
     is_agentic = reply_format.agent is not None
     answer, repair = (_transcript, _long_transcript) if is_agentic else (_answer, _repair)

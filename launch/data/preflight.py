@@ -97,14 +97,7 @@ def load_split(
     *,
     held: frozenset[str] | None,
 ) -> LoadedData:
-    """Read the questions of a split from a data folder.
-
-    Args:
-        config: The job.
-        split: Which.
-        root: The data folder.
-        executor: Runs gold queries; None trusts them all.
-        held: What `held_out` found.
+    """Read the questions of a split; gold queries are run if there is an executor.
 
     Raises:
         UserError: A file is damaged, a database is not there, or no question is left.
