@@ -8,15 +8,14 @@ was trained with adapters (train.lora) is merged; --adapter writes the adapters 
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from launch import cli
 from launch.run_folder import check_place
 from minirl.errors import UserError
-
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def main(arguments: list[str]) -> None:
@@ -77,10 +76,13 @@ def _arguments(arguments: list[str]) -> Namespace:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)(|KB|MB|GB)", text.upper())
-    if match is None or int(match[1]) == 0:
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = 0
+    if size <= 0:
         raise ArgumentTypeError(f"{text!r} is not a size; write for example 5GB")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(size)
 
 
 if __name__ == "__main__":

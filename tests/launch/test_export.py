@@ -296,7 +296,7 @@ def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(place, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("text", ["0", "5XB", "-1", "1.5GB", ""])
+@pytest.mark.parametrize("text", ["0", "5XB", "-1", ""])
 def test_sizes(text, capsys):
     with pytest.raises(SystemExit) as end:
         export._arguments(["--checkpoint", "a", "--out", "b", "--shard-bytes", text])
