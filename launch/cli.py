@@ -128,7 +128,7 @@ def read_seed(text: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
+class ProcessOptions:
     """Where the processes of one run find each other; None where the environment says it."""
 
     coordinator: str | None
@@ -151,13 +151,13 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
 
 
-def read_processes(options: argparse.Namespace) -> Processes:
+def read_processes(options: argparse.Namespace) -> ProcessOptions:
     """Read the arguments of `add_processes`.
 
     Raises:
         UserError: They do not belong together.
     """
-    found = Processes(options.coordinator, options.processes, options.process)
+    found = ProcessOptions(options.coordinator, options.processes, options.process)
     if (found.count, found.number) == (None, None) and found.coordinator in (None, "auto"):
         return found
     if found.count is None or found.number is None or ":" not in (found.coordinator or ""):
@@ -172,7 +172,7 @@ def read_processes(options: argparse.Namespace) -> Processes:
     return found
 
 
-def _join_others(where: Processes) -> None:
+def _join_others(where: ProcessOptions) -> None:
     """Find the other processes of the command, if there are any; before JAX is used."""
     from minirl.run import distributed
 
@@ -303,7 +303,7 @@ def _hush() -> None:
     sys.unraisablehook = hush
 
 
-def use_accelerator(name: str, processes: Processes | None = None) -> None:
+def use_accelerator(name: str, processes: ProcessOptions | None = None) -> None:
     """Select JAX's backend, and keep compiled programs for the next start.
 
     Args:

@@ -22,11 +22,11 @@ _TEST_FIRST = ("bird-dev", "spider-dev")
 _HELD_OUT = 200
 
 
-class _Record(BaseModel):
+class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class PromptLengths(_Record):
+class PromptLengths(_Frozen):
     """Lengths of prompts in tokens, and how many are over the job's limit."""
 
     median: int
@@ -36,7 +36,7 @@ class PromptLengths(_Record):
     over_limit: int
 
 
-class SourceEntry(_Record):
+class SourceEntry(_Frozen):
     """What was read of a source, and the first golds that fail or cannot be transpiled."""
 
     name: str
@@ -46,7 +46,7 @@ class SourceEntry(_Record):
     failures: tuple[str, ...]
 
 
-class SetReport(_Record):
+class SetReport(_Frozen):
     """A set: `found` counts issues of what was read, `issues` of what was written."""
 
     questions: int
@@ -60,7 +60,7 @@ class SetReport(_Record):
     sources: tuple[SourceEntry, ...]
 
 
-class Summary(_Record):
+class Summary(_Frozen):
     """What prepared.json holds; `files` has size and time of each file that was read."""
 
     sets: dict[str, SetReport]
