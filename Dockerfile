@@ -19,11 +19,10 @@ ENV HOME=/home/minirl \
 # Anyone may write at home, so that a container can run as the user who owns the mounted folders.
 RUN useradd --uid 1000 minirl && mkdir --mode 1777 "$HOME" && pip install pip==26.3
 WORKDIR $HOME
-# A mark for whoever looks: nothing is stopped by it. That the process lives is known anyway, so it
-# tells of a job that lives and hangs: nothing new in its folder for two hours. What takes longer,
-# for example the first check of a large data set, wants a --health-cmd of its own.
-HEALTHCHECK --interval=5m --timeout=30s --start-period=1m --retries=1 \
-    CMD ["python", "-m", "launch.health", "--quiet-s", "7200"]
+# A mark for whoever looks: nothing is stopped by it. Unhealthy is a job that lives and has written
+# nothing for two hours; logs of servers do not count.
+HEALTHCHECK --interval=5m --timeout=30s --start-period=2h --retries=1 \
+    CMD find runs -type f -mmin -120 ! -name "sglang-*.log" | grep -q .
 
 # Enough of the project to install what it depends on, in layers that other changes leave alone.
 FROM base AS pins

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks._scripted_server import scripted
+from launch.build import SqlSide
 from launch.config import JobConfig, load_config
-from launch.wiring import SqlSide
 from minirl.config import SglangConfig, TinyConfig, TrainConfig
 from minirl.model import huggingface
 from minirl.model.lora import split

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from launch.config import JobConfig
-from launch.folders import PLACES
 from launch.journal import Answer, Journal, Request
 from launch.measured import weights
 from launch.policy import PolicySource, find_policy
+from launch.run_folder import PLACES
 from rewards.verbal import Ask
 
 

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ from minirl.run.preemption import Preempted
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
 console = Console(stderr=True, highlight=False)
+RESUME = "run the same command again to resume"
 
 
 class Output(Console):
@@ -48,19 +50,12 @@ class Output(Console):
 
 output = Output(highlight=False)
 
-# What to do about errors of the file system that are no fault of ours.
-_MAKE_ROOM = "make room, and the same command goes on from what it has saved"
-_MOVE_AWAY = "move away what is there, or choose another folder"
-_ALLOW = "allow it, or choose another folder"
-_ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _MAKE_ROOM),
-    **dict.fromkeys((errno.ENOTDIR, errno.EISDIR, errno.EEXIST), _MOVE_AWAY),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _ALLOW),
-    errno.ENAMETOOLONG: "write a shorter path",
-}
-_LONGEST_NAME = 200
+# Errors of the file system that are no fault of ours.
+_SYSTEM_ERRORS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+    | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
+)
 _LONGEST_LINE = 2000
-_NEAR = 40  # characters shown around the place of an error
 # What the extras for an accelerator install, by the names that are imported.
 _LEARNER = frozenset(
     {"jax", "jaxlib", "jaxtyping", "flax", "optax", "orbax", "numpy", "safetensors"}
@@ -72,13 +67,13 @@ class Parser(argparse.ArgumentParser):
     """Tells a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in a line, with the status of a user's mistake."""
+        """End with status 2."""
         fail(f"{self.prog}: {message}; see --help")
 
 
 def fail(message: str) -> NoReturn:
     """End with a line on standard error and status 2."""
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {message[:_LONGEST_LINE]}\n")
     sys.exit(2)
 
 
@@ -88,8 +83,8 @@ def make_parser(
     *,
     example: str = "seed=1 run.dir=second",
     needs_config: bool = True,
-) -> argparse.ArgumentParser:
-    """Make a parser with the arguments that every job has.
+) -> Parser:
+    """Make a parser with the arguments that every job has: `cfg`, `accel` and `overrides`.
 
     Args:
         module: Which is run.
@@ -132,6 +127,15 @@ def read_seed(text: str) -> int:
     return int(text)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """Where the processes of one run find each other; None where the environment says it."""
+
+    coordinator: str | None
+    count: int | None
+    number: int | None
+
+
 def add_processes(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a command that several processes can run together."""
     group = parser.add_argument_group(
@@ -147,63 +151,46 @@ def add_processes(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
 
 
-def check_processes(options: argparse.Namespace) -> None:
-    """Refuse arguments of `add_processes` that do not belong together.
+def read_processes(options: argparse.Namespace) -> ProcessOptions:
+    """Read the arguments of `add_processes`.
 
     Raises:
-        UserError: One is missing, or a number is out of range.
+        UserError: They do not belong together.
     """
-    given = (options.coordinator, options.processes, options.process)
-    if given in ((None, None, None), ("auto", None, None)):
-        return
-    if None in given or ":" not in options.coordinator:
+    found = ProcessOptions(options.coordinator, options.processes, options.process)
+    if (found.count, found.number) == (None, None) and found.coordinator in (None, "auto"):
+        return found
+    if found.count is None or found.number is None or ":" not in (found.coordinator or ""):
         raise minirl.errors.UserError(
             "--coordinator HOST:PORT, --processes N and --process I belong together; "
             "give all three, or --coordinator auto"
         )
-    if not 0 <= options.process < options.processes:
+    if not 0 <= found.number < found.count:
         raise minirl.errors.UserError(
-            f"--process {options.process}: should be from 0 to {options.processes - 1}, one less "
-            "than --processes"
+            f"--process {found.number}: should be from 0 to {found.count - 1}"
         )
+    return found
 
 
-def _join_others(options: argparse.Namespace) -> None:
-    """Find the other processes of the command, if there are any; before JAX is used.
-
-    Raises:
-        UserError: The others cannot be found.
-    """
+def _join_others(where: ProcessOptions) -> None:
+    """Find the other processes of the command, if there are any; before JAX is used."""
     from minirl.run import distributed
 
-    if options.coordinator is None and not distributed.is_announced():
+    if where.coordinator is None and not distributed.is_announced():
         return
-    is_given = options.processes is not None
-    where = (options.coordinator, options.processes, options.process)
-    distributed.join(distributed.ProcessConfig(*where) if is_given else None)
-    _listen_to_first()
-
-
-def _listen_to_first() -> None:
-    """Let one of several processes print."""
-    from minirl.run import distributed
-
-    if not distributed.is_first():
+    if where.count is None or where.number is None or where.coordinator is None:
+        distributed.join(None)
+    else:
+        config = distributed.ProcessConfig(where.coordinator, where.count, where.number)
+        distributed.join(config)
+    if not distributed.is_first():  # one of them prints
         console.quiet = output.quiet = True
         logging.getLogger().setLevel(logging.ERROR)
 
 
 def run(main: Callable[[list[str]], None]) -> NoReturn:
     """Run a command; a user's mistake ends it with one line and status 2."""
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_log_handler()])
-    for noisy in ("jax", "orbax", "httpx", "httpx2"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    # Orbax logs the tracebacks of errors that it also raises; asyncio those of Orbax's tasks that a
-    # first error has left behind.
-    for noisy in ("absl", "asyncio"):
-        logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    _hush()
-    _take_any_name()
+    _set_up_output()
     try:
         main(sys.argv[1:])
     except BrokenPipeError:  # whoever reads our output has enough of it
@@ -211,60 +198,64 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         _leave(1)
     except Preempted as stop:
         if not console.quiet:
-            sys.stderr.write(f"stopped by {stop.signal.name}: {stop}; the same command goes on\n")
+            sys.stderr.write(f"stopped by {stop.signal.name}: {stop}; {RESUME}\n")
         sys.exit(0 if stop.signal == signal.SIGTERM else 130)
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command goes on from what it has saved\n")
+        sys.stderr.write(f"interrupted; {RESUME}\n")
         _leave(130)
     except Exception as error:
         line = _line_for(error)
-        if _has_others():
-            _leave_others(error, line)
+        if others := _others():
+            _leave_others(others, error, line)
         if line is None:
             raise
         fail(line)
     sys.exit(0)
 
 
-def _take_any_name() -> None:
-    """Let standard output take names of files that are no text, as standard error does."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
+def _set_up_output() -> None:
+    handler: logging.Handler = logging.StreamHandler()
+    if console.is_terminal:  # in a file, lines are not broken at the width of a terminal
+        handler = RichHandler(console=console, show_path=False, show_time=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    for noisy in ("jax", "orbax", "httpx", "httpx2"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    # Orbax logs the tracebacks of errors that it also raises; asyncio those of Orbax's tasks that a
+    # first error has left behind.
+    for noisy in ("absl", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    _hush()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files that are not text
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _has_others() -> bool:
-    """Tell whether this is one of several processes."""
-    if "minirl.run.distributed" not in sys.modules:
-        return False
-    from minirl.run import distributed
-
-    return distributed.is_joined()
+def _others() -> Any:
+    """Return the module `distributed` where this is one of several processes; else None."""
+    module = sys.modules.get("minirl.run.distributed")
+    return module if module is not None and module.is_joined() else None
 
 
 def _leave(status: int) -> NoReturn:
     """End this process; one of several at once: the others would wait for it, and it for them."""
-    if _has_others():
-        from minirl.run import distributed
-
-        distributed.leave(status)
+    if others := _others():
+        others.leave(status)
     sys.exit(status)
 
 
-def _leave_others(error: Exception, line: str | None) -> NoReturn:
-    """Say what ends one of several processes, and end it."""
-    from minirl.run import distributed
-
+def _leave_others(others: Any, error: Exception, line: str | None) -> NoReturn:
+    """Report what ends one of several processes, and end it."""
     status = 1 if line is None else 2
-    if line is None and distributed.is_lost(error):
+    if line is None and others.is_lost(error):
         line = (
-            "another process of this run has ended or cannot be reached, and this one ends too: "
-            f"start all again, and they go on from what is saved ({' '.join(str(error).split())})"
+            "a peer process of this run died or cannot be reached; restart all processes to "
+            f"resume from the last checkpoint ({' '.join(str(error).split())})"
         )
     if line is None:
         traceback.print_exc()
     else:
         sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
-    distributed.leave(status)
+    others.leave(status)
+    sys.exit(status)
 
 
 def _line_for(error: Exception) -> str | None:
@@ -277,13 +268,10 @@ def _line_for(error: Exception) -> str | None:
         install = "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
         line = f"{missing} is not installed, and this command needs it: {install}"
         return line if missing in _LEARNER else None
-    if isinstance(error, OSError) and error.errno in _ADVICE:
-        name = str(_closed(error) or error.filename or "a file")
-        name = name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}..."
-        return f"{name}: {error.strerror}; {_ADVICE[error.errno]}"
+    if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
+        return f"{error.filename or 'a file'}: {error.strerror}; mend that, and {RESUME}"
     if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        near = error.object[max(error.start - _NEAR, 0) : error.end + _NEAR]
-        return f"{near!r}: a name that is not UTF-8, and has to be written down; rename it"
+        return f"{error.object!r:.100}: a name that is not UTF-8, and has to be written; rename it"
     if "RESOURCE_EXHAUSTED" in words:  # JAX's
         return (
             "the device has too little memory: lower sampler.cache_gb, sampler.slots or "
@@ -292,26 +280,17 @@ def _line_for(error: Exception) -> str | None:
     return None
 
 
-def _closed(error: OSError) -> Path | None:
-    """Name the folder that may not be entered, if that is why a file in it cannot be reached."""
-    if error.errno != errno.EACCES or not isinstance(error.filename, str):
-        return None
-    folders = reversed(Path(error.filename).absolute().parents)
-    return next((folder for folder in folders if not os.access(folder, os.X_OK)), None)
-
-
 def give_up() -> NoReturn:
     """End at once, whatever threads still wait for; what is written stays written."""
-    sys.stderr.write("interrupted again; the same command goes on from what it has saved\n")
+    sys.stderr.write(f"interrupted again; {RESUME}\n")
     sys.stderr.flush()
     os._exit(130)
 
 
 def _hush() -> None:
-    """Keep quiet what is said of a damaged checkpoint after the first read of it has failed.
+    """Drop what TensorStore's threads and Orbax's coroutines print of a damaged checkpoint.
 
-    Orbax then closes its event loop with other reads under way. TensorStore's threads and Orbax's
-    coroutines complain of that to the interpreter, in tracebacks that no log level stops.
+    They complain to the interpreter after the first read has failed, at no log level.
     """
     tell = sys.unraisablehook
 
@@ -324,14 +303,7 @@ def _hush() -> None:
     sys.unraisablehook = hush
 
 
-def _log_handler() -> logging.Handler:
-    """Make the handler of log lines; in a file they are not broken at the width of a terminal."""
-    if console.is_terminal:
-        return RichHandler(console=console, show_path=False, show_time=False)
-    return logging.StreamHandler()
-
-
-def use_accelerator(name: str, processes: argparse.Namespace | None = None) -> None:
+def use_accelerator(name: str, processes: ProcessOptions | None = None) -> None:
     """Select JAX's backend, and keep compiled programs for the next start.
 
     Args:
@@ -372,7 +344,7 @@ def use_accelerator(name: str, processes: argparse.Namespace | None = None) -> N
 
 @contextmanager
 def _held_back() -> Generator[None]:
-    """Hold back what libraries write to standard error beneath Python, and drop it if they fail.
+    """Drop what libraries write to standard error beneath Python if they then fail.
 
     libtpu says in many lines that there is no TPU; we say it in one.
     """

@@ -1,19 +1,21 @@
-"""The settings of a whole job, composed of the packages' own; read from YAML and overrides."""
+"""The settings of a job: composed of the packages' own, and checked."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
-from launch import rules
-from launch.forms import Form
-from launch.layers import Layer, drop_rivals, lay_over, origin, read_layers
+import rewards.config
+from launch import config_merge
+from launch.data.reply_format import ReplyFormat
+from launch.testsets import SPLITS as SPLITS
 from launch.testsets import Split
 from minirl.config import (
     MeshConfig,
@@ -66,7 +68,7 @@ class DataSection(Settings):
     test: DataConfig
     overlap: Literal["refuse", "tell"] = "refuse"
     """What becomes of a run whose questions or databases to learn from, or to choose checkpoints
-    by, are those of a published test set below `root` or of `test` (`launch.overlap`)."""
+    by, are those of a published test set below `root` or of `test`."""
 
     def of(self, split: Split) -> DataConfig:
         """Return the settings of a split; what is held out is drawn from `train`."""
@@ -172,11 +174,14 @@ class JobConfig(Settings):
     def _check(self) -> JobConfig:
         check_together(self.train, self.sampler, self.rollout)
         tiny = self.model.tiny
-        least = least_vocabulary(Form.of(self).marks)
+        least = least_vocabulary(ReplyFormat.of(self).marks)
         if tiny is not None and tiny.vocab_size < least:
             raise contradiction(
                 "model.tiny.vocab_size", f"{tiny.vocab_size} is too small; write {least} or more"
             )
+        for is_wrong, message in _contradictions(self):
+            if is_wrong:
+                raise PydanticCustomError("rule", "{message}", {"message": message})
         return self
 
     @property
@@ -185,34 +190,91 @@ class JobConfig(Settings):
         return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
 
 
+def _contradictions(config: JobConfig) -> list[tuple[bool, str]]:
+    """List rules between settings of different parts: whether one is broken, and what to write."""
+    data, model, train, sampler = config.data, config.model, config.train, config.sampler
+    env, reward = config.env, config.reward
+    return [
+        (
+            (data.demo is None) == (data.root is None),
+            "data: give one of data.demo (generated) and data.root (a folder); "
+            "set the other to null",
+        ),
+        (
+            (data.validation is None) == (data.held_out is None),
+            "data: give one of data.validation (questions of their own) and data.held_out (a "
+            "number of questions of training databases); set the other to null",
+        ),
+        (
+            train.epochs is not None and data.train.total is None,
+            "train.epochs: counts passes over data.train.total questions; set that, or "
+            "train.steps=N",
+        ),
+        (
+            train.epochs is not None and "steps" in train.model_fields_set,
+            "train: give one of train.steps and train.epochs",
+        ),
+        (
+            (model.path is None) == (model.tiny is None),
+            "model: give one of model.path (a folder) and model.tiny (made on the spot); "
+            "set the other to null",
+        ),
+        (
+            sampler.temperature == 0,
+            "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
+        ),
+        (
+            (sampler.max_reply_tokens or 0) > sampler.max_response_tokens,
+            "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
+        ),
+        *rewards.config.contradictions(reward, env),
+        (
+            reward.kind == "astra"
+            and reward.aggregate == "steps"
+            and train.algorithm.estimator != "direct",
+            "reward.aggregate: the scores of steps are advantages as they are; set "
+            "train.algorithm.estimator=direct",
+        ),
+        (
+            config.evaluation.episode == "agentic" and env.kind != "agentic",
+            "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, or "
+            "use single_turn",
+        ),
+        (
+            env.kind == "agentic" and config.prompt.style == "progress",
+            "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
+            "omnisql",
+        ),
+    ]
+
+
 def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
     """Read a config by path or packaged name, apply `key.sub=value` overrides, and check it.
-
-    A config with `base: other.yaml` is laid over that one first (`layers.lay_over`).
 
     Raises:
         UserError: The file is not there or not YAML; a key is unknown, of a wrong type, or
             contradicts another one.
     """
-    layers = read_layers(name)
-    raw = lay_over(layers, _DEFAULT_KINDS)
-    for override in overrides:
-        _override(raw, override)
-    _name_kinds(raw)
+    raw = config_merge.read(name, overrides, _DEFAULT_KINDS)
     try:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
-        raise UserError(_explain(error, layers)) from None
-    _refuse_booleans(raw, config.model_dump(), layers)
-    check(config)
+        raise UserError(f"{name}: {_explain(error)}") from None
     return _count_steps(config)
 
 
-def check(config: JobConfig) -> None:
-    """Refuse settings that contradict one another."""
-    for is_wrong, message in rules.contradictions(config):
-        if is_wrong:
-            raise UserError(message)
+def dump(config: JobConfig) -> str:
+    """Write a resolved config as YAML that `load_config` reads back."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every setting with its path, such as `train.steps`."""
+    if not isinstance(value, dict | list):
+        yield path, value
+        return
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from flat(child, f"{path}.{key}" if path else str(key))
 
 
 def _count_steps(config: JobConfig) -> JobConfig:
@@ -227,131 +289,10 @@ def _count_steps(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"train": course})
 
 
-def dump(config: JobConfig) -> str:
-    """Write a resolved config as YAML that `load_config` reads back."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=100)
-
-
-def _name_kinds(raw: dict[str, Any]) -> None:
-    """Let settings of a kind that is not named be those of the default kind."""
-    for path, kind in _DEFAULT_KINDS.items():
-        node: Any = raw
-        for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.setdefault("kind", kind)
-
-
-def _override(raw: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in place; a value is read as YAML, a number in a key counts items."""
-    dotted, separator, text = override.partition("=")
-    if not separator or not dotted:
-        raise UserError(f"{override!r}: an override has the form key.sub=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"{override!r}: the value is not YAML; quote it for the shell") from None
-    *parents, last = dotted.split(".")
-    if value is not None:
-        drop_rivals(raw, (*parents, last))
-    node: Any = raw
-    for key in parents:
-        node = _child(node, key, override)
-    if isinstance(node, list):
-        node[_index(node, last, override)] = value
-    else:
-        node[last] = value
-
-
-def _refuse_booleans(
-    raw: Any, read: Any, layers: Sequence[Layer], path: tuple[Any, ...] = ()
-) -> None:
-    """Refuse true and false where a number is meant; pydantic takes them for 1 and 0."""
-    if isinstance(raw, bool) and not isinstance(read, bool):
-        where = ".".join(map(str, path))
-        raise UserError(
-            f"{origin(layers, path)}: {where}: should be a number, not {str(raw).lower()}"
-        )
-    if isinstance(raw, dict | list):
-        for key, value in raw.items() if isinstance(raw, dict) else enumerate(raw):
-            _refuse_booleans(value, read[key], layers, (*path, key))
-
-
-def _child(node: Any, key: str, override: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, key, override)]
-    if node.get(key) is None:
-        node[key] = {}
-    if not isinstance(node[key], dict | list):
-        raise UserError(f"{override!r}: {key} is a value, and has no keys below it")
-    return node[key]
-
-
-def _index(node: list[Any], key: str, override: str) -> int:
-    if not key.isdigit() or int(key) >= len(node):
-        raise UserError(f"{override!r}: {key} is not one of the {len(node)} items, from 0")
-    return int(key)
-
-
-def _explain(error: ValidationError, layers: Sequence[Layer]) -> str:
-    """Say the first error in a line: the file, the key's path, and what to write instead."""
-    first, *others = _mistakes(error)
-    keys = tuple(part for part in first["loc"] if part not in _NO_KEYS)
-    if first["type"] == "contradiction":
-        keys += tuple(first["ctx"]["key"].split("."))
-    where = ".".join(map(str, keys))
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{origin(layers, keys)}: {where}{_said(first, where)}{more}"
-
-
-def _said(mistake: Any, where: str) -> str:
-    """Say what is wrong with the key that stands before it."""
-    if mistake["type"] == "extra_forbidden":
-        parent, _, word = where.rpartition(".")
-        return f": unknown key{_closest(word, _keys_beside(mistake['loc']), parent=parent)}"
-    if mistake["type"] == "missing":
-        return ": has to be set"
-    if mistake["type"] == "union_tag_invalid":
-        context = mistake.get("ctx", {})
-        return f".kind: should be {context['expected_tags']}, not {context['tag']!r}"
-    if mistake["type"] == "contradiction":
-        return f": {mistake['ctx']['message']}"
-    words = mistake["msg"][:1].lower() + mistake["msg"][1:]
-    wanted = _PLAIN_WORDS.get(mistake["type"], words)
-    return f": {wanted}, not {mistake['input']!r:.60}"
-
-
-def _mistakes(error: ValidationError) -> list[Any]:
-    """List the errors without those that only follow from another, missing keys last."""
-    errors = error.errors()
-    unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
-
-    def follows(one: Any) -> bool:
-        place = one["loc"]
-        if one["type"] == "literal_error" and isinstance(one["input"], dict):  # not the word: keys
-            return True
-        if one["type"] == "too_short":  # items with mistakes do not count
-            return any(place == other["loc"][: len(place)] != other["loc"] for other in errors)
-        beside = [str(key) for *parents, key in unknown if parents == [*place[:-1]]]
-        return one["type"] == "missing" and bool(difflib.get_close_matches(place[-1], beside))
-
-    # What a person wrote goes first: much may be missing because of it.
-    own = [one for one in errors if not follows(one)] or errors
-    return sorted(own, key=lambda one: one["type"] == "missing")
-
-
-_PLAIN_WORDS = {
-    "model_type": "should have keys below it",
-    "model_attributes_type": "should have keys below it",
-    "path_type": "should be a path",
-    "too_short": "should have at least one item",
-}
-
-
 def _unions(
     settings: type[BaseModel], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """List the fields whose keys depend on their `kind`, with their paths."""
+    """Find the fields whose keys depend on their `kind`, with their paths."""
     for name, field in settings.model_fields.items():
         if field.discriminator == "kind":
             yield (*path, name), field
@@ -361,46 +302,34 @@ def _unions(
 
 
 _DEFAULT_KINDS = {path: field.default.kind for path, field in _unions(JobConfig)}
-_UNION_TAGS = {
+# What pydantic puts among the keys of a location: the member of a union that it tried.
+_NO_KEYS = {"literal['auto']", MeshConfig.__name__} | {
     member.model_fields["kind"].default
     for _, field in _unions(JobConfig)
     for member in get_args(field.annotation)
 }
-# What pydantic puts among the keys to tell which member of a union it tried.
-_NO_KEYS = {*_UNION_TAGS, "literal['auto']", MeshConfig.__name__}
 
 
-def _keys_beside(location: Sequence[str | int]) -> list[str]:
-    """List the keys that the settings class at a location has."""
-    schema: Mapping[str, Any] = JobConfig.model_json_schema()
-    definitions = schema["$defs"]
-    nodes: list[Mapping[str, Any]] = [schema]
-    for part in location[:-1]:
-        nodes = [
-            found
-            for node in nodes
-            for found in _resolve(node.get("properties", {}).get(part, node), definitions)
-        ]
-        if part in _UNION_TAGS:
-            nodes = [n for n in nodes if n["properties"]["kind"].get("const") == part]
-    return sorted({key for node in nodes for key in node.get("properties", {})})
+def _explain(error: ValidationError) -> str:
+    """Say the first mistake in a line; what a person wrote goes before what is missing."""
+
+    def order(one: Any) -> tuple[bool, bool, int]:
+        return one["type"] != "extra_forbidden", one["type"] == "missing", -len(one["loc"])
+
+    first = min(error.errors(), key=order)
+    path = ".".join(str(part) for part in first["loc"] if part not in _NO_KEYS)
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(first["loc"][-1]), _all_keys(), n=1)
+        return f"{path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+    if first["type"] in ("contradiction", "rule"):
+        return ".".join(filter(None, (path, first["msg"])))
+    if first["type"] == "missing":
+        return f"{path}: is missing"
+    words = first["msg"][:1].lower() + first["msg"][1:]
+    return f"{path}: {words}, not {first['input']!r:.60}"
 
 
-def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Follow references and alternatives to objects."""
-    if "$ref" in node:
-        return _resolve(definitions[node["$ref"].rsplit("/", 1)[1]], definitions)
-    found: list[Mapping[str, Any]] = []
-    for key in ("anyOf", "oneOf", "allOf"):
-        for alternative in node.get(key, []):
-            found += _resolve(alternative, definitions)
-    if "items" in node:
-        found += _resolve(node["items"], definitions)
-    return found or [node]
-
-
-def _closest(word: str, known: Sequence[str], *, parent: str) -> str:
-    match = difflib.get_close_matches(word, known, n=1)
-    if match:
-        return f"; did you mean {parent}{'.' if parent else ''}{match[0]}?"
-    return f"; known here: {', '.join(known)}" if known else ""
+def _all_keys() -> set[str]:
+    schemas = JobConfig.model_json_schema()
+    parts = (schemas, *schemas["$defs"].values())
+    return {key for part in parts for key in part.get("properties", ())}

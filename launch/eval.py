@@ -59,8 +59,8 @@ def main(arguments: list[str]) -> None:
 def _evaluate_model(options: Namespace) -> Path:
     """Let a model answer, and judge its answers; give the folder or file of results."""
     from launch.config import load_config
-    from launch.folders import RESULT, check
-    from launch.inputs import check_data
+    from launch.data.preflight import check_data
+    from launch.run_folder import RESULT, check
 
     config = load_config(options.cfg, options.overrides)
     manner = config.evaluation

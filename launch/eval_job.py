@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from launch import cli
 from launch.asked import Asked
+from launch.build import SqlSide, serving
 from launch.config import JobConfig
 from launch.eval_file import (
     Data,
@@ -25,12 +26,11 @@ from launch.eval_file import (
     show_sheet,
 )
 from launch.evaluation import Evaluator, ci95
-from launch.folders import RESULT, claim_data, claimed, versions
 from launch.judging import Task, read_measures
 from launch.official import write_official
 from launch.policy import load_policy
+from launch.run_folder import RESULT, claim_data, claimed, versions
 from launch.served import ANSWERS, served
-from launch.serving import serving
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS, Split, read_limits
 from launch.texts import write_json
@@ -43,7 +43,6 @@ from launch.verdicts import (
     read_verdicts,
 )
 from launch.votes import Decode
-from launch.wiring import SqlSide
 from minirl.model.decoder import Decoder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.files import read_json

@@ -8,15 +8,14 @@ was trained with adapters (train.lora) is merged; --adapter writes the adapters 
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
 from pathlib import Path
 
-from launch import cli
-from launch.folders import check_place
-from minirl.errors import UserError
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+from launch import cli
+from launch.run_folder import check_place
+from minirl.errors import UserError
 
 
 def main(arguments: list[str]) -> None:
@@ -30,8 +29,7 @@ def main(arguments: list[str]) -> None:
     check_place(out, key="--out")
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
-    from launch.export_job import export, export_adapter
-    from launch.policy import policy_in
+    from launch.policy import export, export_adapter, policy_in
 
     source = policy_in(options.checkpoint)
     if options.adapter:
@@ -78,10 +76,13 @@ def _arguments(arguments: list[str]) -> Namespace:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"(\d+)(|KB|MB|GB)", text.upper())
-    if match is None or int(match[1]) == 0:
+    try:
+        size = TypeAdapter(ByteSize).validate_python(text)
+    except ValidationError:
+        size = 0
+    if size <= 0:
         raise ArgumentTypeError(f"{text!r} is not a size; write for example 5GB")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(size)
 
 
 if __name__ == "__main__":

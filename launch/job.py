@@ -11,26 +11,18 @@ from typing import Any
 from rich.table import Table as RichTable
 
 from launch import cli
-from launch.config import JobConfig
+from launch.build import SqlSide, load_model, model_folder, serving
+from launch.config import JobConfig, Split
+from launch.data.contamination import check_overlap
 from launch.evaluation import GREEDY, Evaluator, ci95
-from launch.folders import (
-    RESULT,
-    check_alike,
-    claim_data,
-    claimed_run,
-    fingerprints,
-)
 from launch.official import write_official
-from launch.overlap import check_overlap
 from launch.plan import check_memory
-from launch.serving import serving
+from launch.run_folder import RESULT, check_alike, claim_data, claimed_run, fingerprints
 from launch.statistics import paired_difference
-from launch.testsets import Split
 from launch.texts import write_json
 from launch.verdicts import Verdict, accuracy
 from launch.votes import Decode
 from launch.warm_start import start_model
-from launch.wiring import SqlSide, load_model, model_folder
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.run.metrics import read_metrics
@@ -44,24 +36,21 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(distributed.held_by_first(claimed_run(config)))
         sql = stack.enter_context(SqlSide(config, folder))
-        examples = sql.examples("train")
         limits = config.evaluation
+        examples = sql.examples("train")
         validation = sql.examples("validation", limit=limits.validation_questions)
         test = sql.examples("test", limit=limits.questions)
         splits: dict[Split, Sequence[Example]] = {
-            "train": examples,
-            "validation": validation,
-            "test": test,
-        }
+            "train": examples, "validation": validation, "test": test
+        }  # fmt: skip
         distributed.from_first(lambda: check_overlap(config, splits))
         check_alike(distributed.gather(lambda: fingerprints(splits)))
         distributed.from_first(lambda: claim_data(folder, splits))
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         check_memory(config, source)
         tokenizer = ChatTokenizer(source)
-        sql.check_prompts(
-            "training", (sql.training_prompt(example, tokenizer) for example in examples), tokenizer
-        )
+        training_prompts = (sql.training_prompt(example, tokenizer) for example in examples)
+        sql.check_prompts("training", training_prompts, tokenizer)
         sql.check_prompts("test", map(sql.evaluation_prompt, test), tokenizer)
         start_from = start_model(config, folder, sql, examples)
         model, tokenizer = load_model(config, start_from, lora=config.train.lora)
@@ -84,9 +73,9 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             evaluator.set_weights(params, version=version)
             return evaluator.accuracy(validation)
 
-        task = sql.task(examples, tokenizer, validate=validate)
         trainer = Trainer(
-            model, tokenizer, task, config.train, config.sampler,
+            model, tokenizer, sql.task(examples, tokenizer, validate=validate),
+            config.train, config.sampler,
             seed=config.seed, folder=folder, servers=servers, rollout=config.rollout,
         )  # fmt: skip
         with cli.progress_bar("learning") as progress:
@@ -140,27 +129,27 @@ def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
     """Average turns and reward parts over the first and last steps; list validation accuracies."""
     lines = read_metrics(folder)
+    first, last = lines[:steps], lines[-steps:]
 
     def mean(name: str, part: Sequence[dict[str, float]]) -> float:
         return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
 
     names = sorted(name for name in lines[-1] if name.startswith("reward/"))
-    first, last = lines[:steps], lines[-steps:]
+    curve = [
+        [line["step"], round(line["validation/accuracy"], 6)]
+        for line in lines
+        if "validation/accuracy" in line
+    ]
     return {
         "mean_turns": mean("rollout/turns", last),
         "mean_turns_first": mean("rollout/turns", first),
         "rewards": {name.removeprefix("reward/"): mean(name, last) for name in names},
         "rewards_first": {name.removeprefix("reward/"): mean(name, first) for name in names},
-        "validation_curve": [
-            [line["step"], round(line["validation/accuracy"], 6)]
-            for line in lines
-            if "validation/accuracy" in line
-        ],
+        "validation_curve": curve,
     }
 
 
 def _table(result: dict[str, Any]) -> RichTable:
-    """Show a result to a person."""
     table = RichTable("", "before", "after", title="Held-out questions and training episodes")
 
     def percent(value: float, interval: Sequence[float]) -> str:
@@ -174,18 +163,14 @@ def _table(result: dict[str, Any]) -> RichTable:
     )
     table.add_row("gain (95 % interval)", "", percent(result["gain"], result["gain_ci95"]))
     table.add_section()
-    table.add_row(
-        "turns of a training episode (first and last 10 steps)",
-        f"{result['mean_turns_first']:.2f}",
-        f"{result['mean_turns']:.2f}",
-    )
+    turns = (f"{result[name]:.2f}" for name in ("mean_turns_first", "mean_turns"))
+    table.add_row("turns of a training episode (first and last 10 steps)", *turns)
     for name, value in result["rewards"].items():
         table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
     return table
 
 
 def _curve(result: dict[str, Any]) -> RichTable:
-    """Draw validation accuracy over steps."""
     table = RichTable("step", "accuracy", "", title="Validation questions", box=None)
     for step, value in result["validation_curve"]:
         table.add_row(str(step), f"{100 * value:.1f} %", "█" * round(50 * value))

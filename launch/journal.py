@@ -86,7 +86,7 @@ class Cost:
 
 class Journal:
     """A file of answers by request, only ever appended to. Threads may share one; of processes one
-    at a time, which `launch.folders.claimed` sees to.
+    at a time, which `launch.run_folder.claimed` sees to.
 
     Args:
         path: JSON lines; a last line that a kill cut short is taken away.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig
-from launch.inputs import rooted
+from launch.data.preflight import rooted
 from launch.testsets import Split
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import locate

@@ -17,14 +17,13 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.folders import check_place
+from launch.run_folder import check_place
 from launch.texts import write_json
 from minirl.errors import UserError
 
 if TYPE_CHECKING:
     from minirl.model.config import ModelConfig
     from minirl.plan.compile import Topology
-    from minirl.plan.fit import Fit
     from minirl.plan.memory import Workload
 
 _log = logging.getLogger(__name__)
@@ -47,12 +46,10 @@ def main(arguments: list[str]) -> None:
         metavar="NAME",
         help="a published shape in place of model.path's, for example qwen2.5-coder-7b",
     )
-    parser.add_argument(
-        "--prompt-tokens", type=float, metavar="N", help="mean length; default: the longest"
-    )
-    parser.add_argument(
-        "--response-tokens", type=float, metavar="N", help="mean length; default: the longest"
-    )
+    for kind in ("prompt", "response"):
+        parser.add_argument(
+            f"--{kind}-tokens", type=float, metavar="N", help="mean length; default: the longest"
+        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
@@ -93,12 +90,12 @@ def make_plan(
         config: The job.
         topology_name: The devices, as `minirl.plan.compile.parse_topology` reads them.
         model: Name of a published shape; None for the job's own model.
-        prompt: Mean length of the prompts in tokens; None for the longest.
-        response: The same of the responses.
-        progress: Called as `cli.progress_bar` says.
+        prompt: Mean length in tokens; None for the longest.
+        response: The same of responses.
+        progress: As `cli.progress_bar` yields it.
 
     Returns:
-        The plan, as JSON has it.
+        The plan, as JSON has it; bytes are those of one device.
 
     Raises:
         UserError: The topology or the model is not known, or nothing fits.
@@ -109,7 +106,7 @@ def make_plan(
 
     # Devices are described; the ones that are here are left alone.
     jax.config.update("jax_platforms", "cpu")
-    from launch.wiring import mesh_sizes
+    from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
     from minirl.plan.fit import assumed_seconds, fit
@@ -117,13 +114,35 @@ def make_plan(
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
     work = workload_of(config, shape, prompt=prompt, response=response)
-    _check_lengths(work)
-    devices = described_devices(topology)
-    mesh = make_mesh(mesh_sizes(config, shape, topology.size), devices)
+    sampler = config.sampler
+    for name, mean, longest in (
+        ("prompt", work.prompt, sampler.max_prompt_tokens),
+        ("response", work.response, sampler.max_response_tokens),
+    ):
+        if not 1 <= mean <= longest:
+            raise UserError(
+                f"--{name}-tokens {mean:g}: a mean length lies between 1 and "
+                f"sampler.max_{name}_tokens = {longest}"
+            )
+    mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
     found = fit(work, topology, mesh, progress)
     progress(1, 1, "done")
     seconds = assumed_seconds(work, topology, found)
-    return _report(topology, found) | {
+    return {
+        "topology": topology.name,
+        "devices": topology.size,
+        "parameters": found.parameters,
+        "update_memory_bytes": found.update,
+        "generation_memory_bytes": found.generation,
+        "update_bytes": sum(found.update.values()),
+        "generation_bytes": sum(found.generation.values()),
+        "room_bytes": found.room if math.isfinite(found.room) else None,
+        "processes": found.sampling.processes,
+        "sampler_mesh": dict(found.sampling.mesh.shape),
+        "groups_per_batch": found.batch.groups,
+        "answers_per_batch": found.batch.answers,
+        "micro_batches": found.batch.count,
+        "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
         "assumed_seconds": seconds | {"step": sum(seconds.values())},
@@ -143,26 +162,9 @@ def workload_of(
     from minirl.plan.memory import Workload
 
     sampler = config.sampler
-    return Workload(
-        shape,
-        config.model,
-        sampler,
-        config.train,
-        sampler.max_prompt_tokens if prompt is None else prompt,
-        sampler.max_response_tokens if response is None else response,
-    )
-
-
-def _check_lengths(work: Workload) -> None:
-    """Raise a `UserError` unless the mean lengths lie within the longest."""
-    means = {"prompt": work.prompt, "response": work.response}
-    for name, mean in means.items():
-        longest = getattr(work.sampler, f"max_{name}_tokens")
-        if not 1 <= mean <= longest:
-            raise UserError(
-                f"--{name}-tokens {mean:g}: a mean length lies between 1 and "
-                f"sampler.max_{name}_tokens = {longest}"
-            )
+    prompt = sampler.max_prompt_tokens if prompt is None else prompt
+    response = sampler.max_response_tokens if response is None else response
+    return Workload(shape, config.model, sampler, config.train, prompt, response)
 
 
 def check_memory(config: JobConfig, folder: Path) -> None:
@@ -170,16 +172,12 @@ def check_memory(config: JobConfig, folder: Path) -> None:
 
     Activations are an estimate: where they alone are too much, a warning says so.
 
-    Args:
-        config: The job.
-        folder: Where the `config.json` of its model is.
-
     Raises:
         UserError: It is more than a device has, activations apart.
     """
     import jax
 
-    from launch.wiring import arrange
+    from launch.build import arrange
     from minirl.model.config import read_config
     from minirl.plan.memory import estimate_memory
 
@@ -246,26 +244,6 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
     return read_config(path)
 
 
-def _report(topology: Topology, found: Fit) -> dict[str, Any]:
-    """Put what was found into JSON's types; bytes are those of one device."""
-    return {
-        "topology": topology.name,
-        "devices": topology.size,
-        "parameters": found.parameters,
-        "update_memory_bytes": found.update,
-        "generation_memory_bytes": found.generation,
-        "update_bytes": sum(found.update.values()),
-        "generation_bytes": sum(found.generation.values()),
-        "room_bytes": found.room if math.isfinite(found.room) else None,
-        "processes": found.sampling.processes,
-        "sampler_mesh": dict(found.sampling.mesh.shape),
-        "groups_per_batch": found.batch.groups,
-        "answers_per_batch": found.batch.answers,
-        "micro_batches": found.batch.count,
-        "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
-    }
-
-
 def _assumptions(work: Workload, topology: Topology) -> list[str]:
     """Say what a plan rests on: what the compiler says, and what is assumed."""
     from minirl.plan.fit import COMPUTE_SHARE, FILLED, MEMORY_SHARE
@@ -308,27 +286,21 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
     memory.add_row("may be filled", known, known)
+    sampler = " x ".join(
+        f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1
+    )
     step = RichTable("of a step", "", title="A step")
-    step.add_row("largest micro-batch", _batch_words(plan))
-    step.add_row("samplers", _sampler_words(plan))
+    step.add_row(
+        "largest micro-batch",
+        f"train.batching.groups_per_batch={plan['groups_per_batch']} "
+        f"train.batching.answers_per_batch={plan['answers_per_batch']} "
+        f"({plan['micro_batches']} a step)",
+    )
+    step.add_row("samplers", f"{plan['processes']}, each on {sampler or 'one device'}")
     for name, seconds in plan["assumed_seconds"].items():
         step.add_row(f"{name}, assumed seconds", f"{seconds:.1f}")
     step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
     return [memory, step]
-
-
-def _batch_words(plan: dict[str, Any]) -> str:
-    return (
-        f"train.batching.groups_per_batch={plan['groups_per_batch']} "
-        f"train.batching.answers_per_batch={plan['answers_per_batch']} "
-        f"({plan['micro_batches']} a step)"
-    )
-
-
-def _sampler_words(plan: dict[str, Any]) -> str:
-    sizes = plan["sampler_mesh"]
-    over = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
-    return f"{plan['processes']}, each on {over or 'one device'}"
 
 
 def _gib(size: float) -> str:

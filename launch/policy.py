@@ -1,23 +1,35 @@
-"""Which weights to measure: a run's best, one checkpoint, a Hugging Face folder, a job's start."""
+"""Policies: a run's best checkpoint, one checkpoint, a Hugging Face folder, or a job's start.
+
+They are found, loaded to be measured, and exported tensor by tensor.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from flax import nnx
 
+from launch import cli
+from launch.build import load_model
 from launch.config import JobConfig, load_config
-from launch.folders import CONFIG
-from launch.inputs import check_model
+from launch.data.preflight import check_model
+from launch.run_folder import CONFIG
 from launch.warm_start import FOLDER as WARM
-from launch.wiring import load_model
 from minirl.config import LoraConfig
 from minirl.errors import UserError
+from minirl.model import huggingface
+from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
-from minirl.model.lora import split
+from minirl.model.lora import adapter_shapes, merged_tensors, split
 from minirl.model.tokenizer import ChatTokenizer
-from minirl.run.checkpoint import best_step, read_params
+from minirl.run.checkpoint import best_step, read_params, stored_params
+from minirl.run.files import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +52,7 @@ class PolicySource:
 
 
 def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
-    """Find the policy to measure.
-
-    Args:
-        config: The job, whose start is taken when `where` is None: the model that the warm start
-            left in the run folder if there is one, else `model.path`.
-        where: A run folder (its best checkpoint), one of its `checkpoints/N`, or a Hugging Face
-            folder.
+    """Find the policy to measure: in a folder, or the start of a job.
 
     Raises:
         UserError: There is no policy.
@@ -55,7 +61,11 @@ def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
 
 
 def policy_in(where: Path) -> PolicySource:
-    """Find the policy in a folder; see `find_policy`."""
+    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model's folder.
+
+    Raises:
+        UserError: There is no policy.
+    """
     if not where.is_dir():
         raise UserError(f"--checkpoint {where}: no such folder")
     if (where / "config.json").is_file():
@@ -74,20 +84,8 @@ def policy_in(where: Path) -> PolicySource:
     return _of_run(run, where)
 
 
-def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatTokenizer]:
-    """Read a policy and its tokenizer.
-
-    Args:
-        source: Where from.
-        config: The job, for the devices and the type of the computation.
-    """
-    model, tokenizer = load_model(config, source.model, lora=source.lora)
-    if source.checkpoint is not None:
-        nnx.update(model, read_params(source.checkpoint, split(model)[1]))
-    return model, tokenizer
-
-
 def _start(config: JobConfig) -> PolicySource:
+    """Find the model that the warm start left in the run folder, else `model.path`."""
     name = f"{config.run.name}-start"
     if (config.folder / WARM).is_dir():
         return PolicySource(name, config.folder / WARM)
@@ -114,3 +112,107 @@ def _of_run(run: Path, checkpoint: Path) -> PolicySource:
         check_model(config)
     name = f"{run.resolve().name}{'-warm' if is_warm else ''}-step{checkpoint.name}"
     return PolicySource(name, path, checkpoint, config, phase.lora if phase else None)
+
+
+def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatTokenizer]:
+    """Read a policy and its tokenizer, for the devices and the dtype of a job."""
+    model, tokenizer = load_model(config, source.model, lora=source.lora)
+    if source.checkpoint is not None:
+        nnx.update(model, read_params(source.checkpoint, split(model)[1]))
+    return model, tokenizer
+
+
+def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:
+    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged.
+
+    Raises:
+        UserError: The policy cannot be read, or does not fit on the disk.
+    """
+    shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
+    kind = dtype or _own_dtype(source)
+    size = _check_room(out, huggingface.total_bytes(shapes, kind))
+    with _tensors(source) as tensors, cli.progress_bar("export") as progress:
+
+        def counted() -> Iterator[tuple[str, np.ndarray]]:
+            for number, (name, array) in enumerate(tensors):
+                progress(number, len(shapes), name)
+                yield name, array
+
+        huggingface.write(
+            out,
+            shapes,
+            counted(),
+            source=source.model,
+            dtype=kind,
+            max_shard_bytes=shard_bytes,
+            generation=_generation(source),
+        )
+        progress(len(shapes), len(shapes), "")
+    cli.output.print(f"Model: {out} ({size / 1e6:,.1f} MB, {kind})", soft_wrap=True)
+
+
+def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> None:
+    """Write a policy's adapters alone, in PEFT's form; see `export`."""
+    if source.lora is None or source.checkpoint is None:
+        raise UserError(
+            f"--adapter: {source.name} has no adapters, since train.lora was not set; "
+            "leave --adapter out"
+        )
+    like = adapter_shapes(read_config(source.model), source.lora)
+    shapes = huggingface.tensor_shapes(like)
+    kind = dtype or "float32"
+    _check_room(out, huggingface.total_bytes(shapes, kind))
+    with stored_params(source.checkpoint, like) as read:
+        tensors, base = huggingface.tensors(like, read), str(source.model.resolve())
+        huggingface.write_adapter(out, shapes, tensors, source.lora, base=base, dtype=kind)
+    cli.output.print(f"Adapters of {source.model}: {out}", soft_wrap=True)
+
+
+@contextmanager
+def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]]:
+    """Open a policy's weights, to be read one by one."""
+    if source.checkpoint is None:
+        yield huggingface.read_tensors(source.model)
+        return
+    if source.lora is None:
+        like = huggingface.shapes_of(source.model)
+    else:
+        like = adapter_shapes(read_config(source.model), source.lora)
+    with stored_params(source.checkpoint, like) as read:
+        stored = huggingface.tensors(like, read)
+        if source.lora is not None:
+            weights = huggingface.read_tensors(source.model)
+            stored = merged_tensors(weights, dict(stored), source.lora)
+        yield stored
+
+
+def _check_room(out: Path, size_bytes: int) -> int:
+    """Return the size, or raise a `UserError` if the disk has no room for it."""
+    place = next(path for path in out.absolute().parents if path.exists())
+    free = shutil.disk_usage(place).free
+    if size_bytes > free:
+        raise UserError(
+            f"--out {out}: it takes {size_bytes / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free; "
+            "make room, or set --out to another folder"
+        )
+    return size_bytes
+
+
+def _own_dtype(source: PolicySource) -> str:
+    """Return what a run computed in, and so sampled with; or the type of a folder's weights."""
+    if source.run is not None:
+        return source.run.model.dtype
+    config = read_json(source.model / "config.json", dict[str, Any], advice="copy it again")
+    found = config.get("dtype") or config.get("torch_dtype")
+    return found if found in ("bfloat16", "float16") else "float32"
+
+
+def _generation(source: PolicySource) -> dict[str, Any]:
+    """Say how to sample, where the base model does not: as the run did."""
+    tokenizer = ChatTokenizer(source.model)
+    content = {"eos_token_id": list(tokenizer.stop_ids), "pad_token_id": tokenizer.pad_id}
+    if source.run is None:
+        return content
+    sampler = source.run.sampler
+    own = {"do_sample": True, "temperature": sampler.temperature, "top_p": sampler.top_p}
+    return content | own

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
-from launch.folders import CONFIG, RESULT
 from launch.judging import SUITED
+from launch.run_folder import CONFIG, RESULT
 from launch.sheet import Sheet, read_sheet
 from launch.testsets import VERDICTS
 from launch.verdicts import PREDICTIONS, Verdict, read_verdicts

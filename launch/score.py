@@ -3,7 +3,6 @@
     python -m launch.score --db shop.sqlite --gold "SELECT …" --pred "SELECT …"
     python -m launch.score --file pairs.jsonl --json
     python -m launch.score --predictions model.sql --data-root spider_data --data dev.json
-    python -m launch.score lint --data spider_data/dev.json
 
 One pair gives a page, or with --json one object. A file of pairs has a JSON object a line with
 `id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
@@ -18,8 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -28,7 +25,7 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from launch import cli, lint
+from launch import cli
 from launch.crew import (
     make_pair_scorer,
     make_trajectory_scorer,
@@ -62,9 +59,8 @@ Write = Callable[[Mapping[str, Any]], None]
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
-    is_lint = list(arguments[:1]) == ["lint"]
-    options = (_lint_parser() if is_lint else _parser()).parse_args(arguments[is_lint:])
-    (_lint if is_lint else _score)(options, _executor_config(options))
+    options = _parser().parse_args(arguments)
+    _score(options, _executor_config(options))
 
 
 def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
@@ -172,16 +168,6 @@ def _score_episodes(
     return means
 
 
-def _lint(options: argparse.Namespace, config: ExecutorConfig) -> None:
-    examples = _examples(options)
-    found = spread(lint.Linter(options.slow_s), config, examples, title="golds")
-    findings = [finding for several in found for finding in several]
-    if options.json:
-        sys.stdout.writelines(json.dumps(finding.record()) + "\n" for finding in findings)
-    else:
-        cli.Output(highlight=False).print(lint.render(findings, len(examples)))
-
-
 def _keep_inputs(options: argparse.Namespace) -> None:
     """Refuse to write over a file that is read.
 
@@ -250,13 +236,6 @@ def _place(options: argparse.Namespace) -> tuple[Path, Path]:
     return options.data_root, options.data
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: write a number of seconds above 0")
-    return value
-
-
 def _executor_config(options: argparse.Namespace) -> ExecutorConfig:
     named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
     try:
@@ -294,21 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _lint_parser() -> argparse.ArgumentParser:
-    parser = cli.Parser(
-        prog="python -m launch.score lint",
-        description=lint.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    _add_data(parser, required=True)
-    parser.add_argument("--slow-s", type=_seconds, default=1.0, help="slow from here (default: 1)")
-    parser.add_argument("--json", action="store_true", help="a JSON object a flaw")
-    _add_dialect(parser)
-    _add_limits(parser)
-    return parser
-
-
-def _add_data(parser: argparse._ActionsContainer, *, required: bool = False) -> None:
+def _add_data(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--data-root",
         type=Path,
@@ -319,7 +284,6 @@ def _add_data(parser: argparse._ActionsContainer, *, required: bool = False) -> 
         "--data",
         type=Path,
         metavar="FILE",
-        required=required,
         help="file of the questions and gold queries; with --data-root, relative to it",
     )
     parser.add_argument(

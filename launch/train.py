@@ -1,33 +1,28 @@
 """Train a model: warm start, accuracy before, reinforcement learning, accuracy after.
 
-Every phase leaves its result and its checkpoints in the run folder, so that the same command goes
-on from the last of them.
+Every phase leaves its result and its checkpoints in the run folder. Run the same command again to
+resume.
 """
 
 from __future__ import annotations
 
 from launch import cli
 from launch.config import dump, load_config
-from launch.folders import RESULT, check_place, check_run
-from launch.inputs import check_inputs, check_questions
+from launch.data.preflight import check_inputs, check_questions
+from launch.run_folder import RESULT, check_place, check_run
+from minirl.errors import UserError
 from minirl.run import preemption
 
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = cli.make_parser("launch.train", __doc__ or "")
-    cli.add_processes(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the resolved settings, check all that the run needs (questions, databases, the "
-        "model's files, the run folder, the device), and stop",
-    )
-    options = parser.parse_intermixed_args(arguments)
-    cli.check_processes(options)
+    options = make_parser().parse_intermixed_args(arguments)
+    processes = cli.read_processes(options)
     config = load_config(options.cfg, options.overrides)
     if options.dry_run:
         cli.output.out(dump(config), end="")
+    if options.only and config.warm_start is None:
+        raise UserError(f"{options.cfg}: warm_start is null; set warm_start.steps=N")
     check_run(config)
     result = config.folder / RESULT
     if result.exists() and not options.dry_run:
@@ -38,15 +33,37 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         check_place(config.folder, key="run.dir")
         check_questions(config)
-    cli.use_accelerator(options.accel, options)
+    cli.use_accelerator(options.accel, processes)
     if options.dry_run:
         cli.output.print(f"# data, model and {options.accel} are there")
         return
     # JAX takes seconds to import, and nothing above needs it.
     from launch.job import train
+    from launch.warm_start import only_warm_start
 
     with preemption.watched():
-        train(config, accelerator=options.accel)
+        if options.only:
+            cli.output.print(f"Model: {only_warm_start(config)}", soft_wrap=True)
+        else:
+            train(config, accelerator=options.accel)
+
+
+def make_parser() -> cli.Parser:
+    """Make the command's parser."""
+    parser = cli.make_parser("launch.train", __doc__ or "")
+    cli.add_processes(parser)
+    parser.add_argument(
+        "--only",
+        choices=("warm-start",),
+        help="stop after this phase; the whole command goes on from the model that it leaves",
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the resolved settings, check all that the run needs (questions, databases, the "
+        "model's files, the run folder, the device), and stop",
+    )
+    return parser
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ import yaml
 
 from launch import cli
 from launch.config import JobConfig, load_config
+from launch.data.preflight import check_data
 from launch.eval import add_arguments, add_endpoint, check_endpoint, default_folder
-from launch.folders import RESULT, check
-from launch.inputs import check_data
+from launch.run_folder import RESULT, check
 
 if TYPE_CHECKING:
     from launch.asked import Asked

@@ -18,18 +18,17 @@ from rich.table import Table as RichTable
 from launch import cli
 from launch.answers import PolicyAnswers
 from launch.asked import Asked, Desk
+from launch.build import SqlSide, serving
 from launch.config import JobConfig
 from launch.endpoint import Endpoint
 from launch.eval_job import accuracies, questions
-from launch.folders import RESULT, claim_data, versions
 from launch.journal import Journal
 from launch.official import write_official
 from launch.policy import load_policy
-from launch.serving import serving
+from launch.run_folder import RESULT, claim_data, versions
 from launch.testsets import Split
 from launch.texts import write_json, write_text
 from launch.verdicts import PREDICTIONS, Verdict, accuracy_table, read_verdicts
-from launch.wiring import SqlSide
 from minirl.run.files import Joined, keep_lines, naming, read_json
 from rewards.verbal import Ask, Choice, Task, Texts, deliberate
 from sqlenv.dialects import run as run_sql

@@ -10,12 +10,12 @@ import jax
 from flax import nnx
 
 from launch import cli
-from launch.config import JobConfig, WarmStartConfig
-from launch.demonstrations import demonstrations
-from launch.folders import claimed_run
-from launch.forms import Form
-from launch.overlap import check_overlap
-from launch.wiring import SqlSide, load_model, model_folder
+from launch.build import SqlSide, load_model, model_folder
+from launch.config import JobConfig
+from launch.data.contamination import check_overlap
+from launch.data.demonstrations import demonstrations
+from launch.data.reply_format import ReplyFormat
+from launch.run_folder import claimed_run
 from minirl.model import huggingface
 from minirl.model.lora import merged
 from minirl.run import distributed
@@ -34,41 +34,32 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
     if warm is None or distributed.from_first(target.exists):
         return source if warm is None else target
     model, tokenizer = load_model(config, source, lora=warm.lora)
-    chosen = _sample(train, warm, config.seed)
+    if warm.examples is not None and warm.examples < len(train):
+        rng = Random(f"{config.seed} warm start")
+        train = [train[number] for number in sorted(rng.sample(range(len(train)), warm.examples))]
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
-            chosen,
+            train,
             sql.environment(tokenizer),
             mistake_share=warm.mistake_share,
             repair_share=warm.repair_share,
             seed=config.seed,
-            form=Form.of(config),
+            reply_format=ReplyFormat.of(config),
             progress=progress,
         )
+    warm_folder = folder / "warm"
     with cli.progress_bar("warm start") as progress:
         progress(0, warm.steps, cli.COMPILING)
         params = supervise(
-            model,
-            taught,
-            tokenizer,
-            warm,
-            seed=config.seed,
-            folder=folder / "warm",
-            progress=progress,
-        )
+            model, taught, tokenizer, warm,
+            seed=config.seed, folder=warm_folder, progress=progress,
+        )  # fmt: skip
     nnx.update(model, params)
     model = merged(model)
     if distributed.count() > 1:
         nnx.update(model, jax.tree.map(distributed.whole, nnx.state(model)))
     distributed.from_first(lambda: huggingface.save(model, target, source=source))
     return target
-
-
-def _sample(train: Sequence[Example], warm: WarmStartConfig, seed: int) -> Sequence[Example]:
-    if warm.examples is None or warm.examples >= len(train):
-        return train
-    numbers = Random(f"{seed} warm start").sample(range(len(train)), warm.examples)
-    return [train[number] for number in sorted(numbers)]
 
 
 def only_warm_start(config: JobConfig) -> Path:

@@ -152,7 +152,7 @@ class ExecutorConfig(Settings):
 
     reverse_unordered: bool = False
     """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows
-    in another order. `launch.score lint` finds golds with it whose answer depends on that."""
+    in another order. `launch.prepare` finds golds with it whose answer depends on that."""
 
     cache_dir: Path | None = None
     """Folder of gold results that outlives the run; None keeps them in memory only."""

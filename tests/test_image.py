@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-from launch import cli
+from launch import train
 from launch.config import load_config
 from minirl.config import SGLANG_PYTHON
 from minirl.sglang.client import TESTED
@@ -94,8 +95,9 @@ def test_targets():
 def test_a_target_starts_our_command_for_its_accelerator(target):
     python, flag, module, *arguments = json.loads(last(target, "ENTRYPOINT"))
     assert (python, flag, module) == ("python", "-m", "launch.train")
-    parser = cli.make_parser(module, "")
-    options = parser.parse_intermixed_args([*arguments, *json.loads(last(target, "CMD"))])
+    options = train.make_parser().parse_intermixed_args(
+        [*arguments, *json.loads(last(target, "CMD"))]
+    )
     assert options.accel == target
     load_config(options.cfg, options.overrides)
 
@@ -107,16 +109,15 @@ def test_a_target_runs_as_a_user_whom_clusters_know_by_number(target):
     assert not {"RUN", "COPY"} & set(words[words.index("USER") :])
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_the_health_check_is_a_command_of_ours(target):
-    options, _, line = last(target, "HEALTHCHECK").partition(" CMD ")
-    python, flag, module, *arguments = json.loads(line)
-    assert (python, flag) == ("python", "-m")
-    health = importlib.import_module(module)
-    seconds = health.make_parser().parse_args(arguments).quiet_s
-    # A job that has just begun cannot be unhealthy.
-    assert seconds > 0
-    assert {word.split("=")[0] for word in options.split()} >= {"--interval", "--timeout"}
+@pytest.mark.parametrize(("fresh", "status"), [("metrics.jsonl", 0), ("sglang-0.log", 1)])
+def test_a_job_is_healthy_while_it_writes(tmp_path, fresh, status):
+    command = last("cpu", "HEALTHCHECK").partition(" CMD ")[2]
+    folder = tmp_path / "runs" / "job"
+    folder.mkdir(parents=True)
+    for name in ("config.yaml", fresh):
+        (folder / name).touch()
+    os.utime(folder / "config.yaml", (0, 0))
+    assert subprocess.run(command, shell=True, cwd=tmp_path, check=False).returncode == status
 
 
 def test_sources_exist_and_are_sent():

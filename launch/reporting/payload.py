@@ -20,7 +20,7 @@ import yaml
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import Token, TokenType
 
-from launch.folders import CONFIG, RESULT, VERSIONS, flat
+from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
 from launch.sheet import read_sheet
 from launch.statistics import mcnemar, mean_interval, paired_difference
 from launch.testsets import VERDICTS

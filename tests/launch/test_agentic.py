@@ -14,8 +14,8 @@ import yaml
 
 from launch import evaluation, job
 from launch.config import load_config
+from launch.data.reply_format import ReplyFormat, write_call
 from launch.eval_job import accuracies
-from launch.forms import Form, write_call, write_reply
 from launch.verdicts import read_verdicts
 from launch.votes import Decode
 from minirl.config import SamplerConfig, TinyConfig
@@ -86,10 +86,10 @@ def example(tmp_path_factory) -> Example:
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory) -> ChatTokenizer:
     folder = tmp_path_factory.mktemp("model")
-    marks = Form("fence", CONFIG, brief=True).marks
+    marks = ReplyFormat("fence", CONFIG, brief=True).marks
     make_tiny(
         folder / "m",
-        [*REPLIES, write_reply(GOLD)],
+        [*REPLIES, ReplyFormat().answer(GOLD)],
         TinyConfig(vocab_size=600, **SIZES),
         0,
         marks=marks,
@@ -265,22 +265,6 @@ def test_the_papers_constants():
     assert (paverl.prompt.style, paverl.prompt.schema_style) == ("paverl", "profile")
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("reward.step_score=binary",),
-        ("reward.aggregate=last",),
-        ("reward.aggregate=steps", "train.algorithm.estimator=direct"),
-        ("reward.atr.high_low=-1",),
-        ("reward.alpha=0.6",),
-        ("env.kind=single_turn", "env.wrapping=fence", "evaluation.episode=single_turn"),
-        ("model.path=x", "warm_start.examples=6000", "warm_start.steps=188"),
-    ],
-)
-def test_the_ablations_are_overrides(overrides):
-    assert load_config("astra.yaml", overrides) != load_config("astra.yaml", [])
-
-
 # Whole runs.
 
 
@@ -309,7 +293,7 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
         evaluation={"episode": "agentic"},
     )
     line = ["--cfg", config, "run.dir=run"]
-    cold = command("launch.sft", *line, cwd=tmp_path)
+    cold = command("launch.train", "--only", "warm-start", *line, cwd=tmp_path)
     assert cold.returncode == 0, cold.stderr
     assert len((tmp_path / "run/warm/metrics.jsonl").read_text().splitlines()) == 3
     done = command("launch.train", *line, cwd=tmp_path)
@@ -333,18 +317,3 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
     # Training measures the episode with the tool.
     ours = (tmp_path / "agentic/predictions.jsonl").read_bytes()
     assert ours == (tmp_path / "run/after/predictions.jsonl").read_bytes()
-
-
-def test_a_run_for_columns(command, tiny, tmp_path):
-    config = smallest(
-        tiny,
-        tmp_path,
-        "paverl",
-        env={"kind": "single_turn", "wrapping": "fence"},
-        reward={"kind": "paverl"},
-    )
-    done = command("launch.train", "--cfg", config, "run.dir=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    for numbers in metrics_of(tmp_path / "run"):
-        assert {"reward/columns", "reward/executed", "columns/ex_f"} <= numbers.keys()
-        assert "rollout/calls" not in numbers

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
-import yaml
 
-import minirl.errors
-from launch import cli, folders
-from launch.config import JobConfig, dump, load_config
-from launch.inputs import check_data, check_inputs
-from launch.testsets import SPLITS
-from minirl.run import preemption
+from launch import cli
+from launch.config import load_config
+from launch.data.preflight import check_inputs
 from sqlenv.config import DemoConfig
-from sqlenv.data.layouts import locate
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
-from sqlenv.types import Example
 
 # Runs many command lines in one process, and says what each one printed and whether JAX came in.
 MANY = """
@@ -72,9 +66,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
         ([*train, "--accel", "abacus"], "invalid choice: 'abacus'"),
         (["launch.train", "--cfg", "none.yaml"], "--cfg none.yaml: no such file"),
         (["launch.train", "--cfg", "broken.yaml"], "broken.yaml: not YAML"),
-        ([*train, "train.stps=1"], "train.stps: unknown key; did you mean train.steps?"),
-        ([*train, "train.steps=few"], "train.steps: input should be a valid integer"),
-        ([*train, "data.root=data"], "data: give one of data.demo"),
+        ([*train, "train.stps=1"], "train.stps: unknown key; did you mean steps?"),
         (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], f"no folder {away}"),
         (["launch.train", "--cfg", "progress.yaml", "data.root=data"], "data.train.sources.0: "),
         ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0: "),
@@ -82,10 +74,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
         ([*train, "model.tiny=null", f"model.path={away}"], f"no config.json in {away}"),
         ([*train, "run.dir=alien"], "alien: holds files that are not a run (such as thesis.txt)"),
         ([*train, "run.dir=file"], "file: is a file; set run.dir"),
-        (["launch.sft", "--cfg", str(tiny), "warm_start=null"], "warm_start is null"),
-        (["launch.sft", "--cfg", str(tiny), "run.dir=alien"], "not a run (such as thesis.txt)"),
-        (["launch.sft", "--cfg", str(tiny), "model.tiny.heads=5"], "32 is not a multiple of"),
-        ([*train, "seed=99999999999999999999"], "seed: input should be less than"),
+        ([*train, "--only", "warm-start", "warm_start=null"], "warm_start is null"),
+        ([*train, "--only", "tests"], "invalid choice: 'tests'"),
         ([*train, "run.dir=file/below", "--dry-run"], "file/below: cannot be written ("),
         ([*train, "--processes", "2"], "--processes N and --process I belong together"),
         ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "from 0 to 1"),
@@ -93,8 +83,6 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
         ([*evaluate, "--decode", "beam"], "--decode beam: write greedy or vote@n"),
         ([*evaluate, "--checkpoint", away], f"--checkpoint {away}: no such folder"),
         ([*evaluate, "--data", "dev"], "invalid choice: 'dev'"),
-        ([*train, "train.lora.rank=0"], "train.lora.rank: input should be greater than 0"),
-        ([*train, "train.lora.targets=[q, w]"], "train.lora.targets.1: input should be 'q', 'k'"),
         ([*train, "train.lora={}", "train.optimizer.kind=muon"], "train.optimizer.kind: muon"),
         (["launch.export"], "the following arguments are required: --checkpoint, --out"),
         (["launch.export", "--checkpoint", away, "--out", "a"], f"--checkpoint {away}: no such"),
@@ -116,7 +104,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
 
 
 def test_help_names_every_argument_and_gives_examples(command, place):
-    modules = ("launch.train", "launch.sft", "launch.eval")
+    modules = ("launch.train", "launch.eval")
     done = command(json.dumps([[m, "--help"] for m in modules]), cwd=place, code=MANY)
     told, jax_came_in = json.loads(done.stdout)
     for module, (status, out, _) in zip(modules, told, strict=True):
@@ -124,7 +112,7 @@ def test_help_names_every_argument_and_gives_examples(command, place):
         for words in (f"python -m {module}", "--cfg", "--accel", "progress-demo.yaml", "key.sub="):
             assert words in out
     assert "--dry-run" in told[0][1]
-    assert all(word in told[2][1] for word in ("--checkpoint", "vote@8", "--data", "--out"))
+    assert all(word in told[1][1] for word in ("--checkpoint", "vote@8", "--data", "--out"))
     assert not jax_came_in
 
 
@@ -142,38 +130,26 @@ cli.run(main)
 """
 
 
-@pytest.mark.parametrize(
-    ("module", "blocked"),
-    [
-        ("launch.train", "jax"),
-        ("launch.sft", "jax"),
-        ("launch.eval", "jax"),
-        ("launch.train", "flax"),
-    ],
-)
+@pytest.mark.parametrize(("module", "blocked"), [("launch.train", "flax"), ("launch.eval", "jax")])
 def test_a_base_install_says_what_to_install(command, place, tiny, module, blocked):
     parts = {blocked} if blocked == "flax" else {"jax", "jaxlib", "flax", "optax", "orbax"}
     before = snapshot(place)
     code = WITHOUT.format(blocked=parts, module=module)
     done = command("--cfg", tiny, cwd=place, code=code)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"error: {blocked} is not installed, and this command needs it: "
-        "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')\n"
-    )
+    assert done.stderr.startswith(f"error: {blocked} is not installed, and this command needs it: ")
+    assert done.stderr.count("\n") == 1
     assert snapshot(place) == before
     # What is missing beside it is a mistake of ours.
     code = WITHOUT.format(blocked={"apsw"}, module=module)
     assert "ModuleNotFoundError" in command("--cfg", tiny, cwd=place, code=code).stderr
 
 
-@pytest.mark.parametrize("accelerator", ["gpu", "tpu"])
-def test_an_accelerator_that_is_not_there(command, place, tiny, accelerator):
+def test_an_accelerator_that_is_not_there(command, place, tiny):
     before = snapshot(place)
-    done = command("launch.train", "--cfg", tiny, "--accel", accelerator, cwd=place)
+    done = command("launch.train", "--cfg", tiny, "--accel", "tpu", cwd=place)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: --accel {accelerator}: ")
-    assert "use --accel cpu" in done.stderr
+    assert done.stderr.startswith("error: --accel tpu: ")
     assert done.stderr.count("\n") == 1
     assert snapshot(place) == before
 
@@ -231,97 +207,39 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
     assert snapshot(tmp_path) == before
 
 
-@pytest.mark.parametrize("kind", ["training", "test"])
-def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, place, tiny, tmp_path, kind):
-    """No prompt fits. Training prompts can lose columns; those of the test set here cannot."""
-    limit = {"training": 5, "test": 700}[kind]
-    if kind == "test":
-        shutil.copytree(place / "data", tmp_path / "data")
-        for path in [tmp_path / "data" / "test.json"]:
-            records = json.loads(path.read_text())
-            long = [record | {"question": "word " * 800} for record in records]
-            path.write_text(json.dumps(long))
-    root = ROOT if kind == "test" else ()
-    line = ["--cfg", tiny, *root, f"sampler.max_prompt_tokens={limit}", "run.dir=run"]
-    done = command("launch.train", *line, cwd=tmp_path)
+def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_path):
+    """No prompt fits: also training prompts, which can lose columns."""
+    limit = "sampler.max_prompt_tokens"
+    done = command("launch.train", "--cfg", tiny, f"{limit}=5", "run.dir=run", cwd=tmp_path)
     assert done.returncode == 2
-    told = [text for text in done.stderr.splitlines() if "max_prompt_tokens" in text]
-    assert len(told) == 1
-    words = f"error: sampler.max_prompt_tokens: no {kind} prompt fits {limit} tokens, and the"
-    assert told[0].startswith(words)
-    assert not {"warm", "before", "metrics.jsonl"}.intersection(
-        p.name for p in (tmp_path / "run").iterdir()
-    )
-
-
-FAILING = """
-import errno
-from launch import cli
-def main(arguments):
-    raise {}
-cli.run(main)
-"""
+    (told,) = [text for text in done.stderr.splitlines() if limit in text]
+    assert told.startswith(f"error: {limit}: no training prompt fits 5 tokens, and the")
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert not {"warm", "before", "metrics.jsonl"} & names
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("error", "told"),
     [
-        ("ENOSPC", "f: full; make room, and the same command goes on from what it has saved"),
-        ("ENOTDIR", "f: full; move away what is there, or choose another folder"),
-        ("EACCES", "f: full; allow it, or choose another folder"),
-        ("ENAMETOOLONG", "f: full; write a shorter path"),
+        (OSError(errno.ENOSPC, "full", "f"), "f: full; "),
+        (OSError(errno.EACCES, "closed", "f"), "f: closed; "),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "lower sampler.cache_gb"),
+        (RuntimeError("?"), None),
+        (OSError(errno.EBADF, "ours", "f"), None),
     ],
 )
-def test_what_the_file_system_refuses_is_told_in_a_line(command, tmp_path, kind, told):
-    done = command(cwd=tmp_path, code=FAILING.format(f"OSError(errno.{kind}, 'full', 'f')"))
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {told}\n")
+def test_errors_of_the_system_are_told_in_a_line(error, told, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_set_up_output", lambda: None)
+    monkeypatch.setattr(cli.sys, "argv", ["x"])
 
+    def main(_arguments: list[str]) -> None:
+        raise error
 
-@pytest.mark.parametrize(("said", "status"), [("RESOURCE_EXHAUSTED: Out of memory", 2), ("?", 1)])
-def test_a_full_device_is_told_in_a_line(command, tmp_path, said, status):
-    done = command(cwd=tmp_path, code=FAILING.format(f"RuntimeError('{said}')"))
-    assert done.returncode == status
-    assert ("lower sampler.cache_gb" in done.stderr) == (status == 2)
-    assert ("Traceback" in done.stderr) == (status == 1)
-
-
-def test_a_database_that_is_not_sqlite(command, place, tiny, tmp_path):
-    shutil.copytree(place / "data", tmp_path / "data")
-    broken = min((tmp_path / "data" / "database").rglob("*.sqlite"))
-    broken.write_text("not a database")
-    done = command("launch.train", "--cfg", tiny, *ROOT, cwd=tmp_path)
-    assert done.returncode == 2
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert f"{broken.name}: not a SQLite database" in last
-    assert "Traceback" not in done.stderr
-    assert broken.read_text() == "not a database"
-
-
-def test_the_papers_run_reads_omnisqls_download(tmp_path):
-    """The folder as it comes out of data.zip, with its files of finished prompts."""
-    for name in ("train_spider.json", "train_bird.json", "dev_spider.json", "dev_bird.json"):
-        (tmp_path / name).write_text('[{"input_seq": "...", "output_seq": "..."}]')
-    for name, databases in (
-        ("bird/train/train.json", "bird/train/train_databases"),
-        ("bird/dev_20240627/dev.json", "bird/dev_20240627/dev_databases"),
-        ("spider/train_spider.json", "spider/database"),
-        ("spider/test.json", "spider/test_database"),
-        ("spider/dev.json", "spider/database"),
-        ("SynSQL-2.5M/data.json", "SynSQL-2.5M/databases"),
-    ):
-        (tmp_path / databases).mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("[]")
-    config = load_config("progress.yaml", [f"data.root={tmp_path}", "model.path=nowhere"])
-    for split in SPLITS:
-        check_data(config, split)
-    with pytest.raises(UserError, match=r"model.path: no config.json in /.*nowhere"):
-        check_inputs(config)
-    source = config.data.train.sources[1].model_copy(update={"path": tmp_path})
-    assert locate(source).files == (tmp_path / "spider" / "train_spider.json",)
-    (tmp_path / "SynSQL-2.5M" / "data.json").unlink()
-    with pytest.raises(UserError, match=r"data.train.sources.2: .*no data.json in it"):
-        check_inputs(config)
+    with pytest.raises(SystemExit if told else type(error)):
+        cli.run(main)
+    line = capsys.readouterr().err
+    assert (line.count("\n"), line.startswith("error: ")) == ((1, True) if told else (0, False))
+    assert (told or "") in line
 
 
 def test_a_folder_for_weights_that_cannot_be_made_is_told_before_the_run(tiny, tmp_path):
@@ -332,126 +250,3 @@ def test_a_folder_for_weights_that_cannot_be_made_is_told_before_the_run(tiny, t
     with pytest.raises(UserError, match=r"cannot be written .*; set rollout\.sglang\.weights to"):
         check_inputs(config)
     assert place.parent.read_text() == ""
-
-
-# Folders.
-
-
-def claim_run(config: JobConfig) -> Path:
-    """Leave a run folder behind as a run that was killed would."""
-    return folders.claim(config.folder, dump(config), key="run.dir")
-
-
-def test_a_folder_of_other_settings_is_refused_and_kept(tiny, tmp_path):
-    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = claim_run(ours)
-    assert claim_run(ours) == folder
-    (folder / "metrics.jsonl").write_text("work\n")
-    before = snapshot(folder)
-    assert claim_run(ours) == folder
-    others = ours.model_copy(update={"seed": 9})
-    for refuse in (folders.check_run, claim_run):
-        with pytest.raises(UserError, match="seed is 0 there and 9 here") as caught:
-            refuse(others)
-        assert "run.dir" in str(caught.value)
-    assert snapshot(folder) == before
-
-
-def test_progress_goes_on_after_a_signal():
-    """Of several processes one alone must not stop where the others would wait for it."""
-    with preemption.watched():
-        signal.raise_signal(signal.SIGTERM)
-        assert preemption.noticed() == signal.SIGTERM
-        with cli.progress_bar("learning") as progress:
-            progress(1, 2, "")
-
-
-def test_a_run_may_go_on_with_another_mesh(tiny, tmp_path):
-    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = claim_run(ours)
-    (folder / "metrics.jsonl").write_text("work\n")
-    for mesh in ("mesh={fsdp: 4, tensor: 2}", "mesh={data: 2}", "mesh=auto"):
-        other = load_config(str(tiny), [f"run.dir={folder}", mesh])
-        assert claim_run(other) == folder
-        assert load_config(str(folder / "config.yaml"), []).mesh == other.mesh
-    with pytest.raises(UserError, match=r"train\.steps is 3 there and 9 here"):
-        claim_run(load_config(str(tiny), [f"run.dir={folder}", "mesh={data: 2}", "train.steps=9"]))
-
-
-def test_a_run_may_go_on_with_other_servers(tiny, tmp_path):
-    """Those of a cluster come and go, and a wrong address is noticed late."""
-    served = "rollout.backend=sglang"
-    ours = load_config(
-        str(tiny), [f"run.dir={tmp_path / 'run'}", served, "rollout.sglang.launch=2"]
-    )
-    folder = claim_run(ours)
-    (folder / "metrics.jsonl").write_text("work\n")
-    given = [f"run.dir={folder}", served, "rollout.sglang.urls=[http://a:1, http://b:1]"]
-    other = load_config(str(tiny), [*given, "rollout.sglang.wait_s=5"])
-    assert claim_run(other) == folder
-    assert load_config(str(folder / "config.yaml"), []).rollout == other.rollout
-    with pytest.raises(UserError, match=r"rollout\.lag is 0 there and 1 here"):
-        claim_run(load_config(str(tiny), [*given, "rollout.lag=1"]))
-
-
-def test_a_folder_without_work_may_have_other_settings(tiny, tmp_path):
-    """A first start that failed must not stand in the way of the corrected one."""
-    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = claim_run(ours)
-    claim_run(ours.model_copy(update={"seed": 9}))
-    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
-
-
-def test_versions_that_changed_since_are_named(tiny, tmp_path, caplog):
-    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    path = claim_run(ours) / "versions.json"
-    claim_run(ours)
-    assert not caplog.records
-    noted = json.loads(path.read_text())
-    path.write_text(json.dumps(noted | {"sqlite": "3.40.1"}))
-    claim_run(ours)
-    assert "sqlite 3.40.1 began" in caplog.text
-    assert json.loads(path.read_text()) == noted
-
-
-def test_a_kill_while_the_folder_was_claimed_is_no_obstacle(tiny, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / ".config.yaml.part").write_text("seed")
-    ours = load_config(str(tiny), [f"run.dir={folder}"])
-    assert claim_run(ours) == folder
-    assert {path.name for path in folder.iterdir()} == {"config.yaml", "versions.json"}
-
-
-def test_a_damaged_config_of_a_run_is_told(tiny, tmp_path):
-    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    folder = claim_run(ours)
-    (folder / "metrics.jsonl").write_text("work\n")
-    (folder / "config.yaml").write_text("seed: [")
-    with pytest.raises(UserError, match=r"its config.yaml is damaged"):
-        claim_run(ours)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "\x00", '{"sqlite": 3}'])
-def test_damaged_versions_are_told(tiny, tmp_path, text):
-    ours = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}"])
-    path = claim_run(ours) / "versions.json"
-    path.write_text(text)
-    with pytest.raises(minirl.errors.UserError, match=r"versions.json: .*; delete it to go on"):
-        claim_run(ours)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
-def test_damaged_notes_of_questions_are_told(tmp_path, text):
-    (tmp_path / "data.json").write_text(text)
-    with pytest.raises(minirl.errors.UserError, match=r"data.json: .*; delete it to go on"):
-        folders.claim_data(tmp_path, {"train": []})
-
-
-def test_questions_that_changed_under_a_run_are_refused(tmp_path):
-    first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
-    facts = folders.claim_data(tmp_path, {"train": [first, second]})
-    assert facts["train"]["questions"] == 2
-    assert folders.claim_data(tmp_path, {"train": [first, second]}) == facts
-    with pytest.raises(UserError, match=r"data.train: the files hold other questions"):
-        folders.claim_data(tmp_path, {"train": [second, first]})

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import cli
+from launch import train
 from launch.config import load_config
 
 FOLDER = Path(__file__).parents[2] / "launch" / "cluster"
@@ -66,9 +66,7 @@ def options_of(line) -> argparse.Namespace:
     """Read a command's arguments as it does."""
     module, *arguments = shlex.split(line)[1:]
     assert module == "launch.train"
-    parser = cli.make_parser(module, "")
-    cli.add_processes(parser)
-    return parser.parse_intermixed_args(arguments)
+    return train.make_parser().parse_intermixed_args(arguments)
 
 
 @pytest.mark.parametrize("status", [0, 2])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from launch.demonstrations import demonstrations
-from launch.forms import Form, write_reply
+from launch.data.demonstrations import demonstrations
+from launch.data.reply_format import ReplyFormat
 from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.agentic import Agentic, Call, read_call
@@ -37,21 +38,22 @@ class Teacher:
 def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: str = ""):
     return demonstrations(
         EXAMPLES,
-        Teacher(write_reply(RIGHT), right),
+        cast(Any, Teacher(ReplyFormat().answer(RIGHT), right)),
         mistake_share=mistake_share,
         repair_share=repair_share,
         seed=seed,
+        reply_format=ReplyFormat(),
     )
 
 
 def test_a_reply_names_the_tables_before_the_query():
-    assert write_reply(RIGHT) == f"<think> singer </think> <sql> {RIGHT} </sql>"
+    assert ReplyFormat().answer(RIGHT) == f"<think> singer </think> <sql> {RIGHT} </sql>"
     assert corrupt(RIGHT) == WRONG
 
 
 def test_all_answers_are_right_unless_a_share_is_asked_for():
     found = shown(mistake_share=0.0, repair_share=0.0)
-    assert {one.target for one in found} == {write_reply(RIGHT)}
+    assert {one.target for one in found} == {ReplyFormat().answer(RIGHT)}
     assert {len(one.observations) for one in found} == {1}
 
 
@@ -60,23 +62,19 @@ def test_shares_are_those_asked_for_and_every_repair_ends_right():
     repairs = [one for one in found if one.replies]
     answers = [one for one in found if not one.replies]
     assert len(repairs) / len(found) == pytest.approx(0.25, abs=0.05)
-    wrong = sum(one.target == write_reply(WRONG) for one in answers)
+    wrong = sum(one.target == ReplyFormat().answer(WRONG) for one in answers)
     assert wrong / len(answers) == pytest.approx(0.5, abs=0.07)
     assert {(one.replies, one.target) for one in repairs} == {
-        ((write_reply(WRONG),), write_reply(RIGHT))
+        ((ReplyFormat().answer(WRONG),), ReplyFormat().answer(RIGHT))
     }
     assert {one.key for one in repairs}.isdisjoint({one.key for one in answers})
-
-
-def test_the_seed_decides():
-    found = shown(mistake_share=0.5, repair_share=0.25)
     assert shown(mistake_share=0.5, repair_share=0.25) == found
     assert shown(mistake_share=0.5, repair_share=0.25, seed=1) != found
 
 
 def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
-    found = shown(mistake_share=0.0, repair_share=1.0, right=write_reply(WRONG))
-    assert {(one.replies, one.target) for one in found} == {((), write_reply(RIGHT))}
+    found = shown(mistake_share=0.0, repair_share=1.0, right=ReplyFormat().answer(WRONG))
+    assert {(one.replies, one.target) for one in found} == {((), ReplyFormat().answer(RIGHT))}
 
 
 # Transcripts of tool-calling episodes (the cold start).
@@ -102,7 +100,7 @@ def transcripts(examples, *, agent=AGENT, brief=False, mistake_share=0.0, repair
             mistake_share=mistake_share,
             repair_share=repair_share,
             seed=0,
-            form=Form("fence", agent, brief=brief),
+            reply_format=ReplyFormat("fence", agent, brief=brief),
         )
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import cli
+from launch import cli, train
 from launch.config import load_config
-from launch.health import make_parser
 from minirl.config import SglangConfig
 
 from .conftest import TINY
@@ -43,10 +42,8 @@ def jobs() -> list[list[str]]:
 
 @pytest.mark.parametrize("arguments", jobs(), ids=lambda arguments: " ".join(arguments)[:60])
 def test_settings_agree(arguments):
-    parser = cli.make_parser("launch.train", "")
-    cli.add_processes(parser)
-    options = parser.parse_intermixed_args(arguments)
-    cli.check_processes(options)
+    options = train.make_parser().parse_intermixed_args(arguments)
+    cli.read_processes(options)
     config = load_config(options.cfg, options.overrides)
     sglang = config.rollout.sglang
     assert (config.rollout.backend == "native") == (sglang == SglangConfig())
@@ -75,9 +72,5 @@ def test_files_and_other_commands_exist():
         for word in words:
             if word.startswith(("launch/", "tests/")):
                 assert (ROOT / word).exists(), word
-    (check,) = re.findall(r"--health-cmd '([^']+)'", TEXT)
-    python, flag, module, *arguments = shlex.split(check)
-    assert (python, flag, module) == ("python", "-m", "launch.health")
-    make_parser().parse_args(arguments)
     for topology in re.findall(r"--topology ([\w:]+)", TEXT):
         assert topology in (ROOT / "README.md").read_text(encoding="utf-8")

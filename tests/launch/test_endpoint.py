@@ -10,8 +10,8 @@ import minirl.errors
 from launch import endpoint
 from launch.config import VerbalConfig
 from launch.endpoint import Endpoint
-from launch.folders import claimed
 from launch.journal import Answer, Cost, Journal, Request
+from launch.run_folder import claimed
 from launch.verbal_job import Choices
 from sqlenv.errors import UserError
 from sqlenv.types import Message

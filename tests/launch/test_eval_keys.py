@@ -16,8 +16,8 @@ from launch import cli, eval_job
 from launch import eval as command
 from launch.asked import Asked
 from launch.config import load_config
-from launch.folders import RESULT, claim
 from launch.policy import policy_in
+from launch.run_folder import RESULT, claimed
 from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
 
@@ -45,8 +45,8 @@ def measure(place, monkeypatch, capsys):
     monkeypatch.setattr(cli, "use_accelerator", lambda _name: None)
 
     def evaluate(*_arguments: object, out: Path, settings: str, **_more: object) -> None:
-        claim(out, settings, key="--out")
-        (out / RESULT).write_text(json.dumps({"questions": 5}))
+        with claimed(out, settings, key="--out"):
+            (out / RESULT).write_text(json.dumps({"questions": 5}))
 
     monkeypatch.setattr(eval_job, "evaluate", evaluate)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from launch import prepare
-from launch.samples import SAMPLES
+from launch.data.samples import SAMPLES
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data.loading import load
 from sqlenv.errors import UserError
@@ -67,16 +68,16 @@ def test_every_data_set_is_recognised_and_counted(prepared: Path):
 
 
 def test_flawed_golds_are_listed_with_the_reason(prepared: Path):
-    found = {one["id"]: one for one in lines(prepared / "flaws.jsonl")}
+    found = {one["id"]: one for one in lines(prepared / "gold_issues.jsonl")}
     assert found["bird/train/1"] == {
         "id": "bird/train/1",
         "db_id": "mine",
-        "flaws": ["failing gold"],
+        "issues": ["failing gold"],
         "note": "fails: no such column: nme",
         "gold": GOLDS[1],
     }
-    assert found["bird/train/2"]["flaws"] == ["empty gold"]
-    assert found["bird/train/3"]["flaws"] == ["non-deterministic gold"]
+    assert found["bird/train/2"]["issues"] == ["empty gold"]
+    assert found["bird/train/3"]["issues"] == ["non-deterministic gold"]
     assert found["bird/train/3"]["note"].startswith("ties: ")
     assert "bird/train/0" not in found
 
@@ -142,19 +143,42 @@ def test_prepared_questions_are_those_of_the_downloads(
     assert set(again.schemas) == {example.database for example in again.examples}
 
 
-def test_the_same_command_gives_the_same_bytes(downloads: Path, prepared: Path, tmp_path: Path):
-    run(downloads, tmp_path / "again")
-    for name in (*EVALUATIONS, *TRAINING, "flaws", "databases"):
-        file = f"{name}.jsonl"
-        assert (tmp_path / "again" / file).read_bytes() == (prepared / file).read_bytes()
-
-
 def test_processes_find_what_one_process_finds(downloads: Path, prepared: Path, tmp_path: Path):
     arguments = ["--data-root", str(downloads), "--out", str(tmp_path / "p"), "executor.workers=2"]
     prepare.main(arguments)  # more than 64 questions: two processes, each with its workers
     for name in ("bird-train", "synsql", "spider-dk"):
         file = f"{name}.jsonl"
         assert (tmp_path / "p" / file).read_bytes() == (prepared / file).read_bytes()
+
+
+@pytest.mark.parametrize(("name", "layout"), [("dev", "spider"), ("mine", "spider"), ("b", "bird")])
+def test_the_golds_of_a_question_file_are_checked_alone(
+    prepared, downloads, tmp_path, name, layout
+):
+    """A data set's own file, and one of another name, by an absolute path."""
+    own = {"spider": "spider/dev.json", "bird": "bird/dev_20240627/dev.json"}[layout]
+    file = downloads / own
+    if name != "dev":
+        file = file.with_stem(name)
+        file.write_bytes((downloads / own).read_bytes())
+    out = tmp_path / "p"
+    arguments = ["--data-root", str(file), "--only", "check", "--out", str(out), *QUICK]
+    prepare.main(arguments)
+    if name != "dev":
+        file.unlink()
+    assert not {path.name for path in out.iterdir()} & {
+        "prepared.json",
+        "job.yaml",
+        "databases.jsonl",
+    }
+    assert not list(out.glob("*dev*"))
+    found = lines(out / "gold_issues.jsonl")
+    assert [one["issues"] for one in found] == [
+        ["failing gold"],
+        ["empty gold"],
+        ["non-deterministic gold"],
+    ]
+    assert all(one["id"].startswith(f"{layout}/{name}/") for one in found)
 
 
 # Samples and splits.
@@ -194,10 +218,8 @@ def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path):
 def test_the_mixture_of_progress_draws_equal_shares(
     downloads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    small = {**SAMPLES, "progress": SAMPLES["progress"].__class__(
-        "", "progress.yaml", SAMPLES["progress"].parts, total=9
-    )}  # fmt: skip
-    for module in ("prepare", "prepare_plan", "prepare_report"):
+    small = {**SAMPLES, "progress": replace(SAMPLES["progress"], total=9, validation=0)}
+    for module in ("prepare", "data.mixtures", "data.sets"):
         monkeypatch.setattr(f"launch.{module}.SAMPLES", small)
     run(downloads, tmp_path / "p", "--data", "bird-dev", "--sample", "progress")
     drawn = [one["source"] for one in lines(tmp_path / "p" / "train.jsonl")]
@@ -242,15 +264,15 @@ def test_leaks_between_learning_and_measuring_are_refused_or_told(tmp_path: Path
     assert not (tmp_path / "p" / "prepared.json").exists()
     # As the line says.
     clean = run(root, tmp_path / "r", *both, "data.train.exclude_databases=[mill]")
-    assert clean["leaks"] == []
+    assert clean["contamination"] == []
     assert clean["sets"]["bird-train"]["questions"] == 12
     assert clean["sets"]["bird-train"]["found"]["excluded database"] == 6
     summary = run(root, tmp_path / "p", *both, "data.overlap=tell")
-    kinds = {leak["kind"]: leak for leak in summary["leaks"]}
+    kinds = {leak["kind"]: leak for leak in summary["contamination"]}
     assert set(kinds) == {"database file", "tables and columns", "question"}
     assert kinds["question"]["examples"] == ["bird/dev/4"]
     assert kinds["database file"]["examples"] == ["pub"]
     shown = capsys.readouterr().out
-    assert "leak: bird-train and bird-dev share 1 x question (such as bird/dev/4)" in shown
+    assert "contamination: bird-train and bird-dev share 1 x question (such as bird/dev/4)" in shown
     clean = run(root, tmp_path / "q", "--data", "bird-dev", "spider-train")
-    assert clean["leaks"] == []
+    assert clean["contamination"] == []

@@ -46,22 +46,12 @@ def message(root: Path, out: Path, *more: str) -> str:
 CLUB = "spider/database/club/club.sqlite"
 
 
-def empty(root: Path) -> None:
-    (root / CLUB).write_bytes(b"")
-
-
-def foreign(root: Path) -> None:
-    (root / CLUB).write_text("version https://git-lfs.github.com/spec/v1")
+DEV = "spider/dev.json"
 
 
 def corrupt(root: Path) -> None:
-    content = bytearray((root / CLUB).read_bytes())
-    content[4096:] = b"x" * (len(content) - 4096)
-    (root / CLUB).write_bytes(content)
-
-
-def unfinished(root: Path) -> None:
-    (root / f"{CLUB}-journal").write_bytes(b"\xd9\xd5\x05\xf9")
+    content = (root / CLUB).read_bytes()
+    (root / CLUB).write_bytes(content[:4096] + b"x" * (len(content) - 4096))
 
 
 def gone(root: Path) -> None:
@@ -69,45 +59,32 @@ def gone(root: Path) -> None:
     shutil.rmtree(root / "spider" / "test_database" / "club")
 
 
-def cut(root: Path) -> None:
-    path = root / "spider" / "dev.json"
-    path.write_bytes(path.read_bytes()[:-30])
-
-
-def blank(root: Path) -> None:
-    (root / "spider" / "dev.json").write_bytes(b"")
-
-
-def field(root: Path) -> None:
-    path = root / "spider" / "dev.json"
-    asked = json.loads(path.read_text())
+def without_question(root: Path) -> None:
+    asked = json.loads((root / DEV).read_text())
     asked[3]["question"] = None
-    write(path, asked)
+    write(root / DEV, asked)
 
 
-def tables(root: Path) -> None:
-    (root / "spider" / "tables.json").write_bytes(b"\xff\xfe{")
+def written(path: str, content: bytes) -> Callable[[Path], object]:
+    return lambda root: (root / path).write_bytes(content)
 
 
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (empty, f"{CLUB}: the database file is empty; download or build it again, or add --drop-m"),
-        (foreign, f"{CLUB}: not a SQLite database; download it again"),
+        (written(CLUB, b""), f"{CLUB}: the database file is empty; "),
+        (written(CLUB, b"version https://git-lfs"), f"{CLUB}: not a SQLite database; "),
         (corrupt, f"{CLUB}: the database is corrupt ("),
-        (unfinished, f"{CLUB}-journal: unfinished writes; close the program"),
-        (
-            gone,
-            f"{CLUB} is not there, but question spider/dev/0 needs it; unpack it, or add",
-        ),
-        (cut, "spider/dev.json: broken JSON after 5 whole records, before byte"),
-        (blank, "spider/dev.json: broken JSON in it: the file is empty"),
-        (field, "spider/dev.json: record 3 has a wrong field: question should be text, not None"),
-        (tables, "spider/tables.json: is UTF-16; save it as UTF-8"),
+        (written(f"{CLUB}-journal", b"\xd9\xd5\x05\xf9"), f"{CLUB}-journal: unfinished writes; "),
+        (gone, f"{CLUB} is not there, but question spider/dev/0 needs it; unpack it, or add"),
+        (lambda root: os.truncate(root / DEV, 900), f"{DEV}: broken JSON after "),
+        (written(DEV, b""), f"{DEV}: broken JSON in it: the file is empty"),
+        (without_question, f"{DEV}: record 3 has a wrong field: question "),
+        (written("spider/tables.json", b"\xff\xfe{"), "spider/tables.json: is UTF-16; "),
     ],
 )
 def test_a_damaged_download_is_named(
-    root: Path, tmp_path: Path, spoil: Callable[[Path], None], expected: str
+    root: Path, tmp_path: Path, spoil: Callable[[Path], object], expected: str
 ):
     spoil(root)
     assert expected in message(root, tmp_path / "p", "--data", "spider-dev")
@@ -167,11 +144,6 @@ def test_files_that_no_data_set_has_are_told(root: Path, tmp_path: Path, caplog)
     assert "dev.json: broken JSON in it: the file is empty" in told
 
 
-def test_a_whole_download_leaves_nothing_to_tell(root: Path, tmp_path: Path, caplog):
-    run(root, tmp_path / "p")
-    assert "left out" not in caplog.text
-
-
 def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tmp_path: Path):
     before = run(root, tmp_path / "p", "--data", "bird-dev")["sets"]["bird-dev"]
     path = root / "bird" / "dev_20240627" / "dev.json"
@@ -194,7 +166,7 @@ def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tm
         (["--sample", "progress", "--data", "synsql", "--validation", "9999"], "set fewer aside"),
         (["--data", "spider-dev", "--validation", "1"], "no data set to learn from is there"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: no tokenizer.json in it"),
-        (["executor.timeout=3"], "executor.timeout: unknown key; did you mean executor.timeout_s"),
+        (["executor.timeout=3"], "executor.timeout: unknown key; did you mean timeout_s"),
         (["--cfg", "nope.yaml"], "nope.yaml"),
     ],
 )
@@ -221,11 +193,11 @@ def counted(root: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dic
     """Prepare, and count the questions whose gold queries were run."""
     asked: list[int] = []
     with monkeypatch.context() as patch:
-        from launch import inspection
+        from launch.data import inspection
 
-        look = inspection.look
+        look = inspection.check_golds
         patch.setattr(
-            inspection, "look", lambda e, *a, **k: asked.append(len(e)) or look(e, *a, **k)
+            inspection, "check_golds", lambda e, *a, **k: asked.append(len(e)) or look(e, *a, **k)
         )
         return run(root, out, "--data", "spider-dev", "bird-train"), sum(asked)
 
@@ -255,12 +227,12 @@ def test_an_interrupted_preparation_goes_on(
 ):
     expected, _ = counted(root, tmp_path / "whole", monkeypatch)
     with monkeypatch.context() as patch:
-        from launch import prepare_job
+        from launch.data import sets
 
         def stop(*_arguments: Any, **_options: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(prepare_job, "_write_databases", stop)
+        patch.setattr(sets, "_write_databases", stop)
         with pytest.raises(KeyboardInterrupt):
             run(root, tmp_path / "p", "--data", "spider-dev", "bird-train")
     assert not list((tmp_path / "p").glob("*.jsonl"))
@@ -286,7 +258,7 @@ def test_a_killed_preparation_goes_on_to_the_same_end(root: Path, tmp_path: Path
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    findings = tmp_path / "p" / "findings.sqlite"
+    findings = tmp_path / "p" / "checks" / "cache.db"
     deadline = time.monotonic() + 90
     try:
         while _count(findings) < 1:
@@ -310,14 +282,8 @@ def _count(findings: Path) -> int:
         return 0
     db = sqlite3.connect(f"file:{findings}?mode=ro", uri=True)
     try:
-        return db.execute("SELECT count(*) FROM finding").fetchone()[0]
+        return db.execute("SELECT count(*) FROM Cache").fetchone()[0]
     except sqlite3.OperationalError:  # not made yet
         return 0
     finally:
         db.close()
-
-
-def test_a_summary_may_go_into_a_new_folder(root: Path, tmp_path: Path):
-    place = tmp_path / "new" / "summary.json"
-    run(root, tmp_path / "p", "--data", "spider-dev", "--json", str(place))
-    assert json.loads(place.read_text())["sets"].keys() == {"spider-dev"}

@@ -12,8 +12,8 @@ import yaml
 
 from launch import prepare
 from launch.config import PromptConfig, load_config
-from launch.inputs import check_inputs, held_out, load_split
-from launch.prompts import Prompts
+from launch.data.preflight import check_inputs, held_out, load_split
+from launch.data.prompts import Prompts
 from launch.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.data.loading import LoadedData, load, read_all
@@ -112,7 +112,7 @@ def test_prompts_show_the_hints_and_the_schema_is_not_read_again(
     prompts = Prompts(PromptConfig(), SingleTurnConfig())
     prompts.add(loaded)
     with monkeypatch.context() as patch:
-        patch.setattr("launch.prompts.read_schema", read)
+        patch.setattr("launch.data.prompts.read_schema", read)
         text = prompts.single_turn(loaded.examples[0])[-1].content
     assert "City TEXT, -- example: ['New York', 'Oslo']\n" in text
     # In another form it is read, with what the data set says of its columns.
@@ -128,6 +128,8 @@ def test_any_reader_of_questions_takes_it(prepared: Path):
     assert [example.id for example in examples] == [f"spider/dev/{n}" for n in range(6)]
     assert len(load_dev(prepared, drop_failing_gold=False, drop_empty_gold=False).examples) == 6
     assert len(load_dev(prepared).examples) == 4
+    with pytest.raises(UserError, match=r"no prepared.json with bird-dev.jsonl in it, but"):
+        load(DataConfig.model_validate({"sources": [{**source, "layout": "bird"}]}))
 
 
 # Damage.
@@ -167,11 +169,9 @@ def test_no_part_of_a_set_passes_for_the_whole(prepared: Path, damage: Any, expe
 
 def test_without_its_summary_a_folder_is_not_prepared(prepared: Path):
     (prepared / "prepared.json").unlink()
-    with pytest.raises(UserError, match=r"no dev.json or val.json in it"):
-        load_dev(prepared)
-    source = {"layout": "prepared", "path": prepared, "file": "spider-dev.jsonl"}
-    with pytest.raises(UserError, match=r"no prepared.json with spider-dev.jsonl in it"):
-        load(DataConfig.model_validate({"sources": [source]}))
+    for source in (SPIDER, {"layout": "prepared", "file": "spider-dev.jsonl"}):
+        with pytest.raises(UserError, match="in it"):
+            load(DataConfig.model_validate({"sources": [{**source, "path": prepared}]}))
 
 
 def test_a_database_that_changed_or_went_is_told(prepared: Path):
@@ -185,12 +185,3 @@ def test_a_database_that_changed_or_went_is_told(prepared: Path):
     database.unlink()
     with pytest.raises(UserError, match=r"club.sqlite is not there any more, but question"):
         load_dev(prepared)
-
-
-def test_a_set_that_was_not_prepared_is_told(prepared: Path):
-    with pytest.raises(UserError, match=r"no prepared.json with bird-dev.jsonl in it, but"):
-        load(
-            DataConfig.model_validate(
-                {"sources": [{"layout": "bird", "path": prepared, "split": "dev"}]}
-            )
-        )

@@ -19,10 +19,9 @@ from flax import nnx
 
 from launch import eval as evaluation
 from launch import verbal
+from launch.build import SqlSide, serving
 from launch.config import JobConfig, load_config
-from launch.forms import write_call
-from launch.serving import serving
-from launch.wiring import SqlSide
+from launch.data.reply_format import write_call
 from minirl.config import BatchingConfig, OptimizerConfig, SftConfig, TinyConfig
 from minirl.model import huggingface
 from minirl.model.lora import split

@@ -261,7 +261,7 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
         _, told = alive[0].communicate(timeout=100)
         assert alive[0].returncode == 130
         interrupted.clear()
-        assert "the same command goes on" in told
+        assert "the same command" in told
         assert "Traceback" not in told
         assert "HTTP Request" not in told
         assert len(lines(out / "answers.jsonl")) == sum(chat.paid.values()) >= 8
@@ -289,7 +289,7 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_pat
         told += process.communicate(timeout=30)[1]
         ended.set()
     assert process.returncode == 130
-    assert "the same command goes on" in told
+    assert "the same command" in told
     assert "Traceback" not in told
 
 

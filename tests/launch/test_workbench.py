@@ -1,4 +1,4 @@
-"""The command line of the reward workbench: pairs, files, episodes and lint."""
+"""The command line of the reward workbench: pairs, files and episodes."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_mistakes_are_one_line_and_status_2(tmp_path, database, capsys):
     assert "no.jsonl: no such file" in mistake(
         capsys, ["--file", str(tmp_path / "no.jsonl"), "--json"]
     )
-    for words in (["--nonsense"], ["lint"]):
+    for words in (["--nonsense"], ["extra"]):
         with pytest.raises(SystemExit) as stop:
             main(words)
         assert stop.value.code == 2
@@ -148,25 +148,26 @@ def test_messages_speak_of_the_commands_own_options(tmp_path, root, capsys):
         ],
         f"{tmp_path}: cannot be read (Is a directory)": [["--file", str(tmp_path), "--json"]],
         "--data-root nowhere: there is no such folder": [
-            ["lint", "--data-root", "nowhere", "--data", "dev.json"],
             ["--predictions", "x", "--data-root", "nowhere", "--data", "dev.json"],
         ],
         f"--data-root {latin}: is a file": [
-            ["lint", "--data-root", str(latin), "--data", "dev.json"]
+            ["--predictions", "x", "--data-root", str(latin), "--data", "dev.json"]
         ],
         "--data nowhere/dev.json: nowhere: there is no such folder": [
-            ["lint", "--data", "nowhere/dev.json"]
+            ["--predictions", "x", "--data", "nowhere/dev.json"]
         ],
-        "--data nothing.json: not in .": [["lint", "--data", "nothing.json"]],
-        "--data no.json: not in ": [["lint", "--data-root", str(root), "--data", "no.json"]],
+        "--data nothing.json: not in .": [["--predictions", "x", "--data", "nothing.json"]],
+        "--data no.json: not in ": [
+            ["--predictions", "x", "--data-root", str(root), "--data", "no.json"]
+        ],
         ", which has dev.json; give one of its files": [
-            ["lint", "--data-root", str(tmp_path / "data"), "--data", "no.json"]
+            ["--predictions", "x", "--data-root", str(tmp_path / "data"), "--data", "no.json"]
         ],
         "--data dev.json as --layout spider: ": [
-            ["lint", "--data-root", str(tmp_path / "data"), "--data", "dev.json"]
+            ["--predictions", "x", "--data-root", str(tmp_path / "data"), "--data", "dev.json"]
         ],
         "unpack it, or take such questions out of the file": [
-            ["lint", "--data-root", str(tmp_path / "gone"), "--data", "dev.json"]
+            ["--predictions", "x", "--data-root", str(tmp_path / "gone"), "--data", "dev.json"]
         ],
         "--out ": [["--predictions", write_golds(tmp_path, root), *spider, "--out", str(tmp_path)]],
     }
@@ -291,7 +292,19 @@ def test_every_id_of_lint_is_readable(tmp_path, root, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     found = [{**question, "query": "SELECT nope"} for question in questions(root)]
     (root / "linted-with-a-long-name.json").write_text(json.dumps(found))
-    assert main(["lint", "--data-root", str(root), "--data", "linted-with-a-long-name.json"]) == 0
+    assert (
+        main(
+            [
+                "--predictions",
+                "x",
+                "--data-root",
+                str(root),
+                "--data",
+                "linted-with-a-long-name.json",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert all(f"spider/linted-with-a-long-name/{n}" in shown for n in range(len(found)))
 
@@ -330,19 +343,6 @@ def test_trajectories_give_every_familys_reward(tmp_path, root, capsys):
     ):
         write_lines(path, [wrong])
         assert "trajectories.jsonl:1: " in mistake(capsys, ["--predictions", str(path), *data])
-
-
-def test_lint_as_a_command(tmp_path, root, capsys):
-    found = questions(root)[:2]
-    found[0]["query"] = "SELECT [nope] FROM nowhere"
-    (root / "linted.json").write_text(json.dumps(found))
-    data = ["lint", "--data-root", str(root), "--data", "linted.json"]
-    assert main([*data, "--json"]) == 0
-    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert list(records[0]) == ["id", "db_id", "flaw", "detail", "gold"]
-    assert (records[0]["id"], records[0]["flaw"]) == ("spider/linted/0", "fails")
-    assert main(["lint", "--data", str(root / "linted.json")]) == 0
-    assert "[nope]" in capsys.readouterr().out
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):
@@ -402,7 +402,7 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
 
 
 def test_questions_of_other_dialects(tmp_path, root, capsys):
-    """Every question stays, so that predictions can be matched by order; lint names the golds."""
+    """Every question stays, so that predictions can be matched by order."""
     asked = questions(root)[:2]
     asked[0]["query"] = "SELECT YEAR('2026-11-21')"
     asked[1]["query"] = "SELECT 'A' = 'a'"
@@ -415,7 +415,3 @@ def test_questions_of_other_dialects(tmp_path, root, capsys):
         ("not_carried", False),
         ("ok", True),
     ]
-    assert main(["lint", *data]) == 0
-    (flaw,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert (flaw["id"], flaw["flaw"]) == ("spider/mysql/0", "fails")
-    assert flaw["detail"].startswith("not transpiled from MySQL: ")

@@ -140,7 +140,7 @@ def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
 def test_a_second_ctrl_c_of_one_does_not_wait_for_the_others(tmp_path):
     first, second = ends(processes("interrupted", code=TALK, cwd=tmp_path))
     assert second[0] == 130
-    assert "interrupted; the same command goes on" in second[2]
+    assert "interrupted; run the same command again" in second[2]
     assert first[0] not in (0, -signal.SIGKILL)
 
 
@@ -336,7 +336,7 @@ def test_sigterm_of_one_process_saves_and_ends_all(whole, cache, tmp_path):
     folder = tmp_path / "run"
     first, last = live(folder, cache, "notice", 3)
     assert (first[0], last[0]) == (0, 0), first
-    assert "stopped by SIGTERM: all 2 steps are saved; the same command goes on" in first[2]
+    assert "stopped by SIGTERM: all 2 steps are saved; run the same command again" in first[2]
     assert [code for code, *_ in live(folder, cache)] == [0, 0]
     assert_same_run(folder, whole)
 

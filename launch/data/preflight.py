@@ -1,14 +1,14 @@
-"""What a job needs from outside, looked for before anything is made."""
+"""Preflight: what a job needs from outside, looked for before anything is made."""
 
 from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
 
-from launch.config import JobConfig
-from launch.folders import check_place
-from launch.overlap import check_overlap, check_published
-from launch.testsets import SPLITS, Split
+from launch.config import SPLITS, JobConfig
+from launch.data.contamination import check_overlap, check_published
+from launch.run_folder import check_place
+from launch.testsets import Split
 from minirl.config import check_installed
 from minirl.errors import UserError as ModelError
 from minirl.run.files import check_folder
@@ -23,7 +23,7 @@ from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
-    """Look for the data, the model and what is installed before anything is made.
+    """Look for the data, the model and what is installed.
 
     Raises:
         UserError: A path is not there, cannot be written, or is not laid out as its source says; or
@@ -53,12 +53,11 @@ def check_data(config: JobConfig, split: Split) -> None:
             f"data.root: there is no folder {root.absolute()}; download the data there "
             "(README, 'Data') or set data.root=FOLDER"
         )
-    section = section_of(config, split)
     for number, source in enumerate(rooted(config.data.of(split), root).sources):
         try:
             locate(source)
         except UserError as error:
-            raise UserError(f"{section}.sources.{number}: {error}") from None
+            raise UserError(f"{section_of(config, split)}.sources.{number}: {error}") from None
 
 
 def rooted(split: DataConfig, root: Path) -> DataConfig:
@@ -98,14 +97,7 @@ def load_split(
     *,
     held: frozenset[str] | None,
 ) -> LoadedData:
-    """Read the questions of a split from a data folder.
-
-    Args:
-        config: The job.
-        split: Which.
-        root: The data folder.
-        executor: Runs gold queries; None trusts them all.
-        held: What `held_out` found.
+    """Read the questions of a split; gold queries are run if there is an executor.
 
     Raises:
         UserError: A file is damaged, a database is not there, or no question is left.
@@ -136,11 +128,11 @@ def check_questions(config: JobConfig) -> None:
     held = held_out(config, root)
     loaded = {split: load_split(config, split, root, held=held).examples for split in SPLITS}
     for split, examples in loaded.items():
-        try:
-            for database in dict.fromkeys(example.database for example in examples):
+        for database in dict.fromkeys(example.database for example in examples):
+            try:
                 check_database(database)
-        except UserError as error:
-            raise UserError(f"data.{split}: {error}") from None
+            except UserError as error:
+                raise UserError(f"data.{split}: {error}") from None
     check_overlap(config, loaded)
 
 

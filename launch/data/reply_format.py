@@ -1,4 +1,4 @@
-"""How replies are written: what the environment of a job reads, and demonstrations show."""
+"""The format of replies: what the environment of a job reads, and demonstrations show."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """How demonstrations write queries.
+class ReplyFormat:
+    """How a reply writes a query.
 
     Attributes:
-        wrapping: What a query stands in.
-        agent: The tool-calling episode, or None where one reply answers.
+        agent: The tool-calling episode; None where one reply answers.
         brief: Leave out of a call what the environment ignores, for tiny models.
     """
 
@@ -31,8 +30,8 @@ class Form:
     brief: bool = False
 
     @classmethod
-    def of(cls, config: JobConfig) -> Form:
-        """Return the form that a job's environment reads."""
+    def of(cls, config: JobConfig) -> ReplyFormat:
+        """Return the format that a job's environment reads."""
         env = config.env
         agent = env if isinstance(env, AgenticConfig) else None
         return cls(env.wrapping, agent, brief=config.prompt.style == "demo")
@@ -48,7 +47,7 @@ class Form:
 
     def answer(self, sql: str) -> str:
         """Write the reply that answers a question without a tool."""
-        return write_reply(sql, self.wrapping)
+        return f"{_thought(sql)} {_query(sql, self.wrapping)}"
 
     def call(self, sql: str, example: Example) -> str:
         """Write the reply that calls the tool; the thought names the tables."""
@@ -60,17 +59,11 @@ class Form:
         """Write the reply that ends a tool-calling episode."""
         if self.agent is not None and self.agent.finish_tool is not None:
             return write_call(sql, self.agent, is_final=True)
-        return write_query(sql, self.wrapping)
+        return _query(sql, self.wrapping)
 
 
-def write_query(sql: str, wrapping: Wrapping) -> str:
-    """Write a query where the environment looks for it."""
+def _query(sql: str, wrapping: Wrapping) -> str:
     return f"<sql> {sql} </sql>" if wrapping == "sql_tag" else f"```sql\n{sql}\n```"
-
-
-def write_reply(sql: str, wrapping: Wrapping = "sql_tag") -> str:
-    """Write a query as a reply in the required form; the thought names the tables it reads."""
-    return f"{_thought(sql)} {write_query(sql, wrapping)}"
 
 
 def write_call(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.errors import UserError
 
 MULTI_TURN = "Multi-turn Dialogue"
 """SynSQL's style that PaVeRL-SQL leaves out."""
@@ -15,15 +14,10 @@ MULTI_TURN = "Multi-turn Dialogue"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A data set of a sample.
-
-    Attributes:
-        name: Of `sqlenv.data.layouts.SETS`.
-        more: Settings of `SourceConfig`.
-    """
+    """A data set of a sample, and more settings of its `SourceConfig`."""
 
     name: str
-    more: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,59 +28,44 @@ class Sample:
         about: Where the paper says so, and what is our choice.
         cfg: The packaged config of its run.
         total: Questions to learn from; None for all.
-        validation: Questions of other databases, to choose a checkpoint by.
-        drop_empty_gold: Whether golds without rows are left out.
+        validation: Questions of other databases, to choose a checkpoint by; where a paper names
+            none, those of the configs.
     """
 
     about: str
     cfg: str
     parts: Sequence[Part]
     total: int | None = None
-    validation: int = 0
+    validation: int = 200
     drop_empty_gold: bool = True
 
     def data(self, sources: Mapping[str, SourceConfig], **more: Any) -> DataConfig:
-        """Write the settings that draw the sample.
-
-        Args:
-            sources: The data sets that are there.
-            more: Other settings of `DataConfig`.
-
-        Raises:
-            UserError: One of the sample's data sets is not there.
-        """
+        """Write the settings that draw the sample from the data sets that are there."""
         own = {"total": self.total, "drop_empty_gold": self.drop_empty_gold}
         parts = [sources[part.name].model_dump() | dict(part.more) for part in self.parts]
         return DataConfig.model_validate({"sources": parts, **own, **more})
 
 
-def _all(*names: str) -> tuple[Part, ...]:
-    return tuple(Part(name, {}) for name in names)
-
-
-_VALIDATION = 200
-"""Questions to choose checkpoints by, where a paper names none: those of the configs."""
+_BIRD, _SPIDER = Part("bird-train"), Part("spider-train")
 _LEVELS = ("Simple", "Moderate", "Complex", "Highly Complex")
 
 SAMPLES: Mapping[str, Sample] = {
     "progress": Sample(
         "Progress-SQL, appendix B: 20,000 of BIRD, Spider and SynSQL; equal shares are ours",
         "progress.yaml",
-        _all("bird-train", "spider-train", "synsql"),
+        (_BIRD, _SPIDER, Part("synsql")),
         total=20_000,
-        validation=_VALIDATION,
     ),
     "expo": Sample(
         "EXPO-SQL, section 4.1: 5,000 Complex questions of SynSQL, a new draw",
         "expo.yaml",
         (Part("synsql", {"levels": ("Complex",)}),),
         total=5_000,
-        validation=_VALIDATION,
     ),
     "paverl-bird": Sample(
         "PaVeRL-SQL, table I: 8,600 of BIRD, 429 of other databases",
         "paverl.yaml",
-        _all("bird-train"),
+        (_BIRD,),
         total=8_600,
         validation=429,
         drop_empty_gold=False,
@@ -94,7 +73,7 @@ SAMPLES: Mapping[str, Sample] = {
     "paverl-spider": Sample(
         "PaVeRL-SQL, table I: 8,000 of Spider, 648 of other databases",
         "paverl.yaml",
-        _all("spider-train"),
+        (_SPIDER,),
         total=8_000,
         validation=648,
         drop_empty_gold=False,
@@ -112,29 +91,13 @@ SAMPLES: Mapping[str, Sample] = {
     "astra": Sample(
         "SQL-ASTRA, section 3.1: all of BIRD whose golds run",
         "astra.yaml",
-        _all("bird-train"),
-        validation=_VALIDATION,
+        (_BIRD,),
         drop_empty_gold=False,
     ),
     "astra-both": Sample(
         "SQL-ASTRA, table 2: all of BIRD and Spider whose golds run",
         "astra.yaml",
-        _all("bird-train", "spider-train"),
-        validation=_VALIDATION,
+        (_BIRD, _SPIDER),
         drop_empty_gold=False,
     ),
 }
-
-
-def check_sample(name: str, sources: Mapping[str, SourceConfig]) -> None:
-    """Refuse a sample of which a data set is missing.
-
-    Raises:
-        UserError: It is.
-    """
-    missing = [part.name for part in SAMPLES[name].parts if part.name not in sources]
-    if missing:
-        raise UserError(
-            f"--sample {name}: needs {', '.join(dict.fromkeys(missing))}, which --data-root does "
-            f"not have; it has {', '.join(sources)}"
-        )

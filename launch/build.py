@@ -1,10 +1,11 @@
-"""From settings to the parts of a run: databases, prompts, environments, rewards, model."""
+"""Build the parts of a run from its settings: data, environments, reward, model, servers."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from random import Random
@@ -15,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from launch.config import JobConfig
-from launch.forms import Form
-from launch.inputs import held_out, load_split
-from launch.prompts import Prompts
+from launch.data.preflight import held_out, load_split
+from launch.data.prompts import Prompts
+from launch.data.reply_format import ReplyFormat
 from launch.reporting.record import episode_record
 from launch.testsets import Split
 from minirl.config import LoraConfig
@@ -29,6 +30,7 @@ from minirl.model.sharding import choose_mesh, make_mesh
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
+from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import Task
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
@@ -56,11 +58,9 @@ _PROMPTS = 1024
 
 
 class SqlSide:
-    """Data, environments and reward of a job. A context manager: it owns the executor.
+    """Data, environments and reward of a job; demo data is made in the run folder.
 
-    Args:
-        config: The job.
-        folder: The run folder; demo data is made in it.
+    A context manager: it owns the executor.
     """
 
     def __init__(self, config: JobConfig, folder: Path) -> None:
@@ -113,12 +113,7 @@ class SqlSide:
         return chosen
 
     def environment(self, tokenizer: ChatTokenizer | None = None) -> Environment:
-        """Build the environment that training episodes are played in.
-
-        Args:
-            tokenizer: Where given, schemas that make a prompt too long lose columns that the gold
-                query does not need.
-        """
+        """Build the training environment; with a tokenizer, prompts are shortened to fit."""
 
         # The episodes of a group ask the same question.
         @lru_cache(maxsize=_PROMPTS)
@@ -133,9 +128,7 @@ class SqlSide:
         )
 
     def evaluation_environment(self) -> SingleTurn | Agentic:
-        """Build the environment that accuracy is measured in, by `evaluation.episode`: one turn
-        without feedback, or the tool-calling episode.
-        """
+        """Build the environment of `evaluation.episode`: one turn, or the tool-calling episode."""
         env = self._config.env
         if isinstance(env, AgenticConfig) and self._config.evaluation.episode == "agentic":
             return Agentic(env, executor=self.executor, first_prompt=self.evaluation_prompt)
@@ -228,16 +221,7 @@ class SqlSide:
     def check_prompts(
         self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
     ) -> None:
-        """Refuse a limit under which there is nothing to do; the first prompt that fits will do.
-
-        Args:
-            kind: Names the prompts in the message.
-            prompts: Made one by one, and there is at least one.
-            tokenizer: Counts their tokens.
-
-        Raises:
-            UserError: None fits `sampler.max_prompt_tokens`.
-        """
+        """Raise a `UserError` if no prompt fits `sampler.max_prompt_tokens`."""
         limit = self._config.sampler.max_prompt_tokens
         shortest: float = math.inf
         for prompt in prompts:
@@ -289,7 +273,7 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
     made = folder / "model"
     assert config.model.tiny is not None
     if not (made / "model.safetensors").exists():
-        form = Form.of(config)
+        form = ReplyFormat.of(config)
         texts = (
             f"{sql.first_prompt(example)[-1].content}\n{form.answer(example.gold_sql)}"
             for example in train
@@ -301,16 +285,10 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
 def load_model(
     config: JobConfig, folder: Path, *, lora: LoraConfig | None = None
 ) -> tuple[Decoder, ChatTokenizer]:
-    """Read the policy and its tokenizer.
-
-    Args:
-        config: The job, for the devices, the type of the computation and the seed of adapters.
-        folder: Hugging Face folder.
-        lora: Adapters to add; the weights below them, which stay as they are, need no more
-            precision than the computation has.
-    """
+    """Read the policy and its tokenizer from a Hugging Face folder, and add adapters."""
     tokenizer = ChatTokenizer(folder)
     dtype = jnp.dtype(config.model.dtype)
+    # Frozen weights need no more precision than the computation has.
     param_dtype = jnp.float32 if lora is None else dtype
     mesh = arrange(config, read_config(folder))
     model = huggingface.load(folder, mesh=mesh, param_dtype=param_dtype, dtype=dtype)
@@ -323,10 +301,6 @@ def load_model(
 def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
     """Arrange the devices that are there as the job says; None for a single one.
 
-    Args:
-        config: The job.
-        shape: Its model's.
-
     Raises:
         UserError: The job's mesh has another number of devices.
     """
@@ -338,6 +312,16 @@ def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
         )
         _log.info("mesh: fsdp %d%s; each device holds its share of everything", sizes["fsdp"], more)
     return mesh if mesh.size > 1 else None
+
+
+def serving(config: JobConfig, model: Path, folder: Path) -> AbstractContextManager[Servers | None]:
+    """Return the servers that sample from a model's folder; None for the native sampler."""
+    if config.rollout.backend == "native":
+        return nullcontext()
+    return Servers(
+        config.rollout.sglang, model, config.sampler,
+        dtype=config.model.dtype, seed=config.seed, folder=folder,
+    )  # fmt: skip
 
 
 def mesh_sizes(config: JobConfig, shape: ModelConfig, devices: int) -> Mapping[str, int]:

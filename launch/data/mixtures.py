@@ -1,68 +1,74 @@
-"""Which questions go into which set: whole data sets, samples, and databases held out."""
+"""What `launch.prepare` is asked for, and which questions go into which set."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from launch.config import JobConfig
-from launch.inspection import Preparation
-from launch.samples import SAMPLES
+from launch.data.samples import SAMPLES
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.held_out import hold_out, validation_of
 from sqlenv.data.issues import Checked
-from sqlenv.data.layouts import SETS, locate
+from sqlenv.data.layouts import locate
 from sqlenv.data.loading import choose
+from sqlenv.data.prepared import SCHEMAS
 from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.errors import UserError
+from sqlenv.executor.database import identify
 from sqlenv.types import Example
 
 BATCH = 2_048
-"""Questions that are looked at together: what memory holds of a set that is not sampled."""
-
+"""Questions that are checked together: what memory holds of a set that is not sampled."""
 VALIDATION = "validation"
 """The set of questions that are held out."""
+VALUES = "values"
+"""Folder of the value indexes."""
 
 Survey = Counter[tuple[str, Path]]
 """Questions of each database, by `db_id` and file."""
+Part = tuple[list[Pool], Iterable[Checked]]
+"""The pools of a set, and its questions as they come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PrepareRequest:
     """What is to be prepared.
 
     Attributes:
         sources: Data sets by name.
+        folder: Where all is written.
+        job: Settings of the job that the data is for: wording, schemas, limits of queries.
+        value_matches: Whether values that questions name are looked up.
+        slow_s: A gold query that takes longer is slow.
+        tokenizer: Folder of the tokenizer that prompts are counted with.
         sample: Of `SAMPLES`; empty to prepare whole sets.
         validation: Questions to set aside, with their databases, from those to learn from.
         drop_missing: Leave out questions whose database is not there or cannot be read.
     """
 
     sources: Mapping[str, SourceConfig]
-    preparation: Preparation
+    folder: Path
+    job: JobConfig
+    value_matches: bool
+    slow_s: float
+    tokenizer: Path | None
     sample: str
     validation: int
     seed: int
     drop_missing: bool
 
     @property
-    def job(self) -> JobConfig:
-        """Return the settings of the job that the data is for."""
-        return self.preparation.job
-
-    @property
-    def folder(self) -> Path:
-        """Return where all is written."""
-        return self.preparation.folder
-
-    @property
     def learned(self) -> list[str]:
         """Name the data sets to learn from."""
         if self.sample:
             return list(dict.fromkeys(part.name for part in SAMPLES[self.sample].parts))
-        return [name for name in self.sources if SETS[name].split == "train"]
+        return [name for name, source in self.sources.items() if source.split == "train"]
 
     @property
     def learned_sets(self) -> list[str]:
@@ -72,18 +78,23 @@ class Request:
     @property
     def measured(self) -> list[str]:
         """Name the data sets to measure by."""
-        return [name for name in self.sources if SETS[name].split != "train"]
+        return [name for name, source in self.sources.items() if source.split != "train"]
+
+    def files_of(self, database: Path) -> tuple[Path, Path]:
+        """Name the files of a database's schema and value index; another version has others."""
+        prompt = self.job.prompt
+        return _files_of(self.folder, database, f"{prompt.example_values} {prompt.schema_style}")
 
 
-Part = tuple[list[Pool], Iterable[Checked]]
-"""The pools of a set, and its questions as they come."""
+@lru_cache(maxsize=4_096)
+def _files_of(folder: Path, database: Path, settings: str) -> tuple[Path, Path]:
+    key = json.dumps([*identify(database), settings])
+    name = f"{database.stem}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    return folder / SCHEMAS / f"{name}.json", folder / VALUES / f"{name}.sqlite"
 
 
 def plan_sets(
-    request: Request,
-    held_out: frozenset[str],
-    check: Check,
-    broken: Mapping[Path, str],
+    request: PrepareRequest, held_out: frozenset[str], check: Check, broken: Mapping[Path, str]
 ) -> dict[str, Part]:
     """Say what goes into each set, those to measure by first."""
 
@@ -96,45 +107,39 @@ def plan_sets(
     def to_validate(example: Example) -> bool:
         return usable(example) and example.db_id in held_out
 
-    sources = request.sources
-    plan = {
-        name: _whole(make_pool(sources[name], request, check, accept=usable))
-        for name in request.measured
-    }
-    if held_out:
-        config = validation_of(_learned_config(request), request.validation)
-        plan[VALIDATION] = _sampled(config, request, check, to_validate)
-    if request.sample:
-        plan["train"] = _sampled(_learned_config(request), request, check, to_learn)
+    def whole(name: str, accept: Accept) -> Part:
+        pool = make_pool(request.sources[name], request, check, accept=accept)
+        return [pool], pool.stream()
+
+    def sampled(config: DataConfig, accept: Accept) -> Part:
+        pools = _pools(config, request, check, accept)
+
+        def drawn() -> Iterator[Checked]:
+            yield from choose(pools, config)
+
+        return pools, drawn()
+
+    plan = {name: whole(name, usable) for name in request.measured}
+    learned = _learned_config(request)
+    if held_out and learned is not None:
+        plan[VALIDATION] = sampled(validation_of(learned, request.validation), to_validate)
+    if request.sample and learned is not None:
+        plan["train"] = sampled(learned, to_learn)
     else:
-        for name in request.learned:
-            plan[name] = _whole(make_pool(sources[name], request, check, accept=to_learn))
+        plan |= {name: whole(name, to_learn) for name in request.learned}
     return plan
 
 
-def check_validation(request: Request, surveys: Mapping[str, Survey]) -> None:
-    """Refuse to set aside all that there is, before anything is run.
-
-    Raises:
-        UserError: Nothing would be left to learn from.
-    """
-    everything = sum(surveys[name].total() for name in request.learned)
-    if request.validation and request.validation >= everything:
-        raise UserError(
-            f"--validation {request.validation}: there are {everything:,} questions to learn from; "
-            "set fewer aside"
-        )
-
-
 def held_out_databases(
-    request: Request, check: Check, broken: Mapping[Path, str]
+    request: PrepareRequest, check: Check, broken: Mapping[Path, str]
 ) -> frozenset[str]:
     """Choose the databases whose questions validate, and are not learned from.
 
     Raises:
         UserError: So many questions leave nothing to learn from.
     """
-    if not request.validation:
+    learned = _learned_config(request)
+    if not request.validation or learned is None:
         return frozenset()
 
     def make_pools(config: DataConfig, accept: Accept) -> list[Pool]:
@@ -144,12 +149,12 @@ def held_out_databases(
         return _pools(config, request, check, usable)
 
     try:
-        return hold_out(_learned_config(request), request.validation, make_pools)
+        return hold_out(learned, request.validation, make_pools)
     except UserError as error:
         raise UserError(f"--validation {error}") from None
 
 
-def _learned_config(request: Request) -> DataConfig:
+def _learned_config(request: PrepareRequest) -> DataConfig | None:
     more = {
         "seed": request.seed,
         "drop_missing_database": request.drop_missing,
@@ -158,23 +163,10 @@ def _learned_config(request: Request) -> DataConfig:
     if request.sample:
         return SAMPLES[request.sample].data(request.sources, **more)
     sources = tuple(request.sources[name] for name in request.learned)
-    return DataConfig.model_validate({"sources": sources, **more})
+    return DataConfig.model_validate({"sources": sources, **more}) if sources else None
 
 
-def _whole(pool: Pool) -> Part:
-    return [pool], pool.stream()
-
-
-def _sampled(config: DataConfig, request: Request, check: Check, accept: Accept) -> Part:
-    pools = _pools(config, request, check, accept)
-
-    def drawn() -> Iterator[Checked]:
-        yield from choose(pools, config)
-
-    return pools, drawn()
-
-
-def _pools(config: DataConfig, request: Request, check: Check, accept: Accept) -> list[Pool]:
+def _pools(config: DataConfig, request: PrepareRequest, check: Check, accept: Accept) -> list[Pool]:
     return [
         make_pool(source, request, check, config=config, accept=accept) for source in config.sources
     ]
@@ -182,7 +174,7 @@ def _pools(config: DataConfig, request: Request, check: Check, accept: Accept) -
 
 def make_pool(
     source: SourceConfig,
-    request: Request,
+    request: PrepareRequest,
     check: Check | None,
     *,
     config: DataConfig | None = None,

@@ -18,12 +18,7 @@ from sqlenv.types import Example, Observation
 
 
 class Prompts:
-    """Writes prompts; the schema of a database is read once.
-
-    Args:
-        config: Wording and form of the schema.
-        env: Whether the question comes with a tool.
-    """
+    """Writes prompts; the schema of a database is read once."""
 
     def __init__(self, config: PromptConfig, env: EnvConfig) -> None:
         self._config, self._env = config, env
@@ -33,7 +28,7 @@ class Prompts:
         self._text = cache(lambda path: self.render(self._schema(path)))
 
     def add(self, data: LoadedData) -> None:
-        """Take in what data sets say of their databases."""
+        """Use what data sets say of their databases, and the schemas that were prepared."""
         self._descriptions |= data.descriptions
         self._files |= data.schemas
 
@@ -41,16 +36,12 @@ class Prompts:
         """Return the schema that an example's prompt shows."""
         return with_matches(self._schema(example.database), example.value_matches)
 
-    def schema_text(self, example: Example) -> str:
-        """Write the schema that an example's prompt shows."""
-        if example.value_matches:
-            return self.render(self.schema(example))
-        return self._text(example.database)
-
-    def with_values(self, stored: StoredSchema, example: Example) -> str:
-        """Write a schema that was read before, as an example's prompt shows it."""
+    def schema_text(self, example: Example, stored: StoredSchema | None = None) -> str:
+        """Write the schema that an example's prompt shows, perhaps from one that was stored."""
         if not example.value_matches:
-            return stored.text
+            return self._text(example.database) if stored is None else stored.text
+        if stored is None:
+            return self.render(self.schema(example))
         return self.render(with_matches(stored.schema, example.value_matches))
 
     def render(self, schema: DatabaseSchema) -> str:
@@ -59,10 +50,10 @@ class Prompts:
 
     def training(self, example: Example, schema_text: str | None = None) -> Observation:
         """Put a question as training episodes do."""
-        if isinstance(self._env, AgenticConfig):
-            text = self.schema_text(example) if schema_text is None else schema_text
-            return agent_observation(example, text, self._env, style=self._config.style)
-        return self.single_turn(example, schema_text)
+        if not isinstance(self._env, AgenticConfig):
+            return self.single_turn(example, schema_text)
+        text = self.schema_text(example) if schema_text is None else schema_text
+        return agent_observation(example, text, self._env, style=self._config.style)
 
     def single_turn(self, example: Example, schema_text: str | None = None) -> Observation:
         """Put a question that one reply answers."""
@@ -74,8 +65,7 @@ class Prompts:
         return judge_observation(example, self.schema_text(example), queries)
 
     def _read_schema(self, database: Path) -> DatabaseSchema:
-        config = self._config
-        examples, profile = config.example_values, config.schema_style == "profile"
+        examples, profile = self._config.example_values, self._config.schema_style == "profile"
         descriptions = self._descriptions.get(database)
         if database in self._files:
             stored = read_stored_schema(self._files[database])

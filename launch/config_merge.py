@@ -1,0 +1,143 @@
+"""Config files: found by path or packaged name, merged over their bases, overridden by key.
+
+A config with `base: other.yaml` is merged over that file: mappings key by key; lists and values
+replace. Where it names another `kind` of a section, nothing of the base's section remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sqlenv.errors import UserError
+
+Kinds = Mapping[tuple[str, ...], str]
+"""Paths of the sections whose keys depend on their `kind`, each with its default kind."""
+_PACKAGED = resources.files("launch") / "configs"
+
+
+def packaged() -> list[str]:
+    """List the names of the configs that come with the project."""
+    return sorted(entry.name for entry in _PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+
+
+def read(name: str, overrides: Sequence[str], kinds: Kinds) -> dict[str, Any]:
+    """Read a config by path or packaged name, merge it over its base, and set the overrides.
+
+    Raises:
+        UserError: A file is not there or not YAML, or an override sets nothing.
+    """
+    raw = _read(name, _find(name), kinds)
+    for override in overrides:
+        _override(raw, override)
+    _name_kinds(raw, kinds)
+    return raw
+
+
+def _find(name: str) -> Traversable:
+    path = Path(name)
+    if path.is_file():
+        return path.resolve()
+    if name in packaged():
+        return _PACKAGED / name
+    raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
+
+
+def _read(
+    name: str, file: Traversable, kinds: Kinds, above: tuple[Traversable, ...] = ()
+) -> dict[str, Any]:
+    """Read a config and merge it over its base, which lies beside it or is a packaged one."""
+    try:
+        raw = yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+        raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{name}: a config is a mapping of keys to values")
+    if "base" not in raw:
+        return raw
+    base = raw.pop("base")
+    beside = [(file.parent / str(base)).resolve()] if isinstance(file, Path) else []
+    found = next((one for one in (*beside, _PACKAGED / str(base)) if one.is_file()), None)
+    if found is None:
+        raise UserError(f"{name}: base: {base!r} is neither beside it nor a packaged config")
+    if found in (file, *above):
+        raise UserError(f"{name}: base: {base} is based on this file; name another config")
+    return merge(_read(base, found, kinds, (file, *above)), raw, kinds)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is written twice; PyYAML takes the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
+        keys = [key.value for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                mark = node.value[number][0].start_mark
+                raise yaml.YAMLError(f"line {mark.line + 1}: {key} is there twice")
+        return super().construct_mapping(node, deep)
+
+
+_RIVALS: Mapping[tuple[str, ...], str] = {
+    ("data", "validation"): "held_out",
+    ("data", "held_out"): "validation",
+    ("train", "steps"): "epochs",
+    ("train", "epochs"): "steps",
+}
+"""Settings of which one is given, and what goes when the other is set over it."""
+
+
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], kinds: Kinds, path: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Lay a mapping over another one; neither is changed."""
+    if path in kinds and "kind" in over and over["kind"] != base.get("kind", kinds[path]):
+        return deepcopy(dict(over))
+    gone = {_RIVALS.get((*path, key)) for key, value in over.items() if value is not None}
+    merged = {key: deepcopy(value) for key, value in base.items() if key not in gone}
+    for key, value in over.items():
+        below = base.get(key)
+        both = isinstance(value, dict) and isinstance(below, dict)
+        merged[key] = merge(below, value, kinds, (*path, key)) if both else deepcopy(value)
+    return merged
+
+
+def _override(raw: dict[str, Any], override: str) -> None:
+    """Set `key.sub=value` in place; a value is read as YAML, a number in a key counts items."""
+    dotted, separator, text = override.partition("=")
+    if not separator or not dotted:
+        raise UserError(f"{override!r}: an override has the form key.sub=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise UserError(f"{override!r}: the value is not YAML; quote it for the shell") from None
+    node: Any = raw
+    keys = dotted.split(".")
+    for depth, key in enumerate(keys):
+        if isinstance(node, list) and not (key.isdigit() and int(key) < len(node)):
+            raise UserError(f"{override!r}: {key} is not one of the {len(node)} items, from 0")
+        if not isinstance(node, dict | list):
+            raise UserError(f"{override!r}: {keys[depth - 1]} is a value; it has no keys below it")
+        place = int(key) if isinstance(node, list) else key
+        if isinstance(node, dict) and value is not None:
+            node.pop(_RIVALS.get(tuple(keys[: depth + 1])), None)
+        if depth == len(keys) - 1:
+            node[place] = value
+        elif isinstance(node, dict) and node.get(place) is None:
+            node[place] = {}
+        node = node[place]
+
+
+def _name_kinds(raw: dict[str, Any], kinds: Kinds) -> None:
+    """Name the default kind of each section that names none."""
+    for path, kind in kinds.items():
+        node: Any = raw
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault("kind", kind)

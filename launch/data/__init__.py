@@ -1,0 +1,1 @@
+"""The data of a job: checked before it starts, prepared once, put into prompts."""

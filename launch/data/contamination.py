@@ -1,0 +1,344 @@
+"""Contamination: what questions to learn from and questions to measure by have in common.
+
+A checkpoint that was chosen by a test set's questions, or that has learned from its databases,
+says nothing on that set: a run is refused before anything is trained, unless data.overlap=tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Literal
+
+from launch.config import JobConfig
+from launch.testsets import TEST_SETS, Split
+from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.data.detection import detect
+from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files
+from sqlenv.data.prepared import DatabaseEntry
+from sqlenv.data.sources import Pool
+from sqlenv.demo import STAMP
+from sqlenv.errors import UserError
+from sqlenv.executor.database import Identity, fingerprint, identify
+from sqlenv.schema.reading import DatabaseSchema, read_schema
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+Kind = Literal[
+    "database name", "database file", "tables and columns", "question", "wording of a question"
+]
+_REFUSED: frozenset[Kind] = frozenset({"database name", "database file", "question"})
+"""Kinds that make a measurement worthless; the others happen between data sets as published:
+generic questions ("How many flights do we have?") of databases that have nothing in common, and
+databases of common models."""
+_LEARNED: tuple[Split, ...] = ("train", "validation")
+_NAMED = 5
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Something that stands on both sides.
+
+    Attributes:
+        learn, measure: The sets.
+        count: Databases, or questions to measure by.
+        examples: Some of them.
+        databases: All databases to learn from that are concerned.
+    """
+
+    learn: str
+    measure: str
+    kind: Kind
+    count: int
+    examples: tuple[str, ...]
+    databases: tuple[str, ...]
+
+    @property
+    def is_refused(self) -> bool:
+        """Tell whether nothing should be measured so; to choose by what was learned is told."""
+        return self.kind in _REFUSED and not self.measure.endswith("validation")
+
+    def line(self) -> str:
+        """Say it in a line."""
+        what = f"{self.count:,} x {self.kind}"
+        return f"{self.learn} and {self.measure} share {what} (such as {', '.join(self.examples)})"
+
+
+def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = "") -> None:
+    """Raise a `UserError` if something is learned from that a test set has.
+
+    Args:
+        overlaps: What was found.
+        excluded: Databases that are left out already.
+        more: Further advice.
+    """
+    refused = [overlap for overlap in overlaps if overlap.is_refused]
+    if not refused:
+        return
+    names = sorted({*excluded, *(name for one in refused for name in one.databases)})
+    listed = ", ".join(names[:_LISTED]) + ", ..." * (len(names) > _LISTED)
+    raise UserError(
+        f"{'; '.join(one.line() for one in refused)}; leave these out "
+        f"(data.train.exclude_databases='[{listed}]'){more}, or set data.overlap=tell to go on "
+        "with them"
+    )
+
+
+# Databases.
+
+
+def shape_of(schema: DatabaseSchema) -> str:
+    """Hash the names of tables and columns: two databases of one shape are the same one, edited."""
+    names = sorted(
+        (table.name.lower(), sorted(column.name.lower() for column in table.columns))
+        for table in schema.tables
+    )
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class _OnDisk:
+    """A database of some questions, read as far as it has to be, with the fields of its entry."""
+
+    db_id: str
+    path: Path
+
+    @cached_property
+    def bytes(self) -> int:
+        return self.path.stat().st_size if is_file(self.path) else -1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self.path) if is_file(self.path) else self.db_id
+
+    @property
+    def shape(self) -> str:
+        return _shape(self.path)
+
+
+Database = DatabaseEntry | _OnDisk
+
+
+def database_overlaps(
+    learn: Mapping[str, Sequence[Database]],
+    measure: Mapping[str, Sequence[Database]],
+    *,
+    shapes: bool = True,
+) -> list[Overlap]:
+    """Find databases of one name, of the same bytes, or (`shapes`) with the same tables."""
+    pairs = ((there, here) for there in learn for here in measure if there != here)
+    found = []
+    for there, here in pairs:
+        known, entries = learn[there], measure[here]
+        # Only files of one size can be the same: no other is read.
+        sizes = {entry.bytes for entry in known} & {entry.bytes for entry in entries}
+        traits: dict[Kind, Callable[[Database], str | None]] = {
+            "database name": lambda entry: entry.db_id,
+            "database file": lambda entry, sizes=sizes: (
+                entry.fingerprint if entry.bytes in sizes else None
+            ),
+        }
+        if shapes:
+            traits["tables and columns"] = lambda entry: entry.shape
+        for kind, trait in traits.items():
+            seen = defaultdict(list)
+            for entry in known:
+                seen[trait(entry)].append(entry.db_id)
+            seen.pop(None, None)
+            if same := [entry for entry in entries if trait(entry) in seen]:
+                shown = tuple(entry.db_id for entry in same[:_NAMED])
+                names = tuple(name for entry in same for name in seen[trait(entry)])
+                found.append(Overlap(there, here, kind, len(same), shown, names))
+    return found
+
+
+def _databases(examples: Sequence[Example]) -> list[_OnDisk]:
+    pairs = dict.fromkeys((example.db_id, example.database) for example in examples)
+    return [_OnDisk(*pair) for pair in pairs]
+
+
+def _shape(path: Path) -> str:
+    """Hash the tables and columns of a database; one that is not there has those of no other."""
+    try:
+        return _shape_of_version(identify(path))
+    except UserError:
+        return str(path)
+
+
+@lru_cache(maxsize=1024)
+def _shape_of_version(identity: Identity) -> str:
+    return shape_of(read_schema(Path(identity[0]), examples=0))
+
+
+# Questions.
+
+
+class QuestionIndex:
+    """The texts of questions, compared without regard to case and blanks.
+
+    A question is the same only about the same database: one of its name, or with its tables and
+    columns, which `shape_of` hashes.
+    """
+
+    def __init__(self, shape_of: Callable[[Path], str]) -> None:
+        self._shape_of = shape_of
+        self._measured: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
+        self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
+
+    def measure(self, name: str, example: Example) -> None:
+        """Add a question to measure by; all of them come before those to learn from."""
+        self._measured[_key(example.question)].append((name, example))
+
+    def learn(self, name: str, example: Example) -> None:
+        """Compare a question to learn from, or to choose by, with those of other sets."""
+        for other, known in self._measured.get(_key(example.question), ()):
+            if other == name:
+                continue
+            same = known.db_id == example.db_id or (
+                self._shape_of(known.database) == self._shape_of(example.database)
+            )
+            kind: Kind = "question" if same else "wording of a question"
+            self._found[name, other, kind][known.id] = example.db_id
+
+    def overlaps(self) -> list[Overlap]:
+        """List the questions that stand on both sides."""
+        return [
+            Overlap(
+                *key, len(found), tuple(sorted(found)[:_NAMED]), tuple(sorted(set(found.values())))
+            )
+            for key, found in sorted(self._found.items())
+        ]
+
+
+def _key(question: str) -> bytes:
+    return hashlib.sha256(" ".join(question.lower().split()).encode()).digest()[:12]
+
+
+# The questions of a run.
+
+
+def check_published(config: JobConfig) -> None:
+    """Refuse to learn from a published test set, or to choose checkpoints by it.
+
+    Raises:
+        UserError: A source of data.train or data.validation is one.
+    """
+    if config.data.root is None:
+        return
+    for split in _LEARNED:
+        for number, source in enumerate(config.data.of(split).sources):
+            name = _published(source.model_copy(update={"path": config.data.root / source.path}))
+            if name is None:
+                continue
+            line = f"data.{split}.sources.{number}: is the test set {name}"
+            if config.data.overlap == "tell":
+                _log.warning("%s", line)
+                continue
+            advice = (
+                "choose checkpoints by training databases (data.held_out=200)"
+                if split == "validation"
+                else "learn from a training set"
+            )
+            raise UserError(
+                f"{line}; {advice}, or set data.overlap=tell if the questions are others"
+            )
+
+
+def _published(source: SourceConfig) -> str | None:
+    """Name the published test set that a source reads; generated data is none."""
+    location = locate(source)
+    if (location.root / STAMP).is_file():
+        return None
+    if location.layout == "prepared":
+        stem = location.files[0].stem
+        return stem if stem in TEST_SETS else None
+    for name in TEST_SETS:
+        one = SETS[name]
+        own = SourceConfig(layout=one.layout, path=location.root, split=one.split, file=one.file)
+        files = question_files(location.root, own)
+        if one.layout == source.layout and not set(files).isdisjoint(location.files):
+            return name
+    return None
+
+
+def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
+    """Compare what is learned from and chosen by with all test sets below `data.root`.
+
+    The run's own test questions are compared with too, unless all of them are generated or of these
+    sets. With generated data there is nothing to compare.
+
+    Raises:
+        UserError: A test set has some of these questions or databases, and data.overlap=refuse.
+    """
+    data = config.data
+    if data.root is None:
+        return
+    measured = dict(_test_sets(data.root))
+    root = data.root
+    own = (one.model_copy(update={"path": root / one.path}) for one in data.test.sources)
+    if not all(_published(source) in measured or _is_generated(source) for source in own):
+        measured["data.test"] = splits.get("test", ())
+    learned = {f"data.{name}": splits[name] for name in _LEARNED if name in splits}
+    if data.validation is not None:
+        measured["data.validation"] = splits.get("validation", ())
+    overlaps = _overlaps(learned, measured)
+    if data.overlap == "refuse":
+        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
+        refuse(overlaps, excluded=data.train.exclude_databases, more=more)
+    for overlap in overlaps:
+        tell = _log.info if overlap.kind == "wording of a question" else _log.warning
+        tell("%s", overlap.line())
+
+
+def _overlaps(
+    learned: Mapping[str, Sequence[Example]], measured: Mapping[str, Sequence[Example]]
+) -> list[Overlap]:
+    questions = QuestionIndex(_shape)
+    for name, examples in measured.items():
+        for example in examples:
+            questions.measure(name, example)
+    for name, examples in learned.items():
+        for example in examples:
+            questions.learn(name, example)
+    there, here = (
+        {name: _databases(found) for name, found in side.items()} for side in (learned, measured)
+    )
+    return [*database_overlaps(there, here, shapes=False), *questions.overlaps()]
+
+
+def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
+    """Read the published test sets below a folder, as far as they are there."""
+    if (root / MANIFEST).is_file():
+        sources: Mapping[str, SourceConfig] = {
+            name: SourceConfig(layout="prepared", path=root, file=f"{name}.jsonl")
+            for name in TEST_SETS
+            if (root / f"{name}.jsonl").is_file()
+        }
+    else:
+        detected = detect(root)
+        sources = detected.sources
+        for name in TEST_SETS:
+            if name in detected.left:
+                _log.warning("%s is not compared with: %s", name, detected.left[name])
+    for name, source in sources.items():
+        if name not in TEST_SETS or _is_generated(source):
+            continue
+        everything = DataConfig(sources=(source,), drop_missing_database=True)
+        try:
+            pool = Pool(source, locate(source), everything, None)
+            pool.drops = set()
+            yield name, tuple(checked.example for checked in pool.questions())
+        except UserError as error:
+            _log.warning("%s is not compared with: %s", name, error)
+
+
+def _is_generated(source: SourceConfig) -> bool:
+    return (locate(source).root / STAMP).is_file()

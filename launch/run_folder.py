@@ -1,0 +1,212 @@
+"""Folders of results: each belongs to the settings and questions that it was made with."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import platform
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import apsw
+import yaml
+
+from launch.config import JobConfig, dump, flat
+from launch.texts import write_json, write_text
+from minirl.run.files import PART, read_json
+from sqlenv.data.loading import fingerprint
+from sqlenv.errors import UserError
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+CONFIG, VERSIONS, DATA, RESULT = "config.yaml", "versions.json", "data.json", "result.json"
+PLACES = "places"
+"""Settings that say where weights and data lay, for people: what they are is said by contents."""
+_LIBRARIES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers", "sqlglot", "apsw")
+# A folder with no more than these holds no work yet, and other settings may have it.
+_BEFORE_WORK = frozenset({CONFIG, VERSIONS})
+_ADVICE = "delete it to go on"
+
+
+def check_run(config: JobConfig) -> None:
+    """Refuse a run folder that is not this run's, before anything is made; see `check`."""
+    check(config.folder, dump(config), key="run.dir")
+
+
+def claimed_run(config: JobConfig) -> AbstractContextManager[Path]:
+    """Make the run folder, or find the same run's; see `claimed`."""
+    return claimed(config.folder, dump(config), key="run.dir")
+
+
+def check(folder: Path, settings: str, *, key: str) -> None:
+    """Raise a `UserError` if a folder was made with other settings, or holds something else.
+
+    Args:
+        folder: May be missing or empty.
+        settings: YAML of everything that decides what will be in the folder.
+        key: What a person sets to name another folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: is a file; set {key} to another folder")
+    names = _names(folder)
+    if names and CONFIG not in names:
+        raise UserError(
+            f"{folder}: holds files that are not a run (such as {min(names)}); "
+            f"set {key} to another folder"
+        )
+    if names <= _BEFORE_WORK:
+        return
+    try:
+        text = (folder / CONFIG).read_text(encoding="utf-8", errors="replace")
+        old = _deciding(yaml.safe_load(text))
+    except (yaml.YAMLError, AttributeError) as error:
+        raise UserError(f"{folder / CONFIG}: is damaged ({error!s:.60}); bring it back") from None
+    new = _deciding(yaml.safe_load(settings))
+    for name in dict.fromkeys([*new, *old]):
+        if old.get(name) != new.get(name):
+            raise UserError(
+                f"{folder}: holds results of other settings ({name} is {old.get(name)!r} there "
+                f"and {new.get(name)!r} here); set {key} to another folder"
+            )
+
+
+def _names(folder: Path) -> set[str]:
+    """List what is in a folder, but what a kill left of a file being written."""
+    paths = folder.iterdir() if folder.exists() else ()
+    return {path.name for path in paths if not path.match(f".*{PART}")}
+
+
+def _deciding(values: dict[str, Any]) -> dict[str, Any]:
+    """Flatten settings but those of devices, servers and places: a run may go on on others."""
+    values = {key: value for key, value in values.items() if key not in ("mesh", PLACES)}
+    found = dict(flat(values))
+    return {key: value for key, value in found.items() if not key.startswith("rollout.sglang.")}
+
+
+def check_place(folder: Path, *, key: str) -> None:
+    """Raise a `UserError` if a folder cannot be made or written; nothing is left there."""
+    path = ground = folder.absolute()
+    try:
+        ground = next(place for place in (path, *path.parents) if place.exists())
+        # What may be written is not always writable: a full disk, /proc, a file system mounted so.
+        with TemporaryDirectory(prefix=".", dir=ground):
+            pass
+    except OSError as error:
+        raise _unwritable(folder, f"{ground}: {error.strerror}", key=key) from None
+
+
+@contextmanager
+def claimed(folder: Path, settings: str, *, key: str) -> Generator[Path]:
+    """Make a folder with its settings and versions, and lock it until the block ends.
+
+    What was made for it is removed again if no work came to it.
+
+    Raises:
+        UserError: The folder belongs to other settings or to another process, or cannot be written.
+    """
+    fresh = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise _unwritable(folder, error.strerror, key=key) from None
+    try:
+        _lock(handle, folder, key=key)
+        check(folder, settings, key=key)
+        try:
+            write_text(folder / CONFIG, settings)
+            _note_versions(folder / VERSIONS)
+        except OSError as error:
+            raise _unwritable(folder, error.strerror, key=key) from None
+        yield folder
+    finally:
+        if fresh and _names(folder) <= _BEFORE_WORK:
+            with suppress(OSError):  # something else came to a parent in the meantime
+                for path in folder.iterdir():
+                    path.unlink()
+                for path in fresh:
+                    path.rmdir()
+        os.close(handle)
+
+
+def _lock(handle: int, folder: Path, *, key: str) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another process writes here; wait for it, or set {key} to another folder"
+        ) from None
+    except OSError as error:
+        _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
+
+
+def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
+    return UserError(f"{folder}: cannot be written ({reason}); set {key} to another folder")
+
+
+def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
+    """Return number and fingerprint of the questions of each split."""
+    return {
+        name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
+        for name, examples in splits.items()
+    }
+
+
+def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a `UserError` if processes of a run have other questions, by their `fingerprints`."""
+    for process, found in enumerate(facts):
+        for name in facts[0]:
+            if found[name] != facts[0][name]:
+                raise UserError(
+                    f"data.{name}: process {process} has read other questions than process 0; give "
+                    "all hosts the same files (a gold query that takes too long on one is dropped "
+                    "there: see executor.timeout_s)"
+                )
+
+
+def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
+    """Note the `fingerprints` of a folder's questions; a `UserError` if it began with others."""
+    facts = fingerprints(splits)
+    path = folder / DATA
+    old = read_json(path, dict[str, Any], advice=_ADVICE) if path.exists() else facts
+    if changed := [name for name in facts if old.get(name) != facts[name]]:
+        raise UserError(
+            f"data.{changed[0]}: the files hold other questions than when {folder} was begun; "
+            f"bring them back, or start in another folder ({path} may be deleted to go on)"
+        )
+    write_json(path, facts)
+    return facts
+
+
+def versions() -> dict[str, str]:
+    """Name the versions that results may depend on; SQLite's decides which queries run."""
+    return {
+        "python": platform.python_version(),
+        "sqlite": apsw.sqlite_lib_version(),
+        **{name: _version(name) for name in _LIBRARIES},
+    }
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:  # the SQL side works without the learner's
+        return "not installed"
+
+
+def _note_versions(path: Path) -> None:
+    """Write the versions down, and warn of those that changed since the work began."""
+    now = versions()
+    then = read_json(path, dict[str, str], advice=_ADVICE) if path.exists() else now
+    for name in (name for name in now if then.get(name) != now[name]):
+        _log.warning(
+            "%s: was begun with %s %s, now %s: numbers may differ",
+            path.parent, name, then.get(name), now[name],
+        )  # fmt: skip
+    write_json(path, now)

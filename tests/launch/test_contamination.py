@@ -1,0 +1,302 @@
+"""What a run learns from and chooses checkpoints by is not what a published test set has."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launch import measured, prepare, train
+from launch.config import JobConfig, dump, load_config
+from launch.data.contamination import check_overlap
+from launch.data.preflight import check_inputs, check_questions, held_out, load_split
+from launch.testsets import SPLITS, TEST_SETS
+from sqlenv.data.layouts import SETS
+from sqlenv.errors import UserError
+
+from .downloads import make_downloads
+from .test_prepare import QUICK
+
+PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
+DERIVED = ("progress-gspo.yaml", "astra-fig2.yaml")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_downloads(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def root(whole: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(whole, tmp_path / "data")
+
+
+def job(root: Path, *overrides: str, cfg: str = "progress.yaml") -> JobConfig:
+    small = ["data.held_out=4", "data.train.total=20", f"data.root={root}"]
+    return load_config(cfg, [*small, *overrides])
+
+
+def message(root: Path, *overrides: str, cfg: str = "progress.yaml") -> str:
+    with pytest.raises(UserError) as caught:
+        check_questions(job(root, *overrides, cfg=cfg))
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def bird(root: Path, split: str) -> Path:
+    return root / "bird" / {"train": "train", "dev": "dev_20240627"}[split]
+
+
+def edit(path: Path, number: int, **changes: str) -> None:
+    records = json.loads(path.read_text())
+    records[number] |= changes
+    path.write_text(json.dumps(records))
+
+
+# The configs.
+
+
+@pytest.mark.parametrize("name", [*PAPERS, *DERIVED, "verbal.yaml"])
+def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
+    data = load_config(name, []).data
+    tests = {(SETS[one].layout, SETS[one].split) for one in TEST_SETS}
+    for split in ("train", "validation"):
+        for source in data.of(split).sources:
+            assert (source.layout, source.split) not in tests, split
+    assert data.held_out
+    assert data.of("validation").total == data.held_out
+    assert data.overlap == "refuse"
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_papers_run_holds_out_databases_of_each_source(whole, name):
+    """All of its sources, on small data in OmniSQL's layout."""
+    config = job(whole, "data.held_out=3", cfg=name)
+    held = held_out(config, whole)
+    assert held
+    found = {split: load_split(config, split, whole, held=held).examples for split in SPLITS}
+    assert {e.db_id for e in found["validation"]} <= held
+    assert len(found["validation"]) == 3
+    sources = {source.layout for source in config.data.train.sources}
+    assert {e.source for e in found["validation"]} == sources
+    assert not {e.db_id for e in found["train"]} & held
+    check_questions(config)
+    # An evaluation of the questions held out is known by what they are drawn from.
+    assert len(measured.data(config, "validation")["measured"]) == len(sources)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "counts", "steps"),
+    [
+        ([], (8_600, 429), 84),
+        (["data.train.total=8000", "data.held_out=648"], (8_000, 648), 78),
+        (["train.epochs=1"], (8_600, 429), 8),
+        (["data.train.sources.0.limit=1024"], (8_600, 429), 10),
+        (["train.steps=20"], (8_600, 429), 20),
+    ],
+)
+def test_steps_of_paverl_follow_the_number_of_questions(overrides, counts, steps, tmp_path):
+    """Ten epochs in batches of 1,024 (84 = 10 * 8600 / 1024), and as many in the second stage."""
+    config = load_config("paverl.yaml", overrides)
+    assert (config.data.train.total, config.data.held_out) == counts
+    # The checkpoint and the second stage are chosen by all of them.
+    assert config.evaluation.validation_questions is None
+    assert config.train.steps == steps
+    assert config.train.all_steps == 2 * steps
+    # A run's own config has the number of steps, whatever is said of epochs.
+    (tmp_path / "config.yaml").write_text(dump(config))
+    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]
+    assert (saved["steps"], saved["epochs"]) == (steps, None)
+    assert load_config(str(tmp_path / "config.yaml"), []) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("progress.yaml", 312), ("expo.yaml", 391), ("astra.yaml", 342)]
+)
+def test_steps_of_the_other_papers_are_passes_over_their_questions(name, steps):
+    assert load_config(name, []).train.steps == steps
+
+
+def test_of_rival_settings_the_later_layer_counts(tmp_path):
+    (tmp_path / "own.yaml").write_text(
+        "base: progress.yaml\n"
+        "data: {validation: {sources: [{layout: spider, path: ., split: dev}]}}\n"
+        "train: {steps: 5}\n"
+    )
+    config = load_config(str(tmp_path / "own.yaml"), [])
+    assert (config.data.held_out, config.train.steps) == (None, 5)
+    again = load_config(str(tmp_path / "own.yaml"), ["data.held_out=7", "train.epochs=2"])
+    assert (again.data.validation, again.data.held_out) == (None, 7)
+    assert again.train.steps == 2 * 20_000 // 64
+    (tmp_path / "both.yaml").write_text("base: progress.yaml\ntrain: {steps: 5, epochs: 2}\n")
+    for name, override, words in (
+        ("progress.yaml", "data.held_out=null", "data: give one of data.validation"),
+        ("progress.yaml", "data.train.total=null", "train.epochs: counts passes over data.train"),
+        (str(tmp_path / "both.yaml"), "seed=1", "train: give one of train.steps and train.epochs"),
+    ):
+        with pytest.raises(UserError, match=words):
+            load_config(name, [override])
+
+
+# The check.
+
+
+@pytest.mark.parametrize(
+    ("split", "source", "name"),
+    [
+        ("validation", "{layout: spider, path: ., split: test}", "spider-test"),
+        ("train", "{layout: spider, path: ., split: dev}", "spider-dev"),
+        ("train", "{layout: spider, path: ., split: train, file: test.json}", "spider-test"),
+        ("validation", "{layout: bird, path: ., split: dev}", "bird-dev"),
+        ("train", "{layout: spider_syn, path: ., split: dev}", "spider-syn"),
+    ],
+)
+def test_a_test_set_neither_validates_nor_is_learned_from(root, tmp_path, split, source, name):
+    own = [f"data.{split}={{sources: [{source}]}}", "train.steps=1"]
+    with pytest.raises(UserError) as caught:
+        train.main(["--cfg", "progress.yaml", f"data.root={root}", *own, f"run.dir={tmp_path}/run"])
+    line = str(caught.value)
+    assert line.startswith(f"data.{split}.sources.0: is the test set {name}; ")
+    assert ("data.held_out=200" in line) == (split == "validation")
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match=r"model\.path"):  # all else is there
+        check_inputs(job(root, *own, "data.overlap=tell"))
+
+
+TOTAL = "data.train.total=40"
+MINE = "bird/train/train_databases/mine"
+
+
+def rename(root: Path) -> None:
+    """Let Spider's test set have a training database of BIRD."""
+    edit(root / "spider" / "test.json", 0, db_id="mine")
+    shutil.copytree(root / MINE, root / "spider/test_database/mine")
+
+
+def same_file(root: Path) -> None:
+    pub = bird(root, "dev") / "dev_databases/pub/pub.sqlite"
+    pub.write_bytes((root / MINE / "mine.sqlite").read_bytes())
+
+
+def same_tables(root: Path) -> None:
+    """A database with the same tables and other rows is the same one, and so is a question."""
+    edit(
+        bird(root, "dev") / "dev.json",
+        4,
+        question=" who of DATABASE mine lives in new york, number 4? ",
+    )
+    same_file(root)
+    with sqlite3.connect(bird(root, "dev") / "dev_databases/pub/pub.sqlite") as db:
+        db.execute("DELETE FROM person WHERE id = 4")
+    db.close()
+
+
+def own_test_set(root: Path) -> None:
+    records = json.loads((bird(root, "train") / "train.json").read_text())
+    mine = [record for record in records if record["db_id"] == "mine"]
+    (bird(root, "train") / "mine.json").write_text(json.dumps(mine))
+
+
+NAME = "1 x database name (such as mine)"
+OWN = "{layout: bird, path: ., split: train, file: train/mine.json}"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "below", "overrides", "expected"),
+    [
+        (rename, "", (), f"data.train and spider-test share {NAME}"),
+        (same_file, "", (), "data.train and bird-dev share 1 x database file (such as pub)"),
+        (same_tables, "", (), "bird-dev share 1 x question (such as bird/dev/4)"),
+        # The run's own test questions, which need not be a published set's or below the root.
+        (own_test_set, "", (f"data.test.sources=[{OWN}]",), f"data.test share {NAME}"),
+        (
+            rename,
+            "bird",
+            (
+                "data.train.sources=[{layout: bird, path: ., split: train}]",
+                "data.test.sources=[{layout: spider, path: ../spider, split: test}]",
+            ),
+            f"data.train and data.test share {NAME}",
+        ),
+    ],
+)
+def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, expected):
+    spoil(root)
+    line = message(root / below, TOTAL, *overrides)
+    assert expected in line
+    assert "data.overlap=tell" in line
+    assert "data.train.exclude_databases='[formula_1, mine]'" in line
+    check_questions(job(root / below, TOTAL, *overrides, "data.train.exclude_databases=[mine]"))
+    with caplog.at_level(logging.WARNING):
+        check_questions(job(root / below, TOTAL, *overrides, "data.overlap=tell"))
+    assert expected in caplog.text
+
+
+def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
+    with caplog.at_level(logging.WARNING):
+        check_questions(job(root))
+        # Spider-Syn's training questions are Spider's in other words; neither is measured on.
+        both = (
+            "[{layout: spider, path: ., split: train}, {layout: spider_syn, path: ., split: train}]"
+        )
+        check_questions(job(root, f"data.train.sources={both}", TOTAL))
+    assert not caplog.records
+    # A question about other tables is one that anybody may ask.
+    edit(
+        bird(root, "dev") / "dev.json",
+        4,
+        question=" who of DATABASE mine lives in new york, number 4? ",
+    )
+    with caplog.at_level(logging.INFO, "launch.data.contamination"):
+        check_questions(job(root, TOTAL))
+    assert "data.train and bird-dev share 1 x wording of a question" in caplog.text
+    own = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
+    check_questions(job(root, own))
+    assert "data.train and data.validation share" in caplog.text
+
+
+def test_a_held_out_database_of_a_test_set_is_refused_too(root):
+    edit(bird(root, "dev") / "dev.json", 0, db_id="mill")
+    databases = bird(root, "train") / "train_databases"
+    shutil.copytree(databases / "mill", bird(root, "dev") / "dev_databases" / "mill")
+    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
+    lines = {message(root, only, f"data.train.seed={seed}") for seed in range(6)}
+    assert {line.split(" and ")[0] for line in lines} == {"data.train", "data.validation"}
+
+
+def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
+    (root / "spider" / "test.json").write_text("{")
+    shutil.copytree(root / "Spider-DK", root / "a" / "Spider-DK")
+    shutil.copytree(root / "Spider-DK", root / "b" / "Spider-DK")
+    shutil.rmtree(root / "Spider-DK")
+    with caplog.at_level(logging.WARNING):
+        check_questions(job(root))
+    first, second = (record.message for record in caplog.records)
+    assert first.startswith("spider-test is not compared with: ")
+    assert second.startswith("spider-dk is not compared with: is in ")
+
+
+def test_the_check_reads_prepared_folders(root, tmp_path):
+    rename(root)
+    out = tmp_path / "prepared"
+    arguments = ["--data-root", str(root), "--out", str(out), *QUICK, "data.overlap=tell"]
+    prepare.main(arguments)
+    assert f"data.train and spider-test share {NAME}" in message(out, TOTAL)
+    named = "data.validation={sources: [{layout: prepared, path: ., file: spider-test.jsonl}]}"
+    with pytest.raises(UserError, match="is the test set spider-test"):
+        check_inputs(job(out, named))
+    # Without data.overlap=tell the folder does not pass, though it is complete.
+    with pytest.raises(UserError, match="spider-test share 1 x database name"):
+        prepare.main(arguments[:-1])
+
+
+def test_generated_data_are_no_test_set():
+    check_overlap(
+        load_config("progress-demo.yaml", []), {"train": (), "validation": (), "test": ()}
+    )

@@ -1,0 +1,115 @@
+"""A folder of results belongs to its settings, its questions and one process at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import minirl.errors
+from launch.config import JobConfig, load_config
+from launch.run_folder import check_run, claim_data, claimed_run
+from sqlenv.errors import UserError
+from sqlenv.types import Example
+
+SERVED = "rollout.backend=sglang"
+
+
+@pytest.fixture
+def job(tiny, tmp_path):
+    """Return what makes the job of one folder."""
+    return lambda *settings: load_config(str(tiny), [f"run.dir={tmp_path / 'run'}", *settings])
+
+
+def claim(config: JobConfig, *, work: bool = False) -> Path:
+    """Leave a folder behind as a run that was killed would."""
+    config.folder.mkdir(exist_ok=True)
+    with claimed_run(config) as folder:
+        if work:
+            (folder / "metrics.jsonl").write_text("work\n")
+    return folder
+
+
+def test_a_folder_of_other_settings_is_refused_and_kept(job):
+    folder = claim(job(), work=True)
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert claim(job()) == folder
+    for refuse in (check_run, claim):
+        with pytest.raises(UserError, match=r"seed is 0 there and 9 here.*run.dir"):
+            refuse(job("seed=9"))
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "others", "refused"),
+    [
+        # Another number of devices; servers of a cluster come and go.
+        ((), ("mesh={fsdp: 4, tensor: 2}",), "train.steps=9"),
+        (
+            (SERVED, "rollout.sglang.launch=2"),
+            (SERVED, "rollout.sglang.urls=[http://a:1, http://b:1]", "rollout.sglang.wait_s=5"),
+            "rollout.lag=1",
+        ),
+    ],
+)
+def test_a_run_may_go_on_with_other_devices_and_servers(job, settings, others, refused):
+    folder = claim(job(*settings), work=True)
+    other = job(*others)
+    assert claim(other) == folder
+    assert load_config(str(folder / "config.yaml"), []) == other
+    key = refused.split("=")[0]
+    with pytest.raises(UserError, match=f"{key} is .* there and .* here"):
+        claim(job(*others, refused))
+
+
+def test_a_folder_without_work_may_have_other_settings(job, tmp_path):
+    """A first start that failed or was killed must not stand in the way of the corrected one."""
+    folder = claim(job())
+    (folder / ".config.yaml.part").write_text("seed")
+    claim(job("seed=9"))
+    assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
+    # Where the run made the folder itself, nothing of it is left.
+    with claimed_run(job(f"run.dir={tmp_path / 'new' / 'run'}")) as made:
+        assert made.is_dir()
+    assert not (tmp_path / "new").exists()
+
+
+def test_one_process_at_a_time(job):
+    with claimed_run(job()), pytest.raises(UserError, match="another process writes here"):
+        claim(job())
+
+
+def test_versions_that_changed_since_are_named(job, caplog):
+    path = claim(job()) / "versions.json"
+    claim(job())
+    assert not caplog.records
+    noted = json.loads(path.read_text())
+    path.write_text(json.dumps(noted | {"sqlite": "3.40.1"}))
+    claim(job())
+    assert "sqlite 3.40.1" in caplog.text
+    assert json.loads(path.read_text()) == noted
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
+@pytest.mark.parametrize("name", ["config.yaml", "versions.json", "data.json"])
+def test_damaged_files_are_named(job, name, text):
+    folder = claim(job(), work=True)
+    (folder / name).write_text(text)
+
+    def resume() -> None:
+        claim(job())
+        claim_data(folder, {"train": []})
+
+    with pytest.raises((UserError, minirl.errors.UserError), match=name):
+        resume()
+
+
+def test_questions_that_changed_under_a_run_are_refused(tmp_path):
+    first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
+    facts = claim_data(tmp_path, {"train": [first, second]})
+    assert facts["train"]["questions"] == 2
+    assert claim_data(tmp_path, {"train": [first, second]}) == facts
+    with pytest.raises(UserError, match=r"data.train: the files hold other questions"):
+        claim_data(tmp_path, {"train": [second, first]})
