@@ -14,7 +14,7 @@ import apsw
 
 from sqlenv.data.issues import Checked
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import open_new
+from sqlenv.executor.database import open_new
 from sqlenv.executor.database import identify
 from sqlenv.types import Example
 

@@ -29,7 +29,7 @@ def corrupt(sql: str) -> str | None:
     operation is taken for another one. A few mistakes do not change the result.
 
     Returns:
-        The query with its mistake; None where it does not parse or has nothing to get wrong.
+        None where the query does not parse or has nothing to get wrong.
     """
     tree = parse(sql)
     if tree is None:

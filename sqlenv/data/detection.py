@@ -33,11 +33,9 @@ _log = logging.getLogger(__name__)
 class Detected:
     """What was found below a folder.
 
-    Attributes:
-        sources: The data sets, by their names in `SETS`.
-        left: Files that looked like a data set's and are not, or whose databases are missing, and
-            why, by the name of the data set.
-        unused: A line on each of these files that no other data set has.
+    `sources` are the data sets by their names in `SETS`; `left` says by name why files that look
+    like a data set's are not one; `unused` has a line on each of these files that no other data set
+    has.
     """
 
     sources: Mapping[str, SourceConfig]
@@ -100,12 +98,7 @@ def _near(root: Path, name: str) -> tuple[Path, ...]:
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
-    """Find the data sets that were asked for, or all that are there.
-
-    Args:
-        root: Folder of the downloads.
-        names: Of `SETS`; none for all, where files that look like a data set's and are not
-            are told.
+    """Find the data sets of these names, or all that are there; warn of what only looks like one.
 
     Raises:
         UserError: One is not there; says what was expected where.

@@ -36,9 +36,6 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
         count: Questions to validate by.
         make_pools: Called once to count questions, then until those held out are enough.
 
-    Returns:
-        Names of databases, which have at least `count` questions that may stay.
-
     Raises:
         UserError: So many would leave a source without questions to learn from.
     """
@@ -104,14 +101,7 @@ def _have(counts: Mapping[str, int], names: Collection[str]) -> int:
 
 
 def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) -> frozenset[str]:
-    """Add databases in an order by seed while they fit, then the one that exceeds least.
-
-    Args:
-        counts: Questions by database.
-        target: Questions to reach.
-        held: Databases that are held out already, whatever their source.
-        seed: Decides the order, in which each database has a place of its own.
-    """
+    """Add databases in an order by seed while they fit, then the one that exceeds least."""
 
     def place(name: str) -> bytes:
         return hashlib.sha256(f"{seed} held out {name}".encode()).digest()

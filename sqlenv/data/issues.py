@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlenv.types import Example
 
@@ -25,8 +25,7 @@ class Checked:
 
     Attributes:
         example: With value matches, where these were looked up.
-        issues: Of its gold query.
-        note: Why the gold query fails.
+        issues: Of its gold query; `note` says why it fails.
         style: SynSQL's style of the question.
         rows: Of the gold result; None where it was not run or has none.
         prompt_tokens: Length of its prompt, where a tokenizer was given.
@@ -40,7 +39,3 @@ class Checked:
     rows: int | None = None
     prompt_tokens: int | None = None
     is_final: bool = True
-
-    def of_style(self, style: str) -> Checked:
-        """Say of which style the question is."""
-        return replace(self, style=style) if style else self

@@ -20,11 +20,9 @@ _SEARCHED = 1_000
 class NamedSet:
     """A split of a data set, as commands name it.
 
-    Attributes:
-        file: Question file, where it is not the layout's own for the split.
-        questions: As published (for SQLite), of a test set.
-        comparators: By which a test set is judged (`sqlenv.evaluators.comparators`): its own
-            measure first.
+    `file` is its question file where that is not the layout's own; of a test set, `questions` says
+    how many are published (for SQLite) and `comparators` by which it is judged, its own measure
+    first.
     """
 
     layout: Layout
@@ -150,14 +148,7 @@ _NO_DATASETS = {
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The files of a source that were found.
-
-    Attributes:
-        root: The data set's own folder.
-        files: Question files.
-        databases: Folders that hold databases, in the order they are searched.
-        layout: The source's, or `prepared`.
-    """
+    """The files of a source that were found; databases' folders in the order they are searched."""
 
     root: Path
     files: tuple[Path, ...]
@@ -177,10 +168,10 @@ def is_file(path: Path) -> bool:
 
 
 def check_open(folder: Path) -> None:
-    """Refuse a folder in which nothing can be found: what is there would look missing.
+    """Refuse a folder that may not be read: what is there would look missing.
 
     Raises:
-        UserError: It may not be read.
+        UserError: It may not.
     """
     if not is_open(folder):
         raise UserError(f"{folder}: this folder may not be read; allow it, or copy it")

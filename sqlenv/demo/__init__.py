@@ -24,14 +24,9 @@ _OUR_FILES = {STAMP, "tables.json", "database", *SPLIT_FILES.values()}
 
 
 def generate(root: Path, config: DemoConfig) -> None:
-    """Write the demo data set, unless it is there already.
+    """Write the demo data set in Spider's layout, unless it is there already.
 
-    Files are those of Spider: `train_spider.json`, `dev.json` (validation), `test.json`,
-    `tables.json` and `database/<db_id>/<db_id>.sqlite`. The same settings give the same bytes.
-
-    Args:
-        root: Folder to make. One that this function made with other settings is replaced.
-        config: What to make.
+    The same settings give the same bytes. A folder that was made with other settings is replaced.
 
     Raises:
         UserError: The folder holds something else.

@@ -1,8 +1,8 @@
 """SQL-ASTRA's environment: the model calls a tool that runs SQL, sees the rows, and answers.
 
-Calls have Hermes' form, `<tool_call>{"name": …, "arguments": {"query": …}}</tool_call>`. What the
-tool says comes in `<tool_response>…</tool_response>` as a message of the user: that is how Qwen's
-chat template writes the messages of a tool, and any other template can write it too.
+Calls have Hermes' form, `<tool_call>{"name": …, "arguments": {"query": …}}</tool_call>`; answers
+come in `<tool_response>…</tool_response>` as a message of the user, as Qwen's chat template writes
+those of a tool.
 """
 
 from __future__ import annotations
@@ -87,14 +87,10 @@ class Agentic(BaseEnvironment[AgenticConfig]):
 
 
 def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
-    """Read the first call of a reply, thoughts apart.
+    """Read the first call of a reply, thoughts apart; None for a reply without any.
 
     The query may stand in a fence inside the JSON string, and the arguments in a string of their
-    own. Other arguments are ignored, the name of
-    a database too: the question decides it.
-
-    Returns:
-        None for a reply without any call.
+    own. Other arguments are ignored, the name of a database too: the question decides it.
     """
     thought = _THOUGHT.match(reply)
     found = _CALL.search(reply, thought.end() if thought else 0)
@@ -134,8 +130,7 @@ def _read_json(text: str) -> Any:
 def tool_response(result: Result, *, rows: int, chars: int) -> str:
     """Write what the tool answers: the first rows as Python writes lists, or `error: …`.
 
-    Rows come in the order of the result, which for one file and one release of SQLite is always the
-    same. Where rows are left out, a line says how many there are.
+    A line says how many rows there are where some are left out.
 
     Args:
         result: What execution gave.

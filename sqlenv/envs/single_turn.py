@@ -41,13 +41,7 @@ class Runner(Protocol):
 
 
 class BaseEnvironment(Generic[Config]):
-    """How every environment begins. Stateless, so that threads can share one.
-
-    Args:
-        config: Its settings.
-        executor: Runs queries and gives gold results.
-        first_prompt: Puts the question.
-    """
+    """How every environment begins. Stateless, so that threads can share one."""
 
     def __init__(self, config: Config, *, executor: Runner, first_prompt: FirstPrompt) -> None:
         self._config = config
@@ -135,13 +129,8 @@ def find_matches(
 ) -> dict[Name, bool]:
     """Ask comparators whether a query is right, also where it is so by luck.
 
-    Args:
-        example: Its question.
-        sql: The query, in the question's dialect.
-        result: What it gave as it stands; a query that gave no table is not right, also where an
-            official program would mend its text first.
-        executor: Gives the gold result, and runs the query once more where a comparator changes it.
-        names: The comparators.
+    A query whose result as it stands is no table is not right, also where an official program would
+    mend its text first. Where a comparator changes the text, the query is run once more.
     """
     predicted, gold = (transpile(text, example.dialect) for text in (sql, example.gold_sql))
     if isinstance(predicted, SqlError) or isinstance(gold, SqlError):

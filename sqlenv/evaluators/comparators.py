@@ -4,15 +4,10 @@
         judged = executor.judge([Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
     judged[0].scores["spider_ex"]  # 1.0 or 0.0
 
-`COMPARATORS` is the table of them. A comparator is a function of a `Case` (the two queries, the
-database files, for Spider 2 the gold results) and of `Runs`, which runs queries and remembers their
-results, so that several comparators share them. It gives a score of which a program reports the
-mean: 1 or 0, or for `bird_soft_f1` and `bird_r_ves` a number. `judge` asks several comparators
-about one case; `Executor.judge` does so for many cases, on all workers.
-
-What the programs do by accident is kept, since scores are compared with theirs. Three things are
-not: they also run statements that write, they have no limit of size, and Spider's has no limit of
-time that works and ends at a gold query that fails, which here matches nothing.
+A comparator of `COMPARATORS` gives a score of which its program reports the mean, from a `Case` and
+from `Runs`, which runs queries and remembers their results. What the programs do by accident is
+kept. Three things are not: they also run statements that write, they have no limit of size, and
+Spider's has no limit of time that works and ends at a gold query that fails, which matches nothing.
 """
 
 from __future__ import annotations
@@ -48,14 +43,10 @@ _REMEMBERED_CELLS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prediction and what it is judged by.
+    """A prediction, as the official program's input file has it, and what it is judged by.
 
-    Attributes:
-        predicted: The predicted query, as the official program's input file has it.
-        gold: The gold query.
-        database: The question's own database.
-        suite: All database files of the test suite, for `spider_ts` and its like.
-        reference: Gold results, for `spider2_local` and its like.
+    `suite` are all database files of the test suite (`spider_ts`), `reference` gold results
+    (`spider2_local`).
     """
 
     predicted: str
@@ -71,9 +62,7 @@ class Judgement:
 
     Attributes:
         scores: By comparator.
-        predicted: How the predicted query ended on its own database, as the first comparator runs
-            it; as it stands where there is none.
-        gold: How the gold query ended there, likewise.
+        predicted, gold: How the queries ended on their own database, as the first one runs them.
         is_late: Whether a limit of time decided a score: a machine with less to do may differ.
     """
 
@@ -167,8 +156,7 @@ class Comparator:
         source: Repository and files of the official program; empty for a rule of no program.
         version: Commit that it was checked against.
         function: Scores a case.
-        results: Gives the results of the predicted and the gold query on the question's own
-            database, as the program runs them: it may write them anew first.
+        results: Runs both queries on the question's own database, as the program writes them.
         needs: The part of a case that it takes, beside the queries and the database.
     """
 
@@ -246,13 +234,7 @@ def _bird_r_ves(case: Case, runs: Runs) -> float:
 def _as_spider_writes(
     case: Case, *, keep_value: bool = False, keep_distinct: bool = False
 ) -> tuple[str, str]:
-    """Write both queries as Spider's program runs them.
-
-    Args:
-        case: The queries.
-        keep_value: Leave the letters `value` of a prediction alone; the program makes them 1.
-        keep_distinct: Keep DISTINCT, as the program does when told to (`--keep_distinct`).
-    """
+    """Write both queries as Spider's program runs them: `value` in a prediction becomes 1."""
     text = case.predicted if keep_value else case.predicted.replace("value", "1")
     predicted = as_spider_runs(text, keep_distinct=keep_distinct)
     return predicted, as_spider_runs(case.gold, keep_distinct=keep_distinct)
@@ -264,14 +246,7 @@ def _as_spider_runs(case: Case, runs: Runs, **switch: bool) -> tuple[Result, Res
 
 
 def _spider(case: Case, runs: Runs, *, suite: bool, **switch: bool) -> float:
-    """Compare results on one database, or on all of a suite, where all have to agree.
-
-    Args:
-        case: What to score.
-        runs: Runs queries.
-        suite: Run on all files of the suite.
-        switch: Of `_as_spider_writes`.
-    """
+    """Compare results on one database, or on all of a suite, where all have to agree."""
     predicted, gold = _as_spider_writes(case, **switch)
     find, know = _asking(runs.predicted, predicted), _asking(runs.gold, gold)
     if suite and same_query(predicted) == same_query(gold):

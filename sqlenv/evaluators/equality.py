@@ -27,9 +27,8 @@ def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str =
         gold: What the gold query gave.
         mode: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order;
             `bag_ordered` ignores it unless the gold query orders its rows; `test_suite` (Spider's
-            evaluator, on one database) ignores the order of columns, and that of rows unless
-            `order by` stands anywhere in the gold query. Spider's program deletes DISTINCT from
-            both queries before it runs them; here both stay as they are.
+            evaluator on one database, DISTINCT left as it is) ignores the order of columns, and
+            that of rows unless `order by` stands anywhere in the gold query.
         gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
 
     Returns:
@@ -71,8 +70,7 @@ def _matches_suite(predicted: Table, gold: Table, *, in_order: bool) -> bool:
 def _is_rejected(predicted: Table, gold: Table, *, in_order: bool) -> bool:
     """Say whether the program's quick look rejects results that are equal.
 
-    It compares rows whose values are sorted by how they are written: of 1 and 10 the latter comes
-    first, of 1.0 and 10.0 the former. Only floats are equal to what is written in another way.
+    It compares rows whose values are sorted by how they are written, in which 1 and 1.0 differ.
     """
     values = chain.from_iterable(chain(predicted.rows, gold.rows))
     if gold.width < 2 or float not in set(map(type, values)):

@@ -89,8 +89,8 @@ def as_omnisql_writes(sql: str) -> str:
 def same_query(sql: str) -> str:
     """Write a query so that those which differ in letter case or white space alone become equal.
 
-    Quoted text stays as it is, and so does a query with comments. Results of equal ones are equal
-    but for the names of columns.
+    Quoted text and queries with comments stay as they are. Results of equal ones are equal but for
+    the names of columns.
     """
     if len(sql) > _MOST_CHARS or "--" in sql or "/*" in sql or _ODD_BLANK.search(sql):
         return sql

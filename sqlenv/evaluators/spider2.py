@@ -63,13 +63,10 @@ class Reference:
 
 
 def read_references(folder: Path) -> dict[str, Reference]:
-    """Read the gold results of all questions, by the question's `instance_id`.
-
-    Args:
-        folder: The evaluation suite's `gold/`, with `spider2lite_eval.jsonl` and `exec_result/`.
+    """Read the gold results of all questions, by `instance_id`, from the suite's folder `gold/`.
 
     Raises:
-        UserError: A file is not there or cannot be read.
+        UserError: `spider2lite_eval.jsonl` or `exec_result/` is not there or cannot be read.
     """
     standard, results = folder / "spider2lite_eval.jsonl", folder / "exec_result"
     if not results.is_dir():
@@ -111,8 +108,7 @@ def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any)
 def _choices(chosen: Any, count: int, *, is_base: bool) -> list[Any]:
     """Say which columns of each gold to look for, none for all.
 
-    Of a single file with a letter behind its name the program takes the first of the numbers, and 0
-    for none.
+    Of one file with a letter behind its name the program takes the first number, and 0 for none.
     """
     if chosen in (None, [], [[]], [None]):
         return [[]] * count
@@ -137,8 +133,7 @@ def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool
     Args:
         predicted: What the prediction gave.
         reference: The gold results.
-        nan_is_zero: Whether no value is the same as 0; in older copies of the program it equals
-            no value alone.
+        nan_is_zero: Whether no value is the same as 0; older copies of the program say no.
     """
     found = columns_of_rows(predicted.rows, predicted.width)
 

@@ -2,9 +2,8 @@
 
 The official parser (taoyds/test-suite-sql-eval, process_sql.py, at e97acc546ecb) decides levels of
 difficulty, so its ways are kept: a comma before a digit does not end a word; what follows a column
-on the right of a comparison is skipped as far as the next AND, so an OR there is lost; set
-operations lean to the right. Columns and tables stand here under their names in the query, since no
-schema is at hand; where the official parser fails on an unknown one, this one does not.
+on the right of a comparison is skipped as far as the next AND; set operations lean to the right. No
+schema is at hand: columns and tables stand here under their names, known or not.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ class NotSpiderError(ValueError):
 
 
 def spider_parse(sql: str) -> Parsed:
-    """Parse a query of Spider's grammar.
-
-    Returns:
-        Its clauses, under the names and in the shape of Spider's records.
+    """Parse a query of Spider's grammar, into the shape of Spider's records.
 
     Raises:
         NotSpiderError: The official parser cannot read it either.

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from sqlenv.executor.connection import claim_heap, release_heap
-from sqlenv.executor.database import Identity, identify
+from sqlenv.executor.database import Identity, claim_heap, identify, release_heap
 from sqlenv.executor.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
 
@@ -63,7 +62,7 @@ class Engine:
             self._changed.wait_for(lambda: not self._is_alone)
             self._is_alone = True
             self._changed.wait_for(lambda: not self._active)
-            self._evict(keep=0)
+        self._close_idle()
         try:
             return self._attempt(database, sql, max_steps, alone=True)[0]
         finally:
@@ -78,17 +77,18 @@ class Engine:
 
     def seconds(self, database: Path, sql: str) -> float:
         """Measure a query on a connection of its own, which is opened and closed meanwhile."""
-        with self._lock:
-            self._evict(keep=0)
+        self._close_idle()
         start_s = time.perf_counter()
         self.ask(database, sql)
-        with self._lock:
-            self._evict(keep=0)
+        self._close_idle()
         return time.perf_counter() - start_s
 
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""
         self._stop()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         with self._lock:
             self._evict(keep=0)
 
@@ -101,7 +101,9 @@ class Engine:
             while self._is_alone and not alone:
                 self._changed.wait()
             self._active += 1
-            guard = self._borrow(identity)
+            idle = self._idle.get(identity)
+            guard = idle.pop() if idle else None
+            self._idle_count -= guard is not None
         deadline = time.monotonic() + self._config.timeout_s
         result: Result | None = None
         try:
@@ -120,13 +122,6 @@ class Engine:
                     self._return(identity, guard, reuse=not isinstance(result, _SPOILING))
                 was_alone = not (self._active or self._idle_count)
         return result, was_alone
-
-    def _borrow(self, identity: Identity) -> Guard | None:
-        idle = self._idle.get(identity)
-        if not idle:
-            return None
-        self._idle_count -= 1
-        return idle.pop()
 
     def _return(self, identity: Identity, guard: Guard, *, reuse: bool) -> None:
         self._running.pop(guard, None)
@@ -156,17 +151,11 @@ def _stop(stop: threading.Event, heap_bytes: int) -> None:
 
 
 def _watch(
-    lock: threading.Lock,
-    running: dict[Guard, float],
-    stop: threading.Event,
-    timeout_s: float,
+    lock: threading.Lock, running: dict[Guard, float], stop: threading.Event, timeout_s: float
 ) -> None:
-    """Interrupt the queries that are overdue, until told to stop.
-
-    Nobody wakes this thread: all queries have the same time-out, so one that starts while it
-    sleeps is not due before it wakes. The lock keeps an interrupt from reaching the connection's
-    next query.
-    """
+    """Interrupt the queries that are overdue, until told to stop."""
+    # Nobody wakes this thread: all queries have the same time-out, so one that starts while it
+    # sleeps is not due before it wakes. The lock keeps an interrupt from the connection's next one.
     sleep_s = timeout_s
     while not stop.wait(sleep_s):
         now = time.monotonic()

@@ -21,9 +21,9 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Judgement
 from sqlenv.evaluators.votes import Ballot
+from sqlenv.executor.channel import decode, encode
 from sqlenv.executor.database import Identity, fingerprint, identify
 from sqlenv.executor.guard import weigh
-from sqlenv.executor.serialization import decode, encode
 from sqlenv.types import Result, Table, TimedOut, TooLarge
 
 Query = tuple[Path, str]

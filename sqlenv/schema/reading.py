@@ -10,7 +10,7 @@ from pathlib import Path
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import reading
+from sqlenv.executor.database import reading
 from sqlenv.types import Row, Value
 
 ColumnKey = tuple[str, str]
@@ -27,13 +27,7 @@ PROFILED_ROWS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        type: Declared type, empty where there is none.
-        examples: A few of its values, long text cut.
-        span: Smallest and largest value of a numeric column, where profiled.
-    """
+    """One column; `type` as declared, `span` the smallest and largest value of profiled numbers."""
 
     name: str
     type: str = ""
@@ -178,14 +172,7 @@ def _columns(connection: apsw.Connection, table: str) -> tuple[Column, ...]:
 def _names(
     connection: apsw.Connection, texts: Sequence[str], rest: str, *bindings: str
 ) -> list[Row]:
-    """Select names and what follows them; bytes that are not UTF-8 become replacement characters.
-
-    Args:
-        connection: To the database.
-        texts: Expressions that give names.
-        rest: Of the query, further expressions included.
-        bindings: Its parameters.
-    """
+    """Select names and what follows them; bytes that are not UTF-8 become U+FFFD."""
     try:
         return list(connection.execute(f"SELECT {', '.join(texts)}{rest}", bindings))
     except UnicodeDecodeError:

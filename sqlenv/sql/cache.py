@@ -16,8 +16,7 @@ R = TypeVar("R")
 def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str, *Rest], R]]:
     """Cache a pure function of a query; of long ones the last, for a rambling policy fills memory.
 
-    Args:
-        maxsize: Most entries; an entry costs some 100 times the length of the query.
+    An entry costs some 100 times the length of the query.
     """
 
     def decorate(function: Callable[[str, *Rest], R]) -> Callable[[str, *Rest], R]:

@@ -10,7 +10,7 @@ import apsw
 import pytest
 
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import connect, heap_limit, reading
+from sqlenv.executor.database import connect, heap_limit, reading
 from sqlenv.executor.database import check_contents
 from sqlenv.schema.reading import Column, DatabaseSchema, TableSchema, read_schema
 from sqlenv.schema.values import build_index
@@ -129,7 +129,7 @@ def test_every_database_is_opened_here() -> None:
     )
     assert {line for line in found.stdout.split() if line.endswith(".py")} == {
         "sqlenv/executor/allowed.py",
-        "sqlenv/executor/connection.py",
+        "sqlenv/executor/database.py",
         "sqlenv/demo/databases.py",
     }
 
