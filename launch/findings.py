@@ -14,8 +14,7 @@ import apsw
 
 from sqlenv.data.issues import Checked
 from sqlenv.errors import UserError
-from sqlenv.executor.database import open_new
-from sqlenv.executor.database import identify
+from sqlenv.executor.database import identify, open_new
 from sqlenv.types import Example
 
 Ask = Callable[[Sequence[Example]], Iterable[tuple[int, Checked]]]

@@ -17,7 +17,7 @@ TABLES = {
 PARSE = dict.fromkeys(("limit", "intersect", "union", "except")) | {
     "select": [False, []],
     "from": {"table_units": [], "conds": []},
-    **dict.fromkeys(("where", "groupBy", "having", "orderBy"), []),
+    **{key: [] for key in ("where", "groupBy", "having", "orderBy")},
 }
 
 

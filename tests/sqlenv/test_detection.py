@@ -75,15 +75,6 @@ def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
     }
 
 
-def test_omnisqls_folder_goes_before_another_copy(tmp_path: Path):
-    make_single(tmp_path, "spider_data").rename(tmp_path / "spider")
-    make_single(tmp_path, "spider_data")
-    write(tmp_path / "train_spider.json", [{"input_seq": "x", "output_seq": "y"}])
-    (source,) = choose_sets(tmp_path, ["spider-train"]).values()
-    # Below the root, where OmniSQL's name leads on.
-    assert source.path in (tmp_path, tmp_path / "spider")
-
-
 def test_two_copies_are_not_guessed(tmp_path: Path):
     shutil.copytree(make_single(tmp_path, "spider_data"), tmp_path / "copy")
     with pytest.raises(UserError, match=r"^spider-dev: is in .*copy and in .*spider_data; give"):

@@ -95,20 +95,6 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path):
     assert not databases(rest) & held
 
 
-def test_levels_of_one_file_share_their_databases(tmp_path):
-    source = make(tmp_path, "synsql", {f"d{number}": [RIGHT] * 4 for number in range(40)})
-    records = json.loads((tmp_path / "data.json").read_text())
-    levels = ("Simple", "Moderate", "Complex", "Highly Complex")
-    for number, record in enumerate(records):
-        record["sql_complexity"] = levels[number % 4]
-    (tmp_path / "data.json").write_text(json.dumps(records))
-    sources = tuple(source | {"levels": (level,)} for level in levels)
-    held, rest, own = split(DataConfig(sources=sources, total=60), 8)
-    assert Counter(e.difficulty for e in own.examples) == dict.fromkeys(levels, 2)
-    assert not databases(rest) & databases(own)
-    assert len(held) == 5  # 40 * 2 / 17
-
-
 def test_the_choice_is_stable(tmp_path):
     """It depends on the seed and the names: a database more moves no other one."""
 

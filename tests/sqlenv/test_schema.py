@@ -72,18 +72,6 @@ def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
     assert read_schema(indexed, profile=True) == read_schema(plain, profile=True)
 
 
-def test_a_changed_file_is_read_again(make_database):
-    path = make_database("CREATE TABLE t (a);")
-    assert read_schema(path).column_names() == {"t": ("a",)}
-    make_database("CREATE TABLE u (b);")
-    assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
-
-
-def test_reading_leaves_the_folder_alone(bands):
-    read_schema(bands, profile=True)
-    assert [path.name for path in bands.parent.iterdir()] == [bands.name]
-
-
 def test_composite_keys_and_implicit_references(make_database):
     path = make_database("""
         CREATE TABLE Parent (a INT, b INT, PRIMARY KEY (a, b));
@@ -207,13 +195,6 @@ def test_compact_style(bands):
     assert line == "CREATE TABLE band (id INTEGER PRIMARY KEY /*1*/, name TEXT /*Low*/);"
 
 
-def test_bare_style(bands):
-    assert render_schema(read_schema(bands), style="bare") == (
-        "CREATE TABLE band (id, name);\n"
-        "CREATE TABLE singer (id, name, age, band_id REFERENCES band);"
-    )
-
-
 def test_keep_drops_columns_tables_and_broken_keys(bands):
     schema = read_schema(bands, examples=0)
     keep = {("singer", "name"), ("singer", "band_id")}
@@ -248,11 +229,6 @@ def test_sampled_columns_are_keys_gold_and_as_many_others_as_fit():
     assert again == sampled != other
 
 
-def test_a_schema_that_fits_is_left_alone():
-    schema = wide_schema()
-    assert sample_columns(schema, "SELECT t7 FROM t", seed=0, fits=lambda text: True) is schema
-
-
 def test_when_nothing_else_fits_only_the_gold_columns_stay():
     sampled = sample_columns(wide_schema(), "SELECT count(*) FROM u", seed=0, fits=lambda _: False)
     assert sampled.column_names() == {"u": ("id",)}
@@ -265,3 +241,17 @@ def test_a_file_that_is_no_database_is_the_users_mistake(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"x\.sqlite"):
         read_schema(path)
+
+
+def test_a_changed_file_is_read_again(make_database):
+    path = make_database("CREATE TABLE t (a);")
+    assert read_schema(path).column_names() == {"t": ("a",)}
+    make_database("CREATE TABLE u (b);")
+    assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
+
+
+def test_bare_style(bands):
+    assert render_schema(read_schema(bands), style="bare") == (
+        "CREATE TABLE band (id, name);\n"
+        "CREATE TABLE singer (id, name, age, band_id REFERENCES band);"
+    )
