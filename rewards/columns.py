@@ -162,7 +162,7 @@ _TOLERANCE = 0.005
 _NO_NUMBER = -10_000_000_000
 
 
-class _Column(NamedTuple):
+class _TypedColumn(NamedTuple):
     """A column as a data frame types it."""
 
     kind: Literal["text", "float", "int"]
@@ -199,23 +199,25 @@ def released_accuracy(predicted: Result, gold: Result) -> float:
     return _matched(wanted, found) / gold.width * (rows / len(gold.rows) if gold.rows else 1.0)
 
 
-def _typed(column: Sequence[Value]) -> _Column:
+def _typed(column: Sequence[Value]) -> _TypedColumn:
     """Take a column for numbers if all its values are; a NULL among integers makes them floats."""
     numbers: list[Any] = [_number(v) if isinstance(v, str) else v for v in column]
     for value, number in zip(column, numbers, strict=True):
         if isinstance(value, bytes) or (number is None and value is not None):
             text = ("none" if each is None else _text(each) for each in column)
-            return _Column("text", tuple(text))
+            return _TypedColumn("text", tuple(text))
     if all(isinstance(number, int) for number in numbers):
-        return _Column("int", tuple(numbers))
-    return _Column("float", tuple(_NO_NUMBER if n is None else round(n, 3) for n in numbers))
+        return _TypedColumn("int", tuple(numbers))
+    return _TypedColumn("float", tuple(_NO_NUMBER if n is None else round(n, 3) for n in numbers))
 
 
 def _text(value: Value) -> str:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
-def _common_rows(key_side: Sequence[_Column], other: Sequence[_Column]) -> list[_Column]:
+def _common_rows(
+    key_side: Sequence[_TypedColumn], other: Sequence[_TypedColumn]
+) -> list[_TypedColumn]:
     """Keep the rows of `other` whose key is one of the other side's.
 
     The key is the first column of text, else of floats, else of integers; its counterpart is the
@@ -234,11 +236,11 @@ def _common_rows(key_side: Sequence[_Column], other: Sequence[_Column]) -> list[
             continue
         rows = _rows_among(column, wanted)
         if len(rows) >= len(wanted):
-            return [_Column(one.kind, tuple(one.values[row] for row in rows)) for one in other]
+            return [_TypedColumn(one.kind, tuple(one.values[row] for row in rows)) for one in other]
     return []
 
 
-def _rows_among(column: _Column, wanted: set[Any]) -> list[int]:
+def _rows_among(column: _TypedColumn, wanted: set[Any]) -> list[int]:
     """List the rows of a column whose value is wanted; floats need only be near one."""
     if column.kind != "float":
         return [row for row, value in enumerate(column.values) if value in wanted]
@@ -255,16 +257,16 @@ def _near(a: float, b: float) -> bool:
     return a == b or abs(a - b) <= _TOLERANCE  # the former: infinities
 
 
-def _is_part(column: _Column, whole: _Column) -> bool:
+def _is_part(column: _TypedColumn, whole: _TypedColumn) -> bool:
     return column.kind == whole.kind and Counter(column.values) <= Counter(whole.values)
 
 
-def _matched(wanted: Sequence[_Column], found: Sequence[_Column]) -> int:
+def _matched(wanted: Sequence[_TypedColumn], found: Sequence[_TypedColumn]) -> int:
     """Count gold columns, each of which takes the first equal column that is left."""
-    left = [_Column(one.kind, tuple(sorted(one.values))) for one in found]
+    left = [_TypedColumn(one.kind, tuple(sorted(one.values))) for one in found]
     matched = 0
     for column in wanted:
-        values = _Column(column.kind, tuple(sorted(column.values)))
+        values = _TypedColumn(column.kind, tuple(sorted(column.values)))
         equal = next((one for one in left if _agree(values, one)), None)
         if equal is not None:
             left.remove(equal)
@@ -272,7 +274,7 @@ def _matched(wanted: Sequence[_Column], found: Sequence[_Column]) -> int:
     return matched
 
 
-def _agree(a: _Column, b: _Column) -> bool:
+def _agree(a: _TypedColumn, b: _TypedColumn) -> bool:
     """Compare two sorted columns."""
     if a.kind == b.kind == "float":
         return all(map(_near, a.values, b.values))

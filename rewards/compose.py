@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
 from rewards.config import ExpoConfig, OneShotConfig, PaverlConfig, ProgressiveConfig, RewardConfig
-from rewards.execution import ColumnsOf, Runner
+from rewards.execution import ColumnsOf, StepRunner
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
@@ -20,7 +20,7 @@ def build_reward(
     config: RewardConfig,
     *,
     columns_of: ColumnsOf,
-    executor: Runner | None = None,
+    executor: StepRunner | None = None,
     wrapping: Wrapping = "sql_tag",
 ) -> Reward:
     """Build the reward that the settings name.

@@ -13,9 +13,9 @@ from typing import Any, Literal, get_args
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
-from rewards.execution import ColumnsOf, Runner, gold_result, is_correct, is_nondeterministic
+from rewards.execution import ColumnsOf, StepRunner, gold_result, is_correct, is_nondeterministic
 from rewards.expo.clauses import Clause
-from rewards.expo.reward import FORMAT_FAIL, ExpoReward, Verdict
+from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
@@ -63,7 +63,7 @@ class PairScore:
     ex: Mapping[MatchMode, bool]
     diagnosis: Diagnosis
     lexical: float
-    verdict: Verdict
+    verdict: ClauseVerdict
     rewards: tuple[float, ...]
     expo: float
     ex_f: float
@@ -115,7 +115,7 @@ class PairScore:
 class Workbench:
     """Runs predictions and asks every family. One thread at a time."""
 
-    def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
+    def __init__(self, executor: StepRunner, columns_of: ColumnsOf) -> None:
         self._executor = executor
         self._expo = ExpoReward(ExpoConfig(), columns_of=columns_of, executor=executor)
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)

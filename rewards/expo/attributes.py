@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewards.expo.clauses import Clause, item_name, scan_clauses
-from rewards.expo.names import SelectItem, Source, select_items, sources
+from rewards.expo.names import Relation, SelectItem, select_items, sources
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Table
@@ -24,7 +24,7 @@ _MAX_DEPTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedQuery:
     """A query that has a name in another one, and the names that it gives to its columns."""
 
     sql: str
@@ -43,8 +43,8 @@ class _Select:
     """
 
     outputs: tuple[SelectItem, ...]
-    sources: tuple[tuple[Source, _Named | None], ...]
-    items: Mapping[str, _Named]
+    sources: tuple[tuple[Relation, _NamedQuery | None], ...]
+    items: Mapping[str, _NamedQuery]
     is_computed: bool
 
 
@@ -89,7 +89,7 @@ class _Finder:
         self._found: dict[tuple[str, str], str] = {}
 
     def attribute(
-        self, select: _Select, item: SelectItem, items: Mapping[str, _Named], depth: int
+        self, select: _Select, item: SelectItem, items: Mapping[str, _NamedQuery], depth: int
     ) -> str:
         """Return what an output stands for."""
         if not item.column:
@@ -97,7 +97,12 @@ class _Finder:
         return self.source_of(select, item.qualifier, item.column, items, depth) or item.column
 
     def source_of(
-        self, select: _Select, qualifier: str, name: str, items: Mapping[str, _Named], depth: int
+        self,
+        select: _Select,
+        qualifier: str,
+        name: str,
+        items: Mapping[str, _NamedQuery],
+        depth: int,
     ) -> str:
         """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
         for source, subquery in select.sources:
@@ -108,7 +113,9 @@ class _Finder:
                     return found
         return ""
 
-    def _inside(self, query: _Named, name: str, items: Mapping[str, _Named], depth: int) -> str:
+    def _inside(
+        self, query: _NamedQuery, name: str, items: Mapping[str, _NamedQuery], depth: int
+    ) -> str:
         key = (query.sql, name)
         if key in self._found:
             return self._found[key]
@@ -152,7 +159,7 @@ def _is_select(sql: str, clause: Clause) -> bool:
 
 def _read_sources(
     sql: str, clauses: Sequence[Clause], operand: int, *, is_inner: bool
-) -> Iterator[tuple[Source, _Named | None]]:
+) -> Iterator[tuple[Relation, _NamedQuery | None]]:
     """Yield what one SELECT reads, unless it can read nothing but tables."""
     own = [c for c in clauses if c.operand == operand and c.kind in ("FROM", "JOIN")]
     reads_items = is_inner or clauses[0].kind == "WITH"
@@ -160,14 +167,14 @@ def _read_sources(
         return
     for source in sources(sql):
         if any(clause.start <= source.start < clause.stop for clause in own):
-            inner = _Named(sql[source.start + 1 : source.end - 1])
+            inner = _NamedQuery(sql[source.start + 1 : source.end - 1])
             yield source, None if source.table else inner
 
 
-def _read_item(text: str) -> tuple[str, _Named]:
+def _read_item(text: str) -> tuple[str, _NamedQuery]:
     """Read `name (columns) AS (query)`, after WITH or a comma."""
     words = tokenize(text)
     opening = max((w.end for w in words if w.is_sign("(") and not w.depth), default=len(text))
     names = [w.text for w in words if w.depth == 1 and w.end < opening and w.kind != "sign"]
     closing = max((w.start for w in words if w.is_sign(")") and not w.depth), default=len(text))
-    return item_name(text), _Named(text[opening:closing], tuple(names))
+    return item_name(text), _NamedQuery(text[opening:closing], tuple(names))

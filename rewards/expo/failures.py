@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.expo.names import (
-    Reference,
+    Mention,
     is_query_start,
     nested,
     references,
@@ -248,7 +248,7 @@ def _mismatch(failure: _Failure, _element: str) -> Numbers:
 def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
     """Number the clauses that mention a column exactly so."""
 
-    def is_meant(found: Reference) -> bool:
+    def is_meant(found: Mention) -> bool:
         return found.name == name and found.qualifier == qualifier and not found.is_call
 
     return failure.holding(found.start for found in references(failure.sql) if is_meant(found))

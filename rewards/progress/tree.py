@@ -77,7 +77,7 @@ def _nodes_of(
         children = (*nodes_of(query.this), *nodes_of(query.expression))
         return (Node("SET_OP", children, query.key), *below)
     if isinstance(query, exp.Select):
-        return (_Reader(query, scope, schema, config).node(), *below)
+        return (_SelectReader(query, scope, schema, config).node(), *below)
     return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
 
 
@@ -124,7 +124,7 @@ class _Sources:
         return right
 
 
-class _Reader:
+class _SelectReader:
     """Reads one SELECT: its clauses as sets of signatures, its nested queries as children."""
 
     def __init__(

@@ -13,8 +13,8 @@ from random import Random
 from typing import Any
 
 from sqlenv.config import DemoConfig
-from sqlenv.demo.databases import Database, TableSchema, build, draw_schema, fill, sql_type
-from sqlenv.demo.questions import Question, ask
+from sqlenv.demo.databases import DemoDatabase, DemoTable, build, draw_schema, fill, sql_type
+from sqlenv.demo.questions import DemoQuestion, ask
 from sqlenv.demo.vocabulary import DOMAINS
 from sqlenv.errors import UserError
 
@@ -85,7 +85,7 @@ def _write(folder: Path, config: DemoConfig) -> None:
     _write_json(folder / "tables.json", schemas)
 
 
-def _record(database: Database, question: Question) -> dict[str, Any]:
+def _record(database: DemoDatabase, question: DemoQuestion) -> dict[str, Any]:
     return {
         "db_id": database.db_id,
         "question": question.text,
@@ -102,9 +102,9 @@ def _write_json(path: Path, content: list[dict[str, Any]]) -> None:
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, Database]]:
+def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
     """Draw the databases of all splits, no two with the same tables and columns."""
-    seen_schemas: set[tuple[TableSchema, ...]] = set()
+    seen_schemas: set[tuple[DemoTable, ...]] = set()
     counters = dict.fromkeys(DOMAINS, 0)
     for split, domain in _split_domains(config):
         counters[domain] += 1
@@ -117,7 +117,7 @@ def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, Database]]:
         yield split, fill(db_id, domain, tables, rng)
 
 
-def _signature(tables: tuple[TableSchema, ...]) -> tuple:
+def _signature(tables: tuple[DemoTable, ...]) -> tuple:
     return tuple((table.name, *sorted(column.name for column in table.columns)) for table in tables)
 
 
@@ -133,7 +133,7 @@ def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
         yield from ((split, next(domains)) for _ in range(size))
 
 
-def _spider_schema(database: Database) -> dict[str, Any]:
+def _spider_schema(database: DemoDatabase) -> dict[str, Any]:
     """Describe a database as Spider's `tables.json` does."""
     names = [table.name for table in database.tables]
     columns = [

@@ -9,7 +9,7 @@ from random import Random
 
 import apsw
 
-from sqlenv.demo.databases import Database
+from sqlenv.demo.databases import DemoDatabase
 from sqlenv.demo.slots import UnfitError, draw_slots
 from sqlenv.demo.vocabulary import KINDS, Difficulty, QuestionKind
 from sqlenv.demo.words import put_in_words
@@ -23,7 +23,7 @@ _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DemoQuestion:
     """A question with its gold query."""
 
     text: str
@@ -32,7 +32,9 @@ class Question:
     difficulty: Difficulty
 
 
-def ask(database: Database, connection: apsw.Connection, count: int, rng: Random) -> list[Question]:
+def ask(
+    database: DemoDatabase, connection: apsw.Connection, count: int, rng: Random
+) -> list[DemoQuestion]:
     """Draw different questions with different queries, mixed as `SHARES` says.
 
     Args:
@@ -44,7 +46,7 @@ def ask(database: Database, connection: apsw.Connection, count: int, rng: Random
     Returns:
         The questions in random order; fewer than `count` only where the database affords no more.
     """
-    found: list[Question] = []
+    found: list[DemoQuestion] = []
     wanted = 0.0
     for difficulty, share in SHARES.items():
         wanted += share * count
@@ -58,13 +60,13 @@ def ask(database: Database, connection: apsw.Connection, count: int, rng: Random
 def _ask_kinds(
     kinds: Sequence[QuestionKind],
     count: int,
-    database: Database,
+    database: DemoDatabase,
     connection: apsw.Connection,
     rng: Random,
-    before: Sequence[Question],
-) -> list[Question]:
+    before: Sequence[DemoQuestion],
+) -> list[DemoQuestion]:
     """Draw questions of these kinds that are not among those drawn before."""
-    found: list[Question] = []
+    found: list[DemoQuestion] = []
     taken = {text for question in before for text in (question.text, question.sql)}
     for kind in _turns(kinds, count * _TURNS_PER_QUESTION, rng):
         if len(found) == count:
@@ -88,8 +90,8 @@ def _turns(kinds: Sequence[QuestionKind], count: int, rng: Random) -> Iterator[Q
 
 
 def _draw_question(
-    kind: QuestionKind, database: Database, connection: apsw.Connection, rng: Random
-) -> Question | None:
+    kind: QuestionKind, database: DemoDatabase, connection: apsw.Connection, rng: Random
+) -> DemoQuestion | None:
     try:
         draw = draw_slots(kind, database, rng)
     except UnfitError:
@@ -101,7 +103,9 @@ def _draw_question(
     keys = [sql.format(**draw.sql) for sql in kind.keys]
     if not tells_apart(connection, gold, weaker=weaker, keys=keys):
         return None
-    return Question(put_in_words(draw, rng.choice(kind.wordings)), gold, kind.name, kind.difficulty)
+    return DemoQuestion(
+        put_in_words(draw, rng.choice(kind.wordings)), gold, kind.name, kind.difficulty
+    )
 
 
 def tells_apart(

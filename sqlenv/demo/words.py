@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlenv.demo.databases import Column
+from sqlenv.demo.databases import DemoColumn
 from sqlenv.demo.slots import Draw, slot_names
 from sqlenv.demo.vocabulary import CATEGORIES, NUMBERS, VOCABULARY, plural, synonyms
 
@@ -42,7 +42,7 @@ def _noun(draw: Draw, name: str) -> str:
     return draw.words[name]
 
 
-def _column_words(draw: Draw, column: Column) -> str:
+def _column_words(draw: Draw, column: DemoColumn) -> str:
     others = [name for name in (column.concept, *synonyms(column.concept)) if name != column.name]
     swap = bool(others) and draw.rng.random() < _SYNONYM_RATE
     return (draw.rng.choice(others) if swap else column.name).replace("_", " ")
@@ -113,7 +113,7 @@ def _adjective(draw: Draw, number: str) -> str:
     """Find the superlative of the column, unless another column of the table has the same."""
     column, ascending = draw.columns["n" + number], draw.sql["r" + number] == "ASC"
 
-    def superlative(column: Column) -> str:
+    def superlative(column: DemoColumn) -> str:
         return NUMBERS[column.concept].extremes[int(ascending)]
 
     numbers = draw.tables[int(number) - 1].of_kind("number")

@@ -42,7 +42,7 @@ def spider_parse(sql: str) -> Parsed:
         NotSpiderError: The official parser cannot read it either.
     """
     try:
-        return _Reader(_words(sql)).query()
+        return _SpiderParser(_words(sql)).query()
     except (IndexError, ValueError, RecursionError):
         raise NotSpiderError(sql) from None
 
@@ -67,7 +67,7 @@ def _words(sql: str) -> list[str]:
     return words
 
 
-class _Reader:
+class _SpiderParser:
     """Reads words from left to right."""
 
     def __init__(self, words: list[str], at: int = 0):
@@ -223,7 +223,7 @@ class _Reader:
         start = self._at
         while not self._is_over(_CLAUSES | _JOINS | {",", ")", "and"}):
             self._at += 1
-        return _Reader(self._words[start : self._at])._column_unit()
+        return _SpiderParser(self._words[start : self._at])._column_unit()
 
     def _value_unit(self) -> Unit:
         is_block = self._takes("(")

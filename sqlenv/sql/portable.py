@@ -18,7 +18,7 @@ _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?")
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 
 
-class RefusedError(Exception):
+class NotPortableError(Exception):
     """A construct that has no equal in SQLite; the words name it."""
 
 
@@ -26,7 +26,7 @@ def check(tree: exp.Expr, dialect: str) -> None:
     """Look for what would change its meaning in a query of `mysql` or `postgres`.
 
     Raises:
-        RefusedError: There is something.
+        NotPortableError: There is something.
     """
     for node in tree.walk():
         _check(node, dialect)
@@ -132,14 +132,14 @@ def _check(node: exp.Expr, dialect: str) -> None:
     name = type(node).__name__
     rule = _RULES.get(type(node))
     if rule is None:
-        raise RefusedError(f"{node.name}()" if isinstance(node, exp.Anonymous) else name)
+        raise NotPortableError(f"{node.name}()" if isinstance(node, exp.Anonymous) else name)
     arguments = [argument for argument, value in node.args.items() if value]
     if extra := set(arguments) - _ARGUMENTS:
-        raise RefusedError(f"{name} with {min(extra)}")
+        raise NotPortableError(f"{name} with {min(extra)}")
     if isinstance(node, exp.Trim) and arguments != ["this"]:
-        raise RefusedError("TRIM of other signs than blanks")
+        raise NotPortableError("TRIM of other signs than blanks")
     if problem := rule(node, dialect):
-        raise RefusedError(str(problem))
+        raise NotPortableError(str(problem))
 
 
 def _division(node: exp.Expr, dialect: str) -> str:
@@ -287,7 +287,7 @@ def _check_texts_of_numbers(tree: exp.Expr) -> None:
         texts = [s.this for s in sides if isinstance(s, exp.Literal) and s.is_string]
         is_unknown = any(not kind_of(side) and not is_stored(side) for side in sides)
         if _mixture(sides) or (is_unknown and any(map(_NUMBER.fullmatch, texts))):
-            raise RefusedError("a number compared with a text")
+            raise NotPortableError("a number compared with a text")
 
 
 def _computed_names(tree: exp.Expr) -> set[str]:
@@ -324,7 +324,7 @@ def _check_groups(select: exp.Select) -> None:
     for node in (node for part in parts for node in part.walk(prune=is_closed)):
         is_column = isinstance(node, exp.Column | exp.Star) and not is_closed(node)
         if is_column and node.name not in names and node.name.lower() not in columns:
-            raise RefusedError("a column that is neither grouped nor aggregated")
+            raise NotPortableError("a column that is neither grouped nor aggregated")
 
 
 def _aggregates(part: exp.Expr) -> bool:

@@ -43,7 +43,15 @@ from sqlenv.sql.extraction import (
     strip_comments,
     tokens,
 )
-from sqlenv.sql.portable import COMPARED, TYPE, RefusedError, bare_value, branches, check, kind_of
+from sqlenv.sql.portable import (
+    COMPARED,
+    TYPE,
+    NotPortableError,
+    bare_value,
+    branches,
+    check,
+    kind_of,
+)
 from sqlenv.types import SqlError
 
 _ENGINES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
@@ -65,7 +73,7 @@ def transpiled(sql: str, dialect: str) -> str | SqlError:
     """Write a query of MySQL or PostgreSQL for SQLite; see `sqlenv.dialects.transpile`."""
     try:
         return _transpiled(sql, dialect)
-    except RefusedError as refusal:
+    except NotPortableError as refusal:
         why = str(refusal)
     except RecursionError:  # long chains are deep trees
         why = "too deep"
@@ -85,7 +93,7 @@ def _transpiled(sql: str, dialect: str) -> str:
             node.replace(new)
     text = tree.sql(dialect=_Backticks, unsupported_level=ErrorLevel.RAISE, comments=False)
     if parse(text) is None:
-        raise RefusedError("no query of SQLite comes of it")
+        raise NotPortableError("no query of SQLite comes of it")
     return text
 
 
@@ -96,24 +104,24 @@ def _from_leaves(tree: exp.Expr) -> Iterator[exp.Expr]:
 def _read(sql: str, dialect: str) -> Query:
     """Parse a query within the limits of `sqlenv.sql.extraction`."""
     if len(sql) > MAX_CHARS:
-        raise RefusedError("too long")
+        raise NotPortableError("too long")
     if found := _MARKS.search(sql):
-        raise RefusedError(f"{found[0]} in the text")
+        raise NotPortableError(f"{found[0]} in the text")
     if dialect == "mysql" and _DASHES.search(sql):
-        raise RefusedError("-- without a blank after it")
+        raise NotPortableError("-- without a blank after it")
     words = tokens(sql)
     signs = {word[0] for word in words if word != "!="}
     if "\0" in sql or not is_within_limits(words) or _SIGNS[dialect] & signs:
-        raise RefusedError("not one query, or too long, too deep, or with signs of its own")
+        raise NotPortableError("not one query, or too long, too deep, or with signs of its own")
     quoted = [word[0] == "'" or (dialect == "mysql" and word[0] == '"') for word in words]
     if any(one and two for one, two in pairwise(quoted)):
-        raise RefusedError("two strings side by side")
+        raise NotPortableError("two strings side by side")
     text = strip_comments(sql).rstrip("; \t\r\n")
     tree = sqlglot.parse_one(text, read=dialect, error_level=ErrorLevel.RAISE)
     if not isinstance(tree, Query):
-        raise RefusedError("not a query")
+        raise NotPortableError("not a query")
     if depth(tree) > MAX_TREE_DEPTH:  # the time that checks and guards take grows with its square
-        raise RefusedError("too deep")
+        raise NotPortableError("too deep")
     return tree
 
 
@@ -135,11 +143,11 @@ def _guard(node: exp.Expr, dialect: str) -> None:
     """Write `CASE WHEN a value is of the wrong type THEN an error ELSE the value END`.
 
     Raises:
-        RefusedError: Guards would stand in one another too often.
+        NotPortableError: Guards would stand in one another too often.
     """
     for value, is_wrong, words in _doubts(node, dialect):
         if sum("guard" in case.meta for case in value.find_all(exp.Case)) > _MOST_NESTED:
-            raise RefusedError("arithmetic within arithmetic too often")
+            raise NotPortableError("arithmetic within arithmetic too often")
         texts = [exp.Literal.string("{}"), exp.Literal.string(words)]
         error = exp.Anonymous(this="JSON_EXTRACT", expressions=texts)
         branch = exp.If(this=is_wrong(value.copy()), true=error)
@@ -280,7 +288,7 @@ def _folded(node: exp.Expr, *, is_key: bool = False) -> exp.Expr:
 def _folded_item(item: exp.Expr) -> exp.Expr:
     """Fold a value of the SELECT list, and keep its name."""
     if item.is_star:
-        raise RefusedError("* where rows are compared")
+        raise NotPortableError("* where rows are compared")
     if isinstance(item, exp.Alias):
         item.set("this", _folded(item.this))
         return item

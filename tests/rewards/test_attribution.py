@@ -16,7 +16,7 @@ from rewards.compose import build_reward
 from rewards.config import ExpoConfig
 from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
 from rewards.expo.names import row_values
-from rewards.expo.reward import ExpoReward, Verdict
+from rewards.expo.reward import ClauseVerdict, ExpoReward
 from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
@@ -47,7 +47,7 @@ def database(tmp_path_factory) -> Path:
 def ask(database, executor):
     """Judge one query by a reward of some settings."""
 
-    def verdict(pred: str, gold: str, **settings) -> tuple[ExpoReward, Episode, Verdict]:
+    def verdict(pred: str, gold: str, **settings) -> tuple[ExpoReward, Episode, ClauseVerdict]:
         example = Example("1", "?", "a", database, gold)
         attempt = judge(
             example, f"<sql>{pred}</sql>", executor, wrapping="sql_tag", match="bag_ordered"
@@ -64,7 +64,7 @@ def ask(database, executor):
     return verdict
 
 
-def blamed_texts(verdict: Verdict, sql: str) -> list[str]:
+def blamed_texts(verdict: ClauseVerdict, sql: str) -> list[str]:
     return [verdict.clauses[number].text(sql) for number in sorted(verdict.blamed)]
 
 
