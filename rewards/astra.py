@@ -51,12 +51,9 @@ class AstraReward:
         self._executor = executor
 
     def __call__(self, episode: Episode) -> Score:
-        """Score an episode.
+        """Score an episode: one part, `atr`, `last` (the last step's score) or `steps`.
 
-        Returns:
-            One part, named after what the scores come to: `atr`; `last`, the score of the last
-            step; or `steps`, the mean score of the replies, with a credit span over each of them.
-            0 without any step.
+        `steps` is the mean score of the replies, with a credit span over each. 0 without any step.
         """
         kind = self._config.aggregate
         spans: tuple[CreditSpan, ...] = ()
@@ -69,10 +66,7 @@ class AstraReward:
         return Score(total, is_correct(episode), {kind: total}, spans)
 
     def steps(self, episode: Episode) -> list[float]:
-        """Score the steps: the calls, then the final query.
-
-        An episode that ends in a call answers nothing: its final query is empty, and scores 0.
-        """
+        """Score the calls, then the final query: that of an episode ending in a call scores 0."""
         attempts = [one for one in episode.attempts if self._is_scored(one)]
         if self._config.final_step == "dedup" and _repeats_last_call(episode):
             attempts = attempts[:-1]

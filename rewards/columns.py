@@ -76,10 +76,7 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
 
     A gold column is reproduced by a predicted column, used once, with the same values as often, in
     any order. NULL equals NULL alone, text that is a number is that number, numbers agree to three
-    decimals. Further columns neither help nor hurt; names are ignored.
-
-    Returns:
-        In [0, 1]; 0.0 where either gave no table.
+    decimals. Further columns and names do not count. 0.0 where either gave no table.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
         return 0.0
@@ -94,8 +91,7 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
 def binary_accuracy(predicted: Result, gold: Result, *, share: float | None = None) -> float:
     """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A).
 
-    Returns:
-        1.0 or 0.0. `share` is the `fractional_accuracy`, where it is known.
+    `share` is the `fractional_accuracy`, where it is known.
     """
     share = fractional_accuracy(predicted, gold) if share is None else share
     if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
@@ -111,8 +107,7 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
         counts the sets of values that are a column's on both sides; 0.0 where either gave no table.
 
     Note:
-        Equal columns collapse in M but not in the divisor, as printed. Values compare as Python's
-        do: 1 equals 1.0 and not '1'; NULL is a value.
+        Equal columns collapse in M but not in the divisor, as printed.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
@@ -136,10 +131,7 @@ def _bags(table: Table) -> list[frozenset[tuple[Hashable, int]]]:
 
 
 def _comparable(value: Value) -> Hashable:
-    """Bring a value into the form that is compared.
-
-    Numbers are numbers, NULL is None, and text is in a tuple, so that it is never a number.
-    """
+    """Bring a value into the form that is compared: texts are tuples, and so are never numbers."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
@@ -170,16 +162,13 @@ class _TypedColumn(NamedTuple):
 
 
 def released_accuracy(predicted: Result, gold: Result) -> float:
-    """Score columns and rows as PaVeRL-SQL's released code does.
+    """Score columns and rows as PaVeRL-SQL's released code does: the share of the gold's cells.
 
     Numbers of rows may differ: a key column picks the rows that both sides have. Rows too many then
     cost nothing, missing rows cost their share. Two predicted columns of one name are no match.
-    Floats agree within 0.005; in a column of numbers NULL is -1e10, in one of text 'none'.
-
-    Returns:
-        Matched columns times common rows, over the cells of the gold; 0.0 where either gave no
-        table. At most 1, unlike in the program, which compares data frames read from CSV: this
-        keeps its rules and not its accidents.
+    Floats agree within 0.005; in a column of numbers NULL is -1e10, in one of text 'none'. At most
+    1, unlike in the program, which compares data frames read from CSV: this keeps its rules and not
+    its accidents.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
         return 0.0
@@ -218,13 +207,10 @@ def _text(value: Value) -> str:
 def _common_rows(
     key_side: Sequence[_TypedColumn], other: Sequence[_TypedColumn]
 ) -> list[_TypedColumn]:
-    """Keep the rows of `other` whose key is one of the other side's.
+    """Keep the rows of `other` whose key the other side has; no column without a key.
 
     The key is the first column of text, else of floats, else of integers; its counterpart is the
     first of that kind that has all its values.
-
-    Returns:
-        The columns of `other` with the rows that are left; no column where there is no key.
     """
     kinds = ("text", "float", "int")
     key = next((one for kind in kinds for one in key_side if one.kind == kind), None)

@@ -23,13 +23,7 @@ def build_reward(
     executor: StepRunner | None = None,
     wrapping: Wrapping = "sql_tag",
 ) -> Reward:
-    """Build the reward that the settings name.
-
-    Args:
-        config: One of the reward families.
-        columns_of: Reads the columns of an example's database.
-        executor: Runs queries and gives gold results, to the families that need them.
-        wrapping: Where the SQL of a reply is.
+    """Build the reward that the settings name; `wrapping` says where the SQL of a reply is.
 
     Raises:
         ValueError: The family needs an executor.

@@ -26,13 +26,7 @@ Kind = Literal["generate", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for one answer of the model.
-
-    Attributes:
-        kind: What the answer is for.
-        number: Counts the requests of one kind and question, from 0: names the random stream.
-        messages: What the model is shown.
-    """
+    """A request for an answer of the model; `number` counts those of one kind and question."""
 
     kind: Kind
     number: int
@@ -127,11 +121,7 @@ class _Found:
 
 
 def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Found]:
-    """Ask in waves of as many answers as are missing: no fewer could do.
-
-    After a wave without anything new the next is twice as wide, so that a model that repeats itself
-    is asked a few times in parallel and not 190 times in a row.
-    """
+    """Ask in waves of as many answers as are missing; of twice as many after an empty one."""
     found = _Found({})
     widening = 1
     while (missing := config.candidates - (before := found.count(config))) > 0:
@@ -214,8 +204,7 @@ def mean_scores(
 ) -> tuple[float, ...]:
     """Average judgements (rows) candidate by candidate; zeros without any judgement.
 
-    With `z_score` each judgement first has its mean taken away and is divided by its standard
-    deviation, so that a judge who spreads its scores wide does not outweigh the others.
+    With `z_score` each judgement is standardised first.
     """
     if not judgements:
         return (0.0,) * count

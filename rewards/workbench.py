@@ -53,8 +53,7 @@ class PairScore:
         expo: Their mean, EXPO-SQL's total.
         paverl: PaVeRL-SQL's reward.
         gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
-        nondeterministic: Whether the result depends on the clock or on chance: right by `ex` it may
-            be, but no family pays for it.
+        nondeterministic: Right by `ex` it may be, but no family pays for it.
         seconds: Wall time to run and score it; the gold result is there already.
         predicted, gold: The results, for people; not part of the record.
     """
@@ -162,9 +161,7 @@ class Workbench:
         )
 
     def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
-        """Reward an episode: the total of each family by its name, `correct` (the answer's match)
-        and the number of `turns`.
-        """
+        """Reward an episode: each family's total, `correct` (of the answer) and the `turns`."""
         attempts = tuple(self._attempt(example, turn) for turn in turns)
         episode = Episode(example, attempts)
         return {

@@ -35,11 +35,9 @@ class _NamedQuery:
 class _Select:
     """The first SELECT of a query.
 
-    Attributes:
-        sources: What its FROM and JOINs read, with the text of each subquery; nothing where they
-            read tables alone.
-        items: The query's WITH items by name.
-        is_computed: Whether all SELECTs of the query compute each of their outputs.
+    `sources` are what its FROM and JOINs read, with the text of each subquery, or nothing where
+    they read tables alone; `is_computed` tells whether all SELECTs of the query compute all
+    outputs.
     """
 
     outputs: tuple[SelectItem, ...]
@@ -51,9 +49,8 @@ class _Select:
 def with_attributes(sql: str, table: Table) -> Table:
     """Name the columns of a query's result by their attributes; of a set operation by the first's.
 
-    Returns:
-        The same rows. Columns are in lower case, those computed `COMPUTED`; where the select list
-        cannot be told apart they keep their names.
+    Columns are in lower case, those computed `COMPUTED`; where the select list cannot be told apart
+    they keep their names.
     """
     names = [name.lower() for name in table.columns]
     return Table(tuple(_attributes(_read(sql, "outer"), names)), table.rows)

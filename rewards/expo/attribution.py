@@ -53,11 +53,8 @@ _SEEN_IN_ONE_ROW: Differences = frozenset({"col_count", "col_name", "row_emptied
 class Step:
     """A query that ends with one more clause than the step before.
 
-    Attributes:
-        sql: The query.
-        effect: What the last clause does to rows.
-        clauses: Numbers of the clauses that answer for it.
-        plain: The same with select aliases written out, for where `sql` may not use them.
+    `effect` is what the last clause does to rows, `clauses` those that answer for it, `plain` the
+    same with select aliases written out, for where `sql` may not use them.
     """
 
     sql: str
@@ -174,10 +171,7 @@ class _Steps:
         self._seen: dict[str, tuple[int, Table | None]] = {}
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
-        """Take the result of the last step, which is the query itself.
-
-        An empty result was empty before SELECT and ORDER BY too: a slow query is not run again.
-        """
+        """Take the result of the last step; an empty one was so before SELECT and ORDER BY too."""
         self._known[chain[-1].sql] = result
         for step in reversed(chain) if not result.rows else ():
             self._empty.add(step.sql)
@@ -195,8 +189,8 @@ class _Steps:
     def seek(self, step: Step, wanted: Differences) -> Differences:
         """Name what a step is to be blamed for, of what sets the result apart.
 
-        Rows all different, under the right columns, are rows missing that WHERE or HAVING took
-        away (A.1; which of them LIMIT keeps is not its choice).
+        Rows all different, under the right columns, are rows missing that WHERE or HAVING took away
+        (A.1).
         """
         if self._widths_apart and step.effect == "filter":
             wanted = with_missing(wanted)
@@ -230,10 +224,7 @@ class _Steps:
     def differences(
         self, reference: Table, step: Step, table: Table, sought: Differences
     ) -> Differences:
-        """Name what sets the result of a step apart from another one, named by attributes.
-
-        What is not sought may be wrong.
-        """
+        """Name what sets a step's result apart from another; what is not sought may be wrong."""
         if "col_name" in sought:
             table = with_attributes(step.sql, table)
         computed = self._computed_rule and step.effect in ("project", "collapse")
@@ -358,10 +349,7 @@ def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Map
 def _written_out(
     sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
 ) -> str:
-    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; "" without any.
-
-    A column of that name comes first in SQLite, so this is for queries that fail as they stand.
-    """
+    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; or ""."""
     if not aliases:
         return ""
     start, stop = clauses[numbers[0]].start, clauses[numbers[-1]].stop

@@ -72,9 +72,8 @@ class Clause:
 def scan_clauses(sql: str) -> tuple[Clause, ...]:
     """Divide a query into clauses that cover its text exactly once, in the text's order.
 
-    Returns:
-        One SELECT clause where no keyword is found, or the text is longer than `LONGEST`; nothing
-        for empty text. What stands before the first keyword belongs to the first clause.
+    One SELECT clause where no keyword is found, or the text is longer than `LONGEST`; nothing for
+    empty text. What stands before the first keyword belongs to the first clause.
     """
     if not sql:
         return ()

@@ -45,25 +45,19 @@ _DIGITS = 6
 
 
 def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
-    """Name what sets a candidate apart from a reference, in columns and in rows.
+    """Name what sets a candidate apart from a reference: one type for columns, one or two for rows.
 
     Columns are named by their attributes (`with_attributes`). Values compare as Python's do, floats
     rounded to 6 decimals. Rows of different width are never the same, so a wrong projection is
-    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output,
-    as many rows align with the reference's though no column agrees.
-
-    Returns:
-        At most one type for the columns, and one or two for the rows; empty for equal tables.
+    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output, as
+    many rows align with the reference's though no column agrees.
     """
     rows = _of_rows(reference, candidate, is_computed=is_computed)
     return rows | _of_columns(reference, candidate)
 
 
 def with_missing(sought: Differences) -> Differences:
-    """Add that rows are missing where all rows differ and the columns are right.
-
-    Where columns are wrong too, rows differ for that alone.
-    """
+    """Add that rows are missing where all rows differ though the columns are right."""
     if "row_disjoint" in sought and not sought & OF_COLUMNS:
         return sought | _MISSING
     return sought

@@ -33,11 +33,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the diagnostic tree.
+    """A node of the diagnostic tree; only a SELECT has a profile.
 
-    Attributes:
-        name: Of a CTE its name, of a set operation its operator, else empty.
-        profile: Of a SELECT only.
+    `name` is that of a CTE or of a set operation's operator.
     """
 
     kind: Literal["ROOT", "SELECT", "SET_OP", "CTE", "SUBQUERY"]
@@ -48,11 +46,7 @@ class Node:
 
 @cached(maxsize=8192)
 def build_tree(sql: str, schema: Schema | None, config: TreeConfig) -> Node | None:
-    """Build the tree of a query.
-
-    Returns:
-        The ROOT node; None when the text does not parse as one query.
-    """
+    """Build the tree of a query: the ROOT node; None when the text does not parse as one query."""
     query = extraction.parse(sql)
     if query is None:
         return None
