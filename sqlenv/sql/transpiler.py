@@ -64,8 +64,7 @@ _DASHES = re.compile(r"--(?=\S)")  # no comment in MySQL
 class _Backticks(SQLite):
     """SQLite, names in backticks: one in double quotes that is not found is a string to it."""
 
-    class Tokenizer(SQLite.Tokenizer):
-        IDENTIFIERS = ["`"]  # noqa: RUF012 - sqlglot's
+    Tokenizer = type("BacktickTokenizer", (SQLite.Tokenizer,), {"IDENTIFIERS": ["`"]})
 
 
 @cached(maxsize=16384)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from rewards.adapters import scoring
-from rewards.adapters.scoring import AdapterConfig, read_settings
+from rewards.adapters.scoring import AdapterConfig, example_of, read_settings
 from rewards.adapters.skyrl import SqlEnv
 from rewards.adapters.trl import SqlReward, replies_of
 from rewards.adapters.verl import compute_score
