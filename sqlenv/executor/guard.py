@@ -6,7 +6,7 @@
 | several statements, EXPLAIN, parameters | `_inspect`, before its first row |
 | running for ever | the step budget here, the deadline in `engine.py` |
 | huge values | `_limit_values` |
-| one slow call that nothing can interrupt | `connection.py`, `allowed.py`, `functions.py` |
+| one slow call that nothing can interrupt | `database.py`, `allowed.py`, `functions.py` |
 | many of them in a row, with no loop around | `_limit_values` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |

@@ -202,22 +202,6 @@ def test_r_ves_is_the_root_of_the_reward():
     assert function(Case("predicted", "gold", DB), wrong) == 0
 
 
-def test_results_are_shared_and_forgotten_when_they_grow():
-    asked = []
-
-    def ask(_path, sql):
-        asked.append(sql)
-        return Table(("a",), ((1,),) * 600_000)
-
-    runs = Runs(ask)
-    case = Case("SELECT 1", "select  1;", DB)
-    assert judge(case, ["set", "bag"], runs).scores == {"set": 1, "bag": 1}
-    assert asked == ["SELECT 1"]
-    runs.predicted(DB, "SELECT 2")
-    runs.predicted(DB, "SELECT 1")
-    assert asked == ["SELECT 1", "SELECT 2", "SELECT 1"]
-
-
 def test_settings_take_the_comparators_that_need_nothing_else():
     names = {one.name for one in COMPARATORS.values() if not one.needs}
     switched = {name for name in names if "_keep_" in name}

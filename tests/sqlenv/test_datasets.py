@@ -58,13 +58,6 @@ def test_spider_train_is_both_files_and_keeps_their_order(spider_folder):
     assert examples[0].source == "spider"
 
 
-def test_a_file_can_be_named_and_may_be_lines(spider_folder):
-    lines = [json.dumps(spider(difficulty="easy", tags=["x"])), "", json.dumps(spider())]
-    (spider_folder / "mine.jsonl").write_text("\n".join(lines))
-    examples = load_one(spider_folder, file="mine.jsonl").examples
-    assert [e.difficulty for e in examples] == ["easy", ""]
-
-
 def test_natural_names_become_descriptions(spider_folder):
     write(spider_folder / "dev.json", [spider()])
     tables = {
@@ -237,14 +230,6 @@ def test_a_sample_makes_up_for_failing_golds_and_checks_no_more_than_it_must(spi
     assert 30 < len(runner.queries) < 94
 
 
-def test_the_fingerprint_follows_the_content(spider_folder):
-    prints = []
-    for query in ("SELECT 1", "SELECT 1", "SELECT 2"):
-        write(spider_folder / "dev.json", [spider(query)])
-        prints.append(load_one(spider_folder, split="dev").report.fingerprint)
-    assert prints[0] == prints[1] != prints[2]
-
-
 def test_a_large_file_is_sampled_in_little_memory(tmp_path):
     make_database(tmp_path / "databases")
     record = {
@@ -301,11 +286,6 @@ def test_real_dev_counts(shared):
     assert Counter(e.difficulty for e in bird_dev.examples) == {
         "simple": 55, "moderate": 20, "challenging": 11,
     }  # fmt: skip
-
-
-def test_real_synsql_sample(shared):
-    data = load_one(shared / "data" / "synsql", "synsql", data={"drop_missing_database": True})
-    assert (data.report.sources[0].read, len(data.examples)) == (300, 40)
 
 
 def test_a_source_listed_twice_is_refused(mixture):

@@ -84,12 +84,6 @@ def test_guards_do_not_grow_without_bound():
         assert isinstance(found, SqlError) or len(found) < 10_000
 
 
-def test_a_name_that_is_not_there_stays_an_error(database, executor):
-    """SQLite takes an unknown name in double quotes for a string."""
-    text = transpile('SELECT "nme" FROM t', "postgres")
-    assert isinstance(executor.execute(database, text), SqlError)
-
-
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("dialect", ["mysql", "postgres"])
 @pytest.mark.parametrize(

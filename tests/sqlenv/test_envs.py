@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
 
 from sqlenv.config import (
     AgenticConfig,
     DiagnosedConfig,
-    EnvConfig,
     ExecutorConfig,
     SingleTurnConfig,
 )
@@ -126,15 +124,6 @@ def test_the_databases_message_is_told_on_demand(executor, example):
     assert "no such column: missing" in observation[0].content
     env.step(env.reset(example)[0], WRONG)
     assert telling.calls[1] == ("SELECT name FROM singer", "")
-
-
-def test_settings_choose_the_environment():
-    adapter = TypeAdapter(EnvConfig)
-    assert adapter.validate_python({"kind": "diagnosed"}) == DiagnosedConfig(turns=4, match="set")
-    assert isinstance(adapter.validate_python({"kind": "single_turn"}), SingleTurnConfig)
-    for wrong in ({"kind": "diagnosed", "turns": 0}, {"kind": "other"}, {"turns": 2}):
-        with pytest.raises(ValidationError):
-            adapter.validate_python(wrong)
 
 
 # Always right by its result, and nothing that the model could know.

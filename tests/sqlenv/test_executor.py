@@ -16,7 +16,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor import Executor, allowed
+from sqlenv.executor import Executor
 from sqlenv.executor.executor import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.conftest import make_database
@@ -223,14 +223,6 @@ def test_text_that_is_not_valid(isolation: Any, text: Any, value: str, database:
             )
 
 
-def test_an_error_of_reading_as_bytes_has_no_place_in_the_query(database: Path) -> None:
-    with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
-        columns = ", ".join(["label"] * 1500)  # bytes and flags together are too many
-        result = executor.execute(database, f"SELECT {columns} FROM broken")
-        assert isinstance(result, SqlError)
-        assert result.offset == -1
-
-
 def test_functions_of_ours_are_given_what_is_no_text(database: Path) -> None:
     """SQLite's own answer, which ours cannot give: Python's text is always valid."""
     with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
@@ -263,15 +255,6 @@ def test_no_more_idle_connections_than_allowed(tmp_path: Path, database: Path) -
 def count_open(folder: Path) -> int:
     descriptors = Path("/proc/self/fd")
     return sum(str(folder) in os.path.realpath(link) for link in descriptors.iterdir())
-
-
-def test_a_schema_beyond_the_limits_is_told(executor: Executor, tmp_path: Path) -> None:
-    path = tmp_path / "long.sqlite"
-    connection = apsw.Connection(str(path))
-    connection.execute(f"CREATE TABLE {'n' * 500_000} (a)")
-    connection.close()
-    with pytest.raises(UserError, match="SQLite cannot read it"):
-        executor.execute(path, "SELECT 1")
 
 
 def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
@@ -467,34 +450,6 @@ def test_slow_calls_without_a_loop_take_no_longer_the_more_there_are(database, c
         assert time.thread_time() - start_s < 2
         few = f"SELECT {' + '.join(['(x LIKE y)'] * 300)} FROM (SELECT 'aa' AS x, '%a' AS y)"
         assert isinstance(executor.execute(database, few), Table)
-
-
-def test_names_in_queries_are_not_kept(database) -> None:
-    with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        executor.execute(database, "SELECT count(*) FROM city")
-        before = allowed._forbidden.cache_info().currsize
-        for i in range(20):
-            name = f"n{i}" + "y" * 1000
-            result = executor.execute(
-                database, f"WITH {name} AS (SELECT 1) SELECT count(*) FROM {name}"
-            )
-            assert isinstance(result, Table)
-        assert allowed._forbidden.cache_info().currsize < before + 5
-
-
-def test_a_query_that_may_read_the_clock_has_the_same_limits(
-    executor: Executor, database: Path
-) -> None:
-    for sql, result in (
-        (f"SELECT date('now') FROM ({ENDLESS})", TimedOut("steps")),
-        ("SELECT date('now'); SELECT 1", Denied("several statements")),
-        ("SELECT date('now'), a.n FROM number a, number b", TooLarge("rows")),
-        ("SELECT date('now'), nope FROM city", SqlError("no such column: nope", offset=20)),
-    ):
-        assert executor.execute(database, sql) == result
-    mended = executor.execute(database, "SELECT label, date('now') > '2' FROM broken LIMIT 1")
-    assert isinstance(mended, Table)
-    assert (mended.rows, mended.nondeterministic, mended.is_mended) == ((("AB", 1),), True, True)
 
 
 def test_functions_that_are_not_listed_are_denied(executor: Executor, database: Path) -> None:

@@ -95,23 +95,6 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path):
     assert not databases(rest) & held
 
 
-def test_the_choice_is_stable(tmp_path):
-    """It depends on the seed and the names: a database more moves no other one."""
-
-    def held(folder: str, count: int, seed: int = 0) -> frozenset[str]:
-        place = tmp_path / folder
-        place.mkdir()
-        source = make(place, "bird", {f"d{number}": [RIGHT] * 4 for number in range(count)})
-        return hold_out(
-            DataConfig(sources=(source,), total=20, seed=seed),
-            20, make_pools,
-        )  # fmt: skip
-
-    assert held("a", 40) == held("b", 40)
-    assert held("c", 40, seed=1) != held("d", 40)
-    assert len(held("e", 44) & held("f", 40)) >= 18  # of 20 and 22
-
-
 def test_more_than_there_is_is_refused(tmp_path):
     config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:

@@ -89,13 +89,6 @@ def signal_at_work(number: int) -> threading.Thread:
     return thread
 
 
-def test_a_crash_is_the_querys_result_and_the_next_runs(executor: Executor, database: Path) -> None:
-    sending = signal_at_work(signal.SIGSEGV)
-    assert executor.execute(database, ENDLESS) == CRASHED
-    sending.join()
-    assert executor.execute(database, "SELECT 1") == ONE
-
-
 def test_a_worker_that_ends_while_idle_is_replaced(executor: Executor, database: Path) -> None:
     [worker] = find_workers(os.getpid())
     os.kill(worker, signal.SIGKILL)
