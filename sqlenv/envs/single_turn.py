@@ -20,7 +20,6 @@ from sqlenv.types import (
     Result,
     SqlError,
     Table,
-    Wrapping,
 )
 
 Config = TypeVar("Config", bound=AnswerConfig)
@@ -74,27 +73,6 @@ class SingleTurn(BaseEnvironment[SingleTurnConfig]):
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 
-def judge(
-    example: Example,
-    reply: str,
-    executor: Runner,
-    *,
-    wrapping: Wrapping,
-    match: ExecutionMatch,
-    nondeterministic: Luck = "wrong",
-) -> Attempt:
-    """Run the SQL of a reply and compare its result with the gold result.
-
-    A reply without a complete block (also one cut by the token budget) is an attempt with an empty
-    query, which is an error and never runs. So is a query of another dialect that cannot be carried
-    over to SQLite. A failing gold query matches nothing.
-    """
-    sql = extract_sql(reply, wrapping)
-    return judge_query(
-        example, reply, sql, executor, match=match, nondeterministic=nondeterministic
-    )
-
-
 def judge_query(
     example: Example,
     reply: str,
@@ -106,8 +84,10 @@ def judge_query(
 ) -> Attempt:
     """Run a query that was found in a reply and compare its result with the gold result.
 
-    What depends on the clock or on chance is not right, and its result stays marked, so that no
-    reward pays for a part of it either; where it is to be judged, the mark is taken away.
+    An empty query (of a reply without a complete block) is an error and never runs; so is one of
+    another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
+    the clock or on chance is not right, and its result stays marked, so that no reward pays for a
+    part of it either; where it is to be judged, the mark is taken away.
     """
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)

@@ -14,8 +14,9 @@ from rewards.config import ExpoConfig
 from rewards.expo.reward import ExpoReward
 from rewards.types import Score
 from sqlenv.config import ExecutorConfig
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_query
 from sqlenv.executor import Executor
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Dialect, Episode, Example
 
 DATA = Path(__file__).parents[1] / "data"
@@ -51,7 +52,9 @@ def play(database, executor):
         return Episode(
             example,
             tuple(
-                judge(example, reply, executor, wrapping="sql_tag", match="bag_ordered")
+                judge_query(
+                    example, reply, extract_sql(reply, "sql_tag"), executor, match="bag_ordered"
+                )
                 for reply in replies
             ),
         )

@@ -19,8 +19,9 @@ from rewards.types import Score
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
-from sqlenv.envs.single_turn import judge
+from sqlenv.envs.single_turn import judge_query
 from sqlenv.executor import Executor
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Episode, Example, MatchMode, Table
 
@@ -68,7 +69,9 @@ class World:
         """Judge replies up to the first right one."""
         episode = Episode(example)
         for reply in replies:
-            found = judge(example, reply, self.executor, wrapping="sql_tag", match=match)
+            found = judge_query(
+                example, reply, extract_sql(reply, "sql_tag"), self.executor, match=match
+            )
             episode = Episode(example, (*episode.attempts, found))
             if found.correct:
                 break
