@@ -11,6 +11,7 @@ import pytest
 
 from rewards.compose import build_reward
 from rewards.config import ExpoConfig
+from rewards.expo.clauses import KINDS
 from rewards.expo.reward import ExpoReward
 from rewards.types import Score
 from sqlenv.config import ExecutorConfig
@@ -226,3 +227,32 @@ def test_steps_without_end_are_cut_off(sql, play, executor):
     assert time.process_time() - start < 5
     assert score.parts["incorrect"] == score.total
     assert min(span.value for span in score.spans) == -0.5
+
+
+def test_figures_7_and_8_by_a_setting(play, executor):
+    episode = play(REPLY.format(FAILING))
+    reward = reward_of(executor, error_blamed=-1.0)
+    verdict = reward.judge(episode.example, episode.attempts[0])
+    assert reward.clause_rewards(verdict) == [-0.5, -0.5, -1.0]
+
+
+def test_diagnostics_count_the_blamed_clauses_of_wrong_queries(play, executor):
+    reward = reward_of(executor)
+    wrong = reward.diagnostics(play(REPLY.format(WRONG)))
+    assert {name for name, value in wrong.items() if value} == {
+        "case/incorrect",
+        "blamed/incorrect/WHERE",
+    }
+    assert {name for name in wrong if "blamed" in name} == {
+        f"blamed/incorrect/{kind.replace(' ', '_')}" for kind in KINDS
+    }
+    failing = reward.diagnostics(play(REPLY.format(FAILING)))
+    assert {name for name, value in failing.items() if value} == {
+        "case/error",
+        "blamed/error/WHERE",
+    }
+    right = reward.diagnostics(play(REPLY.format(GOLD)))
+    assert right == {
+        f"case/{c}": float(c == "correct") for c in ("correct", "incorrect", "error")
+    } | {"case/format": 0.0}
+    assert reward.diagnostics(play()) == {}

@@ -72,3 +72,9 @@ def test_states_by_threshold_let_a_detour_pay():
 )
 def test_shapes_of_figure_2(steps, shape):
     assert shape_of(steps) == shape
+
+
+def test_a_circle_costs_nothing_but_turns_only_when_symmetric():
+    circle = [1, 0, 1, 0, 1]
+    assert aggregate(circle, AtrConfig(high_low=-1.0)) == pytest.approx(1 - 4 * 0.0001)
+    assert aggregate(circle, PAPER) == pytest.approx(-4 * 0.0001)

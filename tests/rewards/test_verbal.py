@@ -170,3 +170,20 @@ def test_means():
     root = 1.5**0.5
     assert mean_scores(rows, 3, normalise="z_score") == pytest.approx([-root / 2, 0, root / 2])
     assert mean_scores([(0.7, 0.7)], 2, normalise="z_score") == (0.0, 0.0)
+
+
+def test_all_executable_answers_count_on_demand_and_distinct_ones_are_judged():
+    model = Model(["SELECT 1", "SELECT 1", "SELECT 2", "SELECT 3"], [scores(0, 1)])
+    choice = model.play(candidates=3, count="all")
+    assert choice.candidates == ("SELECT 1", "SELECT 2")
+    assert (choice.attempts, choice.executable, choice.sql) == (3, 3, "SELECT 2")
+
+
+def test_rows_are_asked_for_on_demand():
+    assert Model(["SELECT empty"]).play(attempts=1).executable == 1
+    assert Model(["SELECT empty"]).play(attempts=1, require_rows=True).executable == 0
+
+
+def test_a_unique_best_is_never_lost():
+    # The released code returns candidate 0 here.
+    assert {best("abc", (0.1, 0.9, 0.2), Random(seed)) for seed in range(20)} == {"b"}

@@ -58,3 +58,10 @@ def test_the_judge_sees_every_query():
     assert "make scores for 2 SQL scripts" in user.content
     assert "SQL2:\n```sql\nSELECT 2\n```" in user.content
     assert "<scores>\nSQL1: score\nSQL2: score\n</scores>" in user.content
+
+
+def test_omnisql_asks_in_one_message_for_a_fenced_query():
+    (user,) = first_observation(EXAMPLE, SCHEMA, style="omnisql")
+    assert user.role == "user"
+    assert f"Database Schema:\n{SCHEMA}\n" in user.content
+    assert "```sql\n-- Your SQL query\n```" in user.content
