@@ -121,12 +121,10 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
 
 
 def _columns(table: Table) -> list[tuple[Value, ...]]:
-    """List the columns, also those of a table without rows."""
     return list(zip(*table.rows, strict=True)) if table.rows else [()] * table.width
 
 
 def _bags(table: Table) -> list[frozenset[tuple[Hashable, int]]]:
-    """Return for each column its values and how often each is there."""
     return [frozenset(Counter(map(_comparable, column)).items()) for column in _columns(table)]
 
 
@@ -142,7 +140,6 @@ def _comparable(value: Value) -> Hashable:
 
 
 def _number(text: str) -> int | float | None:
-    """Read a text that is a decimal number."""
     if len(text) > _NUMBER_CHARS or not _NUMBER.fullmatch(text):
         return None
     return int(text) if _INTEGER.fullmatch(text) else float(text)
@@ -155,8 +152,6 @@ _NO_NUMBER = -10_000_000_000
 
 
 class _TypedColumn(NamedTuple):
-    """A column as a data frame types it."""
-
     kind: Literal["text", "float", "int"]
     values: tuple[Any, ...]
 
@@ -261,7 +256,6 @@ def _matched(wanted: Sequence[_TypedColumn], found: Sequence[_TypedColumn]) -> i
 
 
 def _agree(a: _TypedColumn, b: _TypedColumn) -> bool:
-    """Compare two sorted columns."""
     if a.kind == b.kind == "float":
         return all(map(_near, a.values, b.values))
     return a.values == b.values

@@ -107,8 +107,6 @@ def deliberate(
 
 @dataclass(slots=True)
 class _Found:
-    """Candidates so far: by normalised text, and the last query seen at all."""
-
     kept: dict[str, str]
     asked: int = 0
     executable: int = 0
@@ -137,7 +135,6 @@ def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Fo
 
 
 def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
-    """Execute the queries of some answers, and keep new ones that run until there are enough."""
     found.asked += len(texts)
     found.refused += sum(text is None for text in texts)
     queries = [sql for text in texts if text and (sql := task.extract(text))]

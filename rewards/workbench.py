@@ -126,11 +126,7 @@ class Workbench:
         }
 
     def score(self, example: Example, sql: str) -> PairScore:
-        """Score one query; no text whatever raises.
-
-        Raises:
-            UserError: The example's database cannot be used.
-        """
+        """Score one query; no text whatever raises."""
         gold = gold_result(self._executor, example)
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
@@ -178,7 +174,6 @@ class Workbench:
         return replace(judged, kind=turn.kind)
 
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:
-        """Average the rewards of the last query's clauses, as EXPO-SQL's total does."""
         if not attempts:
             return FORMAT_FAIL
         last, gold = attempts[-1], gold_result(self._executor, example)

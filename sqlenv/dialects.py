@@ -18,11 +18,7 @@ NAMES: Mapping[str, Dialect] = {
 
 
 def dialect_of(name: str) -> Dialect:
-    """Find a dialect by one of its names.
-
-    Raises:
-        UserError: It has none of these.
-    """
+    """Find a dialect by one of its names."""
     if found := NAMES.get(name.lower()):
         return found
     raise UserError(f"dialect {name}: should be one of {', '.join(NAMES)}")

@@ -134,7 +134,6 @@ class _Finder:
 
 @cached(maxsize=1024)
 def _read(sql: str, place: Literal["outer", "inner"]) -> _Select:
-    """Read a query, or one inside of another, whose WITH items it may read."""
     clauses = scan_clauses(sql)
     selects = [clause for clause in clauses if _is_select(sql, clause)]
     if not selects:
@@ -149,7 +148,6 @@ def _read(sql: str, place: Literal["outer", "inner"]) -> _Select:
 
 
 def _is_select(sql: str, clause: Clause) -> bool:
-    """Tell a SELECT from a named window, which serves one."""
     is_window = sql[clause.start : clause.start + 6].lower() == "window"
     return clause.kind == "SELECT" and not is_window
 

@@ -237,7 +237,6 @@ class _Steps:
         return leads_away(gold, before, after)
 
     def _fewer(self, before: Step, after: Step) -> Differences:
-        """Compare counts: a filter only takes rows away."""
         left, right = self._count(before), self._count(after)
         is_same = left is None or right is None or left == right
         return _NOTHING if is_same else frozenset({"row_subset"})
@@ -291,7 +290,6 @@ def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
 
 
 def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterator[Step]:
-    """Yield the steps of one SELECT up to its HAVING."""
 
     def text(numbers: Sequence[int]) -> str:
         return "\n".join(clauses[n].text(sql) for n in numbers)
@@ -327,7 +325,6 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
 
 
 def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> Iterator[Step]:
-    """Yield the steps that add ORDER BY, then LIMIT, to what stands before them in the text."""
     for number in numbers:
         clause = clauses[number]
         effect: Effect = "order" if clause.kind == "ORDER BY" else "limit"

@@ -194,7 +194,6 @@ def _syntax(failure: _Failure, element: str) -> Numbers:
 
 
 def _named_kind(failure: _Failure, element: str) -> Numbers:
-    """Number the clauses of a kind, and those that hold a nested query with one."""
     return failure.place_or(failure.of_kinds(element) | _with_nested(failure, element))
 
 
@@ -234,7 +233,6 @@ def _mismatch(failure: _Failure, _element: str) -> Numbers:
 
 
 def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
-    """Number the clauses that mention a column exactly so."""
 
     def is_meant(found: Mention) -> bool:
         return found.name == name and found.qualifier == qualifier and not found.is_call
@@ -249,7 +247,6 @@ def _items_named(failure: _Failure, tables: set[str]) -> Numbers:
 
 
 def _parts(element: str) -> list[str]:
-    """Split `table.column` as SQLite's message has it, without quotes."""
     return [part.strip('"`[]') for part in element.lower().split(".")][-2:]
 
 

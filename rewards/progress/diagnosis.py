@@ -172,7 +172,6 @@ def number_similarity(pred: int, gold: int) -> float:
 
 
 def _main_profile(root: Node) -> Profile:
-    """Return the profile of the main SELECT, of a set operation the leftmost."""
     node = root
     while node.profile is None:
         node = node.children[0]

@@ -76,8 +76,6 @@ def _nodes_of(
 
 
 class _Sources:
-    """The sources of one SELECT: what its names mean, and what is joined with what."""
-
     def __init__(self, select: exp.Select, ctes: Features) -> None:
         self.tables: set[str] = set()
         self.derived: list[exp.Expression] = []
@@ -119,8 +117,6 @@ class _Sources:
 
 
 class _SelectReader:
-    """Reads one SELECT: its clauses as sets of signatures, its nested queries as children."""
-
     def __init__(
         self, select: exp.Select, outer: Scope, schema: Schema | None, config: TreeConfig
     ) -> None:
@@ -202,7 +198,6 @@ class _SelectReader:
 
 
 def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
-    """Split conditions at their top-level ANDs."""
     return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
 
 

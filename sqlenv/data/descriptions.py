@@ -47,9 +47,6 @@ def stream_descriptions(
         location: The source's files.
         source: Its settings.
         databases: The databases in use, by `db_id`.
-
-    Raises:
-        UserError: A file is damaged.
     """
     for file in _beside(location, DATASETS[source.layout].tables):
         for number, entry in enumerate(read_records(file)):
@@ -65,9 +62,6 @@ def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
     """Read BIRD's database_description: one CSV a table, in mixed encodings, names padded.
 
     Names of the folder, of files and of columns may differ from the database's in case.
-
-    Raises:
-        UserError: A file is not a CSV file.
     """
     found = {}
     for file in _description_files(folder):

@@ -44,11 +44,7 @@ class Detected:
 
 
 def detect(root: Path) -> Detected:
-    """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`.
-
-    Raises:
-        UserError: The folder is not there, or was itself prepared.
-    """
+    """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`."""
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root} {what}; give the folder of the downloads")
@@ -77,7 +73,6 @@ def detect(root: Path) -> Detected:
 def _unused(
     sources: Mapping[str, SourceConfig], looked_at: Sequence[tuple[str, SourceConfig, str]]
 ) -> tuple[str, ...]:
-    """Say of each file that no data set has what keeps it from being one's."""
     told = {file for source in sources.values() for file in _files(source)}
     lines: dict[str, None] = {}
     # A file with a data set's fields is that one's, whoever else has files of this name.
@@ -93,16 +88,11 @@ def _files(source: SourceConfig) -> tuple[Path, ...]:
 
 
 def _near(root: Path, name: str) -> tuple[Path, ...]:
-    """Return the folders of a data set that go before any deeper one."""
     return root / DATASETS[SETS[name].layout].omnisql, root
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
-    """Find the data sets of these names, or all that are there; warn of what only looks like one.
-
-    Raises:
-        UserError: One is not there; says what was expected where.
-    """
+    """Find the data sets of these names, or all; warn of what only looks like one."""
     found = detect(root)
     for name in names:
         if name in found.sources:
@@ -140,7 +130,6 @@ def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
 
 
 def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
-    """Return a source and what keeps it from being one; empty if nothing does."""
     try:
         for file in question_files(source.path, source):
             first = next(read_records(file))

@@ -35,9 +35,6 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
         config: Settings of the questions to learn from.
         count: Questions to validate by.
         make_pools: Called once to count questions, then until those held out are enough.
-
-    Raises:
-        UserError: So many would leave a source without questions to learn from.
     """
     own = validation_of(config, count)
     found = [_count(pool) for pool in make_pools(own, lambda _example: True)]
@@ -75,7 +72,6 @@ def _count(pool: Pool) -> Counter[str]:
 
 
 def _shortage(pool: Pool, need: int) -> int:
-    """Look at questions until enough may stay; return how many are missing."""
     open_sample(pool, None)
     pool.draw(need)
     return need - len(pool.kept)
@@ -91,7 +87,6 @@ def _wanted(config: DataConfig) -> list[float]:
 
 
 def _target(everything: int, need: int, wanted: float) -> float:
-    """Return the questions whose databases are held out of a source."""
     wanted = max(1, min(wanted, everything - need))
     return everything * need / (need + wanted)
 

@@ -168,11 +168,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_open(folder: Path) -> None:
-    """Refuse a folder that may not be read: what is there would look missing.
-
-    Raises:
-        UserError: It may not.
-    """
+    """Refuse a folder that may not be read: what is there would look missing."""
     if not is_open(folder):
         raise UserError(f"{folder}: this folder may not be read; allow it, or copy it")
 
@@ -183,11 +179,7 @@ def is_open(folder: Path) -> bool:
 
 
 def locate(source: SourceConfig) -> Location:
-    """Find a source's files.
-
-    Raises:
-        UserError: The folder does not have the source's layout; says which one nearby does.
-    """
+    """Find a source's files."""
     if not source.path.is_dir():
         what = "is a file, not the data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")

@@ -129,11 +129,7 @@ def choose(pools: Sequence[Pool], config: DataConfig) -> list[Checked]:
 
 
 def read_all(source: SourceConfig) -> tuple[Example, ...]:
-    """Read every question of a source in the order of its files, whatever its gold query.
-
-    Raises:
-        UserError: The source is not as its layout says, a database or any question is missing.
-    """
+    """Read every question of a source in the order of its files, whatever its gold query."""
     advice = "take such questions out of the file"
     pool = Pool(source, locate(source), DataConfig(sources=(source,)), None, advice)
     pool.drops = {OTHER_ENGINE, OTHER_KIND}
@@ -164,7 +160,6 @@ def open_sample(pool: Pool, most: int | None) -> None:
 
 
 def _fill(pools: Sequence[Pool], total: int | None) -> None:
-    """Draw from all pools by weight until there are enough or none has more."""
     if total is None:
         for pool in pools:
             pool.draw(len(pool.waiting))

@@ -86,11 +86,7 @@ def write_question(checked: Checked) -> str:
 
 
 def read_question(file: Path, index: int, record: Record) -> Checked:
-    """Read a line of a set.
-
-    Raises:
-        UserError: It is not one, or was changed.
-    """
+    """Read a line of a set."""
     told = {key: value for key, value in record.items() if key != "fingerprint"}
     if _digest(told) != record.get("fingerprint"):
         raise UserError(f"{file}: line {index + 1} was changed after it was prepared; {_AGAIN}")
@@ -126,11 +122,7 @@ def _manifest(path: Path, _stamp: tuple[int, int]) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read which sets a prepared folder has.
-
-    Raises:
-        UserError: It is no prepared folder, or a damaged one.
-    """
+    """Read which sets a prepared folder has."""
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(f"{folder}: no {MANIFEST} in it; {_AGAIN}")
@@ -139,11 +131,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_count(folder: Path, file: Path, count: int) -> None:
-    """Refuse a set that is not whole.
-
-    Raises:
-        UserError: It has more or fewer questions than were prepared.
-    """
+    """Refuse a set that is not whole."""
     entry = read_manifest(folder).sets.get(file.stem)
     if entry is None:
         raise UserError(f"{file}: is no set of {folder / MANIFEST}; {_AGAIN}")
@@ -155,11 +143,7 @@ def check_count(folder: Path, file: Path, count: int) -> None:
 
 
 def read_databases(folder: Path, used: Mapping[Path, str]) -> dict[Path, Path]:
-    """Find the schema files of databases in use, each given with a question that needs it.
-
-    Raises:
-        UserError: A database is missing, or of another size than when it was prepared.
-    """
+    """Find the schema files of databases in use, each given with a question that needs it."""
     found: dict[Path, Path] = {}
     for index, record in enumerate(read_records(folder / DATABASES)):
         where = f"{folder / DATABASES}: line {index + 1}"
@@ -211,11 +195,7 @@ def write_schema(path: Path, stored: StoredSchema) -> None:
 
 
 def read_stored_schema(path: Path) -> StoredSchema:
-    """Read a schema's file.
-
-    Raises:
-        UserError: It is not there or damaged.
-    """
+    """Read a schema's file."""
     try:
         return _STORED.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

@@ -32,11 +32,7 @@ _decode = json.JSONDecoder().raw_decode
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """Stream the records of a JSON list, or of a .jsonl file, one at a time.
-
-    Raises:
-        UserError: The file is damaged or is not a list of objects.
-    """
+    """Stream the records of a JSON list, or of a .jsonl file, one at a time."""
     count = 0
     with path.open("rb") as file:
         start = file.read(3)
@@ -197,9 +193,6 @@ def check(
         where: File and number of the record, for the message.
         advice: What to do, for the message.
         names: From our names of fields to the file's, where they may differ.
-
-    Raises:
-        UserError: A field is missing or is of another type.
     """
     names = names or {}
     try:

@@ -123,11 +123,7 @@ class Pool:
         return not self.waiting or len(self.kept) == self.source.limit
 
     def questions(self) -> Iterator[Checked]:
-        """Stream the questions that have a database, and a gold query where one is needed.
-
-        Raises:
-            UserError: A record is damaged, or its database is missing and may not be.
-        """
+        """Stream the questions that have a database, and a gold query where one is needed."""
         database_of = cache(self.location.database)
         for file in self.location.files:
             before = self.read
@@ -175,7 +171,6 @@ class Pool:
     def _read_question(
         self, file: Path, index: int, record: Record, database_of: Callable[[str], Path | None]
     ) -> tuple[Checked, list[str]]:
-        """Read a record, and name its issues."""
         if self.location.layout == "prepared":
             checked = prepared.read_question(file, index, record)
             issues = [issue for issue in checked.issues if issue == BLANK_GOLD]
@@ -245,7 +240,6 @@ def _question(
     record: Record,
     database_of: Callable[[str], Path | None],
 ) -> tuple[Checked, list[str]]:
-    """Read a record of a layout, and name its issues."""
     layout = source.layout
     spec = DATASETS[layout]
     where = f"{file}: record {index}"

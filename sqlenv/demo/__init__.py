@@ -27,9 +27,6 @@ def generate(root: Path, config: DemoConfig) -> None:
     """Write the demo data set in Spider's layout, unless it is there already.
 
     The same settings give the same bytes. A folder that was made with other settings is replaced.
-
-    Raises:
-        UserError: The folder holds something else.
     """
     stamp = json.dumps({"generator": _fingerprint(), "config": config.model_dump()}, indent=1)
     if _is_current(root, stamp):
@@ -97,7 +94,6 @@ def _record(database: DemoDatabase, question: DemoQuestion) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: list[dict[str, Any]]) -> None:
-    """Write one record a line, so that a person can read and compare the file."""
     lines = ",\n".join(json.dumps(record) for record in content)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
@@ -122,7 +118,6 @@ def _signature(tables: tuple[DemoTable, ...]) -> tuple:
 
 
 def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
-    """Give every database a split and a domain, taking the domains in turn."""
     sizes = {
         "train": config.train_databases,
         "validation": config.validation_databases,
@@ -134,7 +129,6 @@ def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
 
 
 def _spider_schema(database: DemoDatabase) -> dict[str, Any]:
-    """Describe a database as Spider's `tables.json` does."""
     names = [table.name for table in database.tables]
     columns = [
         (number, column) for number, table in enumerate(database.tables) for column in table.columns

@@ -143,7 +143,6 @@ def sql_type(column: DemoColumn) -> str:
 
 
 def _connected_entities(entities: Sequence[Entity], rng: Random) -> list[Entity]:
-    """Grow a connected subset of the tables, in the domain's order."""
     wanted = rng.randint(TABLES_MIN, min(TABLES_MAX, len(entities)))
     chosen = [rng.choice(entities)]
     while len(chosen) < wanted:
@@ -183,7 +182,6 @@ def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Rando
 
 
 def _keep_columns(columns: list[DemoColumn], rng: Random) -> list[DemoColumn]:
-    """Keep a number, a category and some more, in a new order."""
     rng.shuffle(columns)
     first = [
         next((column for column in columns if column.kind == kind), None)

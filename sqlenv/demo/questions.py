@@ -65,7 +65,6 @@ def _ask_kinds(
     rng: Random,
     before: Sequence[DemoQuestion],
 ) -> list[DemoQuestion]:
-    """Draw questions of these kinds that are not among those drawn before."""
     found: list[DemoQuestion] = []
     taken = {text for question in before for text in (question.text, question.sql)}
     for kind in _turns(kinds, count * _TURNS_PER_QUESTION, rng):
@@ -135,13 +134,11 @@ def _without_brackets(sql: str) -> str:
 
 
 def _bracket_dropped(sql: str) -> Iterator[str]:
-    """Leave out each bracket in turn."""
     for match in _BRACKETS.finditer(sql):
         yield _without_brackets(sql[: match.start()] + sql[match.end() :])
 
 
 def _turned_round(sql: str) -> list[str]:
-    """Ask for the other end of the order."""
     if " DESC " in sql:
         return [sql.replace(" DESC ", " ASC ")]
     return [sql.replace(" ASC ", " DESC ")]

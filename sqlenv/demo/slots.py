@@ -193,7 +193,6 @@ def _literal(cell: Cell) -> str:
 
 
 def _values(draw: Draw, name: str, letter: str) -> list[Cell]:
-    """List the different values of a column, in the order of the rows."""
     column = draw.columns[letter + name[1]]
     return list(dict.fromkeys(row[column.name] for row in draw.rows[_place(name)]))
 

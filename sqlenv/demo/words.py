@@ -35,7 +35,6 @@ def _phrase(draw: Draw, name: str) -> str:
 
 
 def _noun(draw: Draw, name: str) -> str:
-    """Name a column in words, or copy a value."""
     if name not in draw.words:
         column = draw.columns.get(name)
         draw.words[name] = _column_words(draw, column) if column else draw.sql[name]

@@ -120,7 +120,6 @@ def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
 
 
 def _read_json(text: str) -> Any:
-    """Read JSON; `_NO_JSON` where it is none."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):

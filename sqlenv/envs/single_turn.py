@@ -52,7 +52,6 @@ class BaseEnvironment(Generic[Config]):
         return Episode(example), self._first_prompt(example)
 
     def _judge(self, example: Example, reply: str, sql: str | None = None) -> Attempt:
-        """Judge a query, by default that of the reply's answer."""
         config = self._config
         return judge_query(
             example,

@@ -169,11 +169,7 @@ class Comparator:
 
 
 def check_case(case: Case, names: Sequence[str]) -> None:
-    """Make sure that a case has what comparators need.
-
-    Raises:
-        UserError: It has no suite, or no gold results.
-    """
+    """Make sure that a case has what comparators need."""
     for name in names:
         needs = COMPARATORS[name].needs
         if needs and not getattr(case, needs):
@@ -196,7 +192,6 @@ def _as_they_stand(case: Case, runs: Runs) -> tuple[Result, Result]:
 
 
 def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> float:
-    """Compare the results of both queries as they stand."""
     return float(matches(*_as_they_stand(case, runs), mode=mode, gold_sql=case.gold))
 
 
@@ -290,7 +285,6 @@ def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
 
 
 def _spider2(case: Case, runs: Runs) -> float:
-    """Look for the gold columns among the predicted ones."""
     return _finds_gold(replace(case, predicted=fenced_sql(case.predicted)), runs, nan_is_zero=True)
 
 

@@ -58,7 +58,6 @@ def is_ordered(sql: str) -> bool:
 
 
 def _matches_suite(predicted: Table, gold: Table, *, in_order: bool) -> bool:
-    """Compare as Spider's program does."""
     # Most results that match are equal to the bit, which takes one look.
     if predicted is gold or marshal.dumps(predicted.rows, 2) == marshal.dumps(gold.rows, 2):
         return True
@@ -84,7 +83,6 @@ def _by_writing(row: Row) -> Row:
 
 
 def _matches_permuted(predicted: Table, gold: Table, *, in_order: bool) -> bool:
-    """Say whether some order of the predicted columns makes the rows those of the gold result."""
     if len(predicted.rows) != len(gold.rows) or predicted.width != gold.width:
         return False
     wanted, found = _columns(gold), _columns(predicted)

@@ -63,11 +63,7 @@ class Reference:
 
 
 def read_references(folder: Path) -> dict[str, Reference]:
-    """Read the gold results of all questions, by `instance_id`, from the suite's folder `gold/`.
-
-    Raises:
-        UserError: `spider2lite_eval.jsonl` or `exec_result/` is not there or cannot be read.
-    """
+    """Read the gold results of all questions, by `instance_id`, from the suite's folder `gold/`."""
     standard, results = folder / "spider2lite_eval.jsonl", folder / "exec_result"
     if not results.is_dir():
         raise UserError(f"{results}: no such folder; give the gold folder of Spider 2's evaluation")

@@ -68,8 +68,6 @@ def _words(sql: str) -> list[str]:
 
 
 class _SpiderParser:
-    """Reads words from left to right."""
-
     def __init__(self, words: list[str], at: int = 0):
         self._words, self._at = words, at
 

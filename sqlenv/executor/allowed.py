@@ -132,7 +132,6 @@ def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Kind]
 
 
 def _module(sql: str) -> str:
-    """Name the module of a CREATE VIRTUAL TABLE."""
     from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
 
     words = tokenize(sql)[3:6]  # the name, USING and the module

@@ -229,11 +229,7 @@ def _refuse_leftover(path: Path) -> None:
 
 
 def check_contents(path: Path) -> None:
-    """Make sure that a database can be read: nobody has locked it, and all of its pages are whole.
-
-    Raises:
-        UserError: It cannot; also as `check_database`.
-    """
+    """Make sure that a database can be read: nobody has locked it, and its pages are whole."""
     check_database(path)
     with path.open("rb") as file:
         file.seek(_VERSION_BYTE)
@@ -259,11 +255,7 @@ def check_contents(path: Path) -> None:
 
 
 def identify(path: Path) -> Identity:
-    """Tell this version of a file from others, without reading it.
-
-    Raises:
-        UserError: There is no such file.
-    """
+    """Tell this version of a file from others, without reading it."""
     name = os.fspath(path)
     try:
         status = os.stat(name)  # noqa: PTH116 - once a query, and three times as quick

@@ -136,7 +136,6 @@ class Engine:
         self._evict(keep=_MOST_IDLE)
 
     def _evict(self, *, keep: int) -> None:
-        """Close the connections of the databases that were used longest ago."""
         while self._idle_count > keep:
             identity, guards = next(iter(self._idle.items()))
             if guards:

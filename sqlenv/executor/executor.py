@@ -73,11 +73,7 @@ class Executor:
         return self._backend.execute(database, sql, max_steps)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        """Run queries on all workers, each distinct one once; results come in the queries' order.
-
-        Raises:
-            UserError: One of the databases cannot be used.
-        """
+        """Run queries on all workers, each distinct one once; results come in their order."""
         results, accepted = self._accept(queries)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
         return [results[query] for query in queries]
@@ -104,11 +100,7 @@ class Executor:
         return self._gold.get(queries, self.execute_many)
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
-        """Ask comparators about cases; judgements come in the cases' order.
-
-        Raises:
-            UserError: One of the databases cannot be used, or a case lacks what a comparator needs.
-        """
+        """Ask comparators about cases; judgements come in the cases' order."""
         for case in cases:
             check_case(case, names)
         self._check_use(file for case in cases for file in (case.database, *case.suite))
@@ -142,11 +134,7 @@ class Executor:
         return refused, accepted
 
     def _check_use(self, databases: Iterable[Path]) -> None:
-        """Name files that were written to since they were last looked at; they are read anew.
-
-        Raises:
-            UserError: One of them is not there any more.
-        """
+        """Name files that were written to since they were last looked at; they are read anew."""
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
         for database in set(databases):
@@ -161,8 +149,6 @@ class Executor:
 
 
 class _Threads:
-    """Queries in this process."""
-
     def __init__(self, config: ExecutorConfig):
         self._engine = Engine(config)
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")

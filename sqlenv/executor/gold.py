@@ -103,7 +103,6 @@ class GoldCache:
     def _compute(
         self, keys: Sequence[Key], run: Callable[[Sequence[Query]], list[Result]]
     ) -> dict[Key, Result]:
-        """Read results from the disk, or run their queries and keep them."""
         known = {key: self._read(key) for key in keys} if self._folder else {}
         found = {key: result for key, result in known.items() if result is not None}
         for key, result in found.items():

@@ -83,11 +83,7 @@ def refuse_text(sql: str, *, max_sql_chars: int) -> Result | None:
 
 
 class Guard:
-    """A connection to one database, for one query at a time.
-
-    Raises:
-        UserError: The file cannot be used (`check_database`), or its schema cannot be read.
-    """
+    """A connection to one database, for one query at a time."""
 
     def __init__(self, path: Path, config: ExecutorConfig):
         check_database(path)

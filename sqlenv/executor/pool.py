@@ -154,9 +154,6 @@ class WorkerPool:
 
         A worker that dies with one question is that question's result; of several it does not say
         whose fault it is: they are asked again one by one.
-
-        Raises:
-            UserError: A database cannot be used.
         """
         answers: dict[int, Answer | UserError] = {}
         waiting = deque(_messages(questions, self._config.workers))

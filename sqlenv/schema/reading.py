@@ -152,7 +152,6 @@ def _read(
 
 
 def _table_names(connection: apsw.Connection) -> list[str]:
-    """List the tables that a query can name."""
     rows = _names(
         connection,
         ("m.name",),
@@ -219,7 +218,6 @@ def _resolved(
 def _with_examples(
     connection: apsw.Connection, table: str, columns: tuple[Column, ...], count: int
 ) -> tuple[Column, ...]:
-    """Give each column its first distinct, non-empty values."""
     if not count:
         return columns
     # NOT INDEXED: rows come in the table's own order, whatever indexes exist.

@@ -90,7 +90,6 @@ def _key_columns(schema: DatabaseSchema) -> set[ColumnKey]:
 
 
 def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
-    """Find the columns that the query names, at least one of each table that it names."""
     words = {token.text for token in tokenize(gold_sql) if token.kind in ("word", "name")}
     found = set()
     for table in schema.tables:
@@ -101,7 +100,6 @@ def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
 
 
 def _identifier(name: str) -> str:
-    """Quote a name that SQLite would not read as one."""
     if _PLAIN_NAME.fullmatch(name) and name.upper() not in apsw.keywords:
         return name
     return "`" + name.replace("`", "``") + "`"
@@ -125,7 +123,6 @@ def _comment(column: Column) -> str:
 
 
 def _block(head: str, lines: list[tuple[str, str]]) -> str:
-    """Join (definition, comment) lines; the comma stands between them."""
     texts = [definition + "," + comment for definition, comment in lines[:-1]]
     texts += [definition + comment for definition, comment in lines[-1:]]
     return "\n".join([head, *texts, ");"])

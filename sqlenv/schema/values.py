@@ -58,9 +58,6 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
     """Write the index of a database's texts to a file, whole or not at all; count the texts.
 
     Numbers written as text are left out, as are empty and long values.
-
-    Raises:
-        UserError: The database cannot be read to its end.
     """
     scratch = index.with_name(f".{index.name}.{os.getpid()}.part")
     scratch.unlink(missing_ok=True)
@@ -85,7 +82,6 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
 
 
 def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
-    """Yield each column's distinct texts."""
     with reading(database) as connection:
         for table in schema.tables:
             for column in table.columns:

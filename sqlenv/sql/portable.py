@@ -74,7 +74,6 @@ def kind_of(node: exp.Expr | None) -> str:
 
 
 def _sides(node: exp.Expr) -> list[exp.Expr]:
-    """List the values that a node puts side by side."""
     names = ("this", "expression", "low", "high", "query")
     sides = [value for name in names if isinstance(value := node.args.get(name), exp.Expr)]
     return [*sides, *node.expressions, *(branch.this for branch in node.args.get("ifs") or ())]
@@ -97,7 +96,6 @@ def bare_value(node: exp.Expr) -> exp.Expr:
 
 
 def _number(node: exp.Expr | None) -> int | None:
-    """Read a whole number that is written out; None for anything else."""
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isdigit():
         return int(node.this)
     return None

@@ -101,7 +101,6 @@ def _from_leaves(tree: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _read(sql: str, dialect: str) -> Query:
-    """Parse a query within the limits of `sqlenv.sql.extraction`."""
     if len(sql) > MAX_CHARS:
         raise NotPortableError("too long")
     if found := _MARKS.search(sql):
@@ -189,7 +188,6 @@ def _is_zero(value: exp.Expr) -> exp.Expr:
 
 
 def _is_number(node: exp.Expr) -> bool:
-    """Tell whether a value is a number in any case, or NULL."""
     node = bare_value(node)
     if isinstance(node, exp.Case | exp.If | exp.Coalesce):
         return any(map(_is_number, branches(node)))
@@ -265,7 +263,6 @@ _COMPARING = (*COMPARED, exp.Min, exp.Max, exp.Nullif, exp.Case)
 
 
 def _is_operand(node: exp.Expr) -> bool:
-    """Tell whether a SELECT is a side of a set operation that compares rows."""
     above = node.parent
     while isinstance(above, exp.SetOperation):
         if above.args.get("distinct"):
@@ -285,7 +282,6 @@ def _folded(node: exp.Expr, *, is_key: bool = False) -> exp.Expr:
 
 
 def _folded_item(item: exp.Expr) -> exp.Expr:
-    """Fold a value of the SELECT list, and keep its name."""
     if item.is_star:
         raise NotPortableError("* where rows are compared")
     if isinstance(item, exp.Alias):
