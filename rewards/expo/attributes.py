@@ -1,7 +1,7 @@
 """Which attributes a query puts out: its columns, aliases resolved (EXPO-SQL, tables 12 and 15).
 
 An alias says nothing of what is right: `name AS n` is the attribute `name`, also where a subquery
-or a WITH item gave the alias. Read from tokens, like the clauses.
+or a WITH item gave the alias.
 """
 
 from __future__ import annotations

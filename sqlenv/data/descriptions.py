@@ -39,14 +39,9 @@ def read_descriptions(
 def stream_descriptions(
     location: Location, source: SourceConfig, databases: Mapping[str, Path]
 ) -> Iterator[tuple[Path, Descriptions]]:
-    """Yield what columns hold, by database; later descriptions go over earlier ones.
+    """Yield what columns of databases (by `db_id`) hold; later ones go over earlier ones.
 
     tables.json's natural names, and with `comments: full` BIRD's descriptions.
-
-    Args:
-        location: The source's files.
-        source: Its settings.
-        databases: The databases in use, by `db_id`.
     """
     for file in _beside(location, DATASETS[source.layout].tables):
         for number, entry in enumerate(read_records(file)):

@@ -31,11 +31,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What was found below a folder.
+    """The data sets found below a folder, by their names in `SETS`.
 
-    `sources` are the data sets by their names in `SETS`; `left` says by name why files that look
-    like a data set's are not one; `unused` has a line on each of these files that no other data set
-    has.
+    `left` says why files that look like a data set's are not one, `unused` does so once a file.
     """
 
     sources: Mapping[str, SourceConfig]

@@ -1,8 +1,4 @@
-"""Databases of the training sources that are set aside, so that checkpoints are chosen by others.
-
-Questions of one database are alike: those to choose by come from databases that no question to
-learn from has.
-"""
+"""Databases of the training sources that are set aside, to choose checkpoints by."""
 
 from __future__ import annotations
 
@@ -28,13 +24,9 @@ def validation_of(config: DataConfig, count: int) -> DataConfig:
 def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 
-    Of each source they have as large a share of the questions as the questions to validate by are
-    of those that are wanted in all, and more where too few of their gold queries may stay.
-
-    Args:
-        config: Settings of the questions to learn from.
-        count: Questions to validate by.
-        make_pools: Called once to count questions, then until those held out are enough.
+    Of each source they have as large a share of the questions as the `count` to validate by is of
+    those wanted in all, and more where too few of their gold queries may stay. `make_pools` is
+    called once to count questions, then until those held out are enough.
     """
     own = validation_of(config, count)
     found = [_count(pool) for pool in make_pools(own, lambda _example: True)]

@@ -23,13 +23,8 @@ EXCLUDED_DATABASE = "excluded database"
 class Checked:
     """A question and what was found of it.
 
-    Attributes:
-        example: With value matches, where these were looked up.
-        issues: Of its gold query; `note` says why it fails.
-        style: SynSQL's style of the question.
-        rows: Of the gold result; None where it was not run or has none.
-        prompt_tokens: Length of its prompt, where a tokenizer was given.
-        is_final: False where a machine with less to do might find something else.
+    `note` says why the gold query fails, `rows` counts its result (None where it was not run),
+    `style` is SynSQL's. Not final is what a machine with less to do might find otherwise.
     """
 
     example: Example

@@ -20,9 +20,8 @@ _SEARCHED = 1_000
 class NamedSet:
     """A split of a data set, as commands name it.
 
-    `file` is its question file where that is not the layout's own; of a test set, `questions` says
-    how many are published (for SQLite) and `comparators` by which it is judged, its own measure
-    first.
+    Of a test set, `questions` says how many are published (for SQLite) and `comparators` by which
+    it is judged, its own measure first.
     """
 
     layout: Layout
@@ -43,7 +42,6 @@ class DatasetSpec:
         databases: Folders of databases, relative to the question file or to the data set.
         tables: Files of natural names.
         more: A second question file that belongs to the split, where it exists.
-        gold, question, evidence: Names of the fields.
         documents: Folder of the files that `evidence` names, where it does not hold text.
     """
 

@@ -53,8 +53,7 @@ class DataReport:
 class LoadedData:
     """The questions of a run, in the order of the sources and of their files.
 
-    By database, `descriptions` says what columns hold (for `read_schema`) and `schemas` names the
-    files of schemas that were read before (`sqlenv.data.prepared`).
+    By database: what columns hold (for `read_schema`), and files of schemas that were read before.
     """
 
     examples: tuple[Example, ...]

@@ -32,11 +32,7 @@ _AGAIN = "run launch.prepare again"
 
 
 class DatabaseEntry(BaseModel):
-    """A line of databases.jsonl.
-
-    `fingerprint` is the SHA-256 of the file, `shape` a hash of the names of its tables and columns,
-    `schema_file` relative to the folder.
-    """
+    """A line of databases.jsonl; `shape` is a hash of the names of its tables and columns."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -185,14 +185,9 @@ def check(
     advice: str,
     names: Mapping[str, str] | None = None,
 ) -> _Kind:
-    """Read a record as one of the kinds above.
+    """Read a record as one of the kinds above; a mistake is told with `where` and `advice`.
 
-    Args:
-        kind: What it must hold.
-        record: As it stands in the file.
-        where: File and number of the record, for the message.
-        advice: What to do, for the message.
-        names: From our names of fields to the file's, where they may differ.
+    `names` leads from our names of fields to the file's, where they may differ.
     """
     names = names or {}
     try:

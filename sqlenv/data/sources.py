@@ -51,14 +51,10 @@ class GoldRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What was found in one source.
+    """What was found in one source: records read, golds executed, questions kept.
 
-    Attributes:
-        read: Records in the files.
-        checked: Gold queries that were executed.
-        kept: Questions that the run uses.
-        found: How many questions have each issue, dropped or not.
-        failures: The first gold queries that fail or cannot be transpiled, and why.
+    `found` counts each issue, dropped or not; `failures` are the first gold queries that fail or
+    cannot be transpiled, and why.
     """
 
     name: str
@@ -85,7 +81,6 @@ class Pool:
         check: Looks at gold queries; None trusts them all.
         accept: Which questions are candidates at all.
         advice: What to do about a missing database, but unpacking it.
-        batch: Questions that are checked at a time.
         drops: Issues that leave a question out.
     """
 

@@ -35,13 +35,9 @@ _PARENTS_USED = 0.8
 
 @dataclass(frozen=True, slots=True)
 class DemoColumn:
-    """A column of one database.
+    """A column of one database; `concept` is its name in the vocabulary.
 
-    Attributes:
-        name: Its name in SQL.
-        concept: The name it goes by in the vocabulary.
-        kind: What it is good for in a question.
-        override: The pool or range that replaces the concept's own, or "".
+    `override` is the pool or range that replaces the concept's own, or "".
     """
 
     name: str

@@ -35,16 +35,9 @@ class DemoQuestion:
 def ask(
     database: DemoDatabase, connection: apsw.Connection, count: int, rng: Random
 ) -> list[DemoQuestion]:
-    """Draw different questions with different queries, mixed as `SHARES` says.
+    """Draw different questions with different queries, mixed as `SHARES` says, in random order.
 
-    Args:
-        database: Schema and rows.
-        connection: The same database, open.
-        count: How many questions, at least 1.
-        rng: Source of all choices.
-
-    Returns:
-        The questions in random order; fewer than `count` only where the database affords no more.
+    There are fewer than `count` only where the database affords no more.
     """
     found: list[DemoQuestion] = []
     wanted = 0.0

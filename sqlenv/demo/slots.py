@@ -20,12 +20,10 @@ class Draw:
     """One question in the making. Lists have one item for each table that it is about.
 
     Attributes:
-        tables: Their schemas.
         parents: The foreign key that leads to each table; None for the first.
         rows: All rows of each table.
         witness: One row of each table, joined to each other; values come from these rows, so that
             filters on several columns have an answer.
-        rng: Source of all choices.
         columns: The column behind each slot that has one.
         sql: Text of each slot in SQL.
         words: Text of each slot in the question.
@@ -42,11 +40,7 @@ class Draw:
 
 
 def draw_slots(kind: QuestionKind, database: DemoDatabase, rng: Random) -> Draw:
-    """Choose tables, and fill every slot of the queries of a kind.
-
-    Raises:
-        UnfitError: This choice of tables does not afford the kind; another may.
-    """
+    """Choose tables, and fill every slot of the queries of a kind; or raise `UnfitError`."""
     tables, parents = _SCENES[kind.scene](database, rng)
     rows = [database.rows[table.name] for table in tables]
     draw = Draw(tables, parents, rows, _joined_rows(parents, rows, rng), rng)

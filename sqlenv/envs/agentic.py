@@ -54,15 +54,11 @@ class Agentic(BaseEnvironment[AgenticConfig]):
     """Runs the model's queries until it answers or has no call left."""
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
-        """Run the call of a reply, or judge its answer.
+        """Run the call of a reply and answer with the tool's response, or judge its answer.
 
         A reply without a call is the answer, and so is the one after the last call, whatever it
-        holds. Of several calls in a reply the first is run: the model has not seen its result when
-        it writes the others. A call that cannot be read is answered with what is wrong, and is one
-        of the calls.
-
-        Returns:
-            The episode with the attempt, and the tool's response; None instead after an answer.
+        holds. Of several calls the first is run. A call that cannot be read is answered with what
+        is wrong, and is one of the calls.
         """
         config, example = self._config, episode.example
         call = read_call(reply, config)
@@ -129,12 +125,7 @@ def _read_json(text: str) -> Any:
 def tool_response(result: Result, *, rows: int, chars: int) -> str:
     """Write what the tool answers: the first rows as Python writes lists, or `error: …`.
 
-    A line says how many rows there are where some are left out.
-
-    Args:
-        result: What execution gave.
-        rows: Most rows.
-        chars: Longest text of the rows, or of the error.
+    At most so many rows, and characters of them; a line says how many rows there are.
     """
     if isinstance(result, Table):
         text = _rows_text(result, rows=rows, chars=chars)

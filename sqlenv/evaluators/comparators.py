@@ -79,11 +79,7 @@ Ask = Callable[[Path, str], Result]
 class Runs:
     """Results of queries, each of which runs once, as long as they are few or small.
 
-    Args:
-        execute: Runs predicted queries.
-        gold: Runs gold queries; None for the same.
-        known: Results that are there already.
-        stopwatch: Measures the seconds of a query that is run on a connection of its own.
+    `known` are there already; `stopwatch` measures a query that is run on a connection of its own.
     """
 
     def __init__(
@@ -152,7 +148,6 @@ class Comparator:
     """One way to decide whether a prediction is right.
 
     Attributes:
-        name: Its key in `COMPARATORS`.
         source: Repository and files of the official program; empty for a rule of no program.
         version: Commit that it was checked against.
         function: Scores a case.

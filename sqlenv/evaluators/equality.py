@@ -17,22 +17,16 @@ more is no match. Only tables of many columns with the same few values come near
 
 
 def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str = "") -> bool:
-    """Say whether a prediction is right.
+    """Say whether a prediction is right; never where either did not give a table.
 
     Values compare as Python's do: 1 equals 1.0 and not '1', with no tolerance. Column names are
-    ignored, column order is not, except by `test_suite`.
+    ignored, column order is not, except by `test_suite`. Two empty tables match, whatever their
+    columns.
 
-    Args:
-        predicted: What the prediction gave.
-        gold: What the gold query gave.
-        mode: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order;
-            `bag_ordered` ignores it unless the gold query orders its rows; `test_suite` (Spider's
-            evaluator on one database, DISTINCT left as it is) ignores the order of columns, and
-            that of rows unless `order by` stands anywhere in the gold query.
-        gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
-
-    Returns:
-        False where either did not give a table. Two empty tables match, whatever their columns.
+    Modes: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order; `bag_ordered`
+    ignores it unless the gold query orders its rows; `test_suite` (Spider's evaluator on one
+    database, DISTINCT left as it is) ignores the order of columns, and that of rows unless `order
+    by` stands anywhere in the gold query. Only the last two read `gold_sql`.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return False

@@ -49,12 +49,9 @@ _BEYOND = {True: 2**63, False: 2**64}
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a question of Spider 2 takes for right.
+    """What a question of Spider 2 takes for right: of each result the columns to look for.
 
-    Attributes:
-        golds: Of each result that counts, the columns to look for.
-        ignore_order: Whether every column is sorted on its own.
-        tables: All results that count, with all of their columns.
+    `tables` are these results with all of their columns.
     """
 
     golds: tuple[tuple[Column, ...], ...]
@@ -124,12 +121,8 @@ def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool
     """Say whether every gold column equals some predicted column, for any of the gold results.
 
     Names, other columns and the order of columns do not matter; the rows of each column are
-    compared in order, or sorted as text. Numbers agree within 0.01.
-
-    Args:
-        predicted: What the prediction gave.
-        reference: The gold results.
-        nan_is_zero: Whether no value is the same as 0; older copies of the program say no.
+    compared in order, or sorted as text. Numbers agree within 0.01. That no value is the same as 0
+    (`nan_is_zero`) is not so in older copies of the program.
     """
     found = columns_of_rows(predicted.rows, predicted.width)
 

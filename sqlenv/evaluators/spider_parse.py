@@ -36,11 +36,7 @@ class NotSpiderError(ValueError):
 
 
 def spider_parse(sql: str) -> Parsed:
-    """Parse a query of Spider's grammar, into the shape of Spider's records.
-
-    Raises:
-        NotSpiderError: The official parser cannot read it either.
-    """
+    """Parse a query of Spider's grammar, into the shape of its records, or raise."""
     try:
         return _SpiderParser(_words(sql)).query()
     except (IndexError, ValueError, RecursionError):

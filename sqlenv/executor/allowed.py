@@ -105,13 +105,8 @@ def _is_built_in(table: str) -> bool:
 def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Kind], list[str]]:
     """Say of what kind a database's own tables and views are, by their names in small letters.
 
-    Args:
-        connection: To the database.
-        codec: Of its text.
-
-    Returns:
-        The kinds, and the names of R*Trees: one prepares what it would write with when it is first
-        opened, so a connection must have opened them before anything is forbidden.
+    Also names its R*Trees: one prepares what it would write with when it is first opened, so a
+    connection must have opened them before anything is forbidden.
     """
     rows = connection.execute(
         "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"

@@ -36,12 +36,7 @@ _SOON_MS = 20
 
 
 class Channel:
-    """One end, which waits or not as its socket does.
-
-    Args:
-        end: The socket.
-        most_bytes: Of a message that is received.
-    """
+    """One end, which waits or not as its socket does; `most_bytes` bounds what is received."""
 
     def __init__(self, end: socket.socket, *, most_bytes: int = 2**40) -> None:
         self._end = end
@@ -58,11 +53,7 @@ class Channel:
         return self._end.fileno()
 
     def send(self, value: Any, *, timeout_s: float | None = None) -> None:
-        """Send a value, however long the other end takes to read it, or as long as this.
-
-        Raises:
-            OSError: The other end is closed, or did not read all of it in time.
-        """
+        """Send a value; OSError where the other end is closed, or did not read all of it in time."""
         data = self._packer.pack(value)
         if len(data) > _SMALL_BYTES:
             self._packer = _make_packer()  # which keeps the memory of its largest message

@@ -89,9 +89,6 @@ def connect(
         immutable: Read the file as if nobody could write it: no lock is asked for.
         vfs: Name of the layer below SQLite; empty for its own.
         replacing: Replace slow functions by those of `functions.py`, which take valid text alone.
-
-    Raises:
-        apsw.Error: The file cannot be opened. That it is no database shows when it is read.
     """
     uri = f"file:{quote(bytes(path.resolve()))}?mode=ro{'&immutable=1' * immutable}"
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI

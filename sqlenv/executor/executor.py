@@ -175,10 +175,9 @@ class _Threads:
 
 
 class _Processes:
-    """Queries in worker processes.
+    """Queries in worker processes, of which slow ones leave one to the others.
 
-    All single queries have few steps at first; those that need more run again, on all workers but
-    one, which is left to the others.
+    All single queries have few steps at first; those that need more run again.
     """
 
     def __init__(self, config: ExecutorConfig):

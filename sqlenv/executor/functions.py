@@ -42,11 +42,8 @@ def add_functions(connection: apsw.Connection) -> None:
 def add_chance(connection: apsw.Connection, note: Callable[[], int]) -> None:
     """Replace `random` and `randomblob` by functions that note when they are called.
 
-    That a query names one says less: SQLite also names those of the defaults of columns.
-
-    Args:
-        connection: To a database.
-        note: Called first; gives the length that a blob may have, in bytes.
+    That a query names one says less: SQLite also names those of the defaults of columns. `note`
+    gives the length that a blob may have, in bytes.
     """
     numbers = cache(partial(apsw.Connection, ":memory:"))
 
@@ -81,11 +78,7 @@ def trim(text: str, characters: str, *, start: bool = True, end: bool = True) ->
 
 
 def unhex(text: str, ignored: str) -> bytes | None:
-    """Read pairs of hexadecimal digits, with ignored characters around pairs but not in them.
-
-    Returns:
-        The bytes; None where the text is anything else.
-    """
+    """Read pairs of hexadecimal digits, with ignored characters around pairs; None for others."""
     text = text.partition("\0")[0]
     runs = _HEX.findall(text)
     if any(len(run) % 2 for run in runs) or not set(_HEX.sub("", text)) <= set(ignored):

@@ -104,11 +104,7 @@ class Worker:
         return time.monotonic() >= self.deadline
 
     def failure_result(self, *, overdue: bool) -> Result:
-        """End a worker that failed at its only question, and say what that makes of the question.
-
-        Raises:
-            RuntimeError: The worker failed, not the query: a bug of ours.
-        """
+        """End a worker that failed at its only question, and say what that makes of it."""
         status = self.kill()
         if not self._is_ready or (status > 0 and status != OUT_OF_MEMORY):
             raise RuntimeError("a query worker failed; its own words are on standard error")
