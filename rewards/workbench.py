@@ -20,7 +20,7 @@ from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.dialects import run, transpile
-from sqlenv.envs.single_turn import find_matches, judge_query
+from sqlenv.envs.single_turn import find_matches, judge
 from sqlenv.evaluators.equality import matches
 from sqlenv.types import (
     Attempt,
@@ -170,7 +170,7 @@ class Workbench:
     def _attempt(self, example: Example, turn: Turn) -> Attempt:
         if turn.kind == "bad_call":
             return Attempt(turn.text, "", SqlError("no call"), correct=False, kind=turn.kind)
-        judged = judge_query(example, turn.text, turn.sql, self._executor, match="set")
+        judged = judge(example, turn.text, self._executor, match="set", sql=turn.sql)
         return replace(judged, kind=turn.kind)
 
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:

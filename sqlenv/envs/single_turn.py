@@ -20,6 +20,7 @@ from sqlenv.types import (
     Result,
     SqlError,
     Table,
+    Wrapping,
 )
 
 Config = TypeVar("Config", bound=AnswerConfig)
@@ -53,12 +54,13 @@ class BaseEnvironment(Generic[Config]):
 
     def _judge(self, example: Example, reply: str, sql: str | None = None) -> Attempt:
         config = self._config
-        return judge_query(
+        return judge(
             example,
             reply,
-            extract_sql(reply, config.wrapping) if sql is None else sql,
             self._executor,
             match=config.match,
+            wrapping=config.wrapping,
+            sql=sql,
             nondeterministic=config.nondeterministic,
         )
 
@@ -72,22 +74,24 @@ class SingleTurn(BaseEnvironment[SingleTurnConfig]):
         return Episode(episode.example, (*episode.attempts, attempt)), None
 
 
-def judge_query(
+def judge(
     example: Example,
     reply: str,
-    sql: str,
     executor: Runner,
     *,
     match: ExecutionMatch,
+    wrapping: Wrapping = "sql_tag",
+    sql: str | None = None,
     nondeterministic: Luck = "wrong",
 ) -> Attempt:
-    """Run a query that was found in a reply and compare its result with the gold result.
+    """Run the SQL of a reply, or the query given, and compare its result with the gold result.
 
     An empty query (of a reply without a complete block) is an error and never runs; so is one of
     another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
     the clock or on chance is not right, and its result stays marked, so that no reward pays for a
     part of it either; where it is to be judged, the mark is taken away.
     """
+    sql = extract_sql(reply, wrapping) if sql is None else sql
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)

@@ -53,7 +53,7 @@ class Channel:
         return self._end.fileno()
 
     def send(self, value: Any, *, timeout_s: float | None = None) -> None:
-        """Send a value; OSError where the other end is closed, or did not read all of it in time."""
+        """Send a value; OSError where the other end is closed, or did not read it in time."""
         data = self._packer.pack(value)
         if len(data) > _SMALL_BYTES:
             self._packer = _make_packer()  # which keeps the memory of its largest message

@@ -15,9 +15,8 @@ from launch.config import JobConfig, load_config
 from rewards.compose import build_reward
 from rewards.expo.reward import ExpoReward
 from sqlenv.config import ExecutorConfig
-from sqlenv.envs.single_turn import judge_query
+from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Episode, Example
 
 PAGE = Path(__file__).parents[2] / "docs" / "papers.md"
@@ -118,9 +117,7 @@ def test_algorithm_1_of_expo_as_printed(gold, pred, blamed, tmp_path):
             config.reward, columns_of=lambda _: None, executor=executor, wrapping="sql_tag"
         )
         assert isinstance(reward, ExpoReward)
-        attempt = judge_query(
-            example, reply, extract_sql(reply, "sql_tag"), executor, match="bag_ordered"
-        )
+        attempt = judge(example, reply, executor, match="bag_ordered")
         verdict = reward.judge(example, attempt)
         score = reward(Episode(example, (attempt,)))
     assert verdict.case == "incorrect"

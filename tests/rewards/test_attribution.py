@@ -18,7 +18,7 @@ from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
 from rewards.expo.names import row_values
 from rewards.expo.reward import ClauseVerdict, ExpoReward
 from sqlenv.config import ExecutorConfig
-from sqlenv.envs.single_turn import judge_query
+from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
 from sqlenv.types import Episode, Example, Table
 
@@ -49,9 +49,7 @@ def ask(database, executor):
 
     def verdict(pred: str, gold: str, **settings) -> tuple[ExpoReward, Episode, ClauseVerdict]:
         example = Example("1", "?", "a", database, gold)
-        attempt = judge_query(
-            example, f"<sql>{pred}</sql>", pred.strip(), executor, match="bag_ordered"
-        )
+        attempt = judge(example, f"<sql>{pred}</sql>", executor, match="bag_ordered")
         reward = build_reward(
             ExpoConfig(**settings),
             columns_of=lambda _: {"emp": ["eid", "name", "dept_id", "sal", "age"]},

@@ -15,9 +15,8 @@ from rewards.expo.clauses import KINDS
 from rewards.expo.reward import ExpoReward
 from rewards.types import Score
 from sqlenv.config import ExecutorConfig
-from sqlenv.envs.single_turn import judge_query
+from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Dialect, Episode, Example
 
 DATA = Path(__file__).parents[1] / "data"
@@ -52,12 +51,7 @@ def play(database, executor):
         example = Example("1", "?", "a", database, gold, dialect=dialect)
         return Episode(
             example,
-            tuple(
-                judge_query(
-                    example, reply, extract_sql(reply, "sql_tag"), executor, match="bag_ordered"
-                )
-                for reply in replies
-            ),
+            tuple(judge(example, reply, executor, match="bag_ordered") for reply in replies),
         )
 
     return answer

@@ -19,9 +19,8 @@ from rewards.types import Score
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
-from sqlenv.envs.single_turn import judge_query
+from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
-from sqlenv.sql.extraction import extract_sql
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Episode, Example, MatchMode, Table
 
@@ -69,9 +68,7 @@ class World:
         """Judge replies up to the first right one."""
         episode = Episode(example)
         for reply in replies:
-            found = judge_query(
-                example, reply, extract_sql(reply, "sql_tag"), self.executor, match=match
-            )
+            found = judge(example, reply, self.executor, match=match)
             episode = Episode(example, (*episode.attempts, found))
             if found.correct:
                 break
