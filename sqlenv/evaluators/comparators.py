@@ -15,11 +15,11 @@ from __future__ import annotations
 import filecmp
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal, TypeGuard, get_args
 
 from sqlenv.errors import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
@@ -323,80 +323,41 @@ def _asking(run: Ask, sql: str) -> Callable[[Path], Result]:
             return lambda database: run(database, sql)
 
 
-_RULES: tuple[MatchMode, ...] = ("set", "bag", "bag_ordered", "test_suite")
+_BIRD, _BIRD_VERSION = "bird-bench/mini_dev: evaluation/evaluation_{}.py", "4d970a9a97b1"
 _SPIDER = ("taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py", "e97acc546ecb")
-_BIRD = "bird-bench/mini_dev: evaluation/"
-_BIRD_VERSION = "4d970a9a97b1"
 _SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c5f1e6550")
-_OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/"
+_OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/evaluate_{}.py"
 _OMNISQL_VERSION = "a66d732010c8"
+_KINDS = (("ex", False, ""), ("ts", True, "suite"))
+_SWITCHES: tuple[dict[str, bool], ...] = ({}, {"keep_value": True}, {"keep_distinct": True})
 
-COMPARATORS: Mapping[str, Comparator] = {
-    comparator.name: comparator
-    for comparator in (
-        *[
-            Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
-            for mode in _RULES
-        ],
-        Comparator(
-            "bird_ex",
-            f"{_BIRD}evaluation_ex.py",
-            _BIRD_VERSION,
-            partial(_bird, score=_same_rows, limit_s=30.0),
-            _as_bird_runs,
-        ),
-        Comparator(
-            "bird_soft_f1",
-            f"{_BIRD}evaluation_f1.py",
-            _BIRD_VERSION,
-            partial(_bird, score=soft_f1, limit_s=30.0),
-            _as_bird_runs,
-        ),
-        Comparator(
-            "bird_r_ves", f"{_BIRD}evaluation_ves.py", _BIRD_VERSION, _bird_r_ves, _as_bird_runs
-        ),
-        *[
-            Comparator(
-                f"spider_{name}{ending}",
-                *_SPIDER,
-                partial(_spider, suite=suite, **switch),
-                partial(_as_spider_runs, **switch),
-                needs="suite" if suite else "",
-            )
-            for name, suite in (("ex", False), ("ts", True))
-            for ending, switch in (
-                ("", {}),
-                ("_keep_value", {"keep_value": True}),
-                ("_keep_distinct", {"keep_distinct": True}),
-            )
-        ],
-        Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, needs="reference"),
-        Comparator(
-            "omnisql_bird",
-            f"{_OMNISQL}evaluate_bird.py",
-            _OMNISQL_VERSION,
-            partial(_bird, score=_same_rows, limit_s=_OMNISQL_S),
-            _as_bird_runs,
-        ),
-        *[
-            Comparator(
-                f"omnisql_spider_{name}",
-                f"{_OMNISQL}evaluate_spider.py",
-                _OMNISQL_VERSION,
-                partial(_omnisql_spider, suite=suite),
-                _as_omnisql_runs,
-                needs="suite" if suite else "",
-            )
-            for name, suite in (("ex", False), ("ts", True))
-        ],
-        Comparator(
-            "omnisql_spider2",
-            f"{_OMNISQL}evaluate_spider2.py",
-            _OMNISQL_VERSION,
-            _omnisql_spider2,
-            _as_they_stand,
-            needs="reference",
-        ),
-    )
-}
+
+def _all() -> Iterator[Comparator]:
+    for mode in get_args(MatchMode):
+        yield Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
+    same_rows, soft = (partial(_bird, score=score, limit_s=30.0) for score in (_same_rows, soft_f1))
+    for name, file, function in (
+        ("ex", "ex", same_rows),
+        ("soft_f1", "f1", soft),
+        ("r_ves", "ves", _bird_r_ves),
+    ):
+        source = _BIRD.format(file)
+        yield Comparator(f"bird_{name}", source, _BIRD_VERSION, function, _as_bird_runs)
+    for kind, suite, needs in _KINDS:
+        for switch in _SWITCHES:
+            score = partial(_spider, suite=suite, **switch)
+            name = "_".join((f"spider_{kind}", *switch))
+            yield Comparator(name, *_SPIDER, score, partial(_as_spider_runs, **switch), needs)
+    yield Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, "reference")
+    for name, function, results, needs in (
+        ("bird", partial(_bird, score=_same_rows, limit_s=_OMNISQL_S), _as_bird_runs, ""),
+        ("spider_ex", partial(_omnisql_spider, suite=False), _as_omnisql_runs, ""),
+        ("spider_ts", partial(_omnisql_spider, suite=True), _as_omnisql_runs, "suite"),
+        ("spider2", _omnisql_spider2, _as_they_stand, "reference"),
+    ):
+        source = _OMNISQL.format(name.removesuffix("_ex").removesuffix("_ts"))
+        yield Comparator(f"omnisql_{name}", source, _OMNISQL_VERSION, function, results, needs)
+
+
+COMPARATORS: Mapping[str, Comparator] = {comparator.name: comparator for comparator in _all()}
 """Every comparator by its name."""
