@@ -304,7 +304,7 @@ def test_a_published_test_set_that_is_not_below_the_root_is_compared_with_too(ro
 
 
 def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
-    (root / "spider" / "test.json").write_text("{")
+    (root / "spider" / "test.json").write_text("[{")
     shutil.copytree(root / "Spider-DK", root / "a" / "Spider-DK")
     shutil.copytree(root / "Spider-DK", root / "b" / "Spider-DK")
     shutil.rmtree(root / "Spider-DK")
