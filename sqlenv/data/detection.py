@@ -22,8 +22,6 @@ from sqlenv.data.layouts import (
 from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 
-_SEARCHED = 1_000
-"""Folders that are looked at."""
 _STRANGE = "its records are of"
 """Begins what is said of a file with the fields of another data set."""
 _log = logging.getLogger(__name__)
@@ -99,15 +97,16 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
             raise UserError(f"{name}: {found.left[name]}")
         for folder in root.glob("*/"):
             check_open(folder)
-        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {_found(found)}")
+        there = ", ".join(found.sources) or "no data set"
+        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {there}")
     if not names and not found.sources:
         if found.left:
             name, problem = next(iter(found.left.items()))
             raise UserError(f"{root}: no data set is whole; {name}: {problem}")
-        known = "; ".join(f"{name}: {_expected(name)}" for name in ("bird-dev", "spider-dev"))
+        there = ", ".join(sorted(path.name for path in islice(root.iterdir(), 8))) or "nothing"
         raise UserError(
-            f"{root}: no data set recognised: {_listing(root)}; expected such as {known} "
-            "(README, 'Data'), there or up to two folders deeper"
+            f"{root}: no data set recognised in {there}; expected such as "
+            f"{_expected('bird-train')}, there or up to two folders deeper (README, 'Data')"
         )
     if not names:
         for line in found.unused:
@@ -147,12 +146,3 @@ def _expected(name: str) -> str:
     spec = DATASETS[named.layout]
     files = named.file or " or ".join(spec.files[named.split])
     return f"{files} with {' or '.join(spec.databases)} beside it"
-
-
-def _found(found: Detected) -> str:
-    return ", ".join(found.sources) or "no data set"
-
-
-def _listing(root: Path) -> str:
-    names = sorted(path.name + "/" * path.is_dir() for path in islice(root.iterdir(), _SEARCHED))
-    return f"it has {', '.join(names[:8])}{' ...' * (len(names) > 8)}" if names else "it is empty"
