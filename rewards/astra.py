@@ -25,8 +25,7 @@ _COURSES: dict[tuple[bool, ...], Shape] = {
     (False, True): "fall_rise",
 }
 
-BOUND = 2.0
-"""Largest reward of an episode, and its negative the smallest (B)."""
+BOUND = 2.0  # largest reward of an episode, and its negative the smallest (B)
 _THRESHOLD = 0.6  # tau: scores above are high
 _LOW_HIGH = 1.0  # factor on a rise
 _LEVEL = 1e-9  # scores that differ by less are the same

@@ -22,13 +22,10 @@ from rewards.execution import (
 from rewards.types import Score
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
-EXTRA_COLUMNS = 5
-"""As many columns more than the gold has are too many for EX_b (tau of paper 003)."""
+EXTRA_COLUMNS = 5  # as many columns more than the gold has are too many for EX_b (tau of paper 003)
 _ALL_COLUMNS, _EXECUTED = 10.0, 0.5
-_SHORTEST_SQL = 16
-"""The released program never runs a shorter query."""
-_ROW_CUTOFF = 5
-"""The released program's largest difference of numbers of rows."""
+_SHORTEST_SQL = 16  # the released program never runs a shorter query
+_ROW_CUTOFF = 5  # the released program's largest difference of numbers of rows
 # Blanks are those of ASCII: `int` does not know all the others.
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)

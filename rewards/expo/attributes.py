@@ -19,8 +19,7 @@ from sqlenv.types import Table
 COMPUTED = "()"
 """The attribute of every output that is no column: aggregates, arithmetic, constants."""
 
-_MAX_DEPTH = 16
-"""Subqueries within subqueries that aliases are followed into."""
+_MAX_DEPTH = 16  # subqueries within subqueries that aliases are followed into
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ KINDS: tuple[ClauseKind, ...] = (
     *("WITH", "SELECT", "FROM", "JOIN", "WHERE"),
     *("GROUP BY", "HAVING", "ORDER BY", "LIMIT"),
 )
-WHOLE = -1
-"""Operand number of what belongs to a set operation as a whole, and of WITH items."""
+WHOLE = -1  # operand number of what belongs to a set operation as a whole, and of WITH items
 
 _OPENERS: dict[str, ClauseKind] = {
     "select": "SELECT",
@@ -37,8 +36,7 @@ _OPENERS: dict[str, ClauseKind] = {
     "limit": "LIMIT",
 }
 _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
-OPERATORS = ("union", "intersect", "except")
-"""The words between the operands of a set operation."""
+OPERATORS = ("union", "intersect", "except")  # the words between the operands of a set operation
 _MARKS = frozenset({*_OPENERS, "with", "join", ",", *OPERATORS})
 """Tokens without which no clause starts or ends."""
 LONGEST = 100_000

@@ -37,8 +37,7 @@ CANDIDATES: Mapping[Difference, frozenset[ClauseKind]] = {
 }
 """The clauses that can cause each type (table 12)."""
 
-OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})
-"""The types that tell of columns."""
+OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})  # the types that tell of columns
 
 _MISSING: Differences = frozenset({"row_subset"})
 _DIGITS = 6

@@ -32,14 +32,12 @@ from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wra
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
 
-CORRECT = 1.5
-"""Reward of every clause of a query that matches (equation 1)."""
+CORRECT = 1.5  # reward of every clause of a query that matches (equation 1)
 INCORRECT_BLAMED, INCORRECT_OTHER = -0.5, 0.5
 """Rewards of blamed and of other clauses where the result is wrong (equation 2)."""
 ERROR_OTHER = -0.5
 """Reward of the other clauses where the query fails (equation 3); blamed: `error_blamed`."""
-FORMAT_FAIL = -1.5
-"""Reward of a whole reply that breaks the format."""
+FORMAT_FAIL = -1.5  # reward of a whole reply that breaks the format
 MAX_STEPS = 20_000_000
 """Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
 _REMEMBERED = 4096

@@ -22,8 +22,7 @@ from sqlenv.data.layouts import (
 from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 
-_STRANGE = "its records are of"
-"""Begins what is said of a file with the fields of another data set."""
+_STRANGE = "its records are of"  # begins what is said of a file with the fields of another data set
 _log = logging.getLogger(__name__)
 
 

@@ -12,8 +12,7 @@ from sqlenv.config import Layout, SourceConfig, Split
 from sqlenv.data.records import Record
 from sqlenv.errors import UserError
 
-_SEARCHED = 1_000
-"""Folders that are looked at."""
+_SEARCHED = 1_000  # folders that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +134,7 @@ SETS: Mapping[str, NamedSet] = {
 }
 """Data sets by name, those to learn from first."""
 
-MANIFEST = "prepared.json"
-"""What makes a folder one that `launch.prepare` has written."""
+MANIFEST = "prepared.json"  # what makes a folder one that `launch.prepare` has written
 
 _NO_DATASETS = {
     "OmniSQL's finished prompts": frozenset({"input_seq", "output_seq"}),

@@ -23,8 +23,7 @@ from sqlenv.errors import UserError
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
-_SPARE_SHARE = 1.0
-"""Candidates of a sampled source beyond the wanted number, since golds may fail."""
+_SPARE_SHARE = 1.0  # candidates of a sampled source beyond the wanted number, since golds may fail
 _SPARE_LEAST = 64
 
 

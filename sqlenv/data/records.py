@@ -25,8 +25,7 @@ from sqlenv.evaluators.hardness import hardness
 Record = dict[str, Any]
 
 _CHUNK_BYTES = 1 << 17
-_LONGEST_TOKEN = 16
-"""Characters of JSON that are one token, texts and numbers apart."""
+_LONGEST_TOKEN = 16  # characters of JSON that are one token, texts and numbers apart
 _BLANK = re.compile(r"[ \t\n\r]*")
 _decode = json.JSONDecoder().raw_decode
 

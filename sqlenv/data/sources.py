@@ -30,8 +30,7 @@ from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
 from sqlenv.types import Example, Result, SqlError, Table
 
-_BATCH = 256
-"""Questions at a time, since the results of their gold queries are held together."""
+_BATCH = 256  # questions at a time, since the results of their gold queries are held together
 _NAMED_FAILURES = 3
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]

@@ -34,8 +34,7 @@ from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
 from sqlenv.types import MatchMode, Result, SqlError, Status, Table, TimedOut, status_of
 
 _LATE = TimedOut("wall")
-_REPETITIONS = 100
-"""How often R-VES runs each query."""
+_REPETITIONS = 100  # how often R-VES runs each query
 _OMNISQL_S = 10.0
 _REMEMBERED_CELLS = 1_000_000
 """Cells of the results that `Runs` remembers, some 100 MB of short texts."""

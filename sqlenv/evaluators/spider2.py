@@ -27,8 +27,7 @@ Cell = str | int | float | bool
 Column = tuple[Cell, ...]
 
 _TOLERANCE = 0.01
-_CHUNK_ROWS = 500
-"""Rows that the program writes at a time; pandas chooses types for each such part."""
+_CHUNK_ROWS = 500  # rows that the program writes at a time; pandas chooses types for each such part
 _NOTHING = frozenset(
     {
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),

@@ -31,12 +31,10 @@ _MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"}) | _RTREES
 _NO_TABLES = ("create unique index ", "create index ", "create trigger ")
 _TABLES = ("create table ", "create view ")
 _VIRTUAL_TABLE = "create virtual table "
-CHANCE = frozenset({"random", "randomblob"})
-"""SQLite's functions whose value nobody can foretell."""
+CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
 SCANS = frozenset({"glob", "instr", "like", "replace"})
 """Those that look at one text from each place of another."""
-_LONGEST_NAME = 64
-"""Of whatever SQLite itself brings."""
+_LONGEST_NAME = 64  # of whatever SQLite itself brings
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
 length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round

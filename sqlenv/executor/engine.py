@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 _NAG_S = 0.05
 
-_MOST_IDLE = 64
-"""Idle connections kept open; 0.3 to 2 MB and one file descriptor each."""
+_MOST_IDLE = 64  # idle connections kept open; 0.3 to 2 MB and one file descriptor each
 _OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))

@@ -17,12 +17,9 @@ ColumnKey = tuple[str, str]
 Descriptions = Mapping[ColumnKey, str]
 """(table, column), both in lower case -> what the column holds."""
 
-EXAMPLE_CHARACTERS = 40
-"""OmniSQL cuts example values here."""
-SAMPLED_ROWS = 1_000
-"""Rows of a table that are searched for example values."""
-PROFILED_ROWS = 100_000
-"""Rows of a table among which the most frequent values are counted."""
+EXAMPLE_CHARACTERS = 40  # OmniSQL cuts example values here
+SAMPLED_ROWS = 1_000  # rows of a table that are searched for example values
+PROFILED_ROWS = 100_000  # rows of a table among which the most frequent values are counted
 
 
 @dataclass(frozen=True, slots=True)

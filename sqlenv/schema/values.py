@@ -23,18 +23,12 @@ from sqlenv.executor.database import connect, open_new, reading
 from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted
 from sqlenv.types import Example, ValueMatch
 
-VALUE_CHARACTERS = 40
-"""Longer values are not indexed."""
-WORDS = 8
-"""Words of a run at most."""
-HITS = 10
-"""Values that a run of words finds at most."""
-SHARE = 0.85
-"""More than this share of a value has to stand in the question, in one piece."""
-MOST = 20
-"""Values of a question at most."""
-SHOWN = 6
-"""Values of a column that are shown at most, sampled ones included."""
+VALUE_CHARACTERS = 40  # longer values are not indexed
+WORDS = 8  # words of a run at most
+HITS = 10  # values that a run of words finds at most
+SHARE = 0.85  # more than this share of a value has to stand in the question, in one piece
+MOST = 20  # values of a question at most
+SHOWN = 6  # values of a column that are shown at most, sampled ones included
 
 _WORD = re.compile(r"[^\W_]+")
 # Lucene's own list for English: such words are not searched for.

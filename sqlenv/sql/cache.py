@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import TypeVar, TypeVarTuple
 
-MAX_CACHED_CHARS = 4_000
-"""Of longer texts only the last one is remembered."""
+MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
 
 Rest = TypeVarTuple("Rest")
 R = TypeVar("R")

@@ -24,12 +24,9 @@ Query = exp.Select | exp.SetOperation | exp.Subquery
 
 MAX_BRACKETS = 64
 """Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
-MAX_PREFIXES = 32
-"""Prefix operators in a row (`NOT NOT …`, `- - …`), each one a level of recursion."""
-MAX_RETRIED = 6
-"""Nested brackets that sqlglot parses twice: time doubles with each."""
-MAX_BARE_JOINS = 8
-"""JOINs without ON or USING: time doubles with each."""
+MAX_PREFIXES = 32  # prefix operators in a row (`NOT NOT …`, `- - …`), each one a level of recursion
+MAX_RETRIED = 6  # nested brackets that sqlglot parses twice: time doubles with each
+MAX_BARE_JOINS = 8  # JOINs without ON or USING: time doubles with each
 MAX_REPEATS = 200
 """FROMs, `<` signs and STRUCTs: the first two may recurse, time grows with the third's square."""
 MAX_TREE_DEPTH = 200

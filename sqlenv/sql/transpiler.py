@@ -125,8 +125,7 @@ def _read(sql: str, dialect: str) -> Query:
 
 # Guards: values that could be of the wrong type, which only the data can tell.
 
-_MOST_NESTED = 8
-"""A guard repeats its value: more guards than these inside of one are refused."""
+_MOST_NESTED = 8  # a guard repeats its value: more guards than these inside of one are refused
 _TEXTS = (
     *(exp.Concat, exp.DPipe, exp.Like, exp.ILike, exp.Length, exp.Upper, exp.Lower),
     *(exp.Substring, exp.Trim),
