@@ -88,13 +88,6 @@ def branches(node: exp.Expr) -> list[exp.Expr]:
     return [branch for branch in found if branch is not None]
 
 
-def bare_value(node: exp.Expr) -> exp.Expr:
-    """Take the brackets off a value."""
-    while isinstance(node, exp.Paren):
-        node = node.this
-    return node
-
-
 def _number(node: exp.Expr | None) -> int | None:
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isdigit():
         return int(node.this)
@@ -171,7 +164,7 @@ def _cast(node: exp.Expr, dialect: str) -> str:
 
 
 def _concatenation(node: exp.Expr, _dialect: str) -> str:
-    if any(isinstance(part, (*_TRUTHS, exp.Boolean)) for part in map(bare_value, _sides(node))):
+    if any(isinstance(part.unnest(), (*_TRUTHS, exp.Boolean)) for part in _sides(node)):
         return "a truth value as text"
     return "a number with a fraction as text" if "real" in map(kind_of, _sides(node)) else ""
 
@@ -234,12 +227,8 @@ def _literal(node: exp.Expr, dialect: str) -> str:
     return "" if is_plain else "a string with letters beyond ASCII"
 
 
-def _nothing(_node: exp.Expr, _dialect: str) -> str:
-    return ""
-
-
 _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
-    **dict.fromkeys((*_SAME_EVERYWHERE, exp.Trim), _nothing),
+    **dict.fromkeys((*_SAME_EVERYWHERE, exp.Trim), lambda _node, _dialect: ""),
     **dict.fromkeys(COMPARED, _comparison),
     **dict.fromkeys((exp.Like, exp.ILike), _like),
     **dict.fromkeys((exp.Concat, exp.DPipe), _concatenation),
@@ -281,7 +270,7 @@ def _check_texts_of_numbers(tree: exp.Expr) -> None:
     for node in tree.find_all(*COMPARED, exp.Nullif, exp.Case):
         if isinstance(node, exp.Case) and node.this is None:
             continue
-        sides = [bare_value(side) for side in _sides(node)]
+        sides = [side.unnest() for side in _sides(node)]
         texts = [s.this for s in sides if isinstance(s, exp.Literal) and s.is_string]
         is_unknown = any(not kind_of(side) and not is_stored(side) for side in sides)
         if _mixture(sides) or (is_unknown and any(map(_NUMBER.fullmatch, texts))):

@@ -47,7 +47,6 @@ from sqlenv.sql.portable import (
     COMPARED,
     TYPE,
     NotPortableError,
-    bare_value,
     branches,
     check,
     kind_of,
@@ -187,14 +186,14 @@ def _is_zero(value: exp.Expr) -> exp.Expr:
 
 
 def _is_number(node: exp.Expr) -> bool:
-    node = bare_value(node)
+    node = node.unnest()
     if isinstance(node, exp.Case | exp.If | exp.Coalesce):
         return any(map(_is_number, branches(node)))
     return kind_of(node) in ("int", "real") or isinstance(node, _NUMBERS)
 
 
 def _is_never_zero(node: exp.Expr) -> bool:
-    node = bare_value(node)
+    node = node.unnest()
     number = node.expression if isinstance(node, exp.Nullif) else node
     is_zero = isinstance(number, exp.Literal) and not number.this.strip("0.")
     return (
@@ -207,7 +206,7 @@ def _is_never_zero(node: exp.Expr) -> bool:
 
 def _for_both(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Mod):  # SQLite's % cuts its operands
-        sides = [bare_value(node.this), bare_value(node.expression)]
+        sides = [node.this.unnest(), node.expression.unnest()]
         return exp.Anonymous(this="MOD", expressions=sides)
     if isinstance(node, exp.Cast) and node.to.this is TYPE.DECIMAL:
         return _decimal(node)
