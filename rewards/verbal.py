@@ -58,7 +58,6 @@ class Choice:
         sql: The query chosen; empty when no answer held one.
         candidates: The distinct executable queries, in the order of the answers.
         scores: Mean score of each candidate; empty when there was nothing to judge.
-        attempts: Answers asked for.
         executable: Answers whose query ran, repetitions included.
         refused: Requests of both kinds that the model refused.
         judged: Judgements that the scores are means of.
@@ -78,15 +77,15 @@ class Choice:
 def deliberate(
     task: Task, config: JudgeConfig, *, seed: int
 ) -> Generator[list[Ask], Texts, Choice]:
-    """Collect executable candidates, have the whole set judged, and choose the best.
+    """Collect executable candidates, have the whole set judged, and choose the best, ties by seed.
 
-    Returns:
-        The candidate of the highest mean score; of equal ones any, by seed. A single candidate is
-        chosen unjudged. Without one that runs, the query of the last answer that holds one.
+    A single candidate is chosen unjudged. Without one that runs, the query of the last answer that
+    holds one.
 
     Note:
         The released code demands a row of result, does not deduplicate, repeats unparsable
-        judgements without bound, and returns candidate 0 where the best is unique.
+        judgements
+        without bound, and returns candidate 0 where the best is unique.
     """
     found = yield from _collect(task, config)
     kept = tuple(found.kept.values())
@@ -183,8 +182,7 @@ _LINE = re.compile(
 def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
     """Read a judgement: the lines `SQLi: x` of the last `<scores>` block, `<think>` ignored.
 
-    Returns:
-        One score for each of `count` queries, clamped to [0, 1]; None where one has none or two.
+    One score for each of `count` queries, clamped to [0, 1]; None where one has none or two.
     """
     # What stands before a lone </think> is thinking too: templates may open it in the prompt.
     said = _THINKING.sub("", text).rpartition("</think>")[2]
@@ -199,9 +197,9 @@ def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
 def mean_scores(
     judgements: Sequence[Sequence[float]], count: int, *, normalise: Literal["none", "z_score"]
 ) -> tuple[float, ...]:
-    """Average judgements (rows) candidate by candidate; zeros without any judgement.
+    """Average judgements (rows) candidate by candidate; `z_score` standardises them first.
 
-    With `z_score` each judgement is standardised first.
+    Zeros without any judgement.
     """
     if not judgements:
         return (0.0,) * count

@@ -34,9 +34,8 @@ class _NamedQuery:
 class _Select:
     """The first SELECT of a query.
 
-    `sources` are what its FROM and JOINs read, with the text of each subquery, or nothing where
-    they read tables alone; `is_computed` tells whether all SELECTs of the query compute all
-    outputs.
+    `sources` are what it reads, with the text of each subquery, or nothing where it reads tables
+    alone; `is_computed` tells whether all SELECTs of the query compute all outputs.
     """
 
     outputs: tuple[SelectItem, ...]

@@ -76,6 +76,8 @@ def find_blamed(
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
+    Possibly none: several differences cannot arise in any single step.
+
     Args:
         sql: A query that ran.
         clauses: Its clauses.
@@ -85,9 +87,6 @@ def find_blamed(
         sought: What sets the two results apart (D*).
         run: Runs the query of a step.
         max_rows: Rows of a step that are compared.
-
-    Returns:
-        Possibly none: several differences cannot arise in any single step.
     """
     chains = plan_steps(sql, clauses)
     steps = _Steps(run, config, max_rows)
@@ -189,8 +188,7 @@ class _Steps:
     def seek(self, step: Step, wanted: Differences) -> Differences:
         """Name what a step is to be blamed for, of what sets the result apart.
 
-        Rows all different, under the right columns, are rows missing that WHERE or HAVING took away
-        (A.1).
+        Rows all different, under the right columns, are rows missing that a filter took away (A.1).
         """
         if self._widths_apart and step.effect == "filter":
             wanted = with_missing(wanted)
@@ -269,14 +267,10 @@ class _Steps:
 
 
 def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
-    """List the steps of a query in logical order.
+    """List the steps of a query in logical order: a list an operand, then one for the whole.
 
     FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
     are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
-
-    Returns:
-        One list for each operand of a set operation, then one for its own ORDER BY and LIMIT, where
-        it has them. WITH items stand before every step of an operand.
     """
     numbers = sorted({clause.operand for clause in clauses} - {WHOLE})
     chains = [list(_operand_steps(sql, clauses, number)) for number in numbers]

@@ -49,10 +49,8 @@ class Clause:
     """One clause: characters [start, end) of the query.
 
     Attributes:
-        stop: End of its last token; blanks, comments, `;` and set operators up to `end` are only
-            counted as its own.
-        operand: Which SELECT of a set operation it belongs to, from 0; `WHOLE` for a WITH item and
-            for the ORDER BY and LIMIT of a set operation.
+        stop: End of its last token; what follows it up to `end` is only counted as its own.
+        operand: Which SELECT of a set operation it belongs to, from 0, or `WHOLE`.
     """
 
     kind: ClauseKind

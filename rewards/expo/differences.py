@@ -66,8 +66,8 @@ def leads_away(gold: Table, before: Table, after: Table) -> bool:
     """Tell whether a step leads away from the gold result, whatever the type of its change.
 
     It does where less of the gold result can be found in it than before, each gold column in the
-    column that has most of its values; where rows are there that should not be; or where it sorts
-    rows of the gold result into another order than that.
+    column that has most of its values; where it has rows too many; or where it sorts them into
+    another order.
     """
     if before.rows == after.rows and before.width == after.width:
         return False

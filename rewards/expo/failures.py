@@ -84,14 +84,8 @@ def trace_error(
 ) -> frozenset[int]:
     """Number the clauses to blame for a query that gave no table.
 
-    All of them where the message is of no known kind, or points at nothing.
-
-    Args:
-        sql: The query, as it was run.
-        clauses: Its clauses.
-        result: What it gave.
-        columns: Column names by table of the database, None where unknown.
-        traced: See `ExpoConfig.tracing`.
+    All of them where the message is of no known kind, or points at nothing. `columns` are names by
+    table of the database, None where unknown.
     """
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:

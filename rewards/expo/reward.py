@@ -47,12 +47,8 @@ _REMEMBERED = 4096
 class ClauseVerdict:
     """What is wrong with a query.
 
-    Attributes:
-        case: How the query ended.
-        clauses: Its clauses; none where there is no SQL.
-        blamed: Numbers of the erroneous clauses (C_err).
-        differences: What sets the result apart from the gold result (D*); empty for other cases.
-        is_uniform: Whether clauses are not told apart.
+    `blamed` numbers the erroneous clauses (C_err), `differences` set the result apart from the gold
+    result (D*; of wrong results alone), `is_uniform` where clauses are not told apart.
     """
 
     case: Case
@@ -80,11 +76,9 @@ class ExpoReward:
         self._verdicts: dict[Any, ClauseVerdict] = {}
 
     def __call__(self, episode: Episode) -> Score:
-        """Score an episode.
+        """Score an episode: the mean reward of the last query's clauses, and spans of every turn.
 
-        Returns:
-            The mean reward of the last query's clauses, as the part named after its case, and
-            credit spans of every turn. Without any attempt the total is `FORMAT_FAIL`.
+        The part is named after its case. Without any attempt the total is `FORMAT_FAIL`.
         """
         spans: list[CreditSpan] = []
         case: Case = "format"
@@ -125,12 +119,9 @@ class ExpoReward:
         return fmean(self.clause_rewards(verdict) or [FORMAT_FAIL])
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
-        """Name numbers for the metrics: how the last query ended, and who is to blame.
+        """Name numbers for the metrics: how the last query ended, and which clauses are to blame.
 
-        Returns:
-            1.0 or 0.0 for every case; for a wrong result and for a failing query also for every
-            type of clause. Averaged over the episodes that have them, `blamed/…` are the shares
-            of table 16.
+        Averaged over the episodes that have them, `blamed/…` are the shares of table 16.
         """
         if not episode.attempts:
             return {}
@@ -162,9 +153,7 @@ class ExpoReward:
     ) -> ClauseVerdict:
         """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.
 
-        Without the fallback a query would be rewarded everywhere when no single step makes its
-        kind of error, as is the case for `row_partial`. So it is where the result depends on the
-        clock or on chance.
+        Else a query would be rewarded everywhere when no single step makes its kind of error.
         """
         config, everyone = self._config, frozenset(range(len(clauses)))
         gold = gold_result(self._executor, example)
