@@ -7,7 +7,7 @@ PLAN_GPU := .venv-plan-gpu
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-report test-sglang test-gpu-programs nightly check bench clean
+.PHONY: help demo test test-all test-report test-sglang test-gpu-programs nightly check bench clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -16,6 +16,9 @@ demo: $(VENV)/demo.stamp ## set up, then train the tiny model on the CPU (more a
 	@$(BIN)/python -m launch.train --accel cpu --cfg progress-demo.yaml $(ARGS)
 
 test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k name")
+	@$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+
+test-all: $(VENV)/dev.stamp ## the same with the rare and the expensive ones
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CPU, then run the tests with real servers

@@ -25,8 +25,7 @@ _COURSES: dict[tuple[bool, ...], Shape] = {
     (False, True): "fall_rise",
 }
 
-BOUND = 2.0
-"""Largest reward of an episode, and its negative the smallest (B)."""
+BOUND = 2.0  # largest reward of an episode, and its negative the smallest (B)
 _THRESHOLD = 0.6  # tau: scores above are high
 _LOW_HIGH = 1.0  # factor on a rise
 _LEVEL = 1e-9  # scores that differ by less are the same
@@ -51,12 +50,9 @@ class AstraReward:
         self._executor = executor
 
     def __call__(self, episode: Episode) -> Score:
-        """Score an episode.
+        """Score an episode: one part, `atr`, `last` (the last step's score) or `steps`.
 
-        Returns:
-            One part, named after what the scores come to: `atr`; `last`, the score of the last
-            step; or `steps`, the mean score of the replies, with a credit span over each of them.
-            0 without any step.
+        `steps` is the mean score of the replies, with a credit span over each. 0 without any step.
         """
         kind = self._config.aggregate
         spans: tuple[CreditSpan, ...] = ()
@@ -69,10 +65,7 @@ class AstraReward:
         return Score(total, is_correct(episode), {kind: total}, spans)
 
     def steps(self, episode: Episode) -> list[float]:
-        """Score the steps: the calls, then the final query.
-
-        An episode that ends in a call answers nothing: its final query is empty, and scores 0.
-        """
+        """Score the calls, then the final query: that of an episode ending in a call scores 0."""
         attempts = [one for one in episode.attempts if self._is_scored(one)]
         if self._config.final_step == "dedup" and _repeats_last_call(episode):
             attempts = attempts[:-1]

@@ -22,13 +22,10 @@ from rewards.execution import (
 from rewards.types import Score
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
-EXTRA_COLUMNS = 5
-"""As many columns more than the gold has are too many for EX_b (tau of paper 003)."""
+EXTRA_COLUMNS = 5  # as many columns more than the gold has are too many for EX_b (tau of paper 003)
 _ALL_COLUMNS, _EXECUTED = 10.0, 0.5
-_SHORTEST_SQL = 16
-"""The released program never runs a shorter query."""
-_ROW_CUTOFF = 5
-"""The released program's largest difference of numbers of rows."""
+_SHORTEST_SQL = 16  # the released program never runs a shorter query
+_ROW_CUTOFF = 5  # the released program's largest difference of numbers of rows
 # Blanks are those of ASCII: `int` does not know all the others.
 _NUMBER = re.compile(r"\s*[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*", re.ASCII)
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*", re.ASCII)
@@ -76,10 +73,7 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
 
     A gold column is reproduced by a predicted column, used once, with the same values as often, in
     any order. NULL equals NULL alone, text that is a number is that number, numbers agree to three
-    decimals. Further columns neither help nor hurt; names are ignored.
-
-    Returns:
-        In [0, 1]; 0.0 where either gave no table.
+    decimals. Further columns and names do not count. 0.0 where either gave no table.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
         return 0.0
@@ -94,8 +88,7 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
 def binary_accuracy(predicted: Result, gold: Result, *, share: float | None = None) -> float:
     """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A).
 
-    Returns:
-        1.0 or 0.0. `share` is the `fractional_accuracy`, where it is known.
+    `share` is the `fractional_accuracy`, where it is known.
     """
     share = fractional_accuracy(predicted, gold) if share is None else share
     if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
@@ -111,8 +104,7 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
         counts the sets of values that are a column's on both sides; 0.0 where either gave no table.
 
     Note:
-        Equal columns collapse in M but not in the divisor, as printed. Values compare as Python's
-        do: 1 equals 1.0 and not '1'; NULL is a value.
+        Equal columns collapse in M but not in the divisor, as printed.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
@@ -126,20 +118,15 @@ def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:
 
 
 def _columns(table: Table) -> list[tuple[Value, ...]]:
-    """List the columns, also those of a table without rows."""
     return list(zip(*table.rows, strict=True)) if table.rows else [()] * table.width
 
 
 def _bags(table: Table) -> list[frozenset[tuple[Hashable, int]]]:
-    """Return for each column its values and how often each is there."""
     return [frozenset(Counter(map(_comparable, column)).items()) for column in _columns(table)]
 
 
 def _comparable(value: Value) -> Hashable:
-    """Bring a value into the form that is compared.
-
-    Numbers are numbers, NULL is None, and text is in a tuple, so that it is never a number.
-    """
+    """Bring a value into the form that is compared: texts are tuples, and so are never numbers."""
     if value is None or isinstance(value, int):
         return value
     if isinstance(value, float):
@@ -150,7 +137,6 @@ def _comparable(value: Value) -> Hashable:
 
 
 def _number(text: str) -> int | float | None:
-    """Read a text that is a decimal number."""
     if len(text) > _NUMBER_CHARS or not _NUMBER.fullmatch(text):
         return None
     return int(text) if _INTEGER.fullmatch(text) else float(text)
@@ -162,24 +148,19 @@ _TOLERANCE = 0.005
 _NO_NUMBER = -10_000_000_000
 
 
-class _Column(NamedTuple):
-    """A column as a data frame types it."""
-
+class _TypedColumn(NamedTuple):
     kind: Literal["text", "float", "int"]
     values: tuple[Any, ...]
 
 
 def released_accuracy(predicted: Result, gold: Result) -> float:
-    """Score columns and rows as PaVeRL-SQL's released code does.
+    """Score columns and rows as PaVeRL-SQL's released code does: the share of the gold's cells.
 
     Numbers of rows may differ: a key column picks the rows that both sides have. Rows too many then
     cost nothing, missing rows cost their share. Two predicted columns of one name are no match.
-    Floats agree within 0.005; in a column of numbers NULL is -1e10, in one of text 'none'.
-
-    Returns:
-        Matched columns times common rows, over the cells of the gold; 0.0 where either gave no
-        table. At most 1, unlike in the program, which compares data frames read from CSV: this
-        keeps its rules and not its accidents.
+    Floats agree within 0.005; in a column of numbers NULL is -1e10, in one of text 'none'. At most
+    1, unlike in the program, which compares data frames read from CSV: this keeps its rules and not
+    its accidents.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table) or not gold.width:
         return 0.0
@@ -199,30 +180,29 @@ def released_accuracy(predicted: Result, gold: Result) -> float:
     return _matched(wanted, found) / gold.width * (rows / len(gold.rows) if gold.rows else 1.0)
 
 
-def _typed(column: Sequence[Value]) -> _Column:
+def _typed(column: Sequence[Value]) -> _TypedColumn:
     """Take a column for numbers if all its values are; a NULL among integers makes them floats."""
     numbers: list[Any] = [_number(v) if isinstance(v, str) else v for v in column]
     for value, number in zip(column, numbers, strict=True):
         if isinstance(value, bytes) or (number is None and value is not None):
             text = ("none" if each is None else _text(each) for each in column)
-            return _Column("text", tuple(text))
+            return _TypedColumn("text", tuple(text))
     if all(isinstance(number, int) for number in numbers):
-        return _Column("int", tuple(numbers))
-    return _Column("float", tuple(_NO_NUMBER if n is None else round(n, 3) for n in numbers))
+        return _TypedColumn("int", tuple(numbers))
+    return _TypedColumn("float", tuple(_NO_NUMBER if n is None else round(n, 3) for n in numbers))
 
 
 def _text(value: Value) -> str:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
 
 
-def _common_rows(key_side: Sequence[_Column], other: Sequence[_Column]) -> list[_Column]:
-    """Keep the rows of `other` whose key is one of the other side's.
+def _common_rows(
+    key_side: Sequence[_TypedColumn], other: Sequence[_TypedColumn]
+) -> list[_TypedColumn]:
+    """Keep the rows of `other` whose key the other side has; no column without a key.
 
     The key is the first column of text, else of floats, else of integers; its counterpart is the
     first of that kind that has all its values.
-
-    Returns:
-        The columns of `other` with the rows that are left; no column where there is no key.
     """
     kinds = ("text", "float", "int")
     key = next((one for kind in kinds for one in key_side if one.kind == kind), None)
@@ -234,11 +214,11 @@ def _common_rows(key_side: Sequence[_Column], other: Sequence[_Column]) -> list[
             continue
         rows = _rows_among(column, wanted)
         if len(rows) >= len(wanted):
-            return [_Column(one.kind, tuple(one.values[row] for row in rows)) for one in other]
+            return [_TypedColumn(one.kind, tuple(one.values[row] for row in rows)) for one in other]
     return []
 
 
-def _rows_among(column: _Column, wanted: set[Any]) -> list[int]:
+def _rows_among(column: _TypedColumn, wanted: set[Any]) -> list[int]:
     """List the rows of a column whose value is wanted; floats need only be near one."""
     if column.kind != "float":
         return [row for row, value in enumerate(column.values) if value in wanted]
@@ -255,16 +235,16 @@ def _near(a: float, b: float) -> bool:
     return a == b or abs(a - b) <= _TOLERANCE  # the former: infinities
 
 
-def _is_part(column: _Column, whole: _Column) -> bool:
+def _is_part(column: _TypedColumn, whole: _TypedColumn) -> bool:
     return column.kind == whole.kind and Counter(column.values) <= Counter(whole.values)
 
 
-def _matched(wanted: Sequence[_Column], found: Sequence[_Column]) -> int:
+def _matched(wanted: Sequence[_TypedColumn], found: Sequence[_TypedColumn]) -> int:
     """Count gold columns, each of which takes the first equal column that is left."""
-    left = [_Column(one.kind, tuple(sorted(one.values))) for one in found]
+    left = [_TypedColumn(one.kind, tuple(sorted(one.values))) for one in found]
     matched = 0
     for column in wanted:
-        values = _Column(column.kind, tuple(sorted(column.values)))
+        values = _TypedColumn(column.kind, tuple(sorted(column.values)))
         equal = next((one for one in left if _agree(values, one)), None)
         if equal is not None:
             left.remove(equal)
@@ -272,8 +252,7 @@ def _matched(wanted: Sequence[_Column], found: Sequence[_Column]) -> int:
     return matched
 
 
-def _agree(a: _Column, b: _Column) -> bool:
-    """Compare two sorted columns."""
+def _agree(a: _TypedColumn, b: _TypedColumn) -> bool:
     if a.kind == b.kind == "float":
         return all(map(_near, a.values, b.values))
     return a.values == b.values

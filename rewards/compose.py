@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward
 from rewards.config import ExpoConfig, OneShotConfig, PaverlConfig, ProgressiveConfig, RewardConfig
-from rewards.execution import ColumnsOf, Runner
+from rewards.execution import ColumnsOf, StepRunner
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Score
@@ -20,16 +20,10 @@ def build_reward(
     config: RewardConfig,
     *,
     columns_of: ColumnsOf,
-    executor: Runner | None = None,
+    executor: StepRunner | None = None,
     wrapping: Wrapping = "sql_tag",
 ) -> Reward:
-    """Build the reward that the settings name.
-
-    Args:
-        config: One of the reward families.
-        columns_of: Reads the columns of an example's database.
-        executor: Runs queries and gives gold results, to the families that need them.
-        wrapping: Where the SQL of a reply is.
+    """Build the reward that the settings name; `wrapping` says where the SQL of a reply is.
 
     Raises:
         ValueError: The family needs an executor.

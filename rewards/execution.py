@@ -33,7 +33,7 @@ class GoldResults(Protocol):
         ...
 
 
-class Runner(GoldResults, Protocol):
+class StepRunner(GoldResults, Protocol):
     """What a reward that runs parts of queries needs of the executor."""
 
     def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:

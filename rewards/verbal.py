@@ -26,13 +26,7 @@ Kind = Literal["generate", "judge"]
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request for one answer of the model.
-
-    Attributes:
-        kind: What the answer is for.
-        number: Counts the requests of one kind and question, from 0: names the random stream.
-        messages: What the model is shown.
-    """
+    """A request for an answer of the model; `number` counts those of one kind and question."""
 
     kind: Kind
     number: int
@@ -64,7 +58,6 @@ class Choice:
         sql: The query chosen; empty when no answer held one.
         candidates: The distinct executable queries, in the order of the answers.
         scores: Mean score of each candidate; empty when there was nothing to judge.
-        attempts: Answers asked for.
         executable: Answers whose query ran, repetitions included.
         refused: Requests of both kinds that the model refused.
         judged: Judgements that the scores are means of.
@@ -84,15 +77,15 @@ class Choice:
 def deliberate(
     task: Task, config: JudgeConfig, *, seed: int
 ) -> Generator[list[Ask], Texts, Choice]:
-    """Collect executable candidates, have the whole set judged, and choose the best.
+    """Collect executable candidates, have the whole set judged, and choose the best, ties by seed.
 
-    Returns:
-        The candidate of the highest mean score; of equal ones any, by seed. A single candidate is
-        chosen unjudged. Without one that runs, the query of the last answer that holds one.
+    A single candidate is chosen unjudged. Without one that runs, the query of the last answer that
+    holds one.
 
     Note:
         The released code demands a row of result, does not deduplicate, repeats unparsable
-        judgements without bound, and returns candidate 0 where the best is unique.
+        judgements
+        without bound, and returns candidate 0 where the best is unique.
     """
     found = yield from _collect(task, config)
     kept = tuple(found.kept.values())
@@ -113,8 +106,6 @@ def deliberate(
 
 @dataclass(slots=True)
 class _Found:
-    """Candidates so far: by normalised text, and the last query seen at all."""
-
     kept: dict[str, str]
     asked: int = 0
     executable: int = 0
@@ -127,11 +118,7 @@ class _Found:
 
 
 def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Found]:
-    """Ask in waves of as many answers as are missing: no fewer could do.
-
-    After a wave without anything new the next is twice as wide, so that a model that repeats itself
-    is asked a few times in parallel and not 190 times in a row.
-    """
+    """Ask in waves of as many answers as are missing; of twice as many after an empty one."""
     found = _Found({})
     widening = 1
     while (missing := config.candidates - (before := found.count(config))) > 0:
@@ -147,7 +134,6 @@ def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Fo
 
 
 def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
-    """Execute the queries of some answers, and keep new ones that run until there are enough."""
     found.asked += len(texts)
     found.refused += sum(text is None for text in texts)
     queries = [sql for text in texts if text and (sql := task.extract(text))]
@@ -196,8 +182,7 @@ _LINE = re.compile(
 def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
     """Read a judgement: the lines `SQLi: x` of the last `<scores>` block, `<think>` ignored.
 
-    Returns:
-        One score for each of `count` queries, clamped to [0, 1]; None where one has none or two.
+    One score for each of `count` queries, clamped to [0, 1]; None where one has none or two.
     """
     # What stands before a lone </think> is thinking too: templates may open it in the prompt.
     said = _THINKING.sub("", text).rpartition("</think>")[2]
@@ -212,10 +197,9 @@ def parse_scores(text: str, count: int) -> tuple[float, ...] | None:
 def mean_scores(
     judgements: Sequence[Sequence[float]], count: int, *, normalise: Literal["none", "z_score"]
 ) -> tuple[float, ...]:
-    """Average judgements (rows) candidate by candidate; zeros without any judgement.
+    """Average judgements (rows) candidate by candidate; `z_score` standardises them first.
 
-    With `z_score` each judgement first has its mean taken away and is divided by its standard
-    deviation, so that a judge who spreads its scores wide does not outweigh the others.
+    Zeros without any judgement.
     """
     if not judgements:
         return (0.0,) * count

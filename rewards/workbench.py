@@ -13,14 +13,14 @@ from typing import Any, Literal, get_args
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
-from rewards.execution import ColumnsOf, Runner, gold_result, is_correct, is_nondeterministic
+from rewards.execution import ColumnsOf, StepRunner, gold_result, is_correct, is_nondeterministic
 from rewards.expo.clauses import Clause
-from rewards.expo.reward import FORMAT_FAIL, ExpoReward, Verdict
+from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
 from sqlenv.dialects import run, transpile
-from sqlenv.envs.single_turn import find_matches, judge_query
+from sqlenv.envs.single_turn import find_matches, judge
 from sqlenv.evaluators.equality import matches
 from sqlenv.types import (
     Attempt,
@@ -53,8 +53,7 @@ class PairScore:
         expo: Their mean, EXPO-SQL's total.
         paverl: PaVeRL-SQL's reward.
         gold_ran: Whether the gold query gave a table; where it did not, nothing is right.
-        nondeterministic: Whether the result depends on the clock or on chance: right by `ex` it may
-            be, but no family pays for it.
+        nondeterministic: Right by `ex` it may be, but no family pays for it.
         seconds: Wall time to run and score it; the gold result is there already.
         predicted, gold: The results, for people; not part of the record.
     """
@@ -63,7 +62,7 @@ class PairScore:
     ex: Mapping[MatchMode, bool]
     diagnosis: Diagnosis
     lexical: float
-    verdict: Verdict
+    verdict: ClauseVerdict
     rewards: tuple[float, ...]
     expo: float
     ex_f: float
@@ -115,7 +114,7 @@ class PairScore:
 class Workbench:
     """Runs predictions and asks every family. One thread at a time."""
 
-    def __init__(self, executor: Runner, columns_of: ColumnsOf) -> None:
+    def __init__(self, executor: StepRunner, columns_of: ColumnsOf) -> None:
         self._executor = executor
         self._expo = ExpoReward(ExpoConfig(), columns_of=columns_of, executor=executor)
         self._progressive = ProgressiveReward(ProgressiveConfig(), columns_of)
@@ -127,11 +126,7 @@ class Workbench:
         }
 
     def score(self, example: Example, sql: str) -> PairScore:
-        """Score one query; no text whatever raises.
-
-        Raises:
-            UserError: The example's database cannot be used.
-        """
+        """Score one query; no text whatever raises."""
         gold = gold_result(self._executor, example)
         start = time.perf_counter()
         sql = sql if sql.strip() else ""
@@ -162,9 +157,7 @@ class Workbench:
         )
 
     def trajectory(self, example: Example, turns: Sequence[Turn]) -> dict[str, float]:
-        """Reward an episode: the total of each family by its name, `correct` (the answer's match)
-        and the number of `turns`.
-        """
+        """Reward an episode: each family's total, `correct` (of the answer) and the `turns`."""
         attempts = tuple(self._attempt(example, turn) for turn in turns)
         episode = Episode(example, attempts)
         return {
@@ -177,11 +170,10 @@ class Workbench:
     def _attempt(self, example: Example, turn: Turn) -> Attempt:
         if turn.kind == "bad_call":
             return Attempt(turn.text, "", SqlError("no call"), correct=False, kind=turn.kind)
-        judged = judge_query(example, turn.text, turn.sql, self._executor, match="set")
+        judged = judge(example, turn.text, self._executor, match="set", sql=turn.sql)
         return replace(judged, kind=turn.kind)
 
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:
-        """Average the rewards of the last query's clauses, as EXPO-SQL's total does."""
         if not attempts:
             return FORMAT_FAIL
         last, gold = attempts[-1], gold_result(self._executor, example)

@@ -45,7 +45,7 @@ class SourceConfig(Settings):
 
     dialect: Dialect = "sqlite"
     """What the gold queries are written in, unless a record says it (`dialect`). Those of MySQL and
-    PostgreSQL run on SQLite, carried over; questions for which that would change the meaning are
+    PostgreSQL are transpiled for SQLite; questions for which that would change the meaning are
     left out and counted."""
 
     weight: float = Field(default=1.0, gt=0)
@@ -143,12 +143,9 @@ class ExecutorConfig(Settings):
     """SQLite's memory in one process; the rows (`max_bytes`) come on top. Of several executors in a
     process the largest limit holds."""
 
-    max_connections: int = Field(default=64, ge=1)
-    """Idle connections kept open in one process; 0.3 to 2 MB and one file descriptor each."""
-
-    text: Literal["ignore", "replace", "strict"] = "ignore"
-    """What becomes of bytes in a text cell that are not valid text: dropped (as Spider's official
-    evaluator does), replaced by U+FFFD, or the query fails."""
+    text: Literal["ignore", "strict"] = "ignore"
+    """What becomes of bytes in a text cell that are not valid text: they are dropped (as Spider's
+    official evaluator does), or the query fails."""
 
     reverse_unordered: bool = False
     """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows

@@ -18,11 +18,7 @@ NAMES: Mapping[str, Dialect] = {
 
 
 def dialect_of(name: str) -> Dialect:
-    """Find a dialect by one of its names.
-
-    Raises:
-        UserError: It has none of these.
-    """
+    """Find a dialect by one of its names."""
     if found := NAMES.get(name.lower()):
         return found
     raise UserError(f"dialect {name}: should be one of {', '.join(NAMES)}")
@@ -35,12 +31,7 @@ def run(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Resul
 
 
 def transpile(sql: str, dialect: str) -> str | SqlError:
-    """Write a query of any text for SQLite.
-
-    Returns:
-        The query, unchanged where the dialect is `sqlite`, or why it cannot be transpiled without a
-        change of meaning.
-    """
+    """Write a query of any text for SQLite, or say why that would change its meaning."""
     if dialect == "sqlite":
         return sql
     # sqlglot takes longer to import than most of what a command needs.

@@ -22,12 +22,9 @@ ExecutionMatch = Literal[MatchMode, "bird_ex", "spider_ex", "omnisql_bird", "omn
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question about one database, with the query that answers it.
+    """One question about one database (a SQLite file, whatever the dialect of the gold query).
 
-    Attributes:
-        database: A SQLite file, whatever the dialect.
-        gold_sql: Written in `dialect`, as predictions are.
-        value_matches: Values of the database that the question seems to name: table, column, value.
+    `value_matches` are values that the question seems to name: table, column, value.
     """
 
     id: str
@@ -50,8 +47,7 @@ class Table:
         columns: Column names, also when there are no rows.
         rows: One tuple a row, as wide as `columns`.
         is_mended: Whether a text held bytes that are not valid text (see `ExecutorConfig.text`).
-        nondeterministic: Whether the rows depend on the clock or on chance, so that another run may
-            give others.
+        nondeterministic: Whether the rows depend on the clock or on chance.
     """
 
     columns: tuple[str, ...]
@@ -67,11 +63,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class SqlError:
-    """SQLite refused the query.
+    """SQLite refused the query, in its own words, without file paths.
 
-    Attributes:
-        message: SQLite's own words, without file paths.
-        offset: UTF-8 byte offset of the error in the query, -1 where SQLite gives none.
+    `offset` is the UTF-8 byte offset of the error in the query, -1 where SQLite gives none.
     """
 
     message: str

@@ -70,9 +70,6 @@ class Scorer:
         """Score the replies of one episode, one a turn; no reply whatever raises.
 
         When an episode ends is the trainer's business: replies after a match are judged too.
-
-        Raises:
-            UserError: The example's database cannot be used.
         """
         self._warn_of_failing(example)
         episode = Episode(example)
@@ -107,11 +104,7 @@ class Scorer:
 
 
 def read_settings(settings: AdapterConfig | Mapping[str, Any] | None) -> AdapterConfig:
-    """Read an adapter's settings from a mapping, also one of OmegaConf's.
-
-    Raises:
-        UserError: A key is unknown, of a wrong type, or contradicts another one.
-    """
+    """Read an adapter's settings from a mapping, also one of OmegaConf's."""
     try:
         config = AdapterConfig.model_validate(_plain(settings or {}))
     except ValidationError as error:
@@ -150,9 +143,6 @@ def example_of(row: Mapping[str, Any], *, gold_sql: str | None = None) -> Exampl
         row: `database`, the path of a SQLite file; `gold_sql`, unless it is given apart; and where
             there are any `id` and `dialect`. The prompt is the trainer's, so the rest is not read.
         gold_sql: The gold query of trainers that have their own name for it.
-
-    Raises:
-        UserError: The database or the gold query is missing, or the dialect is unknown.
     """
     found = {"database": row.get("database"), "gold_sql": gold_sql or row.get("gold_sql")}
     for name, value in found.items():

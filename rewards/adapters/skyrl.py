@@ -27,14 +27,13 @@ Message = Mapping[str, str]
 class SqlEnv(_Base):
     """One question, played in the environment of the settings, and rewarded at its end.
 
-    The prompt is the data set's; `sqlenv.prompts` writes those of the papers. SkyRL takes a number
-    a step, so a reward's credit for parts of a reply stays unused.
+    The prompt is the data set's. SkyRL takes a number a step, so credit for parts of a reply stays
+    unused.
 
     Args:
         env_config: SkyRL's settings of this environment: those of `AdapterConfig`.
         extras: The row of the data set: `database` (path of a SQLite file), the gold query as
-            `reward_spec.ground_truth`; and `max_turns`, which SkyRL adds: the most replies, where
-            the environment allows as many.
+            `reward_spec.ground_truth`; and `max_turns`, which SkyRL adds: the most replies.
         settings: Settings given at registration; `env_config` goes before them.
 
     Raises:

@@ -75,10 +75,7 @@ _COLUMNS = ("database", "gold_sql", "id", "dialect")
 
 
 def replies_of(completion: Completion) -> list[str]:
-    """List the texts that the policy wrote: the completion itself, or its assistant messages.
-
-    Anything else is a reply without text: no reply whatever raises.
-    """
+    """List the texts that the policy wrote: the completion, or its assistant messages."""
     if not isinstance(completion, list | tuple):
         return [completion if isinstance(completion, str) else ""]
     messages = [message for message in completion if isinstance(message, Mapping)]

@@ -21,21 +21,13 @@ def compute_score(
     """Score one response.
 
     verl gives the response as one text, so it is an episode of one turn; multi-turn families see
-    the last query of it.
-
-    Args:
-        data_source: The data set's name; nothing depends on it.
-        solution_str: The decoded response.
-        ground_truth: The gold query.
-        extra_info: The row's own fields; `database` is the path of a SQLite file.
-        settings: Those of `AdapterConfig`, from `reward.custom_reward_function.reward_kwargs`.
+    the last query of it. `ground_truth` is the gold query, `extra_info` the row's own fields
+    (`database` is the path of a SQLite file), `settings` those of `AdapterConfig`, from
+    `reward.custom_reward_function.reward_kwargs`.
 
     Returns:
         `score`, which verl maximises; `acc`, execution accuracy, which it validates by; and the
         reward's parts, named `reward/…`.
-
-    Raises:
-        UserError: A setting, the database or the gold query is missing or wrong.
     """
     config = read_settings(settings)
     if config.env.kind == "agentic":

@@ -1,7 +1,7 @@
 """Which attributes a query puts out: its columns, aliases resolved (EXPO-SQL, tables 12 and 15).
 
 An alias says nothing of what is right: `name AS n` is the attribute `name`, also where a subquery
-or a WITH item gave the alias. Read from tokens, like the clauses.
+or a WITH item gave the alias.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rewards.expo.clauses import Clause, item_name, scan_clauses
-from rewards.expo.names import SelectItem, Source, select_items, sources
+from rewards.expo.names import Relation, SelectItem, select_items, sources
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Table
@@ -19,12 +19,11 @@ from sqlenv.types import Table
 COMPUTED = "()"
 """The attribute of every output that is no column: aggregates, arithmetic, constants."""
 
-_MAX_DEPTH = 16
-"""Subqueries within subqueries that aliases are followed into."""
+_MAX_DEPTH = 16  # subqueries within subqueries that aliases are followed into
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _NamedQuery:
     """A query that has a name in another one, and the names that it gives to its columns."""
 
     sql: str
@@ -35,25 +34,21 @@ class _Named:
 class _Select:
     """The first SELECT of a query.
 
-    Attributes:
-        sources: What its FROM and JOINs read, with the text of each subquery; nothing where they
-            read tables alone.
-        items: The query's WITH items by name.
-        is_computed: Whether all SELECTs of the query compute each of their outputs.
+    `sources` are what it reads, with the text of each subquery, or nothing where it reads tables
+    alone; `is_computed` tells whether all SELECTs of the query compute all outputs.
     """
 
     outputs: tuple[SelectItem, ...]
-    sources: tuple[tuple[Source, _Named | None], ...]
-    items: Mapping[str, _Named]
+    sources: tuple[tuple[Relation, _NamedQuery | None], ...]
+    items: Mapping[str, _NamedQuery]
     is_computed: bool
 
 
 def with_attributes(sql: str, table: Table) -> Table:
     """Name the columns of a query's result by their attributes; of a set operation by the first's.
 
-    Returns:
-        The same rows. Columns are in lower case, those computed `COMPUTED`; where the select list
-        cannot be told apart they keep their names.
+    Columns are in lower case, those computed `COMPUTED`; where the select list cannot be told apart
+    they keep their names.
     """
     names = [name.lower() for name in table.columns]
     return Table(tuple(_attributes(_read(sql, "outer"), names)), table.rows)
@@ -89,7 +84,7 @@ class _Finder:
         self._found: dict[tuple[str, str], str] = {}
 
     def attribute(
-        self, select: _Select, item: SelectItem, items: Mapping[str, _Named], depth: int
+        self, select: _Select, item: SelectItem, items: Mapping[str, _NamedQuery], depth: int
     ) -> str:
         """Return what an output stands for."""
         if not item.column:
@@ -97,7 +92,12 @@ class _Finder:
         return self.source_of(select, item.qualifier, item.column, items, depth) or item.column
 
     def source_of(
-        self, select: _Select, qualifier: str, name: str, items: Mapping[str, _Named], depth: int
+        self,
+        select: _Select,
+        qualifier: str,
+        name: str,
+        items: Mapping[str, _NamedQuery],
+        depth: int,
     ) -> str:
         """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
         for source, subquery in select.sources:
@@ -108,7 +108,9 @@ class _Finder:
                     return found
         return ""
 
-    def _inside(self, query: _Named, name: str, items: Mapping[str, _Named], depth: int) -> str:
+    def _inside(
+        self, query: _NamedQuery, name: str, items: Mapping[str, _NamedQuery], depth: int
+    ) -> str:
         key = (query.sql, name)
         if key in self._found:
             return self._found[key]
@@ -130,7 +132,6 @@ class _Finder:
 
 @cached(maxsize=1024)
 def _read(sql: str, place: Literal["outer", "inner"]) -> _Select:
-    """Read a query, or one inside of another, whose WITH items it may read."""
     clauses = scan_clauses(sql)
     selects = [clause for clause in clauses if _is_select(sql, clause)]
     if not selects:
@@ -145,14 +146,13 @@ def _read(sql: str, place: Literal["outer", "inner"]) -> _Select:
 
 
 def _is_select(sql: str, clause: Clause) -> bool:
-    """Tell a SELECT from a named window, which serves one."""
     is_window = sql[clause.start : clause.start + 6].lower() == "window"
     return clause.kind == "SELECT" and not is_window
 
 
 def _read_sources(
     sql: str, clauses: Sequence[Clause], operand: int, *, is_inner: bool
-) -> Iterator[tuple[Source, _Named | None]]:
+) -> Iterator[tuple[Relation, _NamedQuery | None]]:
     """Yield what one SELECT reads, unless it can read nothing but tables."""
     own = [c for c in clauses if c.operand == operand and c.kind in ("FROM", "JOIN")]
     reads_items = is_inner or clauses[0].kind == "WITH"
@@ -160,14 +160,14 @@ def _read_sources(
         return
     for source in sources(sql):
         if any(clause.start <= source.start < clause.stop for clause in own):
-            inner = _Named(sql[source.start + 1 : source.end - 1])
+            inner = _NamedQuery(sql[source.start + 1 : source.end - 1])
             yield source, None if source.table else inner
 
 
-def _read_item(text: str) -> tuple[str, _Named]:
+def _read_item(text: str) -> tuple[str, _NamedQuery]:
     """Read `name (columns) AS (query)`, after WITH or a comma."""
     words = tokenize(text)
     opening = max((w.end for w in words if w.is_sign("(") and not w.depth), default=len(text))
     names = [w.text for w in words if w.depth == 1 and w.end < opening and w.kind != "sign"]
     closing = max((w.start for w in words if w.is_sign(")") and not w.depth), default=len(text))
-    return item_name(text), _Named(text[opening:closing], tuple(names))
+    return item_name(text), _NamedQuery(text[opening:closing], tuple(names))

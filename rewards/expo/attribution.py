@@ -53,11 +53,8 @@ _SEEN_IN_ONE_ROW: Differences = frozenset({"col_count", "col_name", "row_emptied
 class Step:
     """A query that ends with one more clause than the step before.
 
-    Attributes:
-        sql: The query.
-        effect: What the last clause does to rows.
-        clauses: Numbers of the clauses that answer for it.
-        plain: The same with select aliases written out, for where `sql` may not use them.
+    `effect` is what the last clause does to rows, `clauses` those that answer for it, `plain` the
+    same with select aliases written out, for where `sql` may not use them.
     """
 
     sql: str
@@ -79,6 +76,8 @@ def find_blamed(
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
+    Possibly none: several differences cannot arise in any single step.
+
     Args:
         sql: A query that ran.
         clauses: Its clauses.
@@ -88,9 +87,6 @@ def find_blamed(
         sought: What sets the two results apart (D*).
         run: Runs the query of a step.
         max_rows: Rows of a step that are compared.
-
-    Returns:
-        Possibly none: several differences cannot arise in any single step.
     """
     chains = plan_steps(sql, clauses)
     steps = _Steps(run, config, max_rows)
@@ -174,10 +170,7 @@ class _Steps:
         self._seen: dict[str, tuple[int, Table | None]] = {}
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
-        """Take the result of the last step, which is the query itself.
-
-        An empty result was empty before SELECT and ORDER BY too: a slow query is not run again.
-        """
+        """Take the result of the last step; an empty one was so before SELECT and ORDER BY too."""
         self._known[chain[-1].sql] = result
         for step in reversed(chain) if not result.rows else ():
             self._empty.add(step.sql)
@@ -195,8 +188,7 @@ class _Steps:
     def seek(self, step: Step, wanted: Differences) -> Differences:
         """Name what a step is to be blamed for, of what sets the result apart.
 
-        Rows all different, under the right columns, are rows missing that WHERE or HAVING took
-        away (A.1; which of them LIMIT keeps is not its choice).
+        Rows all different, under the right columns, are rows missing that a filter took away (A.1).
         """
         if self._widths_apart and step.effect == "filter":
             wanted = with_missing(wanted)
@@ -230,10 +222,7 @@ class _Steps:
     def differences(
         self, reference: Table, step: Step, table: Table, sought: Differences
     ) -> Differences:
-        """Name what sets the result of a step apart from another one, named by attributes.
-
-        What is not sought may be wrong.
-        """
+        """Name what sets a step's result apart from another; what is not sought may be wrong."""
         if "col_name" in sought:
             table = with_attributes(step.sql, table)
         computed = self._computed_rule and step.effect in ("project", "collapse")
@@ -246,7 +235,6 @@ class _Steps:
         return leads_away(gold, before, after)
 
     def _fewer(self, before: Step, after: Step) -> Differences:
-        """Compare counts: a filter only takes rows away."""
         left, right = self._count(before), self._count(after)
         is_same = left is None or right is None or left == right
         return _NOTHING if is_same else frozenset({"row_subset"})
@@ -279,14 +267,10 @@ class _Steps:
 
 
 def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
-    """List the steps of a query in logical order.
+    """List the steps of a query in logical order: a list an operand, then one for the whole.
 
     FROM and JOINs are the first step, with `SELECT *` until the SELECT itself. GROUP BY and SELECT
     are one step, as `SELECT *` cannot be grouped; so are SELECT and a HAVING without GROUP BY.
-
-    Returns:
-        One list for each operand of a set operation, then one for its own ORDER BY and LIMIT, where
-        it has them. WITH items stand before every step of an operand.
     """
     numbers = sorted({clause.operand for clause in clauses} - {WHOLE})
     chains = [list(_operand_steps(sql, clauses, number)) for number in numbers]
@@ -300,7 +284,6 @@ def plan_steps(sql: str, clauses: Sequence[Clause]) -> list[list[Step]]:
 
 
 def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterator[Step]:
-    """Yield the steps of one SELECT up to its HAVING."""
 
     def text(numbers: Sequence[int]) -> str:
         return "\n".join(clauses[n].text(sql) for n in numbers)
@@ -336,7 +319,6 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
 
 
 def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> Iterator[Step]:
-    """Yield the steps that add ORDER BY, then LIMIT, to what stands before them in the text."""
     for number in numbers:
         clause = clauses[number]
         effect: Effect = "order" if clause.kind == "ORDER BY" else "limit"
@@ -358,10 +340,7 @@ def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Map
 def _written_out(
     sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
 ) -> str:
-    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; "" without any.
-
-    A column of that name comes first in SQLite, so this is for queries that fail as they stand.
-    """
+    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; or ""."""
     if not aliases:
         return ""
     start, stop = clauses[numbers[0]].start, clauses[numbers[-1]].stop

@@ -21,8 +21,7 @@ KINDS: tuple[ClauseKind, ...] = (
     *("WITH", "SELECT", "FROM", "JOIN", "WHERE"),
     *("GROUP BY", "HAVING", "ORDER BY", "LIMIT"),
 )
-WHOLE = -1
-"""Operand number of what belongs to a set operation as a whole, and of WITH items."""
+WHOLE = -1  # operand number of what belongs to a set operation as a whole, and of WITH items
 
 _OPENERS: dict[str, ClauseKind] = {
     "select": "SELECT",
@@ -37,8 +36,7 @@ _OPENERS: dict[str, ClauseKind] = {
     "limit": "LIMIT",
 }
 _JOIN_TYPES = ("natural", "left", "right", "full", "inner", "outer", "cross")
-OPERATORS = ("union", "intersect", "except")
-"""The words between the operands of a set operation."""
+OPERATORS = ("union", "intersect", "except")  # the words between the operands of a set operation
 _MARKS = frozenset({*_OPENERS, "with", "join", ",", *OPERATORS})
 """Tokens without which no clause starts or ends."""
 LONGEST = 100_000
@@ -51,10 +49,8 @@ class Clause:
     """One clause: characters [start, end) of the query.
 
     Attributes:
-        stop: End of its last token; blanks, comments, `;` and set operators up to `end` are only
-            counted as its own.
-        operand: Which SELECT of a set operation it belongs to, from 0; `WHOLE` for a WITH item and
-            for the ORDER BY and LIMIT of a set operation.
+        stop: End of its last token; what follows it up to `end` is only counted as its own.
+        operand: Which SELECT of a set operation it belongs to, from 0, or `WHOLE`.
     """
 
     kind: ClauseKind
@@ -72,9 +68,8 @@ class Clause:
 def scan_clauses(sql: str) -> tuple[Clause, ...]:
     """Divide a query into clauses that cover its text exactly once, in the text's order.
 
-    Returns:
-        One SELECT clause where no keyword is found, or the text is longer than `LONGEST`; nothing
-        for empty text. What stands before the first keyword belongs to the first clause.
+    One SELECT clause where no keyword is found, or the text is longer than `LONGEST`; nothing for
+    empty text. What stands before the first keyword belongs to the first clause.
     """
     if not sql:
         return ()

@@ -37,33 +37,26 @@ CANDIDATES: Mapping[Difference, frozenset[ClauseKind]] = {
 }
 """The clauses that can cause each type (table 12)."""
 
-OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})
-"""The types that tell of columns."""
+OF_COLUMNS: Differences = frozenset({"col_count", "col_name"})  # the types that tell of columns
 
 _MISSING: Differences = frozenset({"row_subset"})
 _DIGITS = 6
 
 
 def differences(reference: Table, candidate: Table, *, is_computed: bool = False) -> Differences:
-    """Name what sets a candidate apart from a reference, in columns and in rows.
+    """Name what sets a candidate apart from a reference: one type for columns, one or two for rows.
 
     Columns are named by their attributes (`with_attributes`). Values compare as Python's do, floats
     rounded to 6 decimals. Rows of different width are never the same, so a wrong projection is
-    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output,
-    as many rows align with the reference's though no column agrees.
-
-    Returns:
-        At most one type for the columns, and one or two for the rows; empty for equal tables.
+    `col_count` and `row_disjoint` (figure 5). Where the candidate's query computes every output, as
+    many rows align with the reference's though no column agrees.
     """
     rows = _of_rows(reference, candidate, is_computed=is_computed)
     return rows | _of_columns(reference, candidate)
 
 
 def with_missing(sought: Differences) -> Differences:
-    """Add that rows are missing where all rows differ and the columns are right.
-
-    Where columns are wrong too, rows differ for that alone.
-    """
+    """Add that rows are missing where all rows differ though the columns are right."""
     if "row_disjoint" in sought and not sought & OF_COLUMNS:
         return sought | _MISSING
     return sought
@@ -73,8 +66,8 @@ def leads_away(gold: Table, before: Table, after: Table) -> bool:
     """Tell whether a step leads away from the gold result, whatever the type of its change.
 
     It does where less of the gold result can be found in it than before, each gold column in the
-    column that has most of its values; where rows are there that should not be; or where it sorts
-    rows of the gold result into another order than that.
+    column that has most of its values; where it has rows too many; or where it sorts them into
+    another order.
     """
     if before.rows == after.rows and before.width == after.width:
         return False

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.expo.names import (
-    Reference,
+    Mention,
     is_query_start,
     nested,
     references,
@@ -30,12 +30,7 @@ Numbers = set[int]
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """A query that failed, as the finders see it.
-
-    Attributes:
-        at: Number of the clause where SQLite stopped; None where it does not say.
-        traced: Also follow the element back to the clauses that define it.
-    """
+    """A query that failed: `at` is the clause where SQLite stopped, where it says so."""
 
     sql: str
     clauses: Sequence[Clause]
@@ -52,10 +47,7 @@ class _Failure:
         return {n for n, clause in enumerate(self.clauses) if clause.kind in kinds}
 
     def near(self, numbers: Numbers) -> Numbers:
-        """Keep the clauses that share a SELECT with the place of the error.
-
-        Operands of a set operation may use the same aliases for other tables.
-        """
+        """Keep the clauses of the error's SELECT: operands may use the same aliases."""
         if self.at is None:
             return numbers
         here = self.clauses[self.at].operand
@@ -92,15 +84,8 @@ def trace_error(
 ) -> frozenset[int]:
     """Number the clauses to blame for a query that gave no table.
 
-    Args:
-        sql: The query, as it was run.
-        clauses: Its clauses.
-        result: What it gave.
-        columns: Column names by table of the database, None where unknown.
-        traced: See `ExpoConfig.tracing`.
-
-    Returns:
-        All clauses where the message is of no known kind, points at nothing, or is none.
+    All of them where the message is of no known kind, or points at nothing. `columns` are names by
+    table of the database, None where unknown.
     """
     everything = frozenset(range(len(clauses)))
     if not isinstance(result, SqlError) or not clauses:
@@ -179,10 +164,7 @@ def _function(failure: _Failure, element: str) -> Numbers:
 
 
 def _aggregate(failure: _Failure, element: str) -> Numbers:
-    """Blame the clause that calls an aggregate, or uses the alias of one, where none may stand.
-
-    In the latter case SQLite points into the SELECT.
-    """
+    """Blame the clause that calls an aggregate, or uses the alias of one, where none may stand."""
     found = _function(failure, element)
     for number in found & failure.of_kinds("SELECT") if failure.traced else ():
         select = failure.clauses[number]
@@ -206,7 +188,6 @@ def _syntax(failure: _Failure, element: str) -> Numbers:
 
 
 def _named_kind(failure: _Failure, element: str) -> Numbers:
-    """Number the clauses of a kind, and those that hold a nested query with one."""
     return failure.place_or(failure.of_kinds(element) | _with_nested(failure, element))
 
 
@@ -246,9 +227,8 @@ def _mismatch(failure: _Failure, _element: str) -> Numbers:
 
 
 def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
-    """Number the clauses that mention a column exactly so."""
 
-    def is_meant(found: Reference) -> bool:
+    def is_meant(found: Mention) -> bool:
         return found.name == name and found.qualifier == qualifier and not found.is_call
 
     return failure.holding(found.start for found in references(failure.sql) if is_meant(found))
@@ -261,7 +241,6 @@ def _items_named(failure: _Failure, tables: set[str]) -> Numbers:
 
 
 def _parts(element: str) -> list[str]:
-    """Split `table.column` as SQLite's message has it, without quotes."""
     return [part.strip('"`[]') for part in element.lower().split(".")][-2:]
 
 

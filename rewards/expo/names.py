@@ -37,7 +37,7 @@ _NO_COLUMN = frozenset(
 _LAST = _NO_COLUMN | {"end", "isnull", "notnull"}
 
 
-class Reference(NamedTuple):
+class Mention(NamedTuple):
     """A name as it stands in the text, `qualifier.name` or alone; keywords are among them."""
 
     qualifier: str
@@ -46,7 +46,7 @@ class Reference(NamedTuple):
     is_call: bool
 
 
-class Source(NamedTuple):
+class Relation(NamedTuple):
     """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias.
 
     [start, end) in characters, a subquery's brackets included, the alias not.
@@ -72,11 +72,11 @@ class SelectItem(NamedTuple):
     end: int
 
 
-Placed = TypeVar("Placed", Token, Reference)
+Placed = TypeVar("Placed", Token, Mention)
 
 
 @cached(maxsize=512)
-def references(sql: str) -> tuple[Reference, ...]:
+def references(sql: str) -> tuple[Mention, ...]:
     """List the names of a query, each with its qualifier; of `a.b.c` the last two parts."""
     words = tokenize(sql)
     found = []
@@ -88,12 +88,12 @@ def references(sql: str) -> tuple[Reference, ...]:
         first = words[at - 2] if qualified else token
         qualifier = first.text if qualified else ""
         is_call = after is not None and after.is_sign("(")
-        found.append(Reference(qualifier, token.text, first.start, is_call))
+        found.append(Mention(qualifier, token.text, first.start, is_call))
     return tuple(found)
 
 
 @cached(maxsize=512)
-def sources(sql: str) -> tuple[Source, ...]:
+def sources(sql: str) -> tuple[Relation, ...]:
     """List what the FROMs and JOINs of a query read, those of nested queries too."""
     words = tokenize(sql)
     closings = _closings(words)
@@ -252,7 +252,7 @@ def _closings(words: Sequence[Token]) -> Mapping[int, int]:
     return closings
 
 
-def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -> Source | None:
+def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -> Relation | None:
     while at + 1 < len(words) and words[at].is_sign("(") and not is_query_start(words[at + 1]):
         at += 1
     if at >= len(words):
@@ -266,7 +266,7 @@ def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -
         table = words[at].text
     else:
         return None
-    return Source(table, _read_alias(words, at + 1) or table, first.start, words[at].end)
+    return Relation(table, _read_alias(words, at + 1) or table, first.start, words[at].end)
 
 
 def _read_alias(words: Sequence[Token], at: int) -> str:

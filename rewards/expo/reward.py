@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rewards.config import ExpoConfig
 from rewards.execution import (
     ColumnsOf,
-    Runner,
+    StepRunner,
     follows_format,
     gold_result,
     is_correct,
@@ -32,29 +32,23 @@ from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wra
 Case = Literal["correct", "incorrect", "error", "format"]
 CASES: tuple[Case, ...] = ("correct", "incorrect", "error", "format")
 
-CORRECT = 1.5
-"""Reward of every clause of a query that matches (equation 1)."""
+CORRECT = 1.5  # reward of every clause of a query that matches (equation 1)
 INCORRECT_BLAMED, INCORRECT_OTHER = -0.5, 0.5
 """Rewards of blamed and of other clauses where the result is wrong (equation 2)."""
 ERROR_OTHER = -0.5
 """Reward of the other clauses where the query fails (equation 3); blamed: `error_blamed`."""
-FORMAT_FAIL = -1.5
-"""Reward of a whole reply that breaks the format."""
+FORMAT_FAIL = -1.5  # reward of a whole reply that breaks the format
 MAX_STEPS = 20_000_000
 """Steps of SQLite's virtual machine that an intermediate query may take: 0.1 to 0.2 s."""
 _REMEMBERED = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClauseVerdict:
     """What is wrong with a query.
 
-    Attributes:
-        case: How the query ended.
-        clauses: Its clauses; none where there is no SQL.
-        blamed: Numbers of the erroneous clauses (C_err).
-        differences: What sets the result apart from the gold result (D*); empty for other cases.
-        is_uniform: Whether clauses are not told apart.
+    `blamed` numbers the erroneous clauses (C_err), `differences` set the result apart from the gold
+    result (D*; of wrong results alone), `is_uniform` where clauses are not told apart.
     """
 
     case: Case
@@ -72,21 +66,19 @@ class ExpoReward:
         config: ExpoConfig,
         *,
         columns_of: ColumnsOf,
-        executor: Runner,
+        executor: StepRunner,
         wrapping: Wrapping = "sql_tag",
     ) -> None:
         self._config, self._executor = config, executor
         self._columns_of = columns_of
         self._wrapping: Wrapping = wrapping
         # The metrics ask again for what the reward has just found.
-        self._verdicts: dict[Any, Verdict] = {}
+        self._verdicts: dict[Any, ClauseVerdict] = {}
 
     def __call__(self, episode: Episode) -> Score:
-        """Score an episode.
+        """Score an episode: the mean reward of the last query's clauses, and spans of every turn.
 
-        Returns:
-            The mean reward of the last query's clauses, as the part named after its case, and
-            credit spans of every turn. Without any attempt the total is `FORMAT_FAIL`.
+        The part is named after its case. Without any attempt the total is `FORMAT_FAIL`.
         """
         spans: list[CreditSpan] = []
         case: Case = "format"
@@ -99,11 +91,11 @@ class ExpoReward:
         parts: dict[str, float] = dict.fromkeys(CASES, 0.0) | {case: total}
         return Score(total, is_correct(episode), parts, tuple(spans))
 
-    def judge(self, example: Example, attempt: Attempt) -> Verdict:
+    def judge(self, example: Example, attempt: Attempt) -> ClauseVerdict:
         """Find the erroneous clauses of an attempt (section 3.2)."""
         strict = self._config.format == "think_sql"
         if not attempt.sql or (strict and not follows_format(attempt.text, self._wrapping)):
-            return Verdict("format", ())
+            return ClauseVerdict("format", ())
         # A result that another run would not give, such as a time-out, is another question.
         result = type(attempt.result)
         key = (example.database, example.gold_sql, attempt.sql, attempt.correct, result)
@@ -115,24 +107,21 @@ class ExpoReward:
             self._verdicts[key] = verdict
         return verdict
 
-    def clause_rewards(self, verdict: Verdict) -> list[float]:
+    def clause_rewards(self, verdict: ClauseVerdict) -> list[float]:
         """Return the reward of each clause, in the order of the text."""
         blamed, other = self._values(verdict)
         return [
             blamed if number in verdict.blamed else other for number in range(len(verdict.clauses))
         ]
 
-    def mean_reward(self, verdict: Verdict) -> float:
+    def mean_reward(self, verdict: ClauseVerdict) -> float:
         """Return the mean of the clauses' rewards; `format_fail` where there are no clauses."""
         return fmean(self.clause_rewards(verdict) or [FORMAT_FAIL])
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
-        """Name numbers for the metrics: how the last query ended, and who is to blame.
+        """Name numbers for the metrics: how the last query ended, and which clauses are to blame.
 
-        Returns:
-            1.0 or 0.0 for every case; for a wrong result and for a failing query also for every
-            type of clause. Averaged over the episodes that have them, `blamed/…` are the shares
-            of table 16.
+        Averaged over the episodes that have them, `blamed/…` are the shares of table 16.
         """
         if not episode.attempts:
             return {}
@@ -146,10 +135,10 @@ class ExpoReward:
             }
         return numbers
 
-    def _judge(self, example: Example, attempt: Attempt) -> Verdict:
+    def _judge(self, example: Example, attempt: Attempt) -> ClauseVerdict:
         clauses, result = scan_clauses(attempt.sql), attempt.result
         if attempt.correct:
-            return Verdict("correct", clauses)
+            return ClauseVerdict("correct", clauses)
         if isinstance(result, Table):
             return self._judge_result(example, attempt.sql, clauses, result)
         if example.dialect != "sqlite" and isinstance(result, SqlError):
@@ -157,28 +146,26 @@ class ExpoReward:
         columns = self._columns_of(example)
         traced = self._config.tracing
         blamed = trace_error(attempt.sql, clauses, result, columns=columns, traced=traced)
-        return Verdict("error", clauses, blamed)
+        return ClauseVerdict("error", clauses, blamed)
 
     def _judge_result(
         self, example: Example, sql: str, clauses: tuple[Clause, ...], predicted: Table
-    ) -> Verdict:
+    ) -> ClauseVerdict:
         """Blame clauses for a wrong result (section 3.2.2), and somebody in any case.
 
-        Without the fallback a query would be rewarded everywhere when no single step makes its
-        kind of error, as is the case for `row_partial`. So it is where the result depends on the
-        clock or on chance.
+        Else a query would be rewarded everywhere when no single step makes its kind of error.
         """
         config, everyone = self._config, frozenset(range(len(clauses)))
         gold = gold_result(self._executor, example)
         if not isinstance(gold, Table) or is_nondeterministic(predicted):
-            return Verdict("incorrect", clauses, everyone)
+            return ClauseVerdict("incorrect", clauses, everyone)
         gold = with_attributes(example.gold_sql, gold)
         sought = self._differences(gold, sql, predicted)
         if not config.incremental:
             blamed = _candidates(clauses, sought)
             is_clear = len(blamed) == 1
             blamed = _with_items(sql, clauses, blamed) if is_clear else frozenset[int]()
-            return Verdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
+            return ClauseVerdict("incorrect", clauses, blamed, sought, is_uniform=not is_clear)
 
         def ask(database: Path, step: str) -> Result:
             return self._executor.execute(database, step, max_steps=MAX_STEPS)
@@ -195,7 +182,7 @@ class ExpoReward:
             blamed = _with_items(sql, clauses, _candidates(clauses, sought))
         if not blamed and config.empty_cerr != "none":
             blamed = everyone
-        return Verdict("incorrect", clauses, blamed, sought)
+        return ClauseVerdict("incorrect", clauses, blamed, sought)
 
     def _differences(self, gold: Table, sql: str, predicted: Table) -> Differences:
         """Name what sets a result apart from the gold result (D*)."""
@@ -205,7 +192,7 @@ class ExpoReward:
         named = with_attributes(sql, predicted)
         return differences(gold, named, is_computed=is_same_structure)
 
-    def _values(self, verdict: Verdict) -> tuple[float, float]:
+    def _values(self, verdict: ClauseVerdict) -> tuple[float, float]:
         """Return the rewards of a blamed clause and of another one, the gap scaled (table 11)."""
         config, case = self._config, verdict.case
         if case == "correct":
@@ -224,7 +211,7 @@ class ExpoReward:
         return middle + scale * (blamed - middle), middle + scale * (other - middle)
 
     def _spans(
-        self, turn: int, attempt: Attempt, verdict: Verdict, rewards: Sequence[float]
+        self, turn: int, attempt: Attempt, verdict: ClauseVerdict, rewards: Sequence[float]
     ) -> list[CreditSpan]:
         """Lay the rewards over the characters of a reply, each character once."""
         length = len(attempt.text)
@@ -244,7 +231,7 @@ class ExpoReward:
             spans.append(CreditSpan(turn, end, length, outside))
         return spans
 
-    def _outside(self, verdict: Verdict) -> float | None:
+    def _outside(self, verdict: ClauseVerdict) -> float | None:
         """Return the credit of what is not SQL (ambiguity E5); None for no credit."""
         if self._config.outside_tokens == "zero":
             return None

@@ -43,11 +43,8 @@ THRESHOLDS = {
 class Diagnosis:
     """What the tree says of a prediction.
 
-    Attributes:
-        struct: Structural alignment in [0, 1]; 0.0 when either side does not parse.
-        tags: In the order of the paper's case study; empty when none applies or none can be told.
-        pred_parsed: Whether the prediction parsed.
-        gold_parsed: Whether the gold query parsed.
+    `struct` is the structural alignment in [0, 1], 0.0 when either side does not parse; `tags`
+    stand in the order of the paper's case study, none when none applies or none can be told.
     """
 
     struct: float
@@ -65,13 +62,9 @@ def diagnose(
     columns: Mapping[str, Sequence[str]] | None = None,
     config: TreeConfig = _PAPER,
 ) -> Diagnosis:
-    """Compare the trees of a prediction and of the gold query.
+    """Compare the trees of a prediction, whatever the model wrote, and of the gold query.
 
-    Args:
-        pred_sql: Whatever the model wrote.
-        gold_sql: The reference.
-        columns: Column names by table, to find the table of an unqualified column.
-        config: Readings of the paper.
+    `columns` are names by table, to find the table of an unqualified column.
     """
     return _diagnose(pred_sql, gold_sql, schema_of(columns), config)
 
@@ -96,11 +89,8 @@ def _diagnose(pred_sql: str, gold_sql: str, schema: Schema | None, config: TreeC
 class _Match:
     """The score of two nodes, and what came of the nodes below them.
 
-    Attributes:
-        score: In [0, 1].
-        missing: Whether a gold node that is no SELECT stayed unmatched.
-        extra: Whether a predicted node that is no SELECT stayed unmatched.
-        main: Predicted profile that the gold's main SELECT matched; None where it matched none.
+    `missing` and `extra` tell whether a gold or predicted node that is no SELECT stayed unmatched;
+    `main` is the predicted profile that the gold's main SELECT matched.
     """
 
     score: float
@@ -182,7 +172,6 @@ def number_similarity(pred: int, gold: int) -> float:
 
 
 def _main_profile(root: Node) -> Profile:
-    """Return the profile of the main SELECT, of a set operation the leftmost."""
     node = root
     while node.profile is None:
         node = node.children[0]
@@ -229,9 +218,7 @@ CATEGORIES: Mapping[str, frozenset[str]] = {
 
 
 def labels_of(diagnosis: Diagnosis) -> tuple[str, ...] | None:
-    """Return the tags of a prediction, `UNPARSED` for one that does not parse; None, since nothing
-    can be said of the prediction, where the gold query does not.
-    """
+    """Return the tags of a prediction, or `UNPARSED`; None where the gold query does not parse."""
     if not diagnosis.gold_parsed:
         return None
     return diagnosis.tags if diagnosis.pred_parsed else (UNPARSED,)
@@ -248,7 +235,7 @@ def mismatches(labels: Collection[str]) -> dict[str, bool]:
 def mismatch_rates(labels: Iterable[Collection[str]]) -> dict[str, float]:
     """Return the share of predictions that differ in each category, and their mean, `average`.
 
-    All are 0 without predictions. `labels` are those of each one that can be compared.
+    All are 0 without predictions.
     """
     found = [mismatches(each) for each in labels]
     rates = {

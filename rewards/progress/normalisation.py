@@ -38,9 +38,8 @@ def _schema(key: tuple[tuple[str, tuple[str, ...]], ...]) -> Schema:
 class Scope:
     """What names mean inside one SELECT.
 
-    Attributes:
-        sources: Alias of each source, with its base table, or None for a CTE or derived table.
-        ctes: Names of the CTEs that this query may read.
+    `sources` maps each alias to its base table, None for a CTE or derived table; `ctes` are those
+    that this query may read.
     """
 
     parent: Scope | None
@@ -56,10 +55,9 @@ class Scope:
 
 
 class Writer:
-    """Writes the expressions of one SELECT.
+    """Writes the expressions of one SELECT; subqueries are handed to `nest`.
 
-    Subqueries are handed to `nest`. `aggregate` tells whether an aggregate was written so far,
-    those of windows aside.
+    `aggregate` tells whether an aggregate was written so far, those of windows aside.
     """
 
     def __init__(

@@ -43,11 +43,9 @@ class ProgressiveReward:
         self._columns_of = columns_of
 
     def __call__(self, episode: Episode) -> Score:
-        """Score an episode.
+        """Score an episode: the sum of `format`, `execution`, `latency` and `alignment`.
 
-        Returns:
-            The sum of `format`, `execution`, `latency` and `alignment`. Without any attempt the
-            total is the stagnation reward, as for attempts that never rise.
+        Without any attempt the total is the stagnation reward, as for attempts that never rise.
         """
         parts = {
             "format": self._format(episode),
@@ -58,9 +56,7 @@ class ProgressiveReward:
         return Score(sum(parts.values()), is_correct(episode), parts)
 
     def align(self, example: Example, sql: str) -> Alignment:
-        """Measure F of one query, in [0, 1]: the mean of structural and lexical alignment, or one
-        of them where an ablation leaves the other out.
-        """
+        """Measure F of one query, in [0, 1]: the mean of structure and words, or one of them."""
         columns = self._columns_of(example)
         found = diagnose(sql, example.gold_sql, columns, self._config.tree)
         lexical = lexical_similarity(sql, example.gold_sql)
@@ -72,9 +68,7 @@ class ProgressiveReward:
         return Alignment(value[self._config.alignment], lexical, found)
 
     def diagnostics(self, episode: Episode) -> dict[str, float]:
-        """Name numbers for the metrics: F, structure and words of the first and the last query,
-        the turns, and 1.0 for every tag of the last query.
-        """
+        """Name numbers for the metrics, from the first and the last query."""
         if not episode.attempts:
             return {"turns": 0.0}
         first, last = self._ends(episode)
@@ -136,12 +130,9 @@ class OneShotReward:
 
 
 def lexical_similarity(pred_sql: str, gold_sql: str) -> float:
-    """Score how many pairs of adjacent tokens two queries share: Jaccard of the sets of pairs.
+    """Score how many pairs of adjacent tokens two queries share: Jaccard of the sets (section 4.2).
 
-    Lexical alignment (section 4.2).
-
-    Returns:
-        In [0, 1]. Where neither side has a pair: 1.0 for the same single token, else 0.0.
+    Where neither side has a pair: 1.0 for the same single token, else 0.0.
     """
     pred, gold = _pairs(pred_sql), _pairs(gold_sql)
     if not pred and not gold:

@@ -33,11 +33,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of the diagnostic tree.
+    """A node of the diagnostic tree; only a SELECT has a profile.
 
-    Attributes:
-        name: Of a CTE its name, of a set operation its operator, else empty.
-        profile: Of a SELECT only.
+    `name` is that of a CTE or of a set operation's operator.
     """
 
     kind: Literal["ROOT", "SELECT", "SET_OP", "CTE", "SUBQUERY"]
@@ -48,11 +46,7 @@ class Node:
 
 @cached(maxsize=8192)
 def build_tree(sql: str, schema: Schema | None, config: TreeConfig) -> Node | None:
-    """Build the tree of a query.
-
-    Returns:
-        The ROOT node; None when the text does not parse as one query.
-    """
+    """Build the tree of a query: the ROOT node; None when the text does not parse as one query."""
     query = extraction.parse(sql)
     if query is None:
         return None
@@ -77,13 +71,11 @@ def _nodes_of(
         children = (*nodes_of(query.this), *nodes_of(query.expression))
         return (Node("SET_OP", children, query.key), *below)
     if isinstance(query, exp.Select):
-        return (_Reader(query, scope, schema, config).node(), *below)
+        return (_SelectReader(query, scope, schema, config).node(), *below)
     return (Node("SELECT", (), profile=_EMPTY), *below)  # VALUES
 
 
 class _Sources:
-    """The sources of one SELECT: what its names mean, and what is joined with what."""
-
     def __init__(self, select: exp.Select, ctes: Features) -> None:
         self.tables: set[str] = set()
         self.derived: list[exp.Expression] = []
@@ -124,9 +116,7 @@ class _Sources:
         return right
 
 
-class _Reader:
-    """Reads one SELECT: its clauses as sets of signatures, its nested queries as children."""
-
+class _SelectReader:
     def __init__(
         self, select: exp.Select, outer: Scope, schema: Schema | None, config: TreeConfig
     ) -> None:
@@ -208,7 +198,6 @@ class _Reader:
 
 
 def _atoms(conditions: Iterable[exp.Expression]) -> list[exp.Expression]:
-    """Split conditions at their top-level ANDs."""
     return [atom for condition in conditions for atom in extraction.split(condition, exp.And)]
 
 

@@ -25,11 +25,8 @@ _TAKEN_FOR = (
 def corrupt(sql: str) -> str | None:
     """Write a query as an annotator with fixed habits would get it wrong.
 
-    The habit is the first of `HABITS` that applies, so queries of one form have one mistake; a set
-    operation is taken for another one. A few mistakes do not change the result.
-
-    Returns:
-        The query with its mistake; None where it does not parse or has nothing to get wrong.
+    The habit is the first of `HABITS` that applies, so queries of one form have one mistake. None
+    where the query does not parse or has nothing to get wrong.
     """
     tree = parse(sql)
     if tree is None:

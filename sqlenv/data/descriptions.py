@@ -12,7 +12,7 @@ from textwrap import shorten
 
 from sqlenv.config import SourceConfig
 from sqlenv.data.layouts import DATASETS, Location
-from sqlenv.data.records import Named, TableNames, check, read_records
+from sqlenv.data.records import Record, TableNames, check, read_records
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import ColumnKey, Descriptions
 
@@ -29,32 +29,24 @@ _FOLDER = "database_description"
 def read_descriptions(
     location: Location, source: SourceConfig, databases: Mapping[str, Path]
 ) -> dict[Path, Descriptions]:
-    """Read what columns hold: tables.json's natural names, or BIRD's full descriptions.
-
-    Args:
-        location: The source's files.
-        source: Says which of the two.
-        databases: The databases in use, by `db_id`.
-    """
-    found: dict[Path, dict[ColumnKey, str]] = {}
+    """Read what `stream_descriptions` yields, by database."""
+    found: dict[Path, Descriptions] = {}
     for path, descriptions in stream_descriptions(location, source, databases):
-        found.setdefault(path, {}).update(descriptions)
-    return dict(found)
+        found[path] = {**found.get(path, {}), **descriptions}
+    return found
 
 
 def stream_descriptions(
     location: Location, source: SourceConfig, databases: Mapping[str, Path]
 ) -> Iterator[tuple[Path, Descriptions]]:
-    """Yield the descriptions of one database after another; later ones go over earlier ones.
+    """Yield what columns of databases (by `db_id`) hold; later ones go over earlier ones.
 
-    Raises:
-        UserError: A file is damaged.
+    tables.json's natural names, and with `comments: full` BIRD's descriptions.
     """
     for file in _beside(location, DATASETS[source.layout].tables):
         for number, entry in enumerate(read_records(file)):
-            where = {"where": f"{file}: record {number}", "advice": "correct it or fetch it again"}
-            if path := databases.get(check(Named, entry, **where).db_id):
-                yield path, _natural_names(check(TableNames, entry, **where))
+            if path := databases.get(str(entry.get("db_id"))):
+                yield path, _natural_names(entry, f"{file}: record {number}")
     if source.comments == "full":
         for path in dict.fromkeys(databases.values()):
             if described := full_descriptions(path.parent):
@@ -65,12 +57,6 @@ def full_descriptions(folder: Path) -> dict[ColumnKey, str]:
     """Read BIRD's database_description: one CSV a table, in mixed encodings, names padded.
 
     Names of the folder, of files and of columns may differ from the database's in case.
-
-    Args:
-        folder: Of the database.
-
-    Raises:
-        UserError: A file is not a CSV file of descriptions.
     """
     found = {}
     for file in _description_files(folder):
@@ -126,14 +112,21 @@ def _decoded(content: bytes) -> str:
         return content.removeprefix(b"\xef\xbb\xbf").decode("cp1252", errors="replace")
 
 
-def _natural_names(entry: TableNames) -> dict[ColumnKey, str]:
+def _natural_names(record: Record, where: str) -> dict[ColumnKey, str]:
+    advice = "correct it or fetch it again"
+    entry = check(TableNames, record, where=where, advice=advice)
     tables = entry.table_names_original
-    pairs = zip(entry.column_names_original, entry.column_names, strict=True)
-    return {
-        (tables[table].lower(), original.lower()): natural
-        for (table, original), (_, natural) in pairs
-        if table >= 0
-    }
+    try:
+        pairs = zip(entry.column_names_original, entry.column_names, strict=True)
+        return {
+            (tables[table].lower(), original.lower()): natural
+            for (table, original), (_, natural) in pairs
+            if table >= 0
+        }
+    except (ValueError, IndexError):
+        raise UserError(
+            f"{where}: the names of columns and tables do not agree; {advice}"
+        ) from None
 
 
 def _beside(location: Location, names: tuple[str, ...]) -> list[Path]:

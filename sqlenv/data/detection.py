@@ -22,22 +22,15 @@ from sqlenv.data.layouts import (
 from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
 
-_SEARCHED = 1_000
-"""Folders that are looked at."""
-_STRANGE = "its records are of"
-"""Begins what is said of a file with the fields of another data set."""
+_STRANGE = "its records are of"  # begins what is said of a file with the fields of another data set
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """What was found below a folder.
+    """The data sets found below a folder, by their names in `SETS`.
 
-    Attributes:
-        sources: The data sets, by their names in `SETS`.
-        left: Files that looked like a data set's and are not, or whose databases are missing, and
-            why, by the name of the data set.
-        unused: A line on each of these files that no other data set has.
+    `left` says why files that look like a data set's are not one, `unused` does so once a file.
     """
 
     sources: Mapping[str, SourceConfig]
@@ -46,11 +39,7 @@ class Detected:
 
 
 def detect(root: Path) -> Detected:
-    """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`.
-
-    Raises:
-        UserError: The folder is not there, or was itself prepared.
-    """
+    """Find every data set in a folder: one download, several side by side, or OmniSQL's `data/`."""
     if not root.is_dir():
         what = "is a file" if root.exists() else "does not exist"
         raise UserError(f"{root} {what}; give the folder of the downloads")
@@ -79,7 +68,6 @@ def detect(root: Path) -> Detected:
 def _unused(
     sources: Mapping[str, SourceConfig], looked_at: Sequence[tuple[str, SourceConfig, str]]
 ) -> tuple[str, ...]:
-    """Say of each file that no data set has what keeps it from being one's."""
     told = {file for source in sources.values() for file in _files(source)}
     lines: dict[str, None] = {}
     # A file with a data set's fields is that one's, whoever else has files of this name.
@@ -95,21 +83,11 @@ def _files(source: SourceConfig) -> tuple[Path, ...]:
 
 
 def _near(root: Path, name: str) -> tuple[Path, ...]:
-    """Return the folders of a data set that go before any deeper one."""
     return root / DATASETS[SETS[name].layout].omnisql, root
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
-    """Find the data sets that were asked for, or all that are there.
-
-    Args:
-        root: Folder of the downloads.
-        names: Of `SETS`; none for all, where files that look like a data set's and are not
-            are told.
-
-    Raises:
-        UserError: One is not there; says what was expected where.
-    """
+    """Find the data sets of these names, or all; warn of what only looks like one."""
     found = detect(root)
     for name in names:
         if name in found.sources:
@@ -118,15 +96,16 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
             raise UserError(f"{name}: {found.left[name]}")
         for folder in root.glob("*/"):
             check_open(folder)
-        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {_found(found)}")
+        there = ", ".join(found.sources) or "no data set"
+        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {there}")
     if not names and not found.sources:
         if found.left:
             name, problem = next(iter(found.left.items()))
             raise UserError(f"{root}: no data set is whole; {name}: {problem}")
-        known = "; ".join(f"{name}: {_expected(name)}" for name in ("bird-dev", "spider-dev"))
+        there = ", ".join(sorted(path.name for path in islice(root.iterdir(), 8))) or "nothing"
         raise UserError(
-            f"{root}: no data set recognised: {_listing(root)}; expected such as {known} "
-            "(README, 'Data'), there or up to two folders deeper"
+            f"{root}: no data set recognised in {there}; expected such as "
+            f"{_expected('bird-train')}, there or up to two folders deeper (README, 'Data')"
         )
     if not names:
         for line in found.unused:
@@ -147,7 +126,6 @@ def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
 
 
 def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
-    """Return a source and what keeps it from being one; empty if nothing does."""
     try:
         for file in question_files(source.path, source):
             first = next(read_records(file))
@@ -167,12 +145,3 @@ def _expected(name: str) -> str:
     spec = DATASETS[named.layout]
     files = named.file or " or ".join(spec.files[named.split])
     return f"{files} with {' or '.join(spec.databases)} beside it"
-
-
-def _found(found: Detected) -> str:
-    return ", ".join(found.sources) or "no data set"
-
-
-def _listing(root: Path) -> str:
-    names = sorted(path.name + "/" * path.is_dir() for path in islice(root.iterdir(), _SEARCHED))
-    return f"it has {', '.join(names[:8])}{' ...' * (len(names) > 8)}" if names else "it is empty"

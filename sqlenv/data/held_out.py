@@ -1,8 +1,4 @@
-"""Databases of the training sources that are set aside, so that checkpoints are chosen by others.
-
-Questions of one database are alike: those to choose by come from databases that no question to
-learn from has.
-"""
+"""Databases of the training sources that are set aside, to choose checkpoints by."""
 
 from __future__ import annotations
 
@@ -28,19 +24,9 @@ def validation_of(config: DataConfig, count: int) -> DataConfig:
 def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 
-    Of each source they have as large a share of the questions as the questions to validate by are
-    of those that are wanted in all, and more where too few of their gold queries may stay.
-
-    Args:
-        config: Settings of the questions to learn from.
-        count: Questions to validate by.
-        make_pools: Called once to count questions, then until those held out are enough.
-
-    Returns:
-        Names of databases, which have at least `count` questions that may stay.
-
-    Raises:
-        UserError: So many would leave a source without questions to learn from.
+    Of each source they have as large a share of the questions as the `count` to validate by is of
+    those wanted in all, and more where too few of their gold queries may stay. `make_pools` is
+    called once to count questions, then until those held out are enough.
     """
     own = validation_of(config, count)
     found = [_count(pool) for pool in make_pools(own, lambda _example: True)]
@@ -78,7 +64,6 @@ def _count(pool: Pool) -> Counter[str]:
 
 
 def _shortage(pool: Pool, need: int) -> int:
-    """Look at questions until enough may stay; return how many are missing."""
     open_sample(pool, None)
     pool.draw(need)
     return need - len(pool.kept)
@@ -94,7 +79,6 @@ def _wanted(config: DataConfig) -> list[float]:
 
 
 def _target(everything: int, need: int, wanted: float) -> float:
-    """Return the questions whose databases are held out of a source."""
     wanted = max(1, min(wanted, everything - need))
     return everything * need / (need + wanted)
 
@@ -104,14 +88,7 @@ def _have(counts: Mapping[str, int], names: Collection[str]) -> int:
 
 
 def _pick(counts: Counter[str], target: float, held: frozenset[str], seed: int) -> frozenset[str]:
-    """Add databases in an order by seed while they fit, then the one that exceeds least.
-
-    Args:
-        counts: Questions by database.
-        target: Questions to reach.
-        held: Databases that are held out already, whatever their source.
-        seed: Decides the order, in which each database has a place of its own.
-    """
+    """Add databases in an order by seed while they fit, then the one that exceeds least."""
 
     def place(name: str) -> bytes:
         return hashlib.sha256(f"{seed} held out {name}".encode()).digest()

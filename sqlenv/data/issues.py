@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sqlenv.types import Example
 
@@ -23,14 +23,8 @@ EXCLUDED_DATABASE = "excluded database"
 class Checked:
     """A question and what was found of it.
 
-    Attributes:
-        example: With value matches, where these were looked up.
-        issues: Of its gold query.
-        note: Why the gold query fails.
-        style: SynSQL's style of the question.
-        rows: Of the gold result; None where it was not run or has none.
-        prompt_tokens: Length of its prompt, where a tokenizer was given.
-        is_final: False where a machine with less to do might find something else.
+    `note` says why the gold query fails, `rows` counts its result (None where it was not run),
+    `style` is SynSQL's. Not final is what a machine with less to do might find otherwise.
     """
 
     example: Example
@@ -40,7 +34,3 @@ class Checked:
     rows: int | None = None
     prompt_tokens: int | None = None
     is_final: bool = True
-
-    def of_style(self, style: str) -> Checked:
-        """Say of which style the question is."""
-        return replace(self, style=style) if style else self

@@ -12,19 +12,15 @@ from sqlenv.config import Layout, SourceConfig, Split
 from sqlenv.data.records import Record
 from sqlenv.errors import UserError
 
-_SEARCHED = 1_000
-"""Folders that are looked at."""
+_SEARCHED = 1_000  # folders that are looked at
 
 
 @dataclass(frozen=True, slots=True)
 class NamedSet:
     """A split of a data set, as commands name it.
 
-    Attributes:
-        file: Question file, where it is not the layout's own for the split.
-        questions: As published (for SQLite), of a test set.
-        comparators: By which a test set is judged (`sqlenv.evaluators.comparators`): its own
-            measure first.
+    Of a test set, `questions` says how many are published (for SQLite) and `comparators` by which
+    it is judged, its own measure first.
     """
 
     layout: Layout
@@ -45,7 +41,6 @@ class DatasetSpec:
         databases: Folders of databases, relative to the question file or to the data set.
         tables: Files of natural names.
         more: A second question file that belongs to the split, where it exists.
-        gold, question, evidence: Names of the fields.
         documents: Folder of the files that `evidence` names, where it does not hold text.
     """
 
@@ -139,8 +134,7 @@ SETS: Mapping[str, NamedSet] = {
 }
 """Data sets by name, those to learn from first."""
 
-MANIFEST = "prepared.json"
-"""What makes a folder one that `launch.prepare` has written."""
+MANIFEST = "prepared.json"  # what makes a folder one that `launch.prepare` has written
 
 _NO_DATASETS = {
     "OmniSQL's finished prompts": frozenset({"input_seq", "output_seq"}),
@@ -150,14 +144,7 @@ _NO_DATASETS = {
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The files of a source that were found.
-
-    Attributes:
-        root: The data set's own folder.
-        files: Question files.
-        databases: Folders that hold databases, in the order they are searched.
-        layout: The source's, or `prepared`.
-    """
+    """The files of a source that were found; databases' folders in the order they are searched."""
 
     root: Path
     files: tuple[Path, ...]
@@ -177,11 +164,7 @@ def is_file(path: Path) -> bool:
 
 
 def check_open(folder: Path) -> None:
-    """Refuse a folder in which nothing can be found: what is there would look missing.
-
-    Raises:
-        UserError: It may not be read.
-    """
+    """Refuse a folder that may not be read: what is there would look missing."""
     if not is_open(folder):
         raise UserError(f"{folder}: this folder may not be read; allow it, or copy it")
 
@@ -192,11 +175,7 @@ def is_open(folder: Path) -> bool:
 
 
 def locate(source: SourceConfig) -> Location:
-    """Find a source's files.
-
-    Raises:
-        UserError: The folder does not have the source's layout; says which one nearby does.
-    """
+    """Find a source's files."""
     if not source.path.is_dir():
         what = "is a file, not the data set's folder" if source.path.exists() else "does not exist"
         raise UserError(f"{source.path} {what}: point `path` of the {source.layout} source at it")

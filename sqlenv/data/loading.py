@@ -23,19 +23,13 @@ from sqlenv.errors import UserError
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
-_SPARE_SHARE = 1.0
-"""Candidates of a sampled source beyond the wanted number, since golds may fail."""
+_SPARE_SHARE = 1.0  # candidates of a sampled source beyond the wanted number, since golds may fail
 _SPARE_LEAST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """What was found in all sources.
-
-    Attributes:
-        wanted: `DataConfig.total`.
-        fingerprint: Hash of the chosen questions and gold queries, the same on every machine.
-    """
+    """What was found in all sources; `fingerprint` is that of the questions that were chosen."""
 
     sources: tuple[SourceReport, ...]
     wanted: int | None
@@ -56,12 +50,9 @@ class DataReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadedData:
-    """The questions of a run.
+    """The questions of a run, in the order of the sources and of their files.
 
-    Attributes:
-        examples: In the order of the sources and of their files.
-        descriptions: What columns hold, by database, for `read_schema`.
-        schemas: Files of the schemas that were read before, by database (`sqlenv.data.prepared`).
+    By database: what columns hold (for `read_schema`), and files of schemas that were read before.
     """
 
     examples: tuple[Example, ...]
@@ -136,12 +127,7 @@ def choose(pools: Sequence[Pool], config: DataConfig) -> list[Checked]:
 
 
 def read_all(source: SourceConfig) -> tuple[Example, ...]:
-    """Read every question of a source in the order of its files, whatever its gold query.
-
-    Raises:
-        UserError: The source is not as its layout says, a database is not there, or there is no
-            question for SQLite.
-    """
+    """Read every question of a source in the order of its files, whatever its gold query."""
     advice = "take such questions out of the file"
     pool = Pool(source, locate(source), DataConfig(sources=(source,)), None, advice)
     pool.drops = {OTHER_ENGINE, OTHER_KIND}
@@ -161,12 +147,7 @@ def _open(pool: Pool) -> None:
 
 
 def open_sample(pool: Pool, most: int | None) -> None:
-    """Read a source in the order of the draw.
-
-    Args:
-        pool: Has nothing waiting yet.
-        most: Candidates to hold in memory; None for all.
-    """
+    """Read a source in the order of the draw; at most so many candidates are held, None for all."""
     # One random number a question, the smallest win: one pass, and a larger sample contains a
     # smaller one.
     rng = Random(f"{pool.config.seed} {pool.name}")
@@ -177,7 +158,6 @@ def open_sample(pool: Pool, most: int | None) -> None:
 
 
 def _fill(pools: Sequence[Pool], total: int | None) -> None:
-    """Draw from all pools by weight until there are enough or none has more."""
     if total is None:
         for pool in pools:
             pool.draw(len(pool.waiting))

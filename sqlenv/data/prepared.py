@@ -24,45 +24,15 @@ from sqlenv.data.layouts import MANIFEST
 from sqlenv.data.records import Record, check, read_records
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import DatabaseSchema, Descriptions
-from sqlenv.types import Example, ValueMatch
+from sqlenv.types import Example
 
 DATABASES = "databases.jsonl"
 SCHEMAS = "schemas"
 _AGAIN = "run launch.prepare again"
 
 
-class _Question(BaseModel):
-    """A line of a set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    id: str
-    db_id: str
-    database: str
-    question: str
-    evidence: str
-    query: str
-    difficulty: str
-    dialect: str
-    source: str
-    style: str
-    hints: tuple[ValueMatch, ...]
-    flaws: tuple[str, ...]
-    note: str
-    rows: int | None
-    prompt_tokens: int | None
-    fingerprint: str
-
-
 class DatabaseEntry(BaseModel):
-    """A line of databases.jsonl.
-
-    Attributes:
-        bytes: Size of the file.
-        fingerprint: SHA-256 of its contents.
-        shape: Hash of the names of its tables and columns.
-        schema_file: Relative to the folder.
-    """
+    """A line of databases.jsonl; `shape` is a hash of the names of its tables and columns."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -77,16 +47,12 @@ class DatabaseEntry(BaseModel):
 class SetEntry(BaseModel):
     """What prepared.json says of a set."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
     questions: int
     fingerprint: str
 
 
 class Manifest(BaseModel):
     """What prepared.json must say."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
 
     sets: dict[str, SetEntry]
 
@@ -116,30 +82,24 @@ def write_question(checked: Checked) -> str:
 
 
 def read_question(file: Path, index: int, record: Record) -> Checked:
-    """Read a line of a set.
-
-    Raises:
-        UserError: It is not one, or was changed.
-    """
-    where = f"{file}: line {index + 1}"
-    q = check(_Question, record, where=where, advice=_AGAIN)
-    if _digest({key: value for key, value in record.items() if key != "fingerprint"}) != (
-        q.fingerprint
-    ):
-        raise UserError(f"{where} was changed after it was prepared; {_AGAIN}")
+    """Read a line of a set."""
+    told = {key: value for key, value in record.items() if key != "fingerprint"}
+    if _digest(told) != record.get("fingerprint"):
+        raise UserError(f"{file}: line {index + 1} was changed after it was prepared; {_AGAIN}")
     example = Example(
-        id=q.id,
-        question=q.question,
-        db_id=q.db_id,
-        database=Path(q.database),
-        gold_sql=q.query,
-        evidence=q.evidence,
-        difficulty=q.difficulty,
-        dialect=q.dialect,
-        source=q.source,
-        value_matches=q.hints,
+        id=told["id"],
+        question=told["question"],
+        db_id=told["db_id"],
+        database=Path(told["database"]),
+        gold_sql=told["query"],
+        evidence=told["evidence"],
+        difficulty=told["difficulty"],
+        dialect=told["dialect"],
+        source=told["source"],
+        value_matches=tuple((table, column, value) for table, column, value in told["hints"]),
     )
-    return Checked(example, q.flaws, q.note, q.style, q.rows, q.prompt_tokens)
+    kept = told["note"], told["style"], told["rows"], told["prompt_tokens"]
+    return Checked(example, tuple(told["flaws"]), *kept)
 
 
 def _digest(record: Mapping[str, Any]) -> str:
@@ -158,11 +118,7 @@ def _manifest(path: Path, _stamp: tuple[int, int]) -> Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read which sets a prepared folder has.
-
-    Raises:
-        UserError: It is no prepared folder, or a damaged one.
-    """
+    """Read which sets a prepared folder has."""
     path = folder / MANIFEST
     if not path.is_file():
         raise UserError(f"{folder}: no {MANIFEST} in it; {_AGAIN}")
@@ -171,11 +127,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_count(folder: Path, file: Path, count: int) -> None:
-    """Refuse a set that is not whole.
-
-    Raises:
-        UserError: It has more or fewer questions than were prepared.
-    """
+    """Refuse a set that is not whole."""
     entry = read_manifest(folder).sets.get(file.stem)
     if entry is None:
         raise UserError(f"{file}: is no set of {folder / MANIFEST}; {_AGAIN}")
@@ -187,15 +139,7 @@ def check_count(folder: Path, file: Path, count: int) -> None:
 
 
 def read_databases(folder: Path, used: Mapping[Path, str]) -> dict[Path, Path]:
-    """Find the files of schemas of the databases in use.
-
-    Args:
-        folder: A prepared folder.
-        used: Databases, and a question that needs each.
-
-    Raises:
-        UserError: One is not there any more, or is of another size than when it was prepared.
-    """
+    """Find the schema files of databases in use, each given with a question that needs it."""
     found: dict[Path, Path] = {}
     for index, record in enumerate(read_records(folder / DATABASES)):
         where = f"{folder / DATABASES}: line {index + 1}"
@@ -218,13 +162,7 @@ def read_databases(folder: Path, used: Mapping[Path, str]) -> dict[Path, Path]:
 
 @dataclass(frozen=True, slots=True)
 class StoredSchema:
-    """A schema as it was read, and how.
-
-    Attributes:
-        examples, profile: As `read_schema` takes them.
-        style: Of `text`.
-        text: As `render_schema` wrote it.
-    """
+    """A schema as `read_schema` read it and `render_schema` wrote it in a `style`."""
 
     schema: DatabaseSchema
     examples: int
@@ -253,11 +191,7 @@ def write_schema(path: Path, stored: StoredSchema) -> None:
 
 
 def read_stored_schema(path: Path) -> StoredSchema:
-    """Read a schema's file.
-
-    Raises:
-        UserError: It is not there or damaged.
-    """
+    """Read a schema's file."""
     try:
         return _STORED.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -24,28 +24,20 @@ from sqlenv.data.issues import (
     UNPARSED_GOLD,
     Checked,
 )
-from sqlenv.data.layouts import (
-    DATASETS,
-    DatasetSpec,
-    Location,
-    check_open,
-    is_file,
-    other_dataset,
-)
-from sqlenv.data.records import Question, Record, check, question_kind, read_records
+from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, other_dataset
+from sqlenv.data.records import QuestionRecord, Record, check, read_records
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
 from sqlenv.types import Example, Result, SqlError, Table
 
-_BATCH = 256
-"""Questions at a time, since the results of their gold queries are held together."""
+_BATCH = 256  # questions at a time, since the results of their gold queries are held together
 _NAMED_FAILURES = 3
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]
 """Looks at the gold queries of some questions; answers in order."""
 Accept = Callable[[Example], bool]
 Candidate = tuple[int, Checked]
-"""Position among the source's questions, and the question; its flaws are known of prepared ones."""
+"""Position among the source's questions, and the question; its issues are known if prepared."""
 
 
 class GoldRunner(Protocol):
@@ -58,14 +50,10 @@ class GoldRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What was found in one source.
+    """What was found in one source: records read, golds executed, questions kept.
 
-    Attributes:
-        read: Records in the files.
-        checked: Gold queries that were executed.
-        kept: Questions that the run uses.
-        found: How many questions have each flaw, dropped or not.
-        failures: The first gold queries that fail or cannot be carried over, and why.
+    `found` counts each issue, dropped or not; `failures` are the first gold queries that fail or
+    cannot be transpiled, and why.
     """
 
     name: str
@@ -78,10 +66,10 @@ class SourceReport:
 
     def line(self) -> str:
         """Say it in a line."""
-        flaws = "".join(f", {count:,} {flaw}" for flaw, count in sorted(self.found.items()))
+        issues = "".join(f", {count:,} {issue}" for issue, count in sorted(self.found.items()))
         checks = f", {self.checked:,} golds executed" if self.checked else ""
         failures = f" ({'; '.join(self.failures)})" if self.failures else ""
-        return f"{self.name}: {self.kept:,} of {self.read:,} questions{checks}{flaws}{failures}"
+        return f"{self.name}: {self.kept:,} of {self.read:,} questions{checks}{issues}{failures}"
 
 
 @dataclass(slots=True)
@@ -92,7 +80,7 @@ class Pool:
         check: Looks at gold queries; None trusts them all.
         accept: Which questions are candidates at all.
         advice: What to do about a missing database, but unpacking it.
-        batch: Questions that are checked at a time.
+        drops: Issues that leave a question out.
     """
 
     source: SourceConfig
@@ -102,7 +90,7 @@ class Pool:
     advice: str = ""
     accept: Accept = lambda _example: True
     batch: int = _BATCH
-    drops: set[str] = field(init=False)  # flaws that leave a question out
+    drops: set[str] = field(init=False)
     found: Counter[str] = field(default_factory=Counter)
     waiting: deque[Candidate] = field(default_factory=deque)
     kept: list[Candidate] = field(default_factory=list)
@@ -135,23 +123,14 @@ class Pool:
             before = self.read
             for index, record in enumerate(read_records(file)):
                 self.read += 1
-                if self.location.layout == "prepared":
-                    checked = prepared.read_question(file, index, record)
-                    is_wanted = _is_wanted(self.source, checked.example, checked.style)
-                    flaws = [flaw for flaw in checked.issues if flaw == BLANK_GOLD]
-                    flaws = flaws if is_wanted else [OTHER_KIND]
-                else:
-                    checked, flaws = _question(self.source, file, index, record, database_of)
-                    if not flaws and isinstance(refused := gold(checked.example), SqlError):
-                        flaws = [NOT_TRANSPILED]
-                        self._note(checked.example, refused.message)
+                checked, issues = self._read_question(file, index, record, database_of)
                 if checked.example.db_id in self.config.exclude_databases:
-                    flaws = [EXCLUDED_DATABASE]
-                self.found.update(flaws)
-                if MISSING_DATABASE in flaws and not self.config.drop_missing_database:
+                    issues = [EXCLUDED_DATABASE]
+                self.found.update(issues)
+                if MISSING_DATABASE in issues and not self.config.drop_missing_database:
                     problem = _no_database(self.location, checked.example)
                     raise UserError(f"{problem}, or {self.advice}")
-                if not self.drops.intersection(flaws) and self.accept(checked.example):
+                if not self.drops.intersection(issues) and self.accept(checked.example):
                     yield checked
             if self.location.layout == "prepared":
                 prepared.check_count(self.location.root, file, self.read - before)
@@ -174,20 +153,37 @@ class Pool:
     def report(self) -> SourceReport:
         """Say what was found."""
         return SourceReport(
-            name=self.name,
-            files=self.location.files,
-            read=self.read,
-            checked=self.checked,
-            kept=self.kept_count,
-            found=dict(self.found),
-            failures=tuple(self.failures),
+            self.name,
+            self.location.files,
+            self.read,
+            self.checked,
+            self.kept_count,
+            dict(self.found),
+            tuple(self.failures),
         )
+
+    def _read_question(
+        self, file: Path, index: int, record: Record, database_of: Callable[[str], Path | None]
+    ) -> tuple[Checked, list[str]]:
+        if self.location.layout == "prepared":
+            checked = prepared.read_question(file, index, record)
+            issues = [issue for issue in checked.issues if issue == BLANK_GOLD]
+        else:
+            checked, issues = _question(self.source, file, index, record, database_of)
+        is_level = not self.source.levels or checked.example.difficulty in self.source.levels
+        if not is_level or checked.style in self.source.exclude_styles:
+            return checked, [OTHER_KIND]
+        is_new = self.location.layout != "prepared"
+        if is_new and not issues and isinstance(refused := gold(checked.example), SqlError):
+            self._note(checked.example, refused.message)
+            return checked, [NOT_TRANSPILED]
+        return checked, issues
 
     def _checked(self, batch: Sequence[Candidate]) -> Iterator[Candidate]:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         found = self._look([candidate for _, candidate in batch])
         for (position, _), checked in zip(batch, found, strict=True):
-            self.found.update(flaw for flaw in checked.issues if flaw != BLANK_GOLD)  # as read
+            self.found.update(issue for issue in checked.issues if issue != BLANK_GOLD)  # as read
             if FAILING_GOLD in checked.issues:
                 self._note(checked.example, checked.note)
             if not self.drops.intersection(checked.issues):
@@ -198,10 +194,9 @@ class Pool:
         if self.check is None or self.location.layout == "prepared":
             return candidates
         self.checked += sum(bool(candidate.example.gold_sql) for candidate in candidates)
-        # What a source says beside the question stays with it.
-        styles = (candidate.style for candidate in candidates)
         found = self.check([candidate.example for candidate in candidates])
-        return (one.of_style(style) for one, style in zip(found, styles, strict=True))
+        pairs = zip(found, candidates, strict=True)
+        return (replace(one, style=candidate.style) for one, candidate in pairs)
 
     def _note(self, example: Example, words: str) -> None:
         if len(self.failures) < _NAMED_FAILURES:
@@ -239,7 +234,6 @@ def _question(
     record: Record,
     database_of: Callable[[str], Path | None],
 ) -> tuple[Checked, list[str]]:
-    """Read a record, and name its flaws."""
     layout = source.layout
     spec = DATASETS[layout]
     where = f"{file}: record {index}"
@@ -248,50 +242,37 @@ def _question(
             f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
             f"put {layout}'s own file there, or correct `layout`"
         )
-    kind = question_kind(question=spec.question, gold=spec.gold, evidence=spec.evidence)
-    asked = check(kind, record, where=where, advice=f"correct it if the layout is really {layout}")
+    names = {"question": spec.question, "query": spec.gold, "evidence": spec.evidence}
+    advice = f"correct it if the layout is really {layout}"
+    asked = check(QuestionRecord, record, where=where, advice=advice, names=names)
     name = asked.instance_id or f"{file.stem}/{index}"
-    database, written = database_of(asked.db_id), (asked.gold or "").strip()
+    database, written = database_of(asked.db_id), (asked.query or "").strip()
     dialect = NAMES.get((asked.dialect or source.dialect).lower())
     is_local = asked.instance_id is None or name.startswith("local")
+    evidence = (asked.evidence or "").strip()
+    document = file.parent / spec.documents / evidence
+    if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
+        evidence = document.read_text(encoding="utf-8", errors="replace").strip()
     example = Example(
         id=f"{layout}/{name}",
         question=asked.question.strip(),
         db_id=asked.db_id,
         database=database or Path(asked.db_id),
         gold_sql=written,
-        evidence=_evidence(spec, file.parent, asked),
+        evidence=evidence,
         difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
         dialect=dialect or "sqlite",
         source=layout,
     )
-    style = asked.question_style or ""
     other_engine = not (is_local and dialect)
-    flaws = {
-        OTHER_KIND: not _is_wanted(source, example, style),
+    issues = {
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
         BLANK_GOLD: not written,
         UNPARSED_GOLD: asked.parsed is None,
     }
-    if flaws[OTHER_KIND]:
-        return Checked(example), [OTHER_KIND]
-    return Checked(example, style=style), [flaw for flaw, present in flaws.items() if present]
-
-
-def _is_wanted(source: SourceConfig, example: Example, style: str) -> bool:
-    """Tell whether a question is of the levels and styles that its source is to give."""
-    is_level = not source.levels or example.difficulty in source.levels
-    return is_level and style not in source.exclude_styles
-
-
-def _evidence(spec: DatasetSpec, folder: Path, asked: Question) -> str:
-    """Read the external knowledge; Spider 2 names a file that holds it."""
-    text = (asked.evidence or "").strip()
-    document = folder / spec.documents / text
-    if spec.documents and text and is_file(document):
-        return document.read_text(encoding="utf-8", errors="replace").strip()
-    return text
+    found = [issue for issue, present in issues.items() if present]
+    return Checked(example, style=asked.question_style or ""), found
 
 
 def _no_database(location: Location, example: Example) -> str:

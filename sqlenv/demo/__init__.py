@@ -13,8 +13,8 @@ from random import Random
 from typing import Any
 
 from sqlenv.config import DemoConfig
-from sqlenv.demo.databases import Database, TableSchema, build, draw_schema, fill, sql_type
-from sqlenv.demo.questions import Question, ask
+from sqlenv.demo.databases import DemoDatabase, DemoTable, build, draw_schema, fill, sql_type
+from sqlenv.demo.questions import DemoQuestion, ask
 from sqlenv.demo.vocabulary import DOMAINS
 from sqlenv.errors import UserError
 
@@ -24,17 +24,9 @@ _OUR_FILES = {STAMP, "tables.json", "database", *SPLIT_FILES.values()}
 
 
 def generate(root: Path, config: DemoConfig) -> None:
-    """Write the demo data set, unless it is there already.
+    """Write the demo data set in Spider's layout, unless it is there already.
 
-    Files are those of Spider: `train_spider.json`, `dev.json` (validation), `test.json`,
-    `tables.json` and `database/<db_id>/<db_id>.sqlite`. The same settings give the same bytes.
-
-    Args:
-        root: Folder to make. One that this function made with other settings is replaced.
-        config: What to make.
-
-    Raises:
-        UserError: The folder holds something else.
+    The same settings give the same bytes. A folder that was made with other settings is replaced.
     """
     stamp = json.dumps({"generator": _fingerprint(), "config": config.model_dump()}, indent=1)
     if _is_current(root, stamp):
@@ -90,7 +82,7 @@ def _write(folder: Path, config: DemoConfig) -> None:
     _write_json(folder / "tables.json", schemas)
 
 
-def _record(database: Database, question: Question) -> dict[str, Any]:
+def _record(database: DemoDatabase, question: DemoQuestion) -> dict[str, Any]:
     return {
         "db_id": database.db_id,
         "question": question.text,
@@ -102,14 +94,13 @@ def _record(database: Database, question: Question) -> dict[str, Any]:
 
 
 def _write_json(path: Path, content: list[dict[str, Any]]) -> None:
-    """Write one record a line, so that a person can read and compare the file."""
     lines = ",\n".join(json.dumps(record) for record in content)
     path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
-def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, Database]]:
+def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, DemoDatabase]]:
     """Draw the databases of all splits, no two with the same tables and columns."""
-    seen_schemas: set[tuple[TableSchema, ...]] = set()
+    seen_schemas: set[tuple[DemoTable, ...]] = set()
     counters = dict.fromkeys(DOMAINS, 0)
     for split, domain in _split_domains(config):
         counters[domain] += 1
@@ -122,12 +113,11 @@ def _draw_databases(config: DemoConfig) -> Iterator[tuple[str, Database]]:
         yield split, fill(db_id, domain, tables, rng)
 
 
-def _signature(tables: tuple[TableSchema, ...]) -> tuple:
+def _signature(tables: tuple[DemoTable, ...]) -> tuple:
     return tuple((table.name, *sorted(column.name for column in table.columns)) for table in tables)
 
 
 def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
-    """Give every database a split and a domain, taking the domains in turn."""
     sizes = {
         "train": config.train_databases,
         "validation": config.validation_databases,
@@ -138,8 +128,7 @@ def _split_domains(config: DemoConfig) -> Iterator[tuple[str, str]]:
         yield from ((split, next(domains)) for _ in range(size))
 
 
-def _spider_schema(database: Database) -> dict[str, Any]:
-    """Describe a database as Spider's `tables.json` does."""
+def _spider_schema(database: DemoDatabase) -> dict[str, Any]:
     names = [table.name for table in database.tables]
     columns = [
         (number, column) for number, table in enumerate(database.tables) for column in table.columns

@@ -34,14 +34,10 @@ _PARENTS_USED = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """A column of one database.
+class DemoColumn:
+    """A column of one database; `concept` is its name in the vocabulary.
 
-    Attributes:
-        name: Its name in SQL.
-        concept: The name it goes by in the vocabulary.
-        kind: What it is good for in a question.
-        override: The pool or range that replaces the concept's own, or "".
+    `override` is the pool or range that replaces the concept's own, or "".
     """
 
     name: str
@@ -60,11 +56,11 @@ class Parent:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSchema:
+class DemoTable:
     """A table of one database; `names` starts with the one in SQL, then come its synonyms."""
 
     names: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[DemoColumn, ...]
     parents: tuple[Parent, ...]
 
     @property
@@ -72,33 +68,33 @@ class TableSchema:
         """Give the name in SQL."""
         return self.names[0]
 
-    def of_kind(self, *kinds: Kind) -> list[Column]:
+    def of_kind(self, *kinds: Kind) -> list[DemoColumn]:
         """List the columns of these kinds."""
         return [column for column in self.columns if column.kind in kinds]
 
 
 @dataclass(frozen=True, slots=True)
-class Database:
+class DemoDatabase:
     """A schema with its rows, parents before children."""
 
     db_id: str
     domain: str
-    tables: tuple[TableSchema, ...]
+    tables: tuple[DemoTable, ...]
     rows: Mapping[str, Sequence[Record]]
 
-    def table(self, name: str) -> TableSchema:
+    def table(self, name: str) -> DemoTable:
         """Find a table by its name in SQL."""
         return next(table for table in self.tables if table.name == name)
 
 
-def draw_schema(domain: str, rng: Random) -> tuple[TableSchema, ...]:
+def draw_schema(domain: str, rng: Random) -> tuple[DemoTable, ...]:
     """Draw tables that foreign keys connect, and columns and names for each."""
     entities = _connected_entities(DOMAINS[domain], rng)
     names = {entity.names[0]: _own_name_first(entity.names, rng) for entity in entities}
     return tuple(_draw_table(entity, names, rng) for entity in entities)
 
 
-def fill(db_id: str, domain: str, tables: tuple[TableSchema, ...], rng: Random) -> Database:
+def fill(db_id: str, domain: str, tables: tuple[DemoTable, ...], rng: Random) -> DemoDatabase:
     """Draw rows for a schema."""
     cities = rng.sample(POOLS["city"], 7)
     rows: dict[str, list[Record]] = {}
@@ -106,10 +102,10 @@ def fill(db_id: str, domain: str, tables: tuple[TableSchema, ...], rng: Random) 
         labelled = bool(table.of_kind("label"))
         low, high = (ROWS_MIN, _LABELLED_ROWS_MAX) if labelled else (15, ROWS_MAX)
         rows[table.name] = _draw_rows(table, rng.randint(low, high), rows, cities, rng)
-    return Database(db_id, domain, tables, rows)
+    return DemoDatabase(db_id, domain, tables, rows)
 
 
-def build(database: Database) -> apsw.Connection:
+def build(database: DemoDatabase) -> apsw.Connection:
     """Make the database in memory; the same database gives the same bytes."""
     connection = apsw.Connection(":memory:")
     connection.execute("PRAGMA page_size = 1024")
@@ -123,7 +119,7 @@ def build(database: Database) -> apsw.Connection:
     return connection
 
 
-def create_statement(table: TableSchema) -> str:
+def create_statement(table: DemoTable) -> str:
     """Write the CREATE TABLE statement of a table."""
     lines = [f"{column.name} {sql_type(column)}" for column in table.columns]
     lines[0] += " PRIMARY KEY"
@@ -133,7 +129,7 @@ def create_statement(table: TableSchema) -> str:
     return f"CREATE TABLE {table.name} (\n  " + ",\n  ".join(lines) + "\n)"
 
 
-def sql_type(column: Column) -> str:
+def sql_type(column: DemoColumn) -> str:
     """Name the SQLite type of a column."""
     if column.kind == "key":
         return "INTEGER"
@@ -143,7 +139,6 @@ def sql_type(column: Column) -> str:
 
 
 def _connected_entities(entities: Sequence[Entity], rng: Random) -> list[Entity]:
-    """Grow a connected subset of the tables, in the domain's order."""
     wanted = rng.randint(TABLES_MIN, min(TABLES_MAX, len(entities)))
     chosen = [rng.choice(entities)]
     while len(chosen) < wanted:
@@ -166,7 +161,7 @@ def _own_name_first(names: tuple[str, ...], rng: Random) -> tuple[str, ...]:
     return names
 
 
-def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Random) -> TableSchema:
+def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Random) -> DemoTable:
     described = [
         _draw_column(concept, override or "", rng) for concept, override in entity.columns.items()
     ]
@@ -177,13 +172,12 @@ def _draw_table(entity: Entity, names: Mapping[str, tuple[str, ...]], rng: Rando
         for table, preposition in entity.parents.items()
         if table in names
     )
-    keys = [Column(parent.column, parent.column, "key") for parent in parents]
+    keys = [DemoColumn(parent.column, parent.column, "key") for parent in parents]
     own = names[entity.names[0]]
-    return TableSchema(own, (Column("id", "id", "key"), *label, *kept, *keys), parents)
+    return DemoTable(own, (DemoColumn("id", "id", "key"), *label, *kept, *keys), parents)
 
 
-def _keep_columns(columns: list[Column], rng: Random) -> list[Column]:
-    """Keep a number, a category and some more, in a new order."""
+def _keep_columns(columns: list[DemoColumn], rng: Random) -> list[DemoColumn]:
     rng.shuffle(columns)
     first = [
         next((column for column in columns if column.kind == kind), None)
@@ -196,18 +190,18 @@ def _keep_columns(columns: list[Column], rng: Random) -> list[Column]:
     return kept
 
 
-def _draw_column(concept: str, override: str, rng: Random) -> Column:
+def _draw_column(concept: str, override: str, rng: Random) -> DemoColumn:
     if concept in LABELS:
-        return Column(concept, concept, "label", override)
+        return DemoColumn(concept, concept, "label", override)
     if concept in SPARSE:
-        return Column(concept, concept, "sparse")
+        return DemoColumn(concept, concept, "sparse")
     kind: Kind = "number" if concept in NUMBERS else "category"
     name = _own_name_first((concept, *synonyms(concept)), rng)[0]
-    return Column(name, concept, kind, override)
+    return DemoColumn(name, concept, kind, override)
 
 
 def _draw_rows(
-    table: TableSchema,
+    table: DemoTable,
     count: int,
     rows: Mapping[str, Sequence[Record]],
     cities: Sequence[str],
@@ -224,7 +218,9 @@ def _draw_rows(
     return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
 
 
-def _draw_cells(column: Column, count: int, cities: Sequence[str], rng: Random) -> Sequence[Cell]:
+def _draw_cells(
+    column: DemoColumn, count: int, cities: Sequence[str], rng: Random
+) -> Sequence[Cell]:
     match column.kind:
         case "key":
             return range(1, count + 1)
@@ -242,7 +238,7 @@ def _draw_cells(column: Column, count: int, cities: Sequence[str], rng: Random) 
             ]
 
 
-def _pool(column: Column, cities: Sequence[str]) -> Sequence[str]:
+def _pool(column: DemoColumn, cities: Sequence[str]) -> Sequence[str]:
     if column.concept == "city":
         return cities
     if column.concept == "country":
@@ -250,7 +246,7 @@ def _pool(column: Column, cities: Sequence[str]) -> Sequence[str]:
     return POOLS[column.override or CATEGORIES[column.concept].pool]
 
 
-def _draw_numbers(column: Column, count: int, rng: Random) -> Sequence[Cell]:
+def _draw_numbers(column: DemoColumn, count: int, rng: Random) -> Sequence[Cell]:
     """Draw different values where the range has enough of them, so that few superlatives tie."""
     number = NUMBERS[column.concept]
     low, high = number.low, number.high
@@ -262,13 +258,13 @@ def _draw_numbers(column: Column, count: int, rng: Random) -> Sequence[Cell]:
     return [low + pick * number.step for pick in values]
 
 
-def _contact(column: Column, rng: Random) -> str:
+def _contact(column: DemoColumn, rng: Random) -> str:
     if SPARSE[column.concept] == "number":
         return str(rng.randint(1000, 9999))
     return rng.choice(POOLS[SPARSE[column.concept]])
 
 
-def _agree_on_country(table: TableSchema, columns: dict[str, Sequence[Cell]]) -> None:
+def _agree_on_country(table: DemoTable, columns: dict[str, Sequence[Cell]]) -> None:
     names = {column.concept: column.name for column in table.columns}
     if "city" in names and "country" in names:
         cities = columns[names["city"]]

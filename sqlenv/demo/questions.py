@@ -9,7 +9,7 @@ from random import Random
 
 import apsw
 
-from sqlenv.demo.databases import Database
+from sqlenv.demo.databases import DemoDatabase
 from sqlenv.demo.slots import UnfitError, draw_slots
 from sqlenv.demo.vocabulary import KINDS, Difficulty, QuestionKind
 from sqlenv.demo.words import put_in_words
@@ -23,7 +23,7 @@ _BRACKETS = re.compile(r"\[([^\]]*)\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class DemoQuestion:
     """A question with its gold query."""
 
     text: str
@@ -32,19 +32,14 @@ class Question:
     difficulty: Difficulty
 
 
-def ask(database: Database, connection: apsw.Connection, count: int, rng: Random) -> list[Question]:
-    """Draw different questions with different queries, mixed as `SHARES` says.
+def ask(
+    database: DemoDatabase, connection: apsw.Connection, count: int, rng: Random
+) -> list[DemoQuestion]:
+    """Draw different questions with different queries, mixed as `SHARES` says, in random order.
 
-    Args:
-        database: Schema and rows.
-        connection: The same database, open.
-        count: How many questions, at least 1.
-        rng: Source of all choices.
-
-    Returns:
-        The questions in random order; fewer than `count` only where the database affords no more.
+    There are fewer than `count` only where the database affords no more.
     """
-    found: list[Question] = []
+    found: list[DemoQuestion] = []
     wanted = 0.0
     for difficulty, share in SHARES.items():
         wanted += share * count
@@ -58,13 +53,12 @@ def ask(database: Database, connection: apsw.Connection, count: int, rng: Random
 def _ask_kinds(
     kinds: Sequence[QuestionKind],
     count: int,
-    database: Database,
+    database: DemoDatabase,
     connection: apsw.Connection,
     rng: Random,
-    before: Sequence[Question],
-) -> list[Question]:
-    """Draw questions of these kinds that are not among those drawn before."""
-    found: list[Question] = []
+    before: Sequence[DemoQuestion],
+) -> list[DemoQuestion]:
+    found: list[DemoQuestion] = []
     taken = {text for question in before for text in (question.text, question.sql)}
     for kind in _turns(kinds, count * _TURNS_PER_QUESTION, rng):
         if len(found) == count:
@@ -88,8 +82,8 @@ def _turns(kinds: Sequence[QuestionKind], count: int, rng: Random) -> Iterator[Q
 
 
 def _draw_question(
-    kind: QuestionKind, database: Database, connection: apsw.Connection, rng: Random
-) -> Question | None:
+    kind: QuestionKind, database: DemoDatabase, connection: apsw.Connection, rng: Random
+) -> DemoQuestion | None:
     try:
         draw = draw_slots(kind, database, rng)
     except UnfitError:
@@ -101,7 +95,9 @@ def _draw_question(
     keys = [sql.format(**draw.sql) for sql in kind.keys]
     if not tells_apart(connection, gold, weaker=weaker, keys=keys):
         return None
-    return Question(put_in_words(draw, rng.choice(kind.wordings)), gold, kind.name, kind.difficulty)
+    return DemoQuestion(
+        put_in_words(draw, rng.choice(kind.wordings)), gold, kind.name, kind.difficulty
+    )
 
 
 def tells_apart(
@@ -131,13 +127,11 @@ def _without_brackets(sql: str) -> str:
 
 
 def _bracket_dropped(sql: str) -> Iterator[str]:
-    """Leave out each bracket in turn."""
     for match in _BRACKETS.finditer(sql):
         yield _without_brackets(sql[: match.start()] + sql[match.end() :])
 
 
 def _turned_round(sql: str) -> list[str]:
-    """Ask for the other end of the order."""
     if " DESC " in sql:
         return [sql.replace(" DESC ", " ASC ")]
     return [sql.replace(" ASC ", " DESC ")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from string import Formatter
 
-from sqlenv.demo.databases import Cell, Column, Database, Parent, Record, TableSchema
+from sqlenv.demo.databases import Cell, DemoColumn, DemoDatabase, DemoTable, Parent, Record
 from sqlenv.demo.vocabulary import NUMBERS, QuestionKind
 
 
@@ -20,33 +20,27 @@ class Draw:
     """One question in the making. Lists have one item for each table that it is about.
 
     Attributes:
-        tables: Their schemas.
         parents: The foreign key that leads to each table; None for the first.
         rows: All rows of each table.
         witness: One row of each table, joined to each other; values come from these rows, so that
             filters on several columns have an answer.
-        rng: Source of all choices.
         columns: The column behind each slot that has one.
         sql: Text of each slot in SQL.
         words: Text of each slot in the question.
     """
 
-    tables: list[TableSchema]
+    tables: list[DemoTable]
     parents: list[Parent | None]
     rows: list[Sequence[Record]]
     witness: list[Record]
     rng: Random
-    columns: dict[str, Column] = field(default_factory=dict)
+    columns: dict[str, DemoColumn] = field(default_factory=dict)
     sql: dict[str, str] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
 
-def draw_slots(kind: QuestionKind, database: Database, rng: Random) -> Draw:
-    """Choose tables, and fill every slot of the queries of a kind.
-
-    Raises:
-        UnfitError: This choice of tables does not afford the kind; another may.
-    """
+def draw_slots(kind: QuestionKind, database: DemoDatabase, rng: Random) -> Draw:
+    """Choose tables, and fill every slot of the queries of a kind; or raise `UnfitError`."""
     tables, parents = _SCENES[kind.scene](database, rng)
     rows = [database.rows[table.name] for table in tables]
     draw = Draw(tables, parents, rows, _joined_rows(parents, rows, rng), rng)
@@ -79,20 +73,20 @@ def _joined_rows(
     return joined
 
 
-_Tables = tuple[list[TableSchema], list[Parent | None]]
+_Tables = tuple[list[DemoTable], list[Parent | None]]
 
 
-def _one(database: Database, rng: Random) -> _Tables:
+def _one(database: DemoDatabase, rng: Random) -> _Tables:
     return [rng.choice(database.tables)], [None]
 
 
-def _pair(database: Database, rng: Random) -> _Tables:
+def _pair(database: DemoDatabase, rng: Random) -> _Tables:
     child = rng.choice([table for table in database.tables if table.parents])
     parent = rng.choice(child.parents)
     return [child, database.table(parent.table)], [None, parent]
 
 
-def _chain(database: Database, rng: Random) -> _Tables:
+def _chain(database: DemoDatabase, rng: Random) -> _Tables:
     tables, parents = _pair(database, rng)
     if not tables[1].parents:
         raise UnfitError
@@ -100,7 +94,7 @@ def _chain(database: Database, rng: Random) -> _Tables:
     return [*tables, database.table(parent.table)], [*parents, parent]
 
 
-def _link(database: Database, rng: Random) -> _Tables:
+def _link(database: DemoDatabase, rng: Random) -> _Tables:
     links = [table for table in database.tables if len(table.parents) > 1]
     if not links:
         raise UnfitError
@@ -110,12 +104,12 @@ def _link(database: Database, rng: Random) -> _Tables:
     return tables, [None, first, second]
 
 
-def _twins(database: Database, rng: Random) -> _Tables:
+def _twins(database: DemoDatabase, rng: Random) -> _Tables:
     tables = [table for table in database.tables if table.of_kind("category")]
     return rng.sample(tables, 2), [None, None]
 
 
-_SCENES: dict[str, Callable[[Database, Random], _Tables]] = {
+_SCENES: dict[str, Callable[[DemoDatabase, Random], _Tables]] = {
     "one": _one,
     "pair": _pair,
     "chain": _chain,
@@ -150,7 +144,7 @@ def _column(draw: Draw, name: str) -> str:
     return draw.columns[name].name
 
 
-def _suitable(draw: Draw, name: str) -> list[Column]:
+def _suitable(draw: Draw, name: str) -> list[DemoColumn]:
     table = draw.tables[_place(name)]
     match name[0]:
         case "l":
@@ -172,7 +166,7 @@ def _suitable(draw: Draw, name: str) -> list[Column]:
 _SHARED = ("city", "country", "language")
 
 
-def _is_twin(draw: Draw, column: Column, name: str) -> bool:
+def _is_twin(draw: Draw, column: DemoColumn, name: str) -> bool:
     """Admit the second table's category only if it is that of the first, where both have a slot."""
     first = draw.columns.get("x1")
     if name != "x2" or first is None:
@@ -193,7 +187,6 @@ def _literal(cell: Cell) -> str:
 
 
 def _values(draw: Draw, name: str, letter: str) -> list[Cell]:
-    """List the different values of a column, in the order of the rows."""
     column = draw.columns[letter + name[1]]
     return list(dict.fromkeys(row[column.name] for row in draw.rows[_place(name)]))
 

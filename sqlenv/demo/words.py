@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqlenv.demo.databases import Column
+from sqlenv.demo.databases import DemoColumn
 from sqlenv.demo.slots import Draw, slot_names
 from sqlenv.demo.vocabulary import CATEGORIES, NUMBERS, VOCABULARY, plural, synonyms
 
@@ -35,14 +35,13 @@ def _phrase(draw: Draw, name: str) -> str:
 
 
 def _noun(draw: Draw, name: str) -> str:
-    """Name a column in words, or copy a value."""
     if name not in draw.words:
         column = draw.columns.get(name)
         draw.words[name] = _column_words(draw, column) if column else draw.sql[name]
     return draw.words[name]
 
 
-def _column_words(draw: Draw, column: Column) -> str:
+def _column_words(draw: Draw, column: DemoColumn) -> str:
     others = [name for name in (column.concept, *synonyms(column.concept)) if name != column.name]
     swap = bool(others) and draw.rng.random() < _SYNONYM_RATE
     return (draw.rng.choice(others) if swap else column.name).replace("_", " ")
@@ -113,7 +112,7 @@ def _adjective(draw: Draw, number: str) -> str:
     """Find the superlative of the column, unless another column of the table has the same."""
     column, ascending = draw.columns["n" + number], draw.sql["r" + number] == "ASC"
 
-    def superlative(column: Column) -> str:
+    def superlative(column: DemoColumn) -> str:
         return NUMBERS[column.concept].extremes[int(ascending)]
 
     numbers = draw.tables[int(number) - 1].of_kind("number")

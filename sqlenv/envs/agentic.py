@@ -1,8 +1,8 @@
 """SQL-ASTRA's environment: the model calls a tool that runs SQL, sees the rows, and answers.
 
-Calls have Hermes' form, `<tool_call>{"name": …, "arguments": {"query": …}}</tool_call>`. What the
-tool says comes in `<tool_response>…</tool_response>` as a message of the user: that is how Qwen's
-chat template writes the messages of a tool, and any other template can write it too.
+Calls have Hermes' form, `<tool_call>{"name": …, "arguments": {"query": …}}</tool_call>`; answers
+come in `<tool_response>…</tool_response>` as a message of the user, as Qwen's chat template writes
+those of a tool.
 """
 
 from __future__ import annotations
@@ -54,15 +54,11 @@ class Agentic(BaseEnvironment[AgenticConfig]):
     """Runs the model's queries until it answers or has no call left."""
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
-        """Run the call of a reply, or judge its answer.
+        """Run the call of a reply and answer with the tool's response, or judge its answer.
 
         A reply without a call is the answer, and so is the one after the last call, whatever it
-        holds. Of several calls in a reply the first is run: the model has not seen its result when
-        it writes the others. A call that cannot be read is answered with what is wrong, and is one
-        of the calls.
-
-        Returns:
-            The episode with the attempt, and the tool's response; None instead after an answer.
+        holds. Of several calls the first is run. A call that cannot be read is answered with what
+        is wrong, and is one of the calls.
         """
         config, example = self._config, episode.example
         call = read_call(reply, config)
@@ -87,14 +83,10 @@ class Agentic(BaseEnvironment[AgenticConfig]):
 
 
 def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
-    """Read the first call of a reply, thoughts apart.
+    """Read the first call of a reply, thoughts apart; None for a reply without any.
 
     The query may stand in a fence inside the JSON string, and the arguments in a string of their
-    own. Other arguments are ignored, the name of
-    a database too: the question decides it.
-
-    Returns:
-        None for a reply without any call.
+    own. Other arguments are ignored, the name of a database too: the question decides it.
     """
     thought = _THOUGHT.match(reply)
     found = _CALL.search(reply, thought.end() if thought else 0)
@@ -124,7 +116,6 @@ def read_call(reply: str, config: AgenticConfig) -> Call | BadCall | None:
 
 
 def _read_json(text: str) -> Any:
-    """Read JSON; `_NO_JSON` where it is none."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -134,13 +125,7 @@ def _read_json(text: str) -> Any:
 def tool_response(result: Result, *, rows: int, chars: int) -> str:
     """Write what the tool answers: the first rows as Python writes lists, or `error: …`.
 
-    Rows come in the order of the result, which for one file and one release of SQLite is always the
-    same. Where rows are left out, a line says how many there are.
-
-    Args:
-        result: What execution gave.
-        rows: Most rows.
-        chars: Longest text of the rows, or of the error.
+    At most so many rows, and characters of them; a line says how many rows there are.
     """
     if isinstance(result, Table):
         text = _rows_text(result, rows=rows, chars=chars)

@@ -13,14 +13,7 @@ Environment = SingleTurn | Diagnosed | Agentic
 def build_environment(
     config: EnvConfig, *, executor: Runner, first_prompt: FirstPrompt, feedback: Feedback
 ) -> Environment:
-    """Build the environment that the settings name.
-
-    Args:
-        config: One of the kinds.
-        executor: Runs queries and gives gold results.
-        first_prompt: Puts the question.
-        feedback: What the diagnosed environment says between attempts.
-    """
+    """Build the environment that the settings name; `feedback` is what the diagnosed one says."""
     if isinstance(config, DiagnosedConfig):
         return Diagnosed(config, executor=executor, first_prompt=first_prompt, feedback=feedback)
     if isinstance(config, AgenticConfig):

@@ -29,12 +29,7 @@ class Diagnosed(BaseEnvironment[DiagnosedConfig]):
         self._feedback = feedback
 
     def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
-        """Judge a reply.
-
-        Returns:
-            The episode with the attempt, and the diagnosis as the next message; None instead after
-            a match and after the last turn.
-        """
+        """Judge a reply; the diagnosis is the next message, None after a match or the last turn."""
         config, example = self._config, episode.example
         attempt = self._judge(example, reply)
         if attempt.correct or len(episode.attempts) + 1 >= config.turns:

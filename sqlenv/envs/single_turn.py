@@ -41,13 +41,7 @@ class Runner(Protocol):
 
 
 class BaseEnvironment(Generic[Config]):
-    """How every environment begins. Stateless, so that threads can share one.
-
-    Args:
-        config: Its settings.
-        executor: Runs queries and gives gold results.
-        first_prompt: Puts the question.
-    """
+    """How every environment begins. Stateless, so that threads can share one."""
 
     def __init__(self, config: Config, *, executor: Runner, first_prompt: FirstPrompt) -> None:
         self._config = config
@@ -59,14 +53,14 @@ class BaseEnvironment(Generic[Config]):
         return Episode(example), self._first_prompt(example)
 
     def _judge(self, example: Example, reply: str, sql: str | None = None) -> Attempt:
-        """Judge a query, by default that of the reply's answer."""
         config = self._config
-        return judge_query(
+        return judge(
             example,
             reply,
-            extract_sql(reply, config.wrapping) if sql is None else sql,
             self._executor,
             match=config.match,
+            wrapping=config.wrapping,
+            sql=sql,
             nondeterministic=config.nondeterministic,
         )
 
@@ -85,36 +79,19 @@ def judge(
     reply: str,
     executor: Runner,
     *,
-    wrapping: Wrapping,
     match: ExecutionMatch,
+    wrapping: Wrapping = "sql_tag",
+    sql: str | None = None,
     nondeterministic: Luck = "wrong",
 ) -> Attempt:
-    """Run the SQL of a reply and compare its result with the gold result.
+    """Run the SQL of a reply, or the query given, and compare its result with the gold result.
 
-    A reply without a complete block (also one cut by the token budget) is an attempt with an empty
-    query, which is an error and never runs. So is a query of another dialect that cannot be carried
-    over to SQLite. A failing gold query matches nothing.
+    An empty query (of a reply without a complete block) is an error and never runs; so is one of
+    another dialect that cannot be transpiled. A failing gold query matches nothing. What depends on
+    the clock or on chance is not right, and its result stays marked, so that no reward pays for a
+    part of it either; where it is to be judged, the mark is taken away.
     """
-    sql = extract_sql(reply, wrapping)
-    return judge_query(
-        example, reply, sql, executor, match=match, nondeterministic=nondeterministic
-    )
-
-
-def judge_query(
-    example: Example,
-    reply: str,
-    sql: str,
-    executor: Runner,
-    *,
-    match: ExecutionMatch,
-    nondeterministic: Luck = "wrong",
-) -> Attempt:
-    """Run a query that was found in a reply and compare its result with the gold result.
-
-    What depends on the clock or on chance is not right, and its result stays marked, so that no
-    reward pays for a part of it either; where it is to be judged, the mark is taken away.
-    """
+    sql = extract_sql(reply, wrapping) if sql is None else sql
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)
@@ -135,13 +112,8 @@ def find_matches(
 ) -> dict[Name, bool]:
     """Ask comparators whether a query is right, also where it is so by luck.
 
-    Args:
-        example: Its question.
-        sql: The query, in the question's dialect.
-        result: What it gave as it stands; a query that gave no table is not right, also where an
-            official program would mend its text first.
-        executor: Gives the gold result, and runs the query once more where a comparator changes it.
-        names: The comparators.
+    A query whose result as it stands is no table is not right, also where an official program would
+    mend its text first. Where a comparator changes the text, the query is run once more.
     """
     predicted, gold = (transpile(text, example.dialect) for text in (sql, example.gold_sql))
     if isinstance(predicted, SqlError) or isinstance(gold, SqlError):

@@ -19,10 +19,8 @@ def soft_f1(predicted: Table, gold: Table) -> float:
 
     Duplicate rows go first; then the first row stands beside the first, and so on. A row pair
     counts, as shares of the gold row's width, predicted cells that the gold row has, that it has
-    not, and gold cells that the predicted row has not; a row without partner counts 1.
-
-    Returns:
-        F1 of the sums, from 0 to 1; 1 for two empty results.
+    not, and gold cells that the predicted row has not; a row without partner counts 1. Two empty
+    results score 1.
     """
     found, wanted = list(dict.fromkeys(predicted.rows)), list(dict.fromkeys(gold.rows))
     if not found and not wanted:
@@ -49,8 +47,8 @@ def ves_reward(ratios: Sequence[float]) -> float:
         ratios: Time of the gold query over time of the prediction, once a repetition.
 
     Returns:
-        By the mean of the ratios that lie within three standard deviations: 1.25 from 2, 1 from 1,
-        0.75 from 1/2, 0.5 from 1/4, else 0.25. 0 where no ratio lies strictly within: all equal.
+        By the mean of the ratios within three standard deviations: 1.25 from 2, 1 from 1, 0.75 from
+        1/2, 0.5 from 1/4, else 0.25. 0 where no ratio lies strictly within: all equal.
     """
     middle = _mean(ratios)
     deviation = math.sqrt(_mean([(ratio - middle) ** 2 for ratio in ratios]))

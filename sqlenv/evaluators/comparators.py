@@ -4,15 +4,10 @@
         judged = executor.judge([Case(sql, gold_sql, database)], ("bird_ex", "spider_ex"))
     judged[0].scores["spider_ex"]  # 1.0 or 0.0
 
-`COMPARATORS` is the table of them. A comparator is a function of a `Case` (the two queries, the
-database files, for Spider 2 the gold results) and of `Runs`, which runs queries and remembers their
-results, so that several comparators share them. It gives a score of which a program reports the
-mean: 1 or 0, or for `bird_soft_f1` and `bird_r_ves` a number. `judge` asks several comparators
-about one case; `Executor.judge` does so for many cases, on all workers.
-
-What the programs do by accident is kept, since scores are compared with theirs. Three things are
-not: they also run statements that write, they have no limit of size, and Spider's has no limit of
-time that works and ends at a gold query that fails, which here matches nothing.
+A comparator of `COMPARATORS` gives a score of which its program reports the mean, from a `Case` and
+from `Runs`, which runs queries and remembers their results. What the programs do by accident is
+kept. Three things are not: they also run statements that write, they have no limit of size, and
+Spider's has no limit of time that works and ends at a gold query that fails, which matches nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +15,11 @@ from __future__ import annotations
 import filecmp
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, TypeGuard
+from typing import Literal, TypeGuard, get_args
 
 from sqlenv.errors import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
@@ -39,8 +34,7 @@ from sqlenv.evaluators.spider2 import Reference, agrees, fenced_sql
 from sqlenv.types import MatchMode, Result, SqlError, Status, Table, TimedOut, status_of
 
 _LATE = TimedOut("wall")
-_REPETITIONS = 100
-"""How often R-VES runs each query."""
+_REPETITIONS = 100  # how often R-VES runs each query
 _OMNISQL_S = 10.0
 _REMEMBERED_CELLS = 1_000_000
 """Cells of the results that `Runs` remembers, some 100 MB of short texts."""
@@ -48,14 +42,10 @@ _REMEMBERED_CELLS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A prediction and what it is judged by.
+    """A prediction, as the official program's input file has it, and what it is judged by.
 
-    Attributes:
-        predicted: The predicted query, as the official program's input file has it.
-        gold: The gold query.
-        database: The question's own database.
-        suite: All database files of the test suite, for `spider_ts` and its like.
-        reference: Gold results, for `spider2_local` and its like.
+    `suite` are all database files of the test suite (`spider_ts`), `reference` gold results
+    (`spider2_local`).
     """
 
     predicted: str
@@ -71,9 +61,7 @@ class Judgement:
 
     Attributes:
         scores: By comparator.
-        predicted: How the predicted query ended on its own database, as the first comparator runs
-            it; as it stands where there is none.
-        gold: How the gold query ended there, likewise.
+        predicted, gold: How the queries ended on their own database, as the first one runs them.
         is_late: Whether a limit of time decided a score: a machine with less to do may differ.
     """
 
@@ -90,11 +78,7 @@ Ask = Callable[[Path, str], Result]
 class Runs:
     """Results of queries, each of which runs once, as long as they are few or small.
 
-    Args:
-        execute: Runs predicted queries.
-        gold: Runs gold queries; None for the same.
-        known: Results that are there already.
-        stopwatch: Measures the seconds of a query that is run on a connection of its own.
+    `known` are there already; `stopwatch` measures a query that is run on a connection of its own.
     """
 
     def __init__(
@@ -163,12 +147,10 @@ class Comparator:
     """One way to decide whether a prediction is right.
 
     Attributes:
-        name: Its key in `COMPARATORS`.
         source: Repository and files of the official program; empty for a rule of no program.
         version: Commit that it was checked against.
         function: Scores a case.
-        results: Gives the results of the predicted and the gold query on the question's own
-            database, as the program runs them: it may write them anew first.
+        results: Runs both queries on the question's own database, as the program writes them.
         needs: The part of a case that it takes, beside the queries and the database.
     """
 
@@ -181,11 +163,7 @@ class Comparator:
 
 
 def check_case(case: Case, names: Sequence[str]) -> None:
-    """Make sure that a case has what comparators need.
-
-    Raises:
-        UserError: It has no suite, or no gold results.
-    """
+    """Make sure that a case has what comparators need."""
     for name in names:
         needs = COMPARATORS[name].needs
         if needs and not getattr(case, needs):
@@ -208,7 +186,6 @@ def _as_they_stand(case: Case, runs: Runs) -> tuple[Result, Result]:
 
 
 def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> float:
-    """Compare the results of both queries as they stand."""
     return float(matches(*_as_they_stand(case, runs), mode=mode, gold_sql=case.gold))
 
 
@@ -246,13 +223,7 @@ def _bird_r_ves(case: Case, runs: Runs) -> float:
 def _as_spider_writes(
     case: Case, *, keep_value: bool = False, keep_distinct: bool = False
 ) -> tuple[str, str]:
-    """Write both queries as Spider's program runs them.
-
-    Args:
-        case: The queries.
-        keep_value: Leave the letters `value` of a prediction alone; the program makes them 1.
-        keep_distinct: Keep DISTINCT, as the program does when told to (`--keep_distinct`).
-    """
+    """Write both queries as Spider's program runs them: `value` in a prediction becomes 1."""
     text = case.predicted if keep_value else case.predicted.replace("value", "1")
     predicted = as_spider_runs(text, keep_distinct=keep_distinct)
     return predicted, as_spider_runs(case.gold, keep_distinct=keep_distinct)
@@ -264,14 +235,7 @@ def _as_spider_runs(case: Case, runs: Runs, **switch: bool) -> tuple[Result, Res
 
 
 def _spider(case: Case, runs: Runs, *, suite: bool, **switch: bool) -> float:
-    """Compare results on one database, or on all of a suite, where all have to agree.
-
-    Args:
-        case: What to score.
-        runs: Runs queries.
-        suite: Run on all files of the suite.
-        switch: Of `_as_spider_writes`.
-    """
+    """Compare results on one database, or on all of a suite, where all have to agree."""
     predicted, gold = _as_spider_writes(case, **switch)
     find, know = _asking(runs.predicted, predicted), _asking(runs.gold, gold)
     if suite and same_query(predicted) == same_query(gold):
@@ -315,7 +279,6 @@ def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
 
 
 def _spider2(case: Case, runs: Runs) -> float:
-    """Look for the gold columns among the predicted ones."""
     return _finds_gold(replace(case, predicted=fenced_sql(case.predicted)), runs, nan_is_zero=True)
 
 
@@ -359,80 +322,41 @@ def _asking(run: Ask, sql: str) -> Callable[[Path], Result]:
             return lambda database: run(database, sql)
 
 
-_RULES: tuple[MatchMode, ...] = ("set", "bag", "bag_ordered", "test_suite")
+_BIRD, _BIRD_VERSION = "bird-bench/mini_dev: evaluation/evaluation_{}.py", "4d970a9a97b1"
 _SPIDER = ("taoyds/test-suite-sql-eval: evaluation.py, exec_eval.py", "e97acc546ecb")
-_BIRD = "bird-bench/mini_dev: evaluation/"
-_BIRD_VERSION = "4d970a9a97b1"
 _SPIDER2 = ("xlang-ai/Spider2: spider2-lite/evaluation_suite/evaluate.py", "e12c5f1e6550")
-_OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/"
+_OMNISQL = "RUCKBReasoning/OmniSQL: train_and_evaluate/evaluate_{}.py"
 _OMNISQL_VERSION = "a66d732010c8"
+_KINDS = (("ex", False, ""), ("ts", True, "suite"))
+_SWITCHES: tuple[dict[str, bool], ...] = ({}, {"keep_value": True}, {"keep_distinct": True})
 
-COMPARATORS: Mapping[str, Comparator] = {
-    comparator.name: comparator
-    for comparator in (
-        *[
-            Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
-            for mode in _RULES
-        ],
-        Comparator(
-            "bird_ex",
-            f"{_BIRD}evaluation_ex.py",
-            _BIRD_VERSION,
-            partial(_bird, score=_same_rows, limit_s=30.0),
-            _as_bird_runs,
-        ),
-        Comparator(
-            "bird_soft_f1",
-            f"{_BIRD}evaluation_f1.py",
-            _BIRD_VERSION,
-            partial(_bird, score=soft_f1, limit_s=30.0),
-            _as_bird_runs,
-        ),
-        Comparator(
-            "bird_r_ves", f"{_BIRD}evaluation_ves.py", _BIRD_VERSION, _bird_r_ves, _as_bird_runs
-        ),
-        *[
-            Comparator(
-                f"spider_{name}{ending}",
-                *_SPIDER,
-                partial(_spider, suite=suite, **switch),
-                partial(_as_spider_runs, **switch),
-                needs="suite" if suite else "",
-            )
-            for name, suite in (("ex", False), ("ts", True))
-            for ending, switch in (
-                ("", {}),
-                ("_keep_value", {"keep_value": True}),
-                ("_keep_distinct", {"keep_distinct": True}),
-            )
-        ],
-        Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, needs="reference"),
-        Comparator(
-            "omnisql_bird",
-            f"{_OMNISQL}evaluate_bird.py",
-            _OMNISQL_VERSION,
-            partial(_bird, score=_same_rows, limit_s=_OMNISQL_S),
-            _as_bird_runs,
-        ),
-        *[
-            Comparator(
-                f"omnisql_spider_{name}",
-                f"{_OMNISQL}evaluate_spider.py",
-                _OMNISQL_VERSION,
-                partial(_omnisql_spider, suite=suite),
-                _as_omnisql_runs,
-                needs="suite" if suite else "",
-            )
-            for name, suite in (("ex", False), ("ts", True))
-        ],
-        Comparator(
-            "omnisql_spider2",
-            f"{_OMNISQL}evaluate_spider2.py",
-            _OMNISQL_VERSION,
-            _omnisql_spider2,
-            _as_they_stand,
-            needs="reference",
-        ),
-    )
-}
+
+def _all() -> Iterator[Comparator]:
+    for mode in get_args(MatchMode):
+        yield Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
+    same_rows, soft = (partial(_bird, score=score, limit_s=30.0) for score in (_same_rows, soft_f1))
+    for name, file, function in (
+        ("ex", "ex", same_rows),
+        ("soft_f1", "f1", soft),
+        ("r_ves", "ves", _bird_r_ves),
+    ):
+        source = _BIRD.format(file)
+        yield Comparator(f"bird_{name}", source, _BIRD_VERSION, function, _as_bird_runs)
+    for kind, suite, needs in _KINDS:
+        for switch in _SWITCHES:
+            score = partial(_spider, suite=suite, **switch)
+            name = "_".join((f"spider_{kind}", *switch))
+            yield Comparator(name, *_SPIDER, score, partial(_as_spider_runs, **switch), needs)
+    yield Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, "reference")
+    for name, function, results, needs in (
+        ("bird", partial(_bird, score=_same_rows, limit_s=_OMNISQL_S), _as_bird_runs, ""),
+        ("spider_ex", partial(_omnisql_spider, suite=False), _as_omnisql_runs, ""),
+        ("spider_ts", partial(_omnisql_spider, suite=True), _as_omnisql_runs, "suite"),
+        ("spider2", _omnisql_spider2, _as_they_stand, "reference"),
+    ):
+        source = _OMNISQL.format(name.removesuffix("_ex").removesuffix("_ts"))
+        yield Comparator(f"omnisql_{name}", source, _OMNISQL_VERSION, function, results, needs)
+
+
+COMPARATORS: Mapping[str, Comparator] = {comparator.name: comparator for comparator in _all()}
 """Every comparator by its name."""

@@ -17,23 +17,16 @@ more is no match. Only tables of many columns with the same few values come near
 
 
 def matches(predicted: Result, gold: Result, *, mode: MatchMode, gold_sql: str = "") -> bool:
-    """Say whether a prediction is right.
+    """Say whether a prediction is right; never where either did not give a table.
 
     Values compare as Python's do: 1 equals 1.0 and not '1', with no tolerance. Column names are
-    ignored, column order is not, except by `test_suite`.
+    ignored, column order is not, except by `test_suite`. Two empty tables match, whatever their
+    columns.
 
-    Args:
-        predicted: What the prediction gave.
-        gold: What the gold query gave.
-        mode: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order;
-            `bag_ordered` ignores it unless the gold query orders its rows; `test_suite` (Spider's
-            evaluator, on one database) ignores the order of columns, and that of rows unless
-            `order by` stands anywhere in the gold query. Spider's program deletes DISTINCT from
-            both queries before it runs them; here both stay as they are.
-        gold_sql: The gold query; only `bag_ordered` and `test_suite` read it.
-
-    Returns:
-        False where either did not give a table. Two empty tables match, whatever their columns.
+    Modes: `set` ignores order and duplicates (BIRD's evaluator); `bag` ignores order; `bag_ordered`
+    ignores it unless the gold query orders its rows; `test_suite` (Spider's evaluator on one
+    database, DISTINCT left as it is) ignores the order of columns, and that of rows unless `order
+    by` stands anywhere in the gold query. Only the last two read `gold_sql`.
     """
     if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return False
@@ -59,7 +52,6 @@ def is_ordered(sql: str) -> bool:
 
 
 def _matches_suite(predicted: Table, gold: Table, *, in_order: bool) -> bool:
-    """Compare as Spider's program does."""
     # Most results that match are equal to the bit, which takes one look.
     if predicted is gold or marshal.dumps(predicted.rows, 2) == marshal.dumps(gold.rows, 2):
         return True
@@ -71,8 +63,7 @@ def _matches_suite(predicted: Table, gold: Table, *, in_order: bool) -> bool:
 def _is_rejected(predicted: Table, gold: Table, *, in_order: bool) -> bool:
     """Say whether the program's quick look rejects results that are equal.
 
-    It compares rows whose values are sorted by how they are written: of 1 and 10 the latter comes
-    first, of 1.0 and 10.0 the former. Only floats are equal to what is written in another way.
+    It compares rows whose values are sorted by how they are written, in which 1 and 1.0 differ.
     """
     values = chain.from_iterable(chain(predicted.rows, gold.rows))
     if gold.width < 2 or float not in set(map(type, values)):
@@ -86,7 +77,6 @@ def _by_writing(row: Row) -> Row:
 
 
 def _matches_permuted(predicted: Table, gold: Table, *, in_order: bool) -> bool:
-    """Say whether some order of the predicted columns makes the rows those of the gold result."""
     if len(predicted.rows) != len(gold.rows) or predicted.width != gold.width:
         return False
     wanted, found = _columns(gold), _columns(predicted)

@@ -22,11 +22,7 @@ def grade(sql: str) -> Hardness | None:
 
 
 def hardness(sql: Mapping[str, Any]) -> Hardness:
-    """Grade a query as the official evaluator does (taoyds/test-suite-sql-eval, evaluation.py).
-
-    Args:
-        sql: The `sql` field of a Spider record.
-    """
+    """Grade the `sql` field of a Spider record (taoyds/test-suite-sql-eval, evaluation.py)."""
     clauses, nested, others = _clauses(sql), _nested(sql), _others(sql)
     if nested:
         return "hard" if clauses <= 1 and nested == 1 and others == 0 else "extra"

@@ -8,10 +8,8 @@ from itertools import dropwhile
 from string import ascii_uppercase
 from typing import Literal
 
-_BLANK = " \t\n\f\r"
-"""What SQLite and Python's sqlite3 module take for white space."""
-_ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")
-"""White space to others, and a sign to them."""
+_BLANK = " \t\n\f\r"  # what SQLite and Python's sqlite3 module take for white space
+_ODD_BLANK = re.compile(r"[^\S \t\n\f\r]")  # white space to others, and a sign to them
 # As sqlparse splits text, of which Spider's program drops tokens. A backslash before a quote keeps
 # a string open where a later quote can end it.
 _WORDS = re.compile(
@@ -21,8 +19,7 @@ _WORDS = re.compile(
     | (?<![\w$#])distinct(?![\w$#]) | (?P<end> ; )""",
     re.VERBOSE | re.DOTALL | re.IGNORECASE,
 )
-_MOST_CHARS = 100_000
-"""Of a text that is split into tokens."""
+_MOST_CHARS = 100_000  # of a text that is split into tokens
 _LOWER = {ord(letter): letter.lower() for letter in ascii_uppercase}
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
 _BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
@@ -89,8 +86,8 @@ def as_omnisql_writes(sql: str) -> str:
 def same_query(sql: str) -> str:
     """Write a query so that those which differ in letter case or white space alone become equal.
 
-    Quoted text stays as it is, and so does a query with comments. Results of equal ones are equal
-    but for the names of columns.
+    Quoted text and queries with comments stay as they are. Results of equal ones are equal but for
+    the names of columns.
     """
     if len(sql) > _MOST_CHARS or "--" in sql or "/*" in sql or _ODD_BLANK.search(sql):
         return sql

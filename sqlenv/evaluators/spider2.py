@@ -27,8 +27,7 @@ Cell = str | int | float | bool
 Column = tuple[Cell, ...]
 
 _TOLERANCE = 0.01
-_CHUNK_ROWS = 500
-"""Rows that the program writes at a time; pandas chooses types for each such part."""
+_CHUNK_ROWS = 500  # rows that the program writes at a time; pandas chooses types for each such part
 _NOTHING = frozenset(
     {
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND"),
@@ -49,12 +48,9 @@ _BEYOND = {True: 2**63, False: 2**64}
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a question of Spider 2 takes for right.
+    """What a question of Spider 2 takes for right: of each result the columns to look for.
 
-    Attributes:
-        golds: Of each result that counts, the columns to look for.
-        ignore_order: Whether every column is sorted on its own.
-        tables: All results that count, with all of their columns.
+    `tables` are these results with all of their columns.
     """
 
     golds: tuple[tuple[Column, ...], ...]
@@ -63,14 +59,7 @@ class Reference:
 
 
 def read_references(folder: Path) -> dict[str, Reference]:
-    """Read the gold results of all questions, by the question's `instance_id`.
-
-    Args:
-        folder: The evaluation suite's `gold/`, with `spider2lite_eval.jsonl` and `exec_result/`.
-
-    Raises:
-        UserError: A file is not there or cannot be read.
-    """
+    """Read the gold results of all questions, by `instance_id`, from the suite's folder `gold/`."""
     standard, results = folder / "spider2lite_eval.jsonl", folder / "exec_result"
     if not results.is_dir():
         raise UserError(f"{results}: no such folder; give the gold folder of Spider 2's evaluation")
@@ -111,8 +100,7 @@ def _reference(name: str, files: Sequence[Path], chosen: Any, ignore_order: Any)
 def _choices(chosen: Any, count: int, *, is_base: bool) -> list[Any]:
     """Say which columns of each gold to look for, none for all.
 
-    Of a single file with a letter behind its name the program takes the first of the numbers, and 0
-    for none.
+    Of one file with a letter behind its name the program takes the first number, and 0 for none.
     """
     if chosen in (None, [], [[]], [None]):
         return [[]] * count
@@ -132,13 +120,8 @@ def agrees(predicted: Table, reference: Reference, *, nan_is_zero: bool) -> bool
     """Say whether every gold column equals some predicted column, for any of the gold results.
 
     Names, other columns and the order of columns do not matter; the rows of each column are
-    compared in order, or sorted as text. Numbers agree within 0.01.
-
-    Args:
-        predicted: What the prediction gave.
-        reference: The gold results.
-        nan_is_zero: Whether no value is the same as 0; in older copies of the program it equals
-            no value alone.
+    compared in order, or sorted as text. Numbers agree within 0.01. That no value is the same as 0
+    (`nan_is_zero`) is not so in older copies of the program.
     """
     found = columns_of_rows(predicted.rows, predicted.width)
 

@@ -2,9 +2,8 @@
 
 The official parser (taoyds/test-suite-sql-eval, process_sql.py, at e97acc546ecb) decides levels of
 difficulty, so its ways are kept: a comma before a digit does not end a word; what follows a column
-on the right of a comparison is skipped as far as the next AND, so an OR there is lost; set
-operations lean to the right. Columns and tables stand here under their names in the query, since no
-schema is at hand; where the official parser fails on an unknown one, this one does not.
+on the right of a comparison is skipped as far as the next AND; set operations lean to the right. No
+schema is at hand: columns and tables stand here under their names, known or not.
 """
 
 from __future__ import annotations
@@ -37,16 +36,9 @@ class NotSpiderError(ValueError):
 
 
 def spider_parse(sql: str) -> Parsed:
-    """Parse a query of Spider's grammar.
-
-    Returns:
-        Its clauses, under the names and in the shape of Spider's records.
-
-    Raises:
-        NotSpiderError: The official parser cannot read it either.
-    """
+    """Parse a query of Spider's grammar, into the shape of its records, or raise."""
     try:
-        return _Reader(_words(sql)).query()
+        return _SpiderParser(_words(sql)).query()
     except (IndexError, ValueError, RecursionError):
         raise NotSpiderError(sql) from None
 
@@ -71,9 +63,7 @@ def _words(sql: str) -> list[str]:
     return words
 
 
-class _Reader:
-    """Reads words from left to right."""
-
+class _SpiderParser:
     def __init__(self, words: list[str], at: int = 0):
         self._words, self._at = words, at
 
@@ -227,7 +217,7 @@ class _Reader:
         start = self._at
         while not self._is_over(_CLAUSES | _JOINS | {",", ")", "and"}):
             self._at += 1
-        return _Reader(self._words[start : self._at])._column_unit()
+        return _SpiderParser(self._words[start : self._at])._column_unit()
 
     def _value_unit(self) -> Unit:
         is_block = self._takes("(")

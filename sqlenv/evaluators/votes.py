@@ -21,11 +21,9 @@ class Ballot:
 
 
 def ballot(result: Result, by: VoteBy = "set") -> str | None:
-    """Give a result's vote: equal results, and only these, have equal votes.
+    """Give a result's vote, a digest: equal results, and only these, have equal votes.
 
-    Returns:
-        A digest, so that large results need not be kept; None where the query did not run. An
-        empty result is a vote.
+    None where the query did not run; an empty result is a vote.
     """
     if not isinstance(result, Table):
         return None

@@ -1,4 +1,7 @@
-"""Queries that nobody has vetted: executed under control, in workers; results are values."""
+"""Queries that nobody has vetted: executed under control, in workers; results are values.
+
+A database that cannot be used is a `UserError`, wherever that is noticed.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ A list of what is dangerous would miss what the next version of SQLite brings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import Literal
 
@@ -17,10 +16,8 @@ Kind = Literal["plain", "virtual", "foreign"]
 """A table or view with rows of its own, a virtual table that may be read, or one that may not."""
 
 _PRAGMAS = frozenset(
-    {
-        *("table_info", "table_xinfo", "table_list"),
-        *("foreign_key_list", "index_list", "index_info", "index_xinfo"),
-    }
+    {"table_info", "table_xinfo", "table_list"}
+    | {"foreign_key_list", "index_list", "index_info", "index_xinfo"}
 )
 _TABLE_FUNCTIONS = frozenset({"json_each", "json_tree", "jsonb_each", "jsonb_tree"})
 _SCHEMA_TABLES = frozenset(
@@ -34,12 +31,10 @@ _MODULES = frozenset({"fts3", "fts4", "fts4aux", "fts5", "fts5vocab"}) | _RTREES
 _NO_TABLES = ("create unique index ", "create index ", "create trigger ")
 _TABLES = ("create table ", "create view ")
 _VIRTUAL_TABLE = "create virtual table "
-CHANCE = frozenset({"random", "randomblob"})
-"""SQLite's functions whose value nobody can foretell."""
+CHANCE = frozenset({"random", "randomblob"})  # functions whose value cannot be foreseen
 SCANS = frozenset({"glob", "instr", "like", "replace"})
 """Those that look at one text from each place of another."""
-_LONGEST_NAME = 64
-"""Of whatever SQLite itself brings."""
+_LONGEST_NAME = 64  # of whatever SQLite itself brings
 _NAMES = """
 abs changes char coalesce concat concat_ws format glob hex if ifnull iif instr last_insert_rowid
 length like likelihood likely lower ltrim max min nullif octet_length printf quote replace round
@@ -105,47 +100,33 @@ def _is_built_in(table: str) -> bool:
     return True
 
 
-def read_kinds(connection: apsw.Connection, codec: str) -> dict[str, Kind]:
+def read_kinds(connection: apsw.Connection, codec: str) -> tuple[dict[str, Kind], list[str]]:
     """Say of what kind a database's own tables and views are, by their names in small letters.
 
-    Args:
-        connection: To the database.
-        codec: Of its text.
+    Also names its R*Trees: one prepares what it would write with when it is first opened, so a
+    connection must have opened them before anything is forbidden.
     """
-    # The text alone says it: nothing makes the other columns agree with that.
+    rows = connection.execute(
+        "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
+    )
     kinds: dict[str, Kind] = {}
-    for name, sql in _read_texts(connection, codec):
+    rtrees = []
+    for row in rows:
+        name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
+        # The text alone says it: nothing makes the other columns agree with that.
         start = sql[: len(_VIRTUAL_TABLE)].lower()
         if start.startswith(_NO_TABLES):
             continue
         kind: Kind = "plain" if start.startswith(_TABLES) else "foreign"
-        kinds[name.lower()] = "virtual" if _module(sql) in _MODULES else kind
-    return kinds
-
-
-def find_rtrees(connection: apsw.Connection, codec: str) -> list[str]:
-    """Name the tables that a connection must have opened before anything is forbidden.
-
-    An R*Tree prepares at that moment what it would write with.
-    """
-    return [name for name, sql in _read_texts(connection, codec) if _module(sql) in _RTREES]
+        module = _module(sql) if start == _VIRTUAL_TABLE else ""
+        kinds[name.lower()] = "virtual" if module in _MODULES else kind
+        rtrees += [name] if module in _RTREES else []
+    return kinds, rtrees
 
 
 def _module(sql: str) -> str:
-    """Name the module of a virtual table; empty where a text makes something else."""
-    if sql[: len(_VIRTUAL_TABLE)].lower() != _VIRTUAL_TABLE:
-        return ""
     from sqlenv.sql.lexer import tokenize  # late: a worker starts without it
 
     words = tokenize(sql)[3:6]  # the name, USING and the module
     is_made = len(words) == 3 and words[1].is_word("using")
     return words[2].text.strip("'") if is_made else ""
-
-
-def _read_texts(connection: apsw.Connection, codec: str) -> Iterator[tuple[str, str]]:
-    rows = connection.execute(
-        "SELECT CAST(name AS BLOB), CAST(sql AS BLOB) FROM sqlite_schema WHERE sql IS NOT NULL"
-    )
-    for row in rows:
-        name, sql = (bytes(text or b"").decode(codec, "replace") for text in row)  # type: ignore[arg-type]
-        yield name, sql

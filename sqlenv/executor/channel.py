@@ -1,4 +1,4 @@
-"""A channel between two processes, on which plain values go as a whole.
+"""What parent and workers say to each other: plain values, each sent as a whole over a socket.
 
 Values are MessagePack's: numbers, text, bytes, None, tuples and dicts of these. Whatever comes,
 reading it makes nothing else and runs nothing.
@@ -6,25 +6,37 @@ reading it makes nothing else and runs nothing.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import msgpack
 
+from sqlenv.evaluators.comparators import Case, Judgement
+from sqlenv.evaluators.spider2 import Reference
+from sqlenv.evaluators.votes import Ballot
+from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+
+Encoded = tuple[Any, ...]
+Answer = Result | Judgement | Ballot
+
+_KINDS = {
+    kind.__name__: kind for kind in (Table, SqlError, TimedOut, TooLarge, Denied, Judgement, Ballot)
+}
+_FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _KINDS.items()}
 _SIZE_BYTES = 8
 _SMALL_BYTES = 65_536
 _SOON_MS = 20
 
 
 class Channel:
-    """One end, which waits or not as its socket does.
-
-    Args:
-        end: The socket.
-        most_bytes: Of a message that is received.
-    """
+    """One end, which waits or not as its socket does; `most_bytes` bounds what is received."""
 
     def __init__(self, end: socket.socket, *, most_bytes: int = 2**40) -> None:
         self._end = end
@@ -41,11 +53,7 @@ class Channel:
         return self._end.fileno()
 
     def send(self, value: Any, *, timeout_s: float | None = None) -> None:
-        """Send a value, however long the other end takes to read it, or as long as this.
-
-        Raises:
-            OSError: The other end is closed, or did not read all of it in time.
-        """
+        """Send a value; OSError where the other end is closed, or did not read it in time."""
         data = self._packer.pack(value)
         if len(data) > _SMALL_BYTES:
             self._packer = _make_packer()  # which keeps the memory of its largest message
@@ -73,7 +81,7 @@ class Channel:
                 try:
                     count = self._end.recv_into(self._left)
                 except BlockingIOError:
-                    if self.expected_bytes and self._comes_soon():
+                    if self.expected_bytes and self._poll.poll(_SOON_MS):  # mostly on its way
                         continue
                     return None
                 if not count:
@@ -88,10 +96,6 @@ class Channel:
             if not 0 < self.expected_bytes <= self._most_bytes:
                 raise ValueError(f"a message of {self.expected_bytes:,} bytes")
             self._expect(self.expected_bytes)
-
-    def _comes_soon(self) -> bool:
-        """Wait for more of a message, which mostly is on its way."""
-        return bool(self._poll.poll(_SOON_MS))
 
     def close(self) -> None:
         """Close this end."""
@@ -108,3 +112,33 @@ class Channel:
 
 def _make_packer() -> msgpack.Packer:
     return msgpack.Packer(unicode_errors="surrogatepass", buf_size=_SMALL_BYTES)
+
+
+def encode(result: Answer) -> Encoded:
+    """Write an answer as the name of its kind and its fields."""
+    kind = type(result).__name__
+    return (kind, *[getattr(result, name) for name in _FIELDS[kind]])
+
+
+def decode(encoded: Encoded) -> Answer:
+    """Read what `encode` wrote."""
+    name, *values = encoded
+    return _KINDS[name](*values)
+
+
+def encode_case(case: Case, names: Sequence[str]) -> Encoded:
+    """Write a case, and the comparators to ask about it; paths become absolute."""
+    database, *suite = [os.path.abspath(path) for path in (case.database, *case.suite)]  # noqa: PTH100
+    reference = case.reference and (case.reference.golds, case.reference.ignore_order)
+    return (database, case.predicted, case.gold, suite, reference, list(names))
+
+
+def decode_case(encoded: Encoded) -> tuple[Case, list[str]]:
+    """Read what `encode_case` wrote."""
+    database, predicted, gold, suite, reference, names = encoded
+    files = tuple([_path(name) for name in suite])
+    golds = reference and Reference(*reference)
+    return Case(predicted, gold, _path(database), files, golds), names
+
+
+_path = lru_cache(maxsize=4096)(Path)  # whose hash, and its text, each path keeps

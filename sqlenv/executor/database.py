@@ -1,36 +1,193 @@
-"""SQLite files: whether one can be used, which file it is, and what is in it."""
+"""SQLite files that somebody else made: whether one can be used, which it is, how it is opened.
+
+What a file says of its own tables runs when they are read: generated columns, CHECK constraints,
+views. `connect` opens a file read-only and bounds what such code can do; `reading` also bounds its
+time and memory. Queries that nobody has vetted need more than that: `guard.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from urllib.parse import quote
 
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import reading
+from sqlenv.executor.functions import add_functions
+
+_SWITCHES = {
+    apsw.SQLITE_DBCONFIG_DEFENSIVE: 1,
+    apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_LOAD_EXTENSION: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_CREATE: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_ATTACH_WRITE: 0,
+    apsw.SQLITE_DBCONFIG_WRITABLE_SCHEMA: 0,
+    apsw.SQLITE_DBCONFIG_ENABLE_VIEW: 1,
+    # Gold queries say `country = "FR"`; stock SQLite reads that as a string.
+    apsw.SQLITE_DBCONFIG_DQS_DML: 1,
+}
+_PRAGMAS = {"query_only": 1, "mmap_size": 0, "cell_size_check": 1, "cache_size": -2000}
+_LIMITS = {
+    # Also bounds each CREATE text while a schema loads, so a query's own length is checked apart.
+    apsw.SQLITE_LIMIT_SQL_LENGTH: 1_000_000,
+    apsw.SQLITE_LIMIT_COLUMN: 2000,
+    apsw.SQLITE_LIMIT_EXPR_DEPTH: 1000,
+    apsw.SQLITE_LIMIT_COMPOUND_SELECT: 500,
+    apsw.SQLITE_LIMIT_VDBE_OP: 250_000,
+    apsw.SQLITE_LIMIT_FUNCTION_ARG: 1000,
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1000,
+    apsw.SQLITE_LIMIT_ATTACHED: 0,
+    apsw.SQLITE_LIMIT_WORKER_THREADS: 0,
+    apsw.SQLITE_LIMIT_TRIGGER_DEPTH: 1,
+}
+# Of a value: what no generated column of a small file needs; and where slow functions stay.
+_SHORTEST_LIMIT_BYTES, _NATIVE_VALUE_BYTES = 100_000, 30_000
+
+# What one reader may use up: processor time, a constant and some for each byte of the file, and
+# SQLite's memory. Reading every cell of a file of 100 MB several times takes some 5 s.
+_READING_S, _READING_S_A_BYTE = 2.0, 1e-6
+_READING_HEAP_BYTES = 96_000_000
+# Steps between two looks at the time, by the file's size: a step of a small file that is up to no
+# good takes milliseconds.
+_FEWEST_STEPS, _MOST_STEPS, _STEPS_A_BYTE = 100, 100_000, 0.01
+_OVERDRAWN = (apsw.InterruptError, apsw.NoMemError, apsw.TooBigError, MemoryError)
 
 _MAGIC = b"SQLite format 3\0"
-# Left by a writer that did not finish. An immutable connection ignores them silently and reads
-# stale or uncommitted rows.
+# Of a writer that did not finish; an immutable connection silently reads stale or uncommitted rows.
 _LEFTOVERS = ("-wal", "-journal")
-
-_WAL = b"\x02"
-_VERSION_BYTE = 18
+_WAL, _VERSION_BYTE = b"\x02", 18
 # What quick_check says of a broken file, and not of a broken promise such as NOT NULL.
 _BROKEN = ("***", "Tree ", "Page ", "Freelist")
 
 Identity = tuple[str, int, int, int]
+"""Path, inode, size and time of change."""
+
+
+def connect(
+    path: Path,
+    *,
+    max_value_bytes: int | None = None,
+    immutable: bool = True,
+    vfs: str = "",
+    replacing: bool = True,
+) -> apsw.Connection:
+    """Open a file read-only, every setting made.
+
+    Args:
+        path: The file.
+        max_value_bytes: The longest string or blob, also of what is computed; None for what the
+            file can hold.
+        immutable: Read the file as if nobody could write it: no lock is asked for.
+        vfs: Name of the layer below SQLite; empty for its own.
+        replacing: Replace slow functions by those of `functions.py`, which take valid text alone.
+    """
+    uri = f"file:{quote(bytes(path.resolve()))}?mode=ro{'&immutable=1' * immutable}"
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    connection = apsw.Connection(uri, flags=flags, vfs=vfs or None, statementcachesize=0)
+    if max_value_bytes is None:
+        # Text of a UTF-16 file can take half as much again in UTF-8.
+        max_value_bytes = max(2 * path.stat().st_size, _SHORTEST_LIMIT_BYTES)
+    for switch, value in _SWITCHES.items():
+        connection.config(switch, value)
+    for limit, value in _LIMITS.items():
+        connection.limit(limit, value)
+    connection.limit(apsw.SQLITE_LIMIT_LENGTH, min(max_value_bytes, 2**31 - 1))
+    if replacing:
+        add_functions(connection)
+    for name, value in _PRAGMAS.items():
+        connection.pragma(name, value)
+    return connection
+
+
+def open_new(path: Path) -> apsw.Connection:
+    """Open a file of ours to write, whatever bytes its name has; it is made where there is none."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE | apsw.SQLITE_OPEN_URI
+    return apsw.Connection(f"file:{quote(bytes(path.absolute()))}", flags=flags)
+
+
+@contextmanager
+def reading(
+    path: Path, *, immutable: bool = True, replacing: bool = True
+) -> Generator[apsw.Connection]:
+    """Open a file for statements of our own, and close it; arguments are those of `connect`.
+
+    Raises:
+        UserError: Reading takes more time or memory than any honest file of that size.
+    """
+    size_bytes = path.stat().st_size
+    limit_s = _READING_S + _READING_S_A_BYTE * size_bytes
+    steps = min(max(_FEWEST_STEPS, int(_STEPS_A_BYTE * size_bytes)), _MOST_STEPS)
+    value_bytes = None if replacing else _NATIVE_VALUE_BYTES
+    try:
+        with heap_limit(_READING_HEAP_BYTES):
+            connection = connect(
+                path, max_value_bytes=value_bytes, immutable=immutable, replacing=replacing
+            )
+            try:
+                # Time of the processor: on a machine with much to do a reader is not the slower.
+                end_s = time.thread_time() + limit_s
+                connection.set_progress_handler(lambda: time.thread_time() > end_s, steps)
+                yield connection
+            finally:
+                connection.close()
+    except _OVERDRAWN as error:
+        raise UserError(
+            f"{path}: reading the database takes too much time or memory ({error}); "
+            "leave it out, or drop its generated columns and constraints"
+        ) from None
+
+
+_heap = threading.Lock()
+# Of those that hold one now. SQLite knows one limit for the process: the largest is in force.
+_heap_limits: list[int] = []
+# What the process's other connections held when the first of these came.
+_heap_before = [0]
+
+
+@contextmanager
+def heap_limit(limit_bytes: int) -> Generator[None]:
+    """Let SQLite use as much memory as this, and what other connections held before."""
+    claim_heap(limit_bytes)
+    try:
+        yield
+    finally:
+        release_heap(limit_bytes)
+
+
+def claim_heap(limit_bytes: int) -> None:
+    """Begin what `release_heap` ends."""
+    with _heap:
+        if not _heap_limits:
+            _heap_before[0] = apsw.memory_used()
+        _heap_limits.append(limit_bytes)
+        _limit_heap()
+
+
+def release_heap(limit_bytes: int) -> None:
+    """Give a limit back; without any there is none."""
+    with _heap:
+        _heap_limits.remove(limit_bytes)
+        _limit_heap()
+
+
+def _limit_heap() -> None:
+    apsw.hard_heap_limit(_heap_before[0] + max(_heap_limits) if _heap_limits else 0)
 
 
 def check_database(path: Path) -> None:
     """Make sure that a file is a complete SQLite database which nobody is writing.
 
     Raises:
-        UserError: The file is missing, cannot be read, is empty, not SQLite, or has unfinished
-            writes beside it.
+        UserError: It is not, or has unfinished writes beside it.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -43,10 +200,9 @@ def check_database(path: Path) -> None:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); allow it, or copy it"
         ) from None
-    if not header:
-        raise UserError(f"{path}: the database file is empty; download or build it again")
     if header != _MAGIC:
-        raise UserError(f"{path}: not a SQLite database; download it again or fix the path")
+        what = "not a SQLite database" if header else "the database file is empty"
+        raise UserError(f"{path}: {what}; download it again or fix the path")
     # SQLite writes beside the file itself; whoever links files one by one has a link to that too.
     for place in dict.fromkeys((path, path.resolve())):
         for suffix in _LEFTOVERS:
@@ -54,12 +210,7 @@ def check_database(path: Path) -> None:
 
 
 def _refuse_leftover(path: Path) -> None:
-    """Refuse what holds rows that are not in the database yet, or not any more.
-
-    Raises:
-        UserError: It does. An empty file does not, nor one whose header was zeroed when its writer
-            was done.
-    """
+    """Refuse unfinished writes; an empty file has none, nor one with a zeroed header."""
     try:
         with path.open("rb") as file:
             is_done = file.read(1) in (b"", b"\0")
@@ -75,13 +226,7 @@ def _refuse_leftover(path: Path) -> None:
 
 
 def check_contents(path: Path) -> None:
-    """Make sure that a database can be read: nobody has locked it, and all of its pages are whole.
-
-    The file is read once.
-
-    Raises:
-        UserError: It cannot; also as `check_database`.
-    """
+    """Make sure that a database can be read: nobody has locked it, and its pages are whole."""
     check_database(path)
     with path.open("rb") as file:
         file.seek(_VERSION_BYTE)
@@ -107,11 +252,7 @@ def check_contents(path: Path) -> None:
 
 
 def identify(path: Path) -> Identity:
-    """Tell this version of a file from others, without reading it.
-
-    Raises:
-        UserError: There is no such file.
-    """
+    """Tell this version of a file from others, without reading it."""
     name = os.fspath(path)
     try:
         status = os.stat(name)  # noqa: PTH116 - once a query, and three times as quick

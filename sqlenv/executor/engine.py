@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import apsw
 
-from sqlenv.executor.connection import claim_heap, release_heap
-from sqlenv.executor.database import Identity, identify
+from sqlenv.executor.database import Identity, claim_heap, identify, release_heap
 from sqlenv.executor.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 # How often an overdue query is interrupted again: one interrupt can fall between two statements.
 _NAG_S = 0.05
 
+_MOST_IDLE = 64  # idle connections kept open; 0.3 to 2 MB and one file descriptor each
 _OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
@@ -63,7 +63,7 @@ class Engine:
             self._changed.wait_for(lambda: not self._is_alone)
             self._is_alone = True
             self._changed.wait_for(lambda: not self._active)
-            self._evict(keep=0)
+        self._close_idle()
         try:
             return self._attempt(database, sql, max_steps, alone=True)[0]
         finally:
@@ -78,17 +78,18 @@ class Engine:
 
     def seconds(self, database: Path, sql: str) -> float:
         """Measure a query on a connection of its own, which is opened and closed meanwhile."""
-        with self._lock:
-            self._evict(keep=0)
+        self._close_idle()
         start_s = time.perf_counter()
         self.ask(database, sql)
-        with self._lock:
-            self._evict(keep=0)
+        self._close_idle()
         return time.perf_counter() - start_s
 
     def close(self) -> None:
         """Close the idle connections and end the watchdog."""
         self._stop()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         with self._lock:
             self._evict(keep=0)
 
@@ -101,7 +102,9 @@ class Engine:
             while self._is_alone and not alone:
                 self._changed.wait()
             self._active += 1
-            guard = self._borrow(identity)
+            idle = self._idle.get(identity)
+            guard = idle.pop() if idle else None
+            self._idle_count -= guard is not None
         deadline = time.monotonic() + self._config.timeout_s
         result: Result | None = None
         try:
@@ -121,13 +124,6 @@ class Engine:
                 was_alone = not (self._active or self._idle_count)
         return result, was_alone
 
-    def _borrow(self, identity: Identity) -> Guard | None:
-        idle = self._idle.get(identity)
-        if not idle:
-            return None
-        self._idle_count -= 1
-        return idle.pop()
-
     def _return(self, identity: Identity, guard: Guard, *, reuse: bool) -> None:
         self._running.pop(guard, None)
         if not reuse:
@@ -136,11 +132,9 @@ class Engine:
         self._idle.setdefault(identity, []).append(guard)
         self._idle.move_to_end(identity)
         self._idle_count += 1
-        if self._idle_count > self._config.max_connections:
-            self._evict(keep=self._config.max_connections)
+        self._evict(keep=_MOST_IDLE)
 
     def _evict(self, *, keep: int) -> None:
-        """Close the connections of the databases that were used longest ago."""
         while self._idle_count > keep:
             identity, guards = next(iter(self._idle.items()))
             if guards:
@@ -156,17 +150,11 @@ def _stop(stop: threading.Event, heap_bytes: int) -> None:
 
 
 def _watch(
-    lock: threading.Lock,
-    running: dict[Guard, float],
-    stop: threading.Event,
-    timeout_s: float,
+    lock: threading.Lock, running: dict[Guard, float], stop: threading.Event, timeout_s: float
 ) -> None:
-    """Interrupt the queries that are overdue, until told to stop.
-
-    Nobody wakes this thread: all queries have the same time-out, so one that starts while it
-    sleeps is not due before it wakes. The lock keeps an interrupt from reaching the connection's
-    next query.
-    """
+    """Interrupt the queries that are overdue, until told to stop."""
+    # Nobody wakes this thread: all queries have the same time-out, so one that starts while it
+    # sleeps is not due before it wakes. The lock keeps an interrupt from the connection's next one.
     sleep_s = timeout_s
     while not stop.wait(sleep_s):
         now = time.monotonic()

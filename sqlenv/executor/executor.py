@@ -1,8 +1,7 @@
 """Run queries that nobody has vetted, and get values back.
 
 The way of a query: `guard.refuse_text`, then `Engine.execute` in this process or, through
-`WorkerPool`, in another one; there `Guard.run` on a connection with every control set. Both ways
-give the same answers.
+`WorkerPool`, in another; there `Guard.run` on a connection with every control set.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from typing import Self
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.comparators import Case, Judgement, Runs, check_case, judge
 from sqlenv.evaluators.votes import Ballot, VoteBy, ballot
+from sqlenv.executor.channel import encode_case
 from sqlenv.executor.database import Identity, check_database, identify
 from sqlenv.executor.engine import Engine
 from sqlenv.executor.gold import GoldCache, Query
 from sqlenv.executor.guard import refuse_text
 from sqlenv.executor.pool import WorkerPool
-from sqlenv.executor.serialization import encode_case
 from sqlenv.executor.worker import Question
 from sqlenv.types import Result, TimedOut, TooLarge, status_of
 
@@ -59,15 +58,10 @@ class Executor:
         self._backend.start()
 
     def execute(self, database: Path, sql: str, *, max_steps: int | None = None) -> Result:
-        """Run one query.
-
-        Args:
-            database: The SQLite file.
-            sql: Any text.
-            max_steps: Another step budget than the settings'.
+        """Run one query of any text; a budget of steps may take the place of the settings'.
 
         Returns:
-            The table, or why there is none. No text whatever raises.
+            The table, or why there is none.
 
         Raises:
             UserError: The database cannot be used; see `check_database`.
@@ -79,14 +73,8 @@ class Executor:
         return self._backend.execute(database, sql, max_steps)
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        """Run queries on all workers, each distinct one once; results come in the queries' order.
-
-        Raises:
-            UserError: One of the databases cannot be used.
-        """
-        results = self._refuse_texts(queries)
-        accepted = [query for query in dict.fromkeys(queries) if query not in results]
-        self._check_use(database for database, _ in accepted)
+        """Run queries on all workers, each distinct one once; results come in their order."""
+        results, accepted = self._accept(queries)
         results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
         return [results[query] for query in queries]
 
@@ -94,13 +82,8 @@ class Executor:
         """Run queries as `execute_many` does, and give their votes in the queries' order.
 
         Rows stay in the workers, however many queries there are; none of one that does not run.
-
-        Raises:
-            UserError: One of the databases cannot be used.
         """
-        refused = self._refuse_texts(queries)
-        accepted = [query for query in dict.fromkeys(queries) if query not in refused]
-        self._check_use(database for database, _ in accepted)
+        _, accepted = self._accept(queries)
         found = dict(zip(accepted, self._backend.votes(accepted, by), strict=True))
         return [found.get(query) for query in queries]
 
@@ -117,15 +100,7 @@ class Executor:
         return self._gold.get(queries, self.execute_many)
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
-        """Ask comparators about cases; judgements come in the cases' order.
-
-        Args:
-            cases: Predictions and what they are judged by.
-            names: Of `COMPARATORS`.
-
-        Raises:
-            UserError: One of the databases cannot be used, or a case lacks what a comparator needs.
-        """
+        """Ask comparators about cases; judgements come in the cases' order."""
         for case in cases:
             check_case(case, names)
         self._check_use(file for case in cases for file in (case.database, *case.suite))
@@ -149,17 +124,17 @@ class Executor:
         """End the workers and close the connections."""
         self._backend.close()
 
-    def _refuse_texts(self, queries: Sequence[Query]) -> dict[Query, Result]:
+    def _accept(self, queries: Sequence[Query]) -> tuple[dict[Query, Result], list[Query]]:
+        """Refuse texts that must not reach SQLite; list the other queries, each once."""
         limit = self.config.max_sql_chars
         found = {query: refuse_text(query[1], max_sql_chars=limit) for query in queries}
-        return {query: refused for query, refused in found.items() if refused is not None}
+        refused = {query: result for query, result in found.items() if result is not None}
+        accepted = [query for query in found if query not in refused]
+        self._check_use(database for database, _ in accepted)
+        return refused, accepted
 
     def _check_use(self, databases: Iterable[Path]) -> None:
-        """Name files that were written to since they were last looked at; they are read anew.
-
-        Raises:
-            UserError: One of them is not there any more.
-        """
+        """Name files that were written to since they were last looked at; they are read anew."""
         if os.getpid() != self._process:
             raise RuntimeError("an Executor does not survive a fork: make one in the new process")
         for database in set(databases):
@@ -174,8 +149,6 @@ class Executor:
 
 
 class _Threads:
-    """Queries in this process."""
-
     def __init__(self, config: ExecutorConfig):
         self._engine = Engine(config)
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")
@@ -202,10 +175,9 @@ class _Threads:
 
 
 class _Processes:
-    """Queries in worker processes.
+    """Queries in worker processes, of which slow ones leave one to the others.
 
-    Of single queries the slow ones leave a worker to the others: all have few steps at first, and
-    those that need more run once more, on all workers but one.
+    All single queries have few steps at first; those that need more run again.
     """
 
     def __init__(self, config: ExecutorConfig):
@@ -215,8 +187,7 @@ class _Processes:
         self.start = self._pool.start
 
     def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
-        # Absolute: the workers keep the folder that they were started in.
-        path = os.path.abspath(database)  # noqa: PTH100
+        path = _absolute(database)
         limit = max_steps or self._max_steps
         if self._slow is None or limit <= _QUICK_STEPS:
             return self._run([(path, sql, limit)])[0]
@@ -227,10 +198,10 @@ class _Processes:
         return result
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        return self._run([(os.path.abspath(path), sql, None) for path, sql in queries])  # noqa: PTH100
+        return self._run([(_absolute(path), sql, None) for path, sql in queries])
 
     def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
-        answers = self._pool.run([(os.path.abspath(path), sql, None, by) for path, sql in queries])  # noqa: PTH100
+        answers = self._pool.run([(_absolute(path), sql, None, by) for path, sql in queries])
         return [answer.vote if isinstance(answer, Ballot) else None for answer in answers]
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
@@ -247,6 +218,11 @@ class _Processes:
 
     def close(self) -> None:
         self._pool.close()
+
+
+def _absolute(path: Path) -> str:
+    """Workers keep the folder that they were started in."""
+    return os.path.abspath(path)  # noqa: PTH100
 
 
 def _failed(answer: Result, names: Sequence[str]) -> Judgement:

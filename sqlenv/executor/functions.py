@@ -1,12 +1,8 @@
-"""SQL functions in place of SQLite's own, and who looks at the clock.
+"""SQL functions in place of SQLite's own, and the clock that counts who looks at it.
 
 Some of SQLite's take a time with the square of a text's length, and one call is one step, which
-neither the step budget nor the deadline can end. Those here give the same answers, in a time with
-the length. Of text that is not valid they raise `UnicodeDecodeError`, as all of Python's do.
-
-No text says for certain whether a query reads the clock: `date(x)` does where x is 'now', and x may
-be a column, a parameter of a view, or put together. SQLite itself asks the layer below it (its VFS)
-for the time, once a statement that needs it, and for nothing else while a query runs.
+neither the step budget nor the deadline can end. Those here give the same answers, in linear time.
+Of text that is not valid they raise `UnicodeDecodeError`, as all of Python's do.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ import apsw
 from sqlenv.types import Value
 
 _HEX = re.compile("[0-9A-Fa-f]+")
-_NOT_HEX = re.compile("[^0-9A-Fa-f]")
 CLOCK_FUNCTIONS = frozenset(
     {
         *("date", "time", "datetime", "julianday", "unixepoch", "strftime", "timediff"),
@@ -35,10 +30,9 @@ def add_functions(connection: apsw.Connection) -> None:
     """Replace `trim`, `ltrim`, `rtrim` and `unhex` of two arguments."""
     floats = cache(partial(apsw.Connection, ":memory:"))  # 70 kB, which few queries need
     for name, function in REPLACED.items():
-        replacement = _of_texts(function, floats)
         connection.create_scalar_function(
             name,
-            replacement,
+            _of_texts(function, floats),
             2,
             deterministic=True,
             flags=apsw.SQLITE_INNOCUOUS,  # as SQLite's own: views and generated columns may call it
@@ -48,11 +42,8 @@ def add_functions(connection: apsw.Connection) -> None:
 def add_chance(connection: apsw.Connection, note: Callable[[], int]) -> None:
     """Replace `random` and `randomblob` by functions that note when they are called.
 
-    That a query names one says less: SQLite also names those of the defaults of columns.
-
-    Args:
-        connection: To a database.
-        note: Called first; gives the length that a blob may have.
+    That a query names one says less: SQLite also names those of the defaults of columns. `note`
+    gives the length that a blob may have, in bytes.
     """
     numbers = cache(partial(apsw.Connection, ":memory:"))
 
@@ -74,78 +65,50 @@ def add_chance(connection: apsw.Connection, note: Callable[[], int]) -> None:
         )
 
 
-def ltrim(text: str, characters: str) -> str:
-    """Drop the characters from the start of a text."""
-    # Python's own lstrip looks through all the characters for each place.
-    dropped = _characters(characters)
-    start = 0
-    while start < len(text) and text[start] in dropped:
-        start += 1
-    return text[start:]
-
-
-def rtrim(text: str, characters: str) -> str:
-    """Drop the characters from the end of a text."""
-    dropped = _characters(characters)
-    end = len(text)
-    while end and text[end - 1] in dropped:
-        end -= 1
-    return text[:end]
-
-
-def trim(text: str, characters: str) -> str:
-    """Drop the characters from both ends of a text."""
-    return rtrim(ltrim(text, characters), characters)
+def trim(text: str, characters: str, *, start: bool = True, end: bool = True) -> str:
+    """Drop characters from the ends of a text."""
+    # Python's own strip looks through all the characters for each place; SQLite reads up to a NUL.
+    dropped = set(characters.partition("\0")[0])
+    first, last = 0, len(text)
+    while start and first < last and text[first] in dropped:
+        first += 1
+    while end and first < last and text[last - 1] in dropped:
+        last -= 1
+    return text[first:last]
 
 
 def unhex(text: str, ignored: str) -> bytes | None:
-    """Read pairs of hexadecimal digits, with ignored characters around pairs but not in them.
-
-    Returns:
-        The bytes; None where the text is anything else.
-    """
+    """Read pairs of hexadecimal digits, with ignored characters around pairs; None for others."""
     text = text.partition("\0")[0]
     runs = _HEX.findall(text)
-    if any(len(run) % 2 for run in runs) or not set(_NOT_HEX.findall(text)) <= set(ignored):
+    if any(len(run) % 2 for run in runs) or not set(_HEX.sub("", text)) <= set(ignored):
         return None
     return bytes.fromhex("".join(runs))
-
-
-def _characters(text: str) -> set[str]:
-    """Tell the characters apart; SQLite reads them up to a NUL."""
-    return set(text.partition("\0")[0])
 
 
 def _of_texts(
     function: Callable[[str, str], str | bytes | None], floats: Callable[[], apsw.Connection]
 ) -> Callable[..., str | bytes | None]:
-    """Make a SQL function of one that takes two texts: SQLite reads any value as a text.
-
-    Args:
-        function: Python's.
-        floats: Gives a connection whose SQLite writes floats; each version does it its own way.
-    """
+    """Make a SQL function of one that takes two texts: SQLite reads any value as a text."""
 
     def text(value: Value) -> str:
         if isinstance(value, bytes):
             return value.decode()
-        if isinstance(value, float):
+        if isinstance(value, float):  # each version of SQLite writes them its own way
             value = floats().execute("SELECT CAST(? AS TEXT)", (value,)).get
         return str(value)
 
     def call(*values: Value) -> str | bytes | None:
         first, second = values
-        if first is None or second is None:
-            return None
-        return function(text(first), text(second))
+        return None if first is None or second is None else function(text(first), text(second))
 
     return call
 
 
 REPLACED: dict[str, Callable[[str, str], str | bytes | None]] = {
     "trim": trim,
-    "ltrim": ltrim,
-    "rtrim": rtrim,
+    "ltrim": partial(trim, end=False),
+    "rtrim": partial(trim, start=False),
     "unhex": unhex,
 }
 
@@ -153,7 +116,9 @@ REPLACED: dict[str, Callable[[str, str], str | bytes | None]] = {
 class Clock(apsw.VFS):
     """SQLite's own layer, with a count of the times that a thread has asked what time it is.
 
-    Files go through Python here, some 3 µs a page: only queries that call `CLOCK_FUNCTIONS` use it.
+    `date(x)` reads the clock where x is 'now', which no text of a query tells for certain; SQLite
+    asks this layer, once a statement that needs it. Files go through Python here, some 3 µs a page:
+    only queries that call `CLOCK_FUNCTIONS` use it.
     """
 
     name = "sqlenv_clock"

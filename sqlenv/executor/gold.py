@@ -21,9 +21,9 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Judgement
 from sqlenv.evaluators.votes import Ballot
+from sqlenv.executor.channel import decode, encode
 from sqlenv.executor.database import Identity, fingerprint, identify
 from sqlenv.executor.guard import weigh
-from sqlenv.executor.serialization import decode, encode
 from sqlenv.types import Result, Table, TimedOut, TooLarge
 
 Query = tuple[Path, str]
@@ -103,7 +103,6 @@ class GoldCache:
     def _compute(
         self, keys: Sequence[Key], run: Callable[[Sequence[Query]], list[Result]]
     ) -> dict[Key, Result]:
-        """Read results from the disk, or run their queries and keep them."""
         known = {key: self._read(key) for key in keys} if self._folder else {}
         found = {key: result for key, result in known.items() if result is not None}
         for key, result in found.items():

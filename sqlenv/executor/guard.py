@@ -6,7 +6,7 @@
 | several statements, EXPLAIN, parameters | `_inspect`, before its first row |
 | running for ever | the step budget here, the deadline in `engine.py` |
 | huge values | `_limit_values` |
-| one slow call that nothing can interrupt | `connection.py`, `allowed.py`, `functions.py` |
+| one slow call that nothing can interrupt | `database.py`, `allowed.py`, `functions.py` |
 | many of them in a row, with no loop around | `_limit_values` |
 | sorts and aggregates that fill memory | the heap limit in `engine.py` |
 | many rows | `_collect` |
@@ -26,9 +26,8 @@ from typing import TYPE_CHECKING
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.allowed import SCANS, find_rtrees, forbidden, read_kinds
-from sqlenv.executor.connection import connect
-from sqlenv.executor.database import check_database
+from sqlenv.executor.allowed import SCANS, forbidden, read_kinds
+from sqlenv.executor.database import check_database, connect
 from sqlenv.executor.functions import CLOCK_FUNCTIONS, REPLACED, add_chance, clock
 from sqlenv.types import Denied, Result, Row, SqlError, Table, TimedOut, TooLarge, Value
 
@@ -42,33 +41,28 @@ _UNREADABLE = (
     *(apsw.CantOpenError, apsw.IOError, apsw.PermissionsError, apsw.TooBigError),
 )
 # What Python takes for a row, and for a number in it with its place.
-_ROW_BYTES = 64
-_CELL_BYTES = 40
+_ROW_BYTES, _CELL_BYTES = 64, 40
 # Above this mean of a cell, its text decides: up to four times what it is in UTF-8.
 _TEXT_BYTES = 16
 # A value in a result of very many columns may have at least this length, whatever `max_bytes` is.
 _WIDE_VALUE_BYTES = 16_000
 # Rows that are read together, of values that have at least this length if need be.
-_ROWS_AT_ONCE = 100
-_SHORT_VALUE_BYTES = 1000
-# Steps that SQLite can count at once.
-_MOST_STRIDE = 2**31 - 1
-# Full-text search takes a time with the square of its pattern, in one call.
-_VIRTUAL_VALUE_BYTES = 30_000
+_ROWS_AT_ONCE, _SHORT_VALUE_BYTES = 100, 1000
+_MOST_STRIDE = 2**31 - 1  # steps that SQLite can count at once
+# Full-text search, and SQLite's own `trim`, take a time with the square of what they are given.
+_SQUARE_VALUE_BYTES = 30_000
 # Calls between two looks at the time that may each take the time of the longest values; of more
 # the values are shorter.
 _LONG_SCANS = 4
-# SQLite's own `trim` takes a time with the square of what it is given.
-_NATIVE_VALUE_BYTES = 30_000
 _NATIVE_SCANS = SCANS | frozenset(REPLACED)
 
 
 class _AsksClockError(Exception):
-    """A query that may read the clock, before its first row: it has to run where that is seen."""
+    """A query may read the clock: it has to run where that is seen."""
 
 
-class _RefusedError(Exception):
-    """A query that is given up; carries the result that says why."""
+class _GivenUpError(Exception):
+    """A query is given up; carries the result that says why."""
 
     def __init__(self, result: Result):
         super().__init__(result)
@@ -89,11 +83,7 @@ def refuse_text(sql: str, *, max_sql_chars: int) -> Result | None:
 
 
 class Guard:
-    """A connection to one database, for one query at a time.
-
-    Raises:
-        UserError: The file cannot be used (`check_database`), or its schema cannot be read.
-    """
+    """A connection to one database, for one query at a time."""
 
     def __init__(self, path: Path, config: ExecutorConfig):
         check_database(path)
@@ -102,7 +92,7 @@ class Guard:
         try:
             self.connection = self._open()
             self._codec = _CODECS[self.connection.pragma("encoding")]
-            self._kinds = read_kinds(self.connection, self._codec)
+            self._kinds, self._rtrees = read_kinds(self.connection, self._codec)
         except _UNREADABLE as error:
             raise UserError(f"{path}: SQLite cannot read it ({error}); download it again") from None
         self._is_timed = self._is_native = False
@@ -115,8 +105,8 @@ class Guard:
         asked = clock().asked
         try:
             rows = self._read_anywhere(sql, max_steps)
-        except _RefusedError as refusal:
-            return refusal.result
+        except _GivenUpError as given_up:
+            return given_up.result
         except apsw.Error as error:
             return self._explain(error)
         except MemoryError:
@@ -150,7 +140,7 @@ class Guard:
     def _watch(self, connection: apsw.Connection) -> None:
         # Reads the schema, so that a broken one shows now and not as an error of some query.
         connection.execute("SELECT 1 FROM sqlite_schema").get  # noqa: B018
-        for table in find_rtrees(connection, self._codec):
+        for table in self._rtrees:
             name = table.replace('"', '""')
             with suppress(apsw.Error):  # who reads it will be told
                 connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')
@@ -158,10 +148,7 @@ class Guard:
         connection.authorizer = self._authorize
 
     def _read_anywhere(self, sql: str, max_steps: int) -> list[Row]:
-        """Run a query, where it is seen whether it reads the clock if it may do so.
-
-        Where it gives our functions what is no valid text, it runs with SQLite's own.
-        """
+        """Run a query where looks at the clock are seen, and with SQLite's functions if need be."""
         self._is_timed = self._is_native = False
         while True:
             self._choose()
@@ -220,7 +207,7 @@ class Guard:
             rows = self._collect(query, is_bytes=True)
         except apsw.SQLError as error:
             # Its place would be one in the query around, which nobody wrote.
-            raise _RefusedError(SqlError(str(error))) from None
+            raise _GivenUpError(SqlError(str(error))) from None
         self._columns = columns
         self._is_mended = True
         return rows
@@ -253,9 +240,9 @@ class Guard:
                 rows += chunk
                 size_bytes += weigh(chunk)
                 if len(rows) > config.max_rows:
-                    raise _RefusedError(TooLarge("rows"))
+                    raise _GivenUpError(TooLarge("rows"))
                 if size_bytes > config.max_bytes:
-                    raise _RefusedError(TooLarge("bytes"))
+                    raise _GivenUpError(TooLarge("bytes"))
             return rows
         finally:
             cursor.close(True)  # noqa: FBT003 - positional in APSW
@@ -274,12 +261,12 @@ class Guard:
         if not cursor.has_vdbe:  # a trailing comment
             return True
         if self._statement:
-            raise _RefusedError(Denied("several statements"))
+            raise _GivenUpError(Denied("several statements"))
         if cursor.is_explain:
-            raise _RefusedError(Denied("EXPLAIN"))
+            raise _GivenUpError(Denied("EXPLAIN"))
         columns = cursor.get_description()
         if not cursor.is_readonly or not columns:
-            raise _RefusedError(Denied("not a query"))
+            raise _GivenUpError(Denied("not a query"))
         if self._asks_clock and not self._is_timed:
             raise _AsksClockError
         self._statement = sql
@@ -291,10 +278,8 @@ class Guard:
         """Bound what a row weighs, which nothing can look at before all of it is in memory."""
         max_bytes = self._config.max_bytes
         longest = min(self._longest, max(max_bytes // (6 * width), _WIDE_VALUE_BYTES))
-        if self._reads_virtual:
-            longest = min(longest, _VIRTUAL_VALUE_BYTES)
-        if self._is_native:
-            longest = min(longest, _NATIVE_VALUE_BYTES)
+        if self._reads_virtual or self._is_native:
+            longest = min(longest, _SQUARE_VALUE_BYTES)
         if self._scans > _LONG_SCANS:
             longest = min(longest, _LONG_SCANS * self._config.max_value_bytes // self._scans)
         # Of short values many rows fit at once, and few at once take twice the time.
@@ -306,10 +291,7 @@ class Guard:
     def _authorize(
         self, action: int, first: str | None, second: str | None, *_where: str | None
     ) -> int:
-        """Judge one thing that a statement would do, while it is compiled (SQLite calls this).
-
-        Later is too late: many pragmas take effect when they are compiled.
-        """
+        """Judge one thing that a statement would do, while it is compiled (SQLite calls this)."""
         # Full-text search asks for this of its own accord, while a query that passed is running.
         if action == apsw.SQLITE_PRAGMA and first == "data_version" and self._statement:
             return apsw.SQLITE_OK

@@ -1,8 +1,8 @@
 """Worker processes that answer queries, and what happens when one dies.
 
 Workers are started as programs (`python -m sqlenv.executor.worker`), never forked: the parent runs
-JAX's threads, and nothing of the parent's memory or `__main__` is needed. A worker has a socket for
-questions and answers, and standard input, which closes when the parent ends.
+JAX's threads. A worker has a socket for questions and answers, and standard input, which closes
+when the parent ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from itertools import islice
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor.channel import Channel
-from sqlenv.executor.serialization import Answer, Encoded, decode
+from sqlenv.executor.channel import Answer, Channel, Encoded, decode
 from sqlenv.executor.worker import OUT_OF_MEMORY, USER_ERROR, Question
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
 CRASHED = SqlError("the query crashed SQLite")
 
+_COMMAND = (sys.executable, "-P", "-m", "sqlenv.executor.worker")
 _START_S = 60.0
 # On top of twice the time-out: answers wait that long in a worker, and a message takes a moment.
 _GRACE_S = 0.1
@@ -47,7 +47,6 @@ class Worker:
 
     def __init__(self, config: ExecutorConfig):
         self._silence_s = 2 * config.timeout_s + _GRACE_S
-        settings = config.model_dump_json()
         ours, theirs = socket.socketpair()
         ours.settimeout(0)  # it never waits
         # The memory of rows is more than their text.
@@ -55,14 +54,7 @@ class Worker:
         self.channel = Channel(ours, most_bytes=most_bytes)
         with theirs:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "sqlenv.executor.worker",
-                    str(theirs.fileno()),
-                    settings,
-                ],
+                [*_COMMAND, str(theirs.fileno()), config.model_dump_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -85,11 +77,9 @@ class Worker:
             self.channel.send([questions[i] for i in numbers], timeout_s=self._silence_s)
 
     def receive(self) -> list[tuple[int, Answer | UserError]] | None:
-        """Take what has come, without waiting.
+        """Take numbered answers without waiting, none of them as long as a message is not whole.
 
-        Returns:
-            Numbered answers, none of them as long as a message is not whole; None when the worker
-            is dead, sends no answers, or stops in the middle of a message.
+        None when the worker is dead, sends no answers, or stops in the middle of a message.
         """
         try:
             encoded = self.channel.receive()
@@ -114,11 +104,7 @@ class Worker:
         return time.monotonic() >= self.deadline
 
     def failure_result(self, *, overdue: bool) -> Result:
-        """End a worker that failed at its only question, and say what that makes of the question.
-
-        Raises:
-            RuntimeError: The worker failed, not the query: a bug of ours.
-        """
+        """End a worker that failed at its only question, and say what that makes of it."""
         status = self.kill()
         if not self._is_ready or (status > 0 and status != OUT_OF_MEMORY):
             raise RuntimeError("a query worker failed; its own words are on standard error")
@@ -162,11 +148,8 @@ class WorkerPool:
     def run(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions in order, with as many workers as are free.
 
-        A worker that dies with one question is that question's result. One that dies with several
-        does not say whose fault it is: they are asked again one by one.
-
-        Raises:
-            UserError: A database cannot be used.
+        A worker that dies with one question is that question's result; of several it does not say
+        whose fault it is: they are asked again one by one.
         """
         answers: dict[int, Answer | UserError] = {}
         waiting = deque(_messages(questions, self._config.workers))
@@ -230,10 +213,7 @@ def _messages(questions: Sequence[Question], workers: int) -> list[list[int]]:
 
 
 def _choose(
-    waiting: deque[list[int]],
-    worker: Worker,
-    busy: Sequence[Worker],
-    questions: Sequence[Question],
+    waiting: deque[list[int]], worker: Worker, busy: Sequence[Worker], questions: Sequence[Question]
 ) -> list[int]:
     """Take a message off those that wait, if possible of a database that only this worker has."""
     elsewhere = {other.database for other in busy if other is not worker}

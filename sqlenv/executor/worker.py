@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Runs, judge
 from sqlenv.evaluators.votes import Ballot, ballot
-from sqlenv.executor.channel import Channel
+from sqlenv.executor.channel import Answer, Channel, Encoded, decode_case, encode
 from sqlenv.executor.engine import Engine
-from sqlenv.executor.serialization import Answer, Encoded, decode_case, encode
 from sqlenv.types import Result
 
 if TYPE_CHECKING:

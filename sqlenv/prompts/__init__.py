@@ -34,12 +34,6 @@ def first_observation(example: Example, schema_text: str, *, style: PromptStyle)
     """Ask the question: the messages before the policy's first reply.
 
     Evidence stands on a line of its own before the question; PaVeRL's prompt has a section for it.
-
-    Args:
-        example: The question.
-        schema_text: The schema as `render_schema` writes it.
-        style: Whose template: `progress` (paper 000), `omnisql`, `paverl` (paper 003, prompt 1)
-            or `demo`, the shortest.
     """
     details = {"db_engine": _engine(example), "db_details": schema_text}
     if style == "paverl":
@@ -59,12 +53,7 @@ def agent_observation(
 ) -> Observation:
     """Ask the question and offer a tool (paper 004, appendix F).
 
-    Args:
-        example: The question.
-        schema_text: The schema as `render_schema` writes it.
-        config: Names of the tools, and how often the model may call.
-        style: How the question is put without a tool; the paper takes OmniSQL's template. `demo`
-            only names the tool.
+    The paper puts the question in OmniSQL's template; `demo` only names the tool.
     """
     *before, question = first_observation(example, schema_text, style=style)
     if style == "demo":
@@ -92,8 +81,8 @@ def feedback_text(
         tags: Diagnostic tags; without any, a generic text replaces them.
         descriptions: One sentence a tag.
         style: `demo` leaves the sentences and the instructions out.
-        parsed: Whether the previous query and the gold query could be parsed. Where not, one
-            generic text serves for both, as in the paper's note; where no tag applies, another.
+        parsed: Whether the previous and the gold query could be parsed; where not, one generic text
+            serves for both, as in the paper's note.
         error: The database's message, where the model may see it.
         engine: Name of the SQL dialect.
     """

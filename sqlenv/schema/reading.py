@@ -10,30 +10,21 @@ from pathlib import Path
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import reading
+from sqlenv.executor.database import reading
 from sqlenv.types import Row, Value
 
 ColumnKey = tuple[str, str]
 Descriptions = Mapping[ColumnKey, str]
 """(table, column), both in lower case -> what the column holds."""
 
-EXAMPLE_CHARACTERS = 40
-"""OmniSQL cuts example values here."""
-SAMPLED_ROWS = 1_000
-"""Rows of a table that are searched for example values."""
-PROFILED_ROWS = 100_000
-"""Rows of a table among which the most frequent values are counted."""
+EXAMPLE_CHARACTERS = 40  # OmniSQL cuts example values here
+SAMPLED_ROWS = 1_000  # rows of a table that are searched for example values
+PROFILED_ROWS = 100_000  # rows of a table among which the most frequent values are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table.
-
-    Attributes:
-        type: Declared type, empty where there is none.
-        examples: A few of its values, long text cut.
-        span: Smallest and largest value of a numeric column, where profiled.
-    """
+    """One column; `type` as declared, `span` the smallest and largest value of profiled numbers."""
 
     name: str
     type: str = ""
@@ -158,7 +149,6 @@ def _read(
 
 
 def _table_names(connection: apsw.Connection) -> list[str]:
-    """List the tables that a query can name."""
     rows = _names(
         connection,
         ("m.name",),
@@ -178,14 +168,7 @@ def _columns(connection: apsw.Connection, table: str) -> tuple[Column, ...]:
 def _names(
     connection: apsw.Connection, texts: Sequence[str], rest: str, *bindings: str
 ) -> list[Row]:
-    """Select names and what follows them; bytes that are not UTF-8 become replacement characters.
-
-    Args:
-        connection: To the database.
-        texts: Expressions that give names.
-        rest: Of the query, further expressions included.
-        bindings: Its parameters.
-    """
+    """Select names and what follows them; bytes that are not UTF-8 become U+FFFD."""
     try:
         return list(connection.execute(f"SELECT {', '.join(texts)}{rest}", bindings))
     except UnicodeDecodeError:
@@ -232,7 +215,6 @@ def _resolved(
 def _with_examples(
     connection: apsw.Connection, table: str, columns: tuple[Column, ...], count: int
 ) -> tuple[Column, ...]:
-    """Give each column its first distinct, non-empty values."""
     if not count:
         return columns
     # NOT INDEXED: rows come in the table's own order, whatever indexes exist.

@@ -25,14 +25,11 @@ def render_schema(
     style: Style = "omnisql",
     keep: Collection[ColumnKey] | None = None,
 ) -> str:
-    """Write the schema as a prompt shows it.
+    """Write the schema as a prompt shows it, or of it the (table, column) pairs to `keep`.
 
-    Args:
-        schema: What to write.
-        style: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
-            PaVeRL's (paper 003, appendix B); `compact`: one line a table; `bare`: the same with
-            names and references alone, the fewest tokens that SQLite still takes.
-        keep: The only (table, column) pairs to show; None for all.
+    Styles: `omnisql`: CREATE TABLE with a comment and examples behind each column; `profile`:
+    PaVeRL's (paper 003, appendix B); `compact`: one line a table; `bare`: the same with names and
+    references alone, the fewest tokens that SQLite still takes.
     """
     if keep is not None:
         schema = schema.only(keep)
@@ -56,9 +53,9 @@ def sample_columns(
 ) -> DatabaseSchema:
     """Cut a schema that is too long for a training prompt; evaluation never does this.
 
-    Keeps the key columns, the columns that the gold query names, and as large a random share of
-    the rest as fits (OmniSQL; paper 003, section on context). Where that is still too long, only
-    the tables of the gold query keep their keys, then not even those.
+    Keeps the key columns, the columns that the gold query names, and as large a random share of the
+    rest as fits (OmniSQL; paper 003, section on context). Where that is still too long, only the
+    tables of the gold query keep their keys, then not even those.
 
     Args:
         schema: The whole schema.
@@ -93,7 +90,6 @@ def _key_columns(schema: DatabaseSchema) -> set[ColumnKey]:
 
 
 def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
-    """Find the columns that the query names, at least one of each table that it names."""
     words = {token.text for token in tokenize(gold_sql) if token.kind in ("word", "name")}
     found = set()
     for table in schema.tables:
@@ -104,7 +100,6 @@ def _gold_columns(schema: DatabaseSchema, gold_sql: str) -> set[ColumnKey]:
 
 
 def _identifier(name: str) -> str:
-    """Quote a name that SQLite would not read as one."""
     if _PLAIN_NAME.fullmatch(name) and name.upper() not in apsw.keywords:
         return name
     return "`" + name.replace("`", "``") + "`"
@@ -128,7 +123,6 @@ def _comment(column: Column) -> str:
 
 
 def _block(head: str, lines: list[tuple[str, str]]) -> str:
-    """Join (definition, comment) lines; the comma stands between them."""
     texts = [definition + "," + comment for definition, comment in lines[:-1]]
     texts += [definition + comment for definition, comment in lines[-1:]]
     return "\n".join([head, *texts, ");"])

@@ -1,11 +1,10 @@
 """Values of a database that a question names, as OmniSQL shows them in its prompts.
 
-OmniSQL (its process_dataset.py and build_contents_index.py) indexes all texts of a database with
-Lucene, asks it for each run of up to 8 words of the question, and keeps the values of which more
-than 85 % stands in the question. Here SQLite's FTS5 takes Lucene's place: both rank by BM25 and
-stem English, but their scores differ, so that now and then another value is shown. A run of words
-finds the values that have all of its words, where Lucene also takes some of them; those are found
-by shorter runs.
+OmniSQL (process_dataset.py, build_contents_index.py) indexes all texts of a database with Lucene,
+asks it for each run of up to 8 words of the question, and keeps the values of which more than 85 %
+stands in the question. Here SQLite's FTS5 takes Lucene's place: both rank by BM25 and stem English,
+but scores differ, and a run finds the values that have all of its words, where Lucene also takes
+some of them: now and then another value is shown.
 """
 
 from __future__ import annotations
@@ -20,22 +19,16 @@ from typing import Self
 import apsw
 
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import connect, open_new, reading
+from sqlenv.executor.database import connect, open_new, reading
 from sqlenv.schema.reading import Column, DatabaseSchema, is_utf8, quoted
 from sqlenv.types import Example, ValueMatch
 
-VALUE_CHARACTERS = 40
-"""Longer values are not indexed."""
-WORDS = 8
-"""Words of a run at most."""
-HITS = 10
-"""Values that a run of words finds at most."""
-SHARE = 0.85
-"""More than this share of a value has to stand in the question, in one piece."""
-MOST = 20
-"""Values of a question at most."""
-SHOWN = 6
-"""Values of a column that are shown at most, sampled ones included."""
+VALUE_CHARACTERS = 40  # longer values are not indexed
+WORDS = 8  # words of a run at most
+HITS = 10  # values that a run of words finds at most
+SHARE = 0.85  # more than this share of a value has to stand in the question, in one piece
+MOST = 20  # values of a question at most
+SHOWN = 6  # values of a column that are shown at most, sampled ones included
 
 _WORD = re.compile(r"[^\W_]+")
 # Lucene's own list for English: such words are not searched for.
@@ -56,20 +49,9 @@ SELECT text, "table", "column" FROM value WHERE value MATCH ? ORDER BY rank, row
 
 
 def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
-    """Write the index of a database's texts to a file, whole or not at all.
+    """Write the index of a database's texts to a file, whole or not at all; count the texts.
 
     Numbers written as text are left out, as are empty and long values.
-
-    Args:
-        database: The SQLite file.
-        schema: Its tables and columns.
-        index: The file to write, a SQLite database too.
-
-    Returns:
-        The number of values.
-
-    Raises:
-        UserError: The database cannot be read to its end.
     """
     scratch = index.with_name(f".{index.name}.{os.getpid()}.part")
     scratch.unlink(missing_ok=True)
@@ -94,7 +76,6 @@ def build_index(database: Path, schema: DatabaseSchema, index: Path) -> int:
 
 
 def _texts(database: Path, schema: DatabaseSchema) -> Iterator[ValueMatch]:
-    """Yield each column's distinct texts."""
     with reading(database) as connection:
         for table in schema.tables:
             for column in table.columns:
@@ -146,10 +127,7 @@ class ValueIndex:
         return best(list(found), asked)
 
     def _runs(self, asked: str) -> Iterator[list[ValueMatch]]:
-        """Yield what each run of words finds, short runs first.
-
-        A run is searched for where both of the runs one word shorter have found something.
-        """
+        """Yield what each run of words finds, where both runs one word shorter found any."""
         words = [word.lower() for word in _WORD.findall(asked)]
         alive = [True] * (len(words) + 1)
         searched: dict[frozenset[str], list[ValueMatch]] = {}
@@ -174,10 +152,7 @@ class ValueIndex:
 
 
 def best(found: Sequence[ValueMatch], asked: str) -> tuple[ValueMatch, ...]:
-    """Keep the values of which enough stands in the question.
-
-    The largest share comes first, then the longest, then the one found last, as in OmniSQL.
-    """
+    """Keep the values of which enough stands in the question: largest share first, then longest."""
     asked = asked.lower()
     scored = [(share(match[2], asked), len(match[2]), at) for at, match in enumerate(found)]
     kept = sorted((score for score in scored if score[0] > SHARE), reverse=True)
@@ -185,14 +160,9 @@ def best(found: Sequence[ValueMatch], asked: str) -> tuple[ValueMatch, ...]:
 
 
 def share(value: str, asked: str) -> float:
-    """Return which share of a value stands in the question in one piece, where it is over `SHARE`.
+    """Return which share of a value (not empty) stands in a lower-case question in one piece.
 
-    Args:
-        value: Not empty.
-        asked: In small letters.
-
-    Returns:
-        0 where it is not over `SHARE`.
+    0 where it is not over `SHARE`.
     """
     value = value.lower()
     for length in range(len(value), int(SHARE * len(value)), -1):

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache, wraps
 from typing import TypeVar, TypeVarTuple
 
-MAX_CACHED_CHARS = 4_000
-"""Of longer texts only the last one is remembered."""
+MAX_CACHED_CHARS = 4_000  # of longer texts only the last one is remembered
 
 Rest = TypeVarTuple("Rest")
 R = TypeVar("R")
@@ -16,8 +15,7 @@ R = TypeVar("R")
 def cached(maxsize: int) -> Callable[[Callable[[str, *Rest], R]], Callable[[str, *Rest], R]]:
     """Cache a pure function of a query; of long ones the last, for a rambling policy fills memory.
 
-    Args:
-        maxsize: Most entries; an entry costs some 100 times the length of the query.
+    An entry costs some 100 times the length of the query.
     """
 
     def decorate(function: Callable[[str, *Rest], R]) -> Callable[[str, *Rest], R]:

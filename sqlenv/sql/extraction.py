@@ -1,9 +1,8 @@
 """SQL out of replies, syntax trees out of SQL.
 
 Predictions are hostile input here too: sqlglot's compiled parser overflows the C stack on deep
-nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests),
-so a scan over the tokens refuses such text before sqlglot sees it. Arguments of sqlglot's nodes are
-named here and in `sqlenv/data/corruptions.py` (`from_` and `with_` are the spelling of release 30).
+nesting and takes exponential time on a few patterns (each found by fuzzing, each in the tests), so
+a scan over the tokens refuses such text before sqlglot sees it.
 """
 
 from __future__ import annotations
@@ -25,12 +24,9 @@ Query = exp.Select | exp.SetOperation | exp.Subquery
 
 MAX_BRACKETS = 64
 """Open brackets and CASEs at one place. A level costs the parser about 2 kB of C stack."""
-MAX_PREFIXES = 32
-"""Prefix operators in a row (`NOT NOT …`, `- - …`), each one a level of recursion."""
-MAX_RETRIED = 6
-"""Nested brackets that sqlglot parses twice: time doubles with each."""
-MAX_BARE_JOINS = 8
-"""JOINs without ON or USING: time doubles with each."""
+MAX_PREFIXES = 32  # prefix operators in a row (`NOT NOT …`, `- - …`), each one a level of recursion
+MAX_RETRIED = 6  # nested brackets that sqlglot parses twice: time doubles with each
+MAX_BARE_JOINS = 8  # JOINs without ON or USING: time doubles with each
 MAX_REPEATS = 200
 """FROMs, `<` signs and STRUCTs: the first two may recurse, time grows with the third's square."""
 MAX_TREE_DEPTH = 200
@@ -78,11 +74,7 @@ PARSE_FAILURES = (SqlglotError, RecursionError, ValueError, TypeError, Attribute
 
 
 def extract_sql(text: str, tag: Wrapping) -> str:
-    """Find the SQL of a reply: the last complete `<sql>…</sql>`, or the last complete fence.
-
-    Returns:
-        The text inside, stripped; empty when no block is complete.
-    """
+    """Find the SQL of a reply: the last complete `<sql>…</sql>` or fence; "" without any."""
     start, end = locate_sql(text, tag)
     return text[start:end]
 
@@ -90,8 +82,7 @@ def extract_sql(text: str, tag: Wrapping) -> str:
 def locate_sql(text: str, tag: Wrapping) -> tuple[int, int]:
     """Find where the SQL of a reply stands: the characters [start, end) that `extract_sql` gives.
 
-    Returns:
-        Two equal places when no block is complete or the last one is blank.
+    Two equal places when no block is complete or the last one is blank.
     """
     opening, closing = _TAGS[tag]
     found, at = (0, 0), 0
@@ -255,11 +246,7 @@ def split(node: exp.Expression, kind: type[exp.And] | type[exp.Or]) -> Iterator[
 
 
 def tables_of(sql: str) -> tuple[str, ...]:
-    """Return the names of the tables that a query reads, each once, in the order of the text.
-
-    Returns:
-        Empty for a query that does not parse.
-    """
+    """Name the tables that a query reads, in the text's order; none of one that does not parse."""
     tree = parse(sql)
     if tree is None:
         return ()

@@ -1,8 +1,7 @@
 """The lexer: tokens of any text, each with its place and the brackets open around it.
 
-Everything that looks at SQL as text uses it. sqlglot's tokenizer, whose tokens have places too,
-raises on text that SQLite only reports (a string without an end, say), joins keywords (`GROUP BY`
-is one token) and drops quotes; predictions that fail are read here as well as those that run.
+Everything that looks at SQL as text uses it. sqlglot's tokenizer raises on text that SQLite only
+reports (a string without an end, say), joins keywords (`GROUP BY` is one token) and drops quotes.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ from sqlenv.sql.cache import cached
 
 TokenKind = Literal["word", "name", "text", "number", "sign"]
 
-MAX_CHARS = 10_000
-"""Longer text has no `tokens`; the benchmarks' gold queries stay below 3,000."""
+MAX_CHARS = 10_000  # longer text has no `tokens`; the benchmarks' gold queries stay below 3,000
 
 # As in SQLite, strings, quoted names and block comments without an end run to that of the text.
 _COMMENT = r"--[^\n]*|/\*.*?(?:\*/|\Z)"
@@ -98,10 +96,8 @@ def unquote(name: str) -> str:
 def tokens(sql: str) -> tuple[str, ...]:
     """Split a query into the texts of its tokens (Progress-SQL's lexical alignment).
 
-    Lower-cased except inside `'` and `"`, quotes included; trailing semicolons dropped.
-
-    Returns:
-        Nothing for empty text and for text beyond `MAX_CHARS`.
+    Lower-cased except inside `'` and `"`, quotes included; trailing semicolons dropped. None for
+    text beyond `MAX_CHARS`.
     """
     if len(sql) > MAX_CHARS:
         return ()

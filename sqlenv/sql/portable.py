@@ -18,7 +18,7 @@ _ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d:\d\d)?")
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
 
 
-class RefusedError(Exception):
+class NotPortableError(Exception):
     """A construct that has no equal in SQLite; the words name it."""
 
 
@@ -26,7 +26,7 @@ def check(tree: exp.Expr, dialect: str) -> None:
     """Look for what would change its meaning in a query of `mysql` or `postgres`.
 
     Raises:
-        RefusedError: There is something.
+        NotPortableError: There is something.
     """
     for node in tree.walk():
         _check(node, dialect)
@@ -74,7 +74,6 @@ def kind_of(node: exp.Expr | None) -> str:
 
 
 def _sides(node: exp.Expr) -> list[exp.Expr]:
-    """List the values that a node puts side by side."""
     names = ("this", "expression", "low", "high", "query")
     sides = [value for name in names if isinstance(value := node.args.get(name), exp.Expr)]
     return [*sides, *node.expressions, *(branch.this for branch in node.args.get("ifs") or ())]
@@ -89,15 +88,7 @@ def branches(node: exp.Expr) -> list[exp.Expr]:
     return [branch for branch in found if branch is not None]
 
 
-def bare_value(node: exp.Expr) -> exp.Expr:
-    """Take the brackets off a value."""
-    while isinstance(node, exp.Paren):
-        node = node.this
-    return node
-
-
 def _number(node: exp.Expr | None) -> int | None:
-    """Read a whole number that is written out; None for anything else."""
     if isinstance(node, exp.Literal) and not node.is_string and node.this.isdigit():
         return int(node.this)
     return None
@@ -132,14 +123,14 @@ def _check(node: exp.Expr, dialect: str) -> None:
     name = type(node).__name__
     rule = _RULES.get(type(node))
     if rule is None:
-        raise RefusedError(f"{node.name}()" if isinstance(node, exp.Anonymous) else name)
+        raise NotPortableError(f"{node.name}()" if isinstance(node, exp.Anonymous) else name)
     arguments = [argument for argument, value in node.args.items() if value]
     if extra := set(arguments) - _ARGUMENTS:
-        raise RefusedError(f"{name} with {min(extra)}")
+        raise NotPortableError(f"{name} with {min(extra)}")
     if isinstance(node, exp.Trim) and arguments != ["this"]:
-        raise RefusedError("TRIM of other signs than blanks")
+        raise NotPortableError("TRIM of other signs than blanks")
     if problem := rule(node, dialect):
-        raise RefusedError(str(problem))
+        raise NotPortableError(str(problem))
 
 
 def _division(node: exp.Expr, dialect: str) -> str:
@@ -173,7 +164,7 @@ def _cast(node: exp.Expr, dialect: str) -> str:
 
 
 def _concatenation(node: exp.Expr, _dialect: str) -> str:
-    if any(isinstance(part, (*_TRUTHS, exp.Boolean)) for part in map(bare_value, _sides(node))):
+    if any(isinstance(part.unnest(), (*_TRUTHS, exp.Boolean)) for part in _sides(node)):
         return "a truth value as text"
     return "a number with a fraction as text" if "real" in map(kind_of, _sides(node)) else ""
 
@@ -236,12 +227,8 @@ def _literal(node: exp.Expr, dialect: str) -> str:
     return "" if is_plain else "a string with letters beyond ASCII"
 
 
-def _nothing(_node: exp.Expr, _dialect: str) -> str:
-    return ""
-
-
 _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
-    **dict.fromkeys((*_SAME_EVERYWHERE, exp.Trim), _nothing),
+    **dict.fromkeys((*_SAME_EVERYWHERE, exp.Trim), lambda _node, _dialect: ""),
     **dict.fromkeys(COMPARED, _comparison),
     **dict.fromkeys((exp.Like, exp.ILike), _like),
     **dict.fromkeys((exp.Concat, exp.DPipe), _concatenation),
@@ -283,11 +270,11 @@ def _check_texts_of_numbers(tree: exp.Expr) -> None:
     for node in tree.find_all(*COMPARED, exp.Nullif, exp.Case):
         if isinstance(node, exp.Case) and node.this is None:
             continue
-        sides = [bare_value(side) for side in _sides(node)]
+        sides = [side.unnest() for side in _sides(node)]
         texts = [s.this for s in sides if isinstance(s, exp.Literal) and s.is_string]
         is_unknown = any(not kind_of(side) and not is_stored(side) for side in sides)
         if _mixture(sides) or (is_unknown and any(map(_NUMBER.fullmatch, texts))):
-            raise RefusedError("a number compared with a text")
+            raise NotPortableError("a number compared with a text")
 
 
 def _computed_names(tree: exp.Expr) -> set[str]:
@@ -324,7 +311,7 @@ def _check_groups(select: exp.Select) -> None:
     for node in (node for part in parts for node in part.walk(prune=is_closed)):
         is_column = isinstance(node, exp.Column | exp.Star) and not is_closed(node)
         if is_column and node.name not in names and node.name.lower() not in columns:
-            raise RefusedError("a column that is neither grouped nor aggregated")
+            raise NotPortableError("a column that is neither grouped nor aggregated")
 
 
 def _aggregates(part: exp.Expr) -> bool:

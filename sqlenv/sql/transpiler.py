@@ -43,7 +43,14 @@ from sqlenv.sql.extraction import (
     strip_comments,
     tokens,
 )
-from sqlenv.sql.portable import COMPARED, TYPE, RefusedError, bare_value, branches, check, kind_of
+from sqlenv.sql.portable import (
+    COMPARED,
+    TYPE,
+    NotPortableError,
+    branches,
+    check,
+    kind_of,
+)
 from sqlenv.types import SqlError
 
 _ENGINES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
@@ -56,8 +63,7 @@ _DASHES = re.compile(r"--(?=\S)")  # no comment in MySQL
 class _Backticks(SQLite):
     """SQLite, names in backticks: one in double quotes that is not found is a string to it."""
 
-    class Tokenizer(SQLite.Tokenizer):
-        IDENTIFIERS = ["`"]  # noqa: RUF012 - sqlglot's
+    Tokenizer = type("BacktickTokenizer", (SQLite.Tokenizer,), {"IDENTIFIERS": ["`"]})
 
 
 @cached(maxsize=16384)
@@ -65,7 +71,7 @@ def transpiled(sql: str, dialect: str) -> str | SqlError:
     """Write a query of MySQL or PostgreSQL for SQLite; see `sqlenv.dialects.transpile`."""
     try:
         return _transpiled(sql, dialect)
-    except RefusedError as refusal:
+    except NotPortableError as refusal:
         why = str(refusal)
     except RecursionError:  # long chains are deep trees
         why = "too deep"
@@ -85,7 +91,7 @@ def _transpiled(sql: str, dialect: str) -> str:
             node.replace(new)
     text = tree.sql(dialect=_Backticks, unsupported_level=ErrorLevel.RAISE, comments=False)
     if parse(text) is None:
-        raise RefusedError("no query of SQLite comes of it")
+        raise NotPortableError("no query of SQLite comes of it")
     return text
 
 
@@ -94,33 +100,31 @@ def _from_leaves(tree: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _read(sql: str, dialect: str) -> Query:
-    """Parse a query within the limits of `sqlenv.sql.extraction`."""
     if len(sql) > MAX_CHARS:
-        raise RefusedError("too long")
+        raise NotPortableError("too long")
     if found := _MARKS.search(sql):
-        raise RefusedError(f"{found[0]} in the text")
+        raise NotPortableError(f"{found[0]} in the text")
     if dialect == "mysql" and _DASHES.search(sql):
-        raise RefusedError("-- without a blank after it")
+        raise NotPortableError("-- without a blank after it")
     words = tokens(sql)
     signs = {word[0] for word in words if word != "!="}
     if "\0" in sql or not is_within_limits(words) or _SIGNS[dialect] & signs:
-        raise RefusedError("not one query, or too long, too deep, or with signs of its own")
+        raise NotPortableError("not one query, or too long, too deep, or with signs of its own")
     quoted = [word[0] == "'" or (dialect == "mysql" and word[0] == '"') for word in words]
     if any(one and two for one, two in pairwise(quoted)):
-        raise RefusedError("two strings side by side")
+        raise NotPortableError("two strings side by side")
     text = strip_comments(sql).rstrip("; \t\r\n")
     tree = sqlglot.parse_one(text, read=dialect, error_level=ErrorLevel.RAISE)
     if not isinstance(tree, Query):
-        raise RefusedError("not a query")
+        raise NotPortableError("not a query")
     if depth(tree) > MAX_TREE_DEPTH:  # the time that checks and guards take grows with its square
-        raise RefusedError("too deep")
+        raise NotPortableError("too deep")
     return tree
 
 
 # Guards: values that could be of the wrong type, which only the data can tell.
 
-_MOST_NESTED = 8
-"""A guard repeats its value: more guards than these inside of one are refused."""
+_MOST_NESTED = 8  # a guard repeats its value: more guards than these inside of one are refused
 _TEXTS = (
     *(exp.Concat, exp.DPipe, exp.Like, exp.ILike, exp.Length, exp.Upper, exp.Lower),
     *(exp.Substring, exp.Trim),
@@ -135,11 +139,11 @@ def _guard(node: exp.Expr, dialect: str) -> None:
     """Write `CASE WHEN a value is of the wrong type THEN an error ELSE the value END`.
 
     Raises:
-        RefusedError: Guards would stand in one another too often.
+        NotPortableError: Guards would stand in one another too often.
     """
     for value, is_wrong, words in _doubts(node, dialect):
         if sum("guard" in case.meta for case in value.find_all(exp.Case)) > _MOST_NESTED:
-            raise RefusedError("arithmetic within arithmetic too often")
+            raise NotPortableError("arithmetic within arithmetic too often")
         texts = [exp.Literal.string("{}"), exp.Literal.string(words)]
         error = exp.Anonymous(this="JSON_EXTRACT", expressions=texts)
         branch = exp.If(this=is_wrong(value.copy()), true=error)
@@ -182,15 +186,14 @@ def _is_zero(value: exp.Expr) -> exp.Expr:
 
 
 def _is_number(node: exp.Expr) -> bool:
-    """Tell whether a value is a number in any case, or NULL."""
-    node = bare_value(node)
+    node = node.unnest()
     if isinstance(node, exp.Case | exp.If | exp.Coalesce):
         return any(map(_is_number, branches(node)))
     return kind_of(node) in ("int", "real") or isinstance(node, _NUMBERS)
 
 
 def _is_never_zero(node: exp.Expr) -> bool:
-    node = bare_value(node)
+    node = node.unnest()
     number = node.expression if isinstance(node, exp.Nullif) else node
     is_zero = isinstance(number, exp.Literal) and not number.this.strip("0.")
     return (
@@ -203,7 +206,7 @@ def _is_never_zero(node: exp.Expr) -> bool:
 
 def _for_both(node: exp.Expr) -> exp.Expr:
     if isinstance(node, exp.Mod):  # SQLite's % cuts its operands
-        sides = [bare_value(node.this), bare_value(node.expression)]
+        sides = [node.this.unnest(), node.expression.unnest()]
         return exp.Anonymous(this="MOD", expressions=sides)
     if isinstance(node, exp.Cast) and node.to.this is TYPE.DECIMAL:
         return _decimal(node)
@@ -258,7 +261,6 @@ _COMPARING = (*COMPARED, exp.Min, exp.Max, exp.Nullif, exp.Case)
 
 
 def _is_operand(node: exp.Expr) -> bool:
-    """Tell whether a SELECT is a side of a set operation that compares rows."""
     above = node.parent
     while isinstance(above, exp.SetOperation):
         if above.args.get("distinct"):
@@ -278,9 +280,8 @@ def _folded(node: exp.Expr, *, is_key: bool = False) -> exp.Expr:
 
 
 def _folded_item(item: exp.Expr) -> exp.Expr:
-    """Fold a value of the SELECT list, and keep its name."""
     if item.is_star:
-        raise RefusedError("* where rows are compared")
+        raise NotPortableError("* where rows are compared")
     if isinstance(item, exp.Alias):
         item.set("this", _folded(item.this))
         return item

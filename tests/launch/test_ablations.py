@@ -117,7 +117,7 @@ def test_algorithm_1_of_expo_as_printed(gold, pred, blamed, tmp_path):
             config.reward, columns_of=lambda _: None, executor=executor, wrapping="sql_tag"
         )
         assert isinstance(reward, ExpoReward)
-        attempt = judge(example, reply, executor, wrapping="sql_tag", match="bag_ordered")
+        attempt = judge(example, reply, executor, match="bag_ordered")
         verdict = reward.judge(example, attempt)
         score = reward(Episode(example, (attempt,)))
     assert verdict.case == "incorrect"

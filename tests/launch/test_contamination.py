@@ -271,7 +271,7 @@ def test_a_held_out_database_of_a_test_set_is_refused_too(root):
 
 
 def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
-    (root / "spider" / "test.json").write_text("{")
+    (root / "spider" / "test.json").write_text("[{")
     shutil.copytree(root / "Spider-DK", root / "a" / "Spider-DK")
     shutil.copytree(root / "Spider-DK", root / "b" / "Spider-DK")
     shutil.rmtree(root / "Spider-DK")

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from rewards.astra import AstraReward
-from rewards.columns import PaverlReward
 from rewards.compose import build_reward
-from rewards.config import AstraConfig, PaverlConfig, RewardConfig
+from rewards.config import AstraConfig, PaverlConfig
 from rewards.types import CreditSpan
-from sqlenv.config import AgenticConfig, ExecutorConfig
-from sqlenv.envs.agentic import Agentic
+from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.types import Attempt, Episode, Example, Message, Result, SqlError, Table
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
 
 GOLD = Table(("a", "b"), (("a1", "b1"), ("a2", "b2")))
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
@@ -71,26 +65,6 @@ def test_the_rewards_of_an_episode():
     assert score(step(0.0), step(1.0, "answer")).correct
 
 
-def test_metrics_count_the_shapes_of_episodes():
-    reward = AstraReward(AstraConfig(), Golds())
-
-    def counted(*attempts: Attempt) -> dict[str, float]:
-        return reward.diagnostics(Episode(EXAMPLE, attempts))
-
-    found = counted(step(0.2), step(1.0), step(0.4, "answer"))
-    assert found["shape/rise_fall"] == sum(found.values()) == 1
-    assert counted(step(0.2), step(1.0, "answer"))["shape/rising"] == 1
-    # An episode that ends in a call has an empty answer, of score 0.
-    assert counted(step(0.2))["shape/falling"] == 1
-    assert found.keys() == counted().keys()  # gaps would raise the shares
-    assert not any(counted().values())
-
-
-def test_a_single_turn_earns_its_csmr():
-    for value in RESULTS:
-        assert score(step(value, "answer")).total == pytest.approx(value)
-
-
 @pytest.mark.parametrize(
     ("final_step", "repeated", "another"),
     [("dedup", [1], [0.4, 1]), ("always", [1, 1], [0.4, 1]), ("never", [1], [0.4])],
@@ -102,29 +76,10 @@ def test_final_step(final_step, repeated, another):
     assert steps(step(0.4), again, final_step=final_step) == pytest.approx(another)
 
 
-def test_only_a_repetition_of_the_last_call_is_left_out():
-    right, wrong = step(1.0, sql="SELECT 1"), step(0.0, sql="SELECT 2")
-    again = step(1.0, "answer", sql="SELECT 1")
-    assert steps(right, wrong, again) == [1, 0, 1]
-    assert steps(step(1.0, "answer", sql="SELECT 1"), again) == [1, 1]
-
-
 @pytest.mark.parametrize(("bad_call", "expected"), [("zero", [0, 1]), ("skip", [1])])
 def test_bad_calls(bad_call, expected):
     bad = Attempt("<tool_call>", "", SqlError("the call does not end"), False, kind="bad_call")
     assert steps(bad, step(1.0, "answer"), bad_call=bad_call) == expected
-
-
-def test_an_episode_without_an_answer_has_an_empty_last_query():
-    assert steps(step(1.0)) == [1, 0]
-    assert steps(step(1.0), final_step="never") == [1]
-    assert score(step(1.0)).total < score(step(1.0), step(1.0, "answer")).total
-    assert not score(step(1.0)).correct
-
-
-def test_without_any_reply_nothing_is_earned():
-    for aggregate in ("atr", "last", "steps"):
-        assert score(aggregate=aggregate).total == 0
 
 
 def test_binary_scores_and_matches():
@@ -153,79 +108,7 @@ def test_step_wise_credit_covers_each_reply_with_its_own_score():
     assert span == CreditSpan(1, 0, len("SELECT 1.0"), 1.0)
 
 
-def test_settings_choose_the_family():
-    adapter = TypeAdapter(RewardConfig)
-    for kind, family in {"paverl": PaverlReward, "astra": AstraReward}.items():
-        config = adapter.validate_python({"kind": kind})
-        with Executor(ExecutorConfig(isolation="thread")) as executor:
-            reward = build_reward(config, columns_of=lambda _: None, executor=executor)
-        assert isinstance(reward, family)
-        with pytest.raises(ValueError, match="give it an executor"):
-            build_reward(config, columns_of=lambda _: None)
-
-
 # Hostile replies, on a real database.
-
-
-@pytest.fixture(scope="module")
-def real(tmp_path_factory):
-    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
-    example = Example("1", "?", "music", path, "SELECT name, age FROM singer")
-    with Executor(ExecutorConfig(isolation="thread", timeout_s=2)) as executor:
-        env = Agentic(
-            AgenticConfig(), executor=executor, first_prompt=lambda _: (Message("user", "?"),)
-        )
-        yield executor, env, example
-
-
-def call(sql: str) -> str:
-    body = json.dumps({"name": "run_sql_remote", "arguments": {"query": sql}})
-    return f"<tool_call>{body}</tool_call>"
-
-
-QUERIES = st.one_of(
-    st.text(),
-    st.sampled_from(
-        [
-            "SELECT name, age FROM singer",
-            "SELECT * FROM singer, singer s",
-            "SELECT name, age, name, age, 1, 2 FROM singer",
-            "SELECT age FROM singer",
-            "SELECT 9e999, NULL, x'ff'",
-            "DROP TABLE singer",
-            "VALUES ('Ada', '19'), ('Bo', '30.0')",
-            "SELECT",
-            "SELECT " + ", ".join("1" for _ in range(1900)),
-        ]
-    ),
-)
-REPLIES = st.one_of(
-    st.text(),
-    QUERIES.map(lambda sql: f"```sql\n{sql}\n```"),
-    QUERIES.map(call),
-)
-
-
-@given(st.lists(REPLIES, min_size=4, max_size=4))
-def test_no_episode_earns_more_than_the_right_answer(real, replies):
-    executor, env, example = real
-    right, _ = env.step(env.reset(example)[0], f"```sql\n{example.gold_sql}\n```")
-    episode, observation = env.reset(example)
-    for reply in replies:
-        if observation is not None:
-            episode, observation = env.step(episode, reply)
-    families = [
-        *(AstraConfig(aggregate=how) for how in ("atr", "last", "steps")),
-        AstraConfig.model_validate({"atr": {"kind": "fig2"}}),
-        *(PaverlConfig(ex_f=variant) for variant in ("paper", "code")),
-        PaverlConfig(payoff="binary"),
-    ]
-    for config in families:
-        reward = build_reward(config, columns_of=lambda _: None, executor=executor)
-        assert reward(episode).total <= reward(right).total
 
 
 @pytest.mark.parametrize("config", [AstraConfig(), PaverlConfig()])

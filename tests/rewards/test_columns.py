@@ -122,23 +122,6 @@ def test_csmr(case):
         assert csmr(pred, gold, alpha=0.4) == pytest.approx(case["csmr"] / 2, abs=1e-6)
 
 
-@pytest.mark.parametrize("blank", [*map(chr, range(33)), "\x85", "\xa0", "\u2003"])
-def test_any_blank_beside_a_number_is_text_or_blank(blank):
-    for text in (f"{blank}7", f"7{blank}", f"{blank}7.5", f"-7e1{blank}"):
-        score = fractional_accuracy(Table(("a",), ((text,),)), Table(("a",), ((float(7),),)))
-        assert score == float(text.strip(" \t\n\r\f\v") == "7")
-
-
-@given(tables())
-def test_gold_is_scored_at_the_top(gold):
-    assert fractional_accuracy(gold, gold) == 1
-    assert binary_accuracy(gold, gold) == 1
-    assert csmr(gold, gold) == 1
-    assert reward(gold, gold).total == 10
-    if len(set(gold.columns)) == gold.width:
-        assert released_accuracy(gold, gold) == pytest.approx(1)
-
-
 @given(tables(), tables())
 def test_any_result_scores_within_range(pred, gold):
     assert 0 <= fractional_accuracy(pred, gold) <= 1
@@ -150,26 +133,3 @@ def test_any_result_scores_within_range(pred, gold):
         assert 0 <= csmr(pred, gold) <= 0.8 + 1e-9
     for variant in ("paper", "code"):
         assert 0 <= reward(pred, gold, ex_f=variant).total <= 10
-
-
-@given(tables(), tables(), st.randoms(use_true_random=False))
-def test_order_of_rows_and_columns_and_names_change_nothing(pred, gold, random):
-    rows = list(pred.rows)
-    random.shuffle(rows)
-    places = list(range(pred.width))
-    random.shuffle(places)
-    moved = Table(
-        tuple(f"n{n}" for n in places), tuple(tuple(row[n] for n in places) for row in rows)
-    )
-    assert fractional_accuracy(moved, gold) == fractional_accuracy(pred, gold)
-    assert binary_accuracy(moved, gold) == binary_accuracy(pred, gold)
-    shuffled = Table(moved.columns, tuple(rows))
-    assert csmr(shuffled, gold) == csmr(pred, gold)
-
-
-@given(tables(), st.data())
-def test_extra_columns_are_free_for_the_fraction_alone(gold, data):
-    extra = data.draw(st.lists(value, min_size=5, max_size=5))
-    wider = Table((*gold.columns, *"vwxyz"), tuple((*row, *extra) for row in gold.rows))
-    assert fractional_accuracy(wider, gold) == 1
-    assert binary_accuracy(wider, gold) == 0

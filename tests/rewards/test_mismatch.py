@@ -3,14 +3,11 @@
 import pytest
 
 from rewards.progress.diagnosis import (
-    CATEGORIES,
     UNPARSED,
     diagnose,
     labels_of,
     mismatch_rates,
-    mismatches,
 )
-from sqlenv.envs.tags import TAG_SENTENCES
 
 
 def test_rates():
@@ -30,17 +27,6 @@ def test_rates():
     assert set(mismatch_rates([]).values()) == {0.0}
 
 
-def test_categories_hold_known_tags():
-    assert set().union(*CATEGORIES.values()) <= set(TAG_SENTENCES)
-
-
-def test_from_a_prediction_to_its_categories():
-    gold = "SELECT d.name, COUNT(*) FROM s JOIN d ON s.i = d.i GROUP BY d.name"
-    labels = labels_of(diagnose("SELECT name FROM s WHERE age > 20", gold))
-    assert labels is not None
-    assert mismatches(labels) == {"SELECT": True, "JOIN": True, "WHERE": True, "GROUP": True}
-
-
 def test_a_prediction_that_does_not_parse_differs_everywhere():
     # A worse model must not look better: of three predictions one agrees, two are no query.
     gold = "SELECT a FROM t"
@@ -48,7 +34,3 @@ def test_a_prediction_that_does_not_parse_differs_everywhere():
     assert labels == [(), (UNPARSED,), (UNPARSED,)]
     rates = mismatch_rates([found for found in labels if found is not None])
     assert list(rates.values()) == [pytest.approx(2 / 3)] * 5
-
-
-def test_a_gold_query_that_does_not_parse_says_nothing():
-    assert labels_of(diagnose("SELECT a FROM t", "SELECT FROM")) is None

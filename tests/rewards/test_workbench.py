@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.types import Turn
@@ -59,13 +59,6 @@ def test_records(bench, database, case):
     assert record["astra"] == {"csmr": pytest.approx(expected["csmr"])}
 
 
-def test_clauses_cover_the_query(bench, database):
-    sql = "SELECT dept FROM emp WHERE sal > 0 ORDER BY dept;"
-    record = bench.score(example(database, "SELECT name FROM emp"), sql).record()
-    pieces = [sql[each["start"] : each["end"]] for each in record["expo"]["rewards"]]
-    assert "".join(pieces) == sql
-
-
 def worst(score: PairScore) -> bool:
     return not any(score.ex.values()) and score.paverl <= 0.5 and score.csmr < 1
 
@@ -99,67 +92,12 @@ def test_any_text_is_a_score(bench, database, sql):
     assert all(-1.5 <= each["reward"] <= 1.5 for each in record["expo"]["rewards"])
 
 
-COLUMNS = st.lists(st.sampled_from(["name", "dept", "sal"]), min_size=1, max_size=3, unique=True)
-FILTERS = st.sampled_from(
-    ["", " WHERE sal > 20", " WHERE sal < 0", " WHERE name = 'a' OR dept = 'z'", " ORDER BY sal"]
-)
-
-
-@st.composite
-def queries(draw: st.DrawFn) -> str:
-    columns, where = draw(COLUMNS), draw(FILTERS)
-    distinct = draw(st.sampled_from(["", "DISTINCT "]))
-    return f"SELECT {distinct}{', '.join(columns)} FROM emp{where}"
-
-
-@given(queries())
-def test_gold_is_at_the_top_of_every_family(bench, database, sql):
-    score = bench.score(example(database, sql), sql)
-    assert score.status == "ok"
-    assert all(score.ex.values())
-    assert (score.diagnosis.struct, score.lexical, score.diagnosis.tags) == (1, 1, ())
-    assert (score.verdict.case, set(score.rewards), score.expo) == ("correct", {1.5}, 1.5)
-    assert (score.ex_f, score.ex_b, score.paverl, score.csmr) == (1, 1, 10, 1)
-    rewards = bench.trajectory(example(database, sql), [turn(sql)])
-    assert (rewards["correct"], rewards["one_shot"], rewards["expo"]) == (1, 3, 1.5)
-    assert (rewards["paverl"], rewards["astra"]) == (10, 1)
-
-
-@given(queries(), queries())
-def test_aliases_and_case_change_nothing_but_the_text(bench, database, gold, sql):
-    """Lexical alignment alone reads the text; the names of tables and keywords have no case."""
-    as_alias = sql.replace("FROM emp", "FROM emp AS e").replace("SELECT", "select")
-    renamed = as_alias.replace(" emp ", " EMP ").replace("sal", "e.SAL").replace("WHERE", "where")
-    one, other = (bench.score(example(database, gold), text).record() for text in (sql, renamed))
-    for record in (one, other):
-        del record["seconds"], record["progress"]["lex"]
-        for clause in record["expo"]["rewards"]:
-            del clause["start"], clause["end"]
-    # EXPO-SQL compares the names of columns, which is what SQLite makes of their text.
-    assert one == other
-
-
-@given(queries(), st.sampled_from(["name", "dept", "sal DESC"]))
-def test_order_of_rows_changes_nothing_where_the_gold_has_none(bench, database, gold, key):
-    assume("ORDER BY" not in gold and ("DISTINCT" not in gold or key.split()[0] in gold))
-    score = bench.score(example(database, gold), f"{gold} ORDER BY {key}")
-    assert all(score.ex.values())
-    assert (score.verdict.case, score.ex_f, score.ex_b, score.csmr) == ("correct", 1, 1, 1)
-
-
 def test_a_failing_gold_matches_nothing(bench, database):
     for sql in ("SELECT nope FROM emp", "SELECT name FROM emp"):
         score = bench.score(example(database, "SELECT nope FROM emp"), sql)
         assert not score.gold_ran
         assert not any(score.ex.values())
         assert score.csmr == score.ex_f == 0
-
-
-def test_results_can_be_left_out(bench, database):
-    score = bench.score(example(database, GOLD), GOLD)
-    assert score.predicted == score.gold
-    assert score.without_results() == score  # results are no part of the verdict
-    assert score.without_results().predicted != score.predicted
 
 
 REPLY = "<think> … </think> <sql> {} </sql>"
@@ -196,12 +134,6 @@ def test_trajectories_of_calls(bench, database):
     answered = bench.trajectory(asked, [bad, call, turn("SELECT name FROM emp")])
     assert answered["correct"] == 1
     assert answered["astra"] == pytest.approx(0.9999)
-
-
-def test_an_episode_without_turns_is_not_rewarded(bench, database):
-    rewards = bench.trajectory(example(database, "SELECT name FROM emp"), [])
-    assert rewards["correct"] == rewards["paverl"] == rewards["astra"] == rewards["one_shot"] == 0
-    assert rewards["expo"] == -1.5
 
 
 def test_no_family_pays_for_luck(bench, database):

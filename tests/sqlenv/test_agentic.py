@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
-from sqlenv.config import AgenticConfig, EnvConfig, ExecutorConfig
+from sqlenv.config import AgenticConfig, ExecutorConfig
 from sqlenv.envs.agentic import Agentic, BadCall, Call, read_call, tool_response
 from sqlenv.executor import Executor
 from sqlenv.prompts import agent_observation, first_observation
@@ -82,13 +81,6 @@ def test_an_episode_as_in_the_papers_case_study(executor, example):
     assert episode.answer == episode.attempts[2]
 
 
-def test_an_answer_needs_no_call(executor, example):
-    episode, responses = play(agentic(executor), example, answer(GOLD))
-    assert responses == [None]
-    assert episode.answer is not None
-    assert episode.answer.correct
-
-
 @pytest.mark.parametrize("calls", [1, 3])
 def test_after_the_last_call_comes_the_answer_whatever_it_is(executor, example, calls):
     env = agentic(executor, calls=calls)
@@ -101,19 +93,6 @@ def test_after_the_last_call_comes_the_answer_whatever_it_is(executor, example, 
     episode, _ = play(env, example, *right, call("SELECT 1") + answer(GOLD))
     assert episode.answer is not None
     assert (episode.answer.sql, episode.answer.correct) == (GOLD, True)
-
-
-def test_a_fence_beside_a_call_is_no_answer(executor, example):
-    episode, responses = play(agentic(executor), example, answer(GOLD) + call("SELECT 1"))
-    assert responses == ["[[1]]"]
-    assert episode.answer is None
-
-
-def test_the_last_message_without_a_query_answers_nothing(executor, example):
-    episode, responses = play(agentic(executor), example, call(GOLD), "The singer is Bo.")
-    assert responses[1] is None
-    assert episode.answer is not None
-    assert isinstance(episode.answer.result, SqlError)
 
 
 def test_names_of_appendix_a(executor, example):
@@ -189,32 +168,6 @@ def test_a_result_is_cut_to_its_size_at_the_end_of_a_row():
     assert one.split("\n")[1].endswith(" …]")
 
 
-@given(
-    st.lists(st.tuples(st.one_of(st.none(), st.integers(), st.text(), st.binary()))),
-    st.integers(1, 9),
-    st.integers(80, 300),
-)
-def test_a_response_is_never_longer_than_stated(rows, most, chars):
-    text = tool_response(Table(("a",), tuple(rows)), rows=most, chars=chars)
-    body = text.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
-    shown = body.rpartition("\n")[0] if body.endswith(" rows") else body
-    # A mark in a value is broken up by a blank each.
-    assert len(shown) - shown.count("< ") <= chars
-    assert tool_response(Table(("a",), tuple(rows)), rows=most, chars=chars) == text
-    for mark in ("<|", "<tool_", "</tool_"):
-        assert mark not in body
-
-
-def test_responses_never_name_files(executor, example):
-    queries = ["ATTACH 'x.db' AS y", "SELECT * FROM nowhere", "PRAGMA database_list", "SELEC", "\0"]
-    for sql in queries:
-        _, (response,) = play(agentic(executor), example, call(sql))
-        assert response is not None
-        assert response.startswith("error: ")
-        assert str(example.database.parent) not in response
-        assert example.database.name not in response
-
-
 hostile = st.one_of(
     st.text(),
     st.text().map(call),
@@ -268,21 +221,3 @@ def test_the_paper_tells_of_the_tool_its_duty_and_its_limit(example):
     assert found == Call("-- Your SQL query", is_final=False)
     assert '\n    "db_id": "music/music.sqlite"\n' in shape
     assert "finish" not in shape
-
-
-def test_other_names_and_limits_are_told(example):
-    config = AgenticConfig(calls=5, tool="execute_sql", finish_tool="finish")
-    system, user = agent_observation(example, "", config, style="omnisql")
-    assert "maximum of 5 times" in system.content
-    assert '"name": "execute_sql"' in user.content
-    assert '"name": "finish", "arguments": {"answer"' in user.content
-
-
-def test_a_tiny_model_is_told_the_name_alone(example):
-    (user,) = agent_observation(example, "t(a)", AgenticConfig(tool="sql"), style="demo")
-    assert user.content == "t(a)\nWho is over 20?\nTool: sql"
-
-
-def test_settings_choose_the_environment():
-    adapter = TypeAdapter(EnvConfig)
-    assert adapter.validate_python({"kind": "agentic"}) == AgenticConfig(calls=3)

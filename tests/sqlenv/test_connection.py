@@ -10,8 +10,7 @@ import apsw
 import pytest
 
 from sqlenv.errors import UserError
-from sqlenv.executor.connection import connect, heap_limit, reading
-from sqlenv.executor.database import check_contents
+from sqlenv.executor.database import check_contents, reading
 from sqlenv.schema.reading import Column, DatabaseSchema, TableSchema, read_schema
 from sqlenv.schema.values import build_index
 
@@ -99,25 +98,6 @@ def test_nothing_of_a_schema_is_trusted(database: Path) -> None:
             connection.execute("DELETE FROM city")
 
 
-def test_views_may_call_functions_that_are_replaced(database: Path) -> None:
-    connection = apsw.Connection(str(database))
-    connection.execute("CREATE VIEW trimmed AS SELECT trim(name, 'P') AS n FROM city")
-    connection.close()
-    opened = connect(database)
-    assert opened.execute("SELECT n FROM trimmed LIMIT 1").get == "aris"
-    opened.close()
-
-
-def test_the_largest_heap_limit_is_in_force() -> None:
-    before, used = apsw.hard_heap_limit(-1), apsw.memory_used()
-    with heap_limit(50_000_000):
-        assert apsw.hard_heap_limit(-1) == used + 50_000_000
-        with heap_limit(60_000_000):
-            assert apsw.hard_heap_limit(-1) == used + 60_000_000
-        assert apsw.hard_heap_limit(-1) == used + 50_000_000
-    assert apsw.hard_heap_limit(-1) == before
-
-
 def test_every_database_is_opened_here() -> None:
     """Elsewhere demo data are made, and SQLite itself is asked, without a file."""
     found = subprocess.run(
@@ -129,7 +109,7 @@ def test_every_database_is_opened_here() -> None:
     )
     assert {line for line in found.stdout.split() if line.endswith(".py")} == {
         "sqlenv/executor/allowed.py",
-        "sqlenv/executor/connection.py",
+        "sqlenv/executor/database.py",
         "sqlenv/demo/databases.py",
     }
 

@@ -47,11 +47,6 @@ def test_cells_of_several_lines_spare_cells_and_zero_bytes(tmp_path: Path):
     }
 
 
-def test_other_files_are_passed_over(tmp_path: Path):
-    assert full_descriptions(tmp_path) == {}
-    assert describe(tmp_path, b"\0\5\x16\7", "._town.csv") == {}
-
-
 def test_a_file_without_the_columns_is_named_and_passed_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

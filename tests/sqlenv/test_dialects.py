@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sqlenv.config import DataConfig, ExecutorConfig, SingleTurnConfig, SourceConfig
 from sqlenv.data.issues import NOT_TRANSPILED, OTHER_ENGINE
-from sqlenv.data.loading import fingerprint, load
+from sqlenv.data.loading import load
 from sqlenv.dialects import transpile
 from sqlenv.envs.single_turn import SingleTurn
 from sqlenv.evaluators.equality import matches
@@ -82,17 +82,6 @@ def test_guards_do_not_grow_without_bound():
     for text in texts:
         found = transpile(f"SELECT {text} FROM t", "postgres")
         assert isinstance(found, SqlError) or len(found) < 10_000
-
-
-@pytest.mark.parametrize("sql", ["SELECT a / b FROM t", "no SQL", ""])
-def test_sqlite_is_left_alone(sql):
-    assert transpile(sql, "sqlite") is sql
-
-
-def test_a_name_that_is_not_there_stays_an_error(database, executor):
-    """SQLite takes an unknown name in double quotes for a string."""
-    text = transpile('SELECT "nme" FROM t', "postgres")
-    assert isinstance(executor.execute(database, text), SqlError)
 
 
 @pytest.mark.timeout(60)
@@ -186,12 +175,6 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
     assert report.found == {NOT_TRANSPILED: 1, OTHER_ENGINE: 1, "failing gold": 1, "empty gold": 1}
     assert "dev/1: not transpiled from MySQL: " in report.line()
     assert "1 not transpiled to SQLite" in report.line()
-
-
-def test_the_dialect_is_part_of_the_fingerprint(database):
-    plain = Example("1", "?", "t", database, "SELECT 1")
-    other = Example("1", "?", "t", database, "SELECT 1", dialect="mysql")
-    assert fingerprint([plain]) != fingerprint([other])
 
 
 def test_real_pairs_of_postgresql_and_sqlite_agree(shared, executor):

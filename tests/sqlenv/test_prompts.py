@@ -27,13 +27,6 @@ def test_progress_asks_in_two_messages():
     assert user.content.endswith("Question:\nband refers to groups\nHow many {bands} are there?")
 
 
-def test_omnisql_asks_in_one_message_for_a_fenced_query():
-    (user,) = first_observation(EXAMPLE, SCHEMA, style="omnisql")
-    assert user.role == "user"
-    assert f"Database Schema:\n{SCHEMA}\n" in user.content
-    assert "```sql\n-- Your SQL query\n```" in user.content
-
-
 def test_paverl_has_a_context_only_where_there_is_evidence():
     (with_context,) = first_observation(EXAMPLE, SCHEMA, style="paverl")
     assert "\n\nContext:\nband refers to groups\n\nQuestion:\nHow many" in with_context.content
@@ -41,11 +34,6 @@ def test_paverl_has_a_context_only_where_there_is_evidence():
     (without,) = first_observation(bare, SCHEMA, style="paverl")
     assert "Context:" not in without.content
     assert "Database Engine:\nMySQL\n" in without.content
-
-
-def test_demo_is_the_schema_and_the_question():
-    (user,) = first_observation(EXAMPLE, SCHEMA, style="demo")
-    assert user.content == f"{SCHEMA}\nband refers to groups\nHow many {{bands}} are there?"
 
 
 @pytest.mark.parametrize("style", ["progress", "omnisql", "paverl", "demo"])
@@ -65,27 +53,15 @@ def test_progress_feedback_names_tags_and_sentences():
     assert "exactly one corrected SQLite query inside <sql>...</sql>" in text
 
 
-def test_demo_feedback_is_short():
-    text = feedback_text(("WHERE_ERROR", "SELECT_ERROR"), ("a", "b"), style="demo")
-    assert text == "Feedback: WHERE_ERROR, SELECT_ERROR. Revise."
-
-
-@pytest.mark.parametrize("style", ["progress", "demo"])
-def test_generic_feedback_tells_undiagnosed_from_close(style):
-    unparsed = feedback_text((), (), style=style, parsed=False)
-    close = feedback_text((), (), style=style)
-    assert unparsed != close
-    assert "structural issues" not in unparsed + close
-
-
-def test_the_database_error_is_shown_only_when_given():
-    error = "no such column: x"
-    assert error in feedback_text((), (), parsed=False, error=error)
-    assert "says" not in feedback_text((), (), parsed=False)
-
-
 def test_the_judge_sees_every_query():
     (user,) = judge_observation(EXAMPLE, SCHEMA, ["SELECT 1", "SELECT 2"])
     assert "make scores for 2 SQL scripts" in user.content
     assert "SQL2:\n```sql\nSELECT 2\n```" in user.content
     assert "<scores>\nSQL1: score\nSQL2: score\n</scores>" in user.content
+
+
+def test_omnisql_asks_in_one_message_for_a_fenced_query():
+    (user,) = first_observation(EXAMPLE, SCHEMA, style="omnisql")
+    assert user.role == "user"
+    assert f"Database Schema:\n{SCHEMA}\n" in user.content
+    assert "```sql\n-- Your SQL query\n```" in user.content

@@ -72,18 +72,6 @@ def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
     assert read_schema(indexed, profile=True) == read_schema(plain, profile=True)
 
 
-def test_a_changed_file_is_read_again(make_database):
-    path = make_database("CREATE TABLE t (a);")
-    assert read_schema(path).column_names() == {"t": ("a",)}
-    make_database("CREATE TABLE u (b);")
-    assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
-
-
-def test_reading_leaves_the_folder_alone(bands):
-    read_schema(bands, profile=True)
-    assert [path.name for path in bands.parent.iterdir()] == [bands.name]
-
-
 def test_composite_keys_and_implicit_references(make_database):
     path = make_database("""
         CREATE TABLE Parent (a INT, b INT, PRIMARY KEY (a, b));
@@ -149,11 +137,6 @@ def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alo
     assert build_index(path, schema, index) == 1  # y alone
 
 
-def test_long_values_are_cut_at_40_characters(make_database):
-    path = make_database(f"CREATE TABLE t (a TEXT); INSERT INTO t VALUES ('{'é' * 50}');")
-    assert read_schema(path).tables[0].columns[0].examples == ("é" * 40,)
-
-
 def test_names_are_quoted_where_sqlite_needs_it(make_database):
     path = make_database('CREATE TABLE "order" ("first name" TEXT, "group" INT, "a`b" INT, plain);')
     text = render_schema(read_schema(path), style="compact")
@@ -207,13 +190,6 @@ def test_compact_style(bands):
     assert line == "CREATE TABLE band (id INTEGER PRIMARY KEY /*1*/, name TEXT /*Low*/);"
 
 
-def test_bare_style(bands):
-    assert render_schema(read_schema(bands), style="bare") == (
-        "CREATE TABLE band (id, name);\n"
-        "CREATE TABLE singer (id, name, age, band_id REFERENCES band);"
-    )
-
-
 def test_keep_drops_columns_tables_and_broken_keys(bands):
     schema = read_schema(bands, examples=0)
     keep = {("singer", "name"), ("singer", "band_id")}
@@ -248,16 +224,6 @@ def test_sampled_columns_are_keys_gold_and_as_many_others_as_fit():
     assert again == sampled != other
 
 
-def test_a_schema_that_fits_is_left_alone():
-    schema = wide_schema()
-    assert sample_columns(schema, "SELECT t7 FROM t", seed=0, fits=lambda text: True) is schema
-
-
-def test_when_nothing_else_fits_only_the_gold_columns_stay():
-    sampled = sample_columns(wide_schema(), "SELECT count(*) FROM u", seed=0, fits=lambda _: False)
-    assert sampled.column_names() == {"u": ("id",)}
-
-
 @pytest.mark.parametrize("content", [None, b"not a database, but long enough to look at" * 20])
 def test_a_file_that_is_no_database_is_the_users_mistake(tmp_path, content):
     path = tmp_path / "x.sqlite"
@@ -265,3 +231,17 @@ def test_a_file_that_is_no_database_is_the_users_mistake(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"x\.sqlite"):
         read_schema(path)
+
+
+def test_a_changed_file_is_read_again(make_database):
+    path = make_database("CREATE TABLE t (a);")
+    assert read_schema(path).column_names() == {"t": ("a",)}
+    make_database("CREATE TABLE u (b);")
+    assert read_schema(path).column_names() == {"t": ("a",), "u": ("b",)}
+
+
+def test_bare_style(bands):
+    assert render_schema(read_schema(bands), style="bare") == (
+        "CREATE TABLE band (id, name);\n"
+        "CREATE TABLE singer (id, name, age, band_id REFERENCES band);"
+    )

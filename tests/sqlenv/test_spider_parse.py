@@ -68,17 +68,6 @@ def test_what_the_official_parser_cannot_read_has_no_level(sql):
         spider_parse(sql)
 
 
-def test_the_shape_of_a_parse():
-    parsed = spider_parse("SELECT DISTINCT a, max(b) FROM t AS x WHERE c NOT IN (1) LIMIT 3")
-    assert parsed["select"] == (
-        True,
-        [(0, (0, (0, "a", False), None)), (1, (0, (0, "b", False), None))],
-    )
-    assert parsed["from"] == {"table_units": [("table_unit", "t")], "conds": []}
-    assert parsed["where"] == [(True, 8, (0, (0, "c", False), None), "1", None)]
-    assert (parsed["limit"], parsed["union"], parsed["orderBy"]) == (1, None, [])
-
-
 def test_levels_of_all_records_equal_those_of_their_parse(shared):
     folder = shared / "data/spider_data"
     count = 0
