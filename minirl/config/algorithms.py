@@ -81,24 +81,16 @@ class AlgorithmConfig(Settings):
         by_token |= self.correction != "none" or (has_kl and self.kl_in == "credit")
         if has_kl and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise contradiction(
-                "kl_estimator",
-                "k1 in the loss has no gradient on average; use k2 or k3, or kl_in=credit",
+                "kl_estimator", "k1 in the loss has no gradient on average; use k2, k3 or kl_in"
             )
         if by_token and self.ratio_level == "sequence":
             raise contradiction(
-                "ratio_level",
-                "sequence needs one advantage a row, and these settings give one a token; use "
-                "sequence_token",
+                "ratio_level", "sequence needs one advantage a row; use sequence_token"
             )
         if self.aggregation_divisor is not None and self.aggregation != "constant":
-            raise contradiction(
-                "aggregation_divisor", "divides with aggregation=constant only; set it to null"
-            )
+            raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
         if self.max_rounds > 1 and not self.is_filtered:
-            raise contradiction(
-                "max_rounds",
-                "without a filter the first round is full; use 1, or correctness_filter=mixed",
-            )
+            raise contradiction("max_rounds", "use 1: without a filter the first round is full")
         return self
 
 

@@ -101,16 +101,12 @@ class SglangConfig(Settings):
         if wrong:
             raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
-            raise contradiction("urls", "a server is named twice; name each once")
+            raise contradiction("urls", "a server is named twice")
         if {"host", "port"} & self.arguments.keys():
-            raise contradiction(
-                "arguments", "host and port are chosen for each server; leave them out"
-            )
+            raise contradiction("arguments", "leave out host and port: each server has its own")
         if len(self.devices) not in (0, self.launch):
             raise contradiction(
-                "devices",
-                f"{len(self.devices)} for launch = {self.launch} servers; give one for each, or "
-                "none",
+                "devices", f"{len(self.devices)} for launch = {self.launch} servers; one for each"
             )
         return self
 
@@ -129,15 +125,15 @@ def _is_address(url: str) -> bool:
 
 
 def check_installed(sglang: SglangConfig) -> None:
-    """Look for what only some settings need.
+    """Look for the programs and packages that only some settings need.
 
     Raises:
-        UserError: It is not there.
+        UserError: One is not there.
     """
     if sglang.push != "disk" and importlib.util.find_spec("torch") is None:
         raise UserError(
-            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner, which is not "
-            "installed: pip install 'minirl-sql[torch]', or use disk"
+            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner: "
+            "pip install 'minirl-sql[torch]', or use disk"
         )
     python = sglang.interpreter
     if sglang.launch and shutil.which(python) is None:
@@ -182,9 +178,5 @@ class RolloutConfig(Settings):
                 "the native sampler takes turns with the learner; set rollout.backend=sglang",
             )
         if self.oldest < self.lag:
-            raise contradiction(
-                "max_age",
-                f"{self.max_age} would cut every group that was sampled rollout.lag = {self.lag} "
-                "steps ahead; give at least that",
-            )
+            raise contradiction("max_age", f"use rollout.lag = {self.lag} or more, or null")
         return self

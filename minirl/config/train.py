@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -40,8 +40,7 @@ class TinyConfig(Settings):
         if self.hidden_size % (2 * self.heads):
             raise contradiction(
                 "hidden_size",
-                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}; rotary "
-                "embedding needs heads of an even size",
+                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}",
             )
         return self
 
@@ -71,12 +70,8 @@ class OptimizerConfig(Settings):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear rise to the learning rate."""
     schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
-    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low, a linear rise, a cosine; it counts
-    its phases in shares of the run, without `warmup_steps`."""
-    flat_share: float = Field(default=0.03, ge=0, lt=1)
-    """Share of the steps at the low rate, of `ramp_cosine`."""
-    ramp_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the steps after which `ramp_cosine` is at the learning rate."""
+    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low for 3 % of the steps, a linear rise
+    up to 10 %, then a cosine."""
     lr_ramp: Literal["continuous", "code"] = "continuous"
     """That rise: from the low rate where the flat part ends, or as PaVeRL-SQL's code, which counts
     it from step 0 and so jumps there."""
@@ -96,13 +91,7 @@ class OptimizerConfig(Settings):
     def _check(self) -> OptimizerConfig:
         is_ramp = self.schedule == "ramp_cosine"
         if is_ramp and self.warmup_steps > 0:
-            raise contradiction(
-                "warmup_steps", "schedule=ramp_cosine rises for ramp_share of the steps; use 0"
-            )
-        if is_ramp and self.flat_share >= self.ramp_share:
-            raise contradiction(
-                "flat_share", "not below ramp_share, so that no step is left to rise in"
-            )
+            raise contradiction("warmup_steps", "use 0: schedule=ramp_cosine has a rise of its own")
         if self.lr_ramp == "code" and not is_ramp:
             raise contradiction("lr_ramp", "code is the rise of schedule=ramp_cosine; set that too")
         return self
@@ -170,15 +159,26 @@ class GuardConfig(Settings):
     """Updates skipped in a row that end the run; the last one's batch is saved as skipped.npz."""
 
 
-def _check_muon(phase: TrainConfig | SftConfig) -> None:
-    if phase.lora is not None and phase.optimizer.kind == "muon":
-        raise contradiction(
-            "optimizer.kind",
-            "muon steps by whole matrices, and lora trains factors of them; use adamw",
-        )
+class _Phase(Settings):
+    """What both phases of training have."""
+
+    lora: LoraConfig | None = None
+    """Train adapters alone, on weights that are kept in model.dtype; None for all weights. The
+    warm start leaves a model that has them merged."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batching: BatchingConfig = BatchingConfig()
+    guard: GuardConfig = GuardConfig()
+
+    @model_validator(mode="after")
+    def _check_muon(self) -> Self:
+        if self.lora is not None and self.optimizer.kind == "muon":
+            raise contradiction(
+                "optimizer.kind", "use adamw: muon steps by whole matrices, not lora"
+            )
+        return self
 
 
-class SftConfig(Settings):
+class SftConfig(_Phase):
     """Supervised training on demonstrations: the warm start."""
 
     steps: PositiveInt = 500
@@ -188,18 +188,10 @@ class SftConfig(Settings):
     learn_prompt: bool = False
     """Also learn what stands before the last reply and is not shared by the group (the question,
     earlier replies, feedback): a model that is new to language learns to copy names."""
-    lora: LoraConfig | None = None
-    """Train adapters alone; the model it leaves has them merged. None for all weights."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
-    guard: GuardConfig = GuardConfig()
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
-
-    @model_validator(mode="after")
-    def _check(self) -> SftConfig:
-        _check_muon(self)
-        return self
 
 
 class SecondStage(Settings):
@@ -210,11 +202,10 @@ class SecondStage(Settings):
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of its first learning rate that the cosine ends at."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Level of the test for a rise of the first stage's accuracies
-    (`second_stage.rise_p_value`)."""
+    """Level of the test for a rise of the first stage's accuracies."""
 
 
-class TrainConfig(Settings):
+class TrainConfig(_Phase):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
@@ -229,11 +220,6 @@ class TrainConfig(Settings):
     on the importance ratio is away from 1. All updates of a step have its learning rate; where
     filters leave fewer groups than parts, there are fewer updates, and the rate falls behind."""
     algorithm: Algorithm = Grpo()
-    lora: LoraConfig | None = None
-    """Train adapters alone, on weights that are kept in model.dtype; None for all weights."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    batching: BatchingConfig = BatchingConfig()
-    guard: GuardConfig = GuardConfig()
     eval_every: PositiveInt = 20
     """Steps between greedy evaluations on the validation examples."""
     checkpoint_every: PositiveInt = 20
@@ -273,27 +259,20 @@ class TrainConfig(Settings):
         algorithm, size = self.algorithm, self.group_size
         if size < 2 and algorithm.estimator != "direct":
             raise contradiction(
-                "group_size",
-                "a group of one has no advantage; use 2 or more, or algorithm.estimator=direct",
+                "group_size", "a group of one has no advantage; use 2, or estimator=direct"
             )
         if size < 2 and algorithm.is_filtered:
-            raise contradiction(
-                "group_size",
-                "a group of one is neither mixed nor unequal; use 2 or more, or "
-                "algorithm.correctness_filter=none and algorithm.equal_groups=keep",
-            )
+            raise contradiction("group_size", "a group of one cannot be filtered; use 2 or more")
         if self.mini_batches > self.prompts_per_step:
             raise contradiction(
                 "mini_batches",
-                f"{self.mini_batches} are more than train.prompts_per_step = "
-                f"{self.prompts_per_step}, and each has at least one prompt",
+                f"{self.mini_batches} are more than prompts_per_step = {self.prompts_per_step}",
             )
         answers = self.batching.answers_per_batch
         if size % (answers or 1):
             raise contradiction(
                 "batching.answers_per_batch", f"{answers} does not divide group_size = {size}"
             )
-        _check_muon(self)
         return self
 
 
@@ -314,30 +293,18 @@ def check_together(train: TrainConfig, sampler: SamplerConfig, rollout: RolloutC
         raise contradiction(
             "train.algorithm.correction",
             f"{algorithm.correction} needs the weights that sampled, which are gone when episodes "
-            "are sampled ahead: their age would count as the sampler's error, and nothing be "
-            "clipped; set it to none (the clipped ratio then spans both), or rollout.lag=0 and "
-            "rollout.slow_share=0",
+            "are sampled ahead; set it to none (the clipped ratio then spans both), or "
+            "rollout.lag=0 and rollout.slow_share=0",
         )
-    if sampler.ratio_top_p == 1:
-        return
+    reason = None
     if train.has_reference:
-        raise contradiction(
-            "sampler.logprobs",
-            "nucleus has no KL to the start weights, whose nucleus is another one; use full, or "
-            "train.algorithm.kl_coef=0 and train.kl_every=null",
-        )
-    if train.mini_batches > 1:
-        raise contradiction(
-            "sampler.logprobs",
-            "nucleus is that of the weights that sampled, which only the first update of a step "
-            "has; use full, or train.mini_batches=1",
-        )
-    if rollout.backend == "sglang":
-        raise contradiction(
-            "sampler.logprobs",
-            "SGLang reports log-probabilities of the whole distribution alone, not of a nucleus; "
-            "use full, or rollout.backend=native",
-        )
+        reason = "the start weights have another one; set train.algorithm.kl_coef=0, kl_every=null"
+    elif train.mini_batches > 1:
+        reason = "only the first update of a step has that which sampled; set train.mini_batches=1"
+    elif rollout.backend == "sglang":
+        reason = "SGLang reports log-probabilities of the whole distribution alone"
+    if sampler.ratio_top_p < 1 and reason is not None:
+        raise contradiction("sampler.logprobs", f"use full and not nucleus: {reason}")
 
 
 def least_vocabulary(marks: Sequence[str]) -> int:

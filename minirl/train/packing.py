@@ -18,7 +18,7 @@ _ROW_SHARES = (4, 2, 1)
 
 
 class Extent(NamedTuple):
-    """The lengths of a group: of its shared prefix, and of what each trajectory adds to it."""
+    """The lengths of a group: of its shared prefix, and of what each trajectory adds."""
 
     prompt: int
     answers: tuple[int, ...]
@@ -34,14 +34,8 @@ class AnswerPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where a group stands.
-
-    Attributes:
-        group: Its number in the update, from 0.
-        unit: Its unit in the micro-batch.
-        start: First column of its prompt.
-        number: Its number in the unit, from 1.
-        answers: Where each trajectory stands.
+    """A group of the update (from 0): its unit, its prompt's first column there, its number in the
+    unit (from 1), and where each trajectory stands.
     """
 
     group: int
@@ -75,8 +69,8 @@ def layouts(
     Args:
         extents: The lengths of each group, or part of one.
         sizes: Units of a micro-batch, the granularity of lengths, and whether to pack.
-        longest: The longest lengths of the run, which decide the room of packed units; None for
-            those of `extents`. At least as long as every extent.
+        longest: The room of packed units, the longest lengths of the run; None for the longest of
+            `extents`.
     """
     if not extents:
         return []
@@ -128,12 +122,7 @@ def _apart(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
 
 
 def packed_shapes(longest: Extent, sizes: BatchingConfig) -> list[Layout]:
-    """Return the shapes of packed micro-batches, from few answer rows to many: the token budget.
-
-    Args:
-        longest: The longest prefix, and the longest of each answer of a group.
-        sizes: See `layouts`.
-    """
+    """Return the shapes of packed micro-batches, from few answer rows to many: the token budget."""
     columns = _columns([longest], sizes)
     most = len(longest.answers)
     rows = sorted({-(-most // share) for share in _ROW_SHARES})

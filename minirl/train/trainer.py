@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,25 +37,29 @@ from minirl.train.advantages import (
     token_advantages,
 )
 from minirl.train.batching import (
-    Batch,
     Groups,
     empty_batches,
-    extents,
     micro_batches,
     mini_batches,
+    padded_share,
     read_back,
     sizes_on,
     token_mean,
-    total_weight,
 )
 from minirl.train.losses import kl_divergence
 from minirl.train.optimizer import make_optimizer, stop_after_skips
-from minirl.train.packing import Extent, padding
+from minirl.train.packing import Extent
 from minirl.train.recording import TRAJECTORIES, group_line, open_records, within_limit
-from minirl.train.rollouts import Episodes, Player, Rollouts, Task, own_slots
-from minirl.train.samplers import gather_metrics, make_sampler
+from minirl.train.rollouts import (
+    Episodes,
+    Rollouts,
+    TrainingTask,
+    gather_metrics,
+    make_sampler,
+    own_slots,
+)
 from minirl.train.second_stage import Restart, restart, second_optimizer
-from minirl.train.summary import ages, nucleus_note, over_updates, speeds, status, summarise
+from minirl.train.summary import ages, over_updates, speeds, status, summarise
 from minirl.train.update import Learner, TrainState, policy_objective
 from minirl.types import Tokenizer, TokenRow
 
@@ -82,7 +87,8 @@ class Trainer:
     """The state of a run: weights, optimizer, sampler, checkpoints.
 
     Args:
-        model: Structure and start weights; with adapters, they alone are trained.
+        model: Structure and start weights, which are given up; with adapters, they alone are
+            trained.
         tokenizer: Its tokenizer.
         task: What there is to learn.
         config: The course of the run.
@@ -97,7 +103,7 @@ class Trainer:
         self,
         model: Decoder,
         tokenizer: Tokenizer,
-        task: Task,
+        task: TrainingTask,
         config: TrainConfig,
         sampler: SamplerConfig,
         *,
@@ -107,16 +113,24 @@ class Trainer:
         rollout: RolloutConfig | None = None,
     ) -> None:
         self._task, self._config, self._seed, self._folder = task, config, seed, folder
-        self._tokenizer, self._sampler_config = tokenizer, sampler
+        self._tokenizer, self._limits = tokenizer, sampler
         self._rollout_config = rollout or RolloutConfig()
-        graph, params, frozen = split(model)
+        algorithm, (graph, params, frozen) = config.algorithm, split(model)
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._sizes = sizes_on(config.batching, model.mesh)
         answers = config.batching.answers_per_batch or config.group_size
         longest_answers = (sampler.max_response_tokens,) * answers
         self._longest = Extent(sampler.max_prompt_tokens - 1, longest_answers)
+        self._micro_batches = partial(
+            micro_batches,
+            aggregation=algorithm.aggregation,
+            sizes=self._sizes,
+            pad_id=tokenizer.pad_id,
+            divisor=algorithm.aggregation_divisor or sampler.max_response_tokens,
+            longest=self._longest,
+        )
         objective = policy_objective(
-            config.algorithm, temperature=sampler.temperature, top_p=sampler.ratio_top_p
+            algorithm, temperature=sampler.temperature, top_p=sampler.ratio_top_p
         )
         optimizer = self._optimizer(config.optimizer, steps=config.steps)
         self._learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=model.mesh)
@@ -127,22 +141,26 @@ class Trainer:
         )
         # Every step pushes its own weights.
         self._sampler.free_memory()
-        player = Player(tokenizer, task, config, sampler, seed)
-        self._rollouts = Rollouts(self._sampler, player, self._rollout_config)
+        self._rollouts = Rollouts(
+            self._sampler, tokenizer, task, config, sampler, self._rollout_config, seed=seed
+        )
         self._checkpoints = Checkpoints(folder / "checkpoints", keep=config.keep_checkpoints)
         self.steps_done = self._checkpoints.newest_step()
         self._rollouts_done = self.steps_done  # rollouts so far, of prompts_per_step prompts each
         self._curve: list[tuple[int, float]] = []
         self._unfinished: dict[str, float] | None = None
         self.restart: Restart | None = None
-        self._is_nucleus_noted = sampler.top_p == 1
         if self.steps_done:
             self._resume()
         written = self.steps_done if self._unfinished is None else self.steps_done - 1
         self._metrics = Metrics(folder, resume_step=written)
         self._samples = open_records(folder / TRAJECTORIES, resume_step=self.steps_done)
         if config.batching.pack and self.steps_done < config.all_steps:
-            self._compile_ahead()
+            # While the first episodes are played.
+            batches = empty_batches(self._longest, self._sizes)
+            if self._has_start:
+                batches = (batch._replace(start_logp_BC=batch.old_logp_BC) for batch in batches)
+            self._learner.compile_ahead(self._state.params, batches)
 
     @property
     def params(self) -> nnx.State:
@@ -193,7 +211,8 @@ class Trainer:
         with watch.phase("update"):
             # Rewards, spans and penalties become an advantage for each token.
             rows, numbers = self._token_rows(trained)
-            recorded = self._recorded_rows(rows)
+            if self._is_recorded(version + 1):
+                self._record(sampled, trained, rows)
             for part in mini_batches(rows, count=self._config.mini_batches):
                 batches = self._micro_batches(part)
                 # From the second update on there is no way back to the start of the step.
@@ -202,8 +221,7 @@ class Trainer:
                     self._state, batches, reference=self._reference_to_measure
                 )
                 updates.append(self._update_metrics(stats, part))
-        self.steps_done, self._rollouts_done = self.steps_done + 1, self._rollouts_done + rollouts
-        self._record(sampled, trained, recorded)
+        self.steps_done, self._rollouts_done = version + 1, self._rollouts_done + rollouts
         numbers |= {"groups/trained": float(len(rows))} | over_updates(updates)
         numbers |= summarise(sampled) | speeds(sampled, rows, watch) | sampler_metrics
         numbers["time/update_programs"] = float(self._learner.programs)
@@ -211,9 +229,6 @@ class Trainer:
             numbers["groups/rounds"] = float(rollouts)
         if self._rollout_config.is_ahead:
             numbers |= ages(sampled, trained, version=version)
-        if not self._is_nucleus_noted:
-            self._is_nucleus_noted = True
-            _log.info("%s", nucleus_note(self._sampler_config, sampler_metrics))
         return numbers
 
     def use_best(self) -> int:
@@ -227,7 +242,7 @@ class Trainer:
         """Play rollouts until the filters leave enough groups, or there were `max_rounds`.
 
         Returns:
-            All episodes, those to train on, and how many rollouts it took.
+            All episodes, those to train on, and how many rollouts there were.
         """
         config, version, sampled, rollouts = self._config, self.steps_done, Episodes(), 0
         # Nothing is played ahead of a stage's end.
@@ -267,12 +282,12 @@ class Trainer:
         """Return what the length of each response, observations included, adds to its reward."""
         return overlong_penalty(
             episodes.lengths_NG,
-            longest=self._sampler_config.max_response_tokens,
+            longest=self._limits.max_response_tokens,
             cache=self._config.algorithm.overlong_tokens,
         )
 
     def _token_rows(self, episodes: Episodes) -> tuple[Groups, dict[str, float]]:
-        """Return the rows of the groups with the advantage of each token, and metrics of them."""
+        """Return the rows of the groups, with the advantage of each token, and metrics."""
         algorithm, numbers, kl, spans = self._config.algorithm, {}, None, None
         if not episodes.groups:
             return [], numbers
@@ -319,21 +334,6 @@ class Trainer:
         found = read_back(groups, values, sizes=self._sizes, longest=self._longest)
         return [logp for group in found for logp in group]
 
-    def _micro_batches(self, rows: Groups) -> Iterator[Batch]:
-        return micro_batches(
-            rows,
-            aggregation=self._config.algorithm.aggregation,
-            sizes=self._sizes,
-            pad_id=self._tokenizer.pad_id,
-            divisor=self._divisor,
-            longest=self._longest,
-        )
-
-    @property
-    def _divisor(self) -> int:
-        algorithm = self._config.algorithm
-        return algorithm.aggregation_divisor or self._sampler_config.max_response_tokens
-
     @property
     def _reference_to_measure(self) -> nnx.State | None:
         """Return the reference where the update of this step needs or measures a KL to it."""
@@ -345,37 +345,30 @@ class Trainer:
 
     def _update_metrics(self, stats: dict[str, float], part: Groups) -> dict[str, float]:
         """Return the metrics of an update; end the run if too many updates were skipped."""
-        config, algorithm = self._config, self._config.algorithm
         where = {"step": self.steps_done + 1, "folder": self._folder, "key": "train.guard"}
-        stop_after_skips(self._state.opt_state, config, stats, part, **where)
-        whole = total_weight(part, aggregation=algorithm.aggregation, divisor=self._divisor)
+        stop_after_skips(self._state.opt_state, self._config, stats, part, **where)
+        whole = stats.pop("weight") or 1.0
         numbers = {name: v / whole if name in _MEANS else v for name, v in stats.items()}
-        share = padding(extents(part, self._sizes), self._sizes, longest=self._longest)
+        share = padded_share(part, self._sizes, longest=self._longest)
         return numbers | {"padding": share}
 
     def _is_recorded(self, step: int) -> bool:
         """Return whether the groups of a step are written to `trajectories.jsonl`."""
         return step % self._config.sample_every == 0 or step == 1
 
-    def _recorded_rows(self, rows: Groups) -> Groups:
-        """Return the rows as they are recorded: with the learner's log-probabilities if wanted."""
-        if not self._config.sample_tokens or not self._is_recorded(self.steps_done + 1):
-            return rows
-        flat = [row for group in rows for row in group]
-        known = self._logprobs(self._state.params, flat)
-        return self._grouped(
-            [replace(row, start_logprobs=logp) for row, logp in zip(flat, known, strict=True)]
-        )
+    def _record(self, sampled: Episodes, trained: Episodes, groups: Groups) -> None:
+        """Write the groups of this step, and the rows of those that are trained on.
 
-    def _record(self, sampled: Episodes, trained: Episodes, rows: Groups) -> None:
-        """Write the groups of the last step, for a person to look at.
-
-        Args:
-            sampled: All that were played.
-            trained: Those that were trained on.
-            rows: Of these.
+        A resume takes away what was written of a step that was abandoned.
         """
-        rows_of = {id(group[0]): part for group, part in zip(trained.groups, rows, strict=True)}
+        has_tokens = self._config.sample_tokens
+        if has_tokens:
+            rows = [row for group in groups for row in group]
+            known = self._logprobs(self._state.params, rows)
+            groups = self._grouped(
+                [replace(row, start_logprobs=p) for row, p in zip(rows, known, strict=True)]
+            )
+        rows_of = {id(group[0]): rows for group, rows in zip(trained.groups, groups, strict=True)}
         lines = (
             group_line(
                 group,
@@ -383,13 +376,12 @@ class Trainer:
                 self._tokenizer.decode,
                 scores=[trajectory.episode.score for trajectory in group],
                 rows=rows_of.get(id(group[0])),
-                has_tokens=self._config.sample_tokens,
+                has_tokens=has_tokens,
             )
             for group in sampled.groups
-            if group[0].episode.record
         )
         for number, line in enumerate(within_limit(lines)):
-            self._samples.write(self.steps_done, {"group": number, **line})
+            self._samples.write(self.steps_done + 1, {"group": number, **line})
 
     def _record_step(self) -> str:
         """Validate, write metrics and a checkpoint where they are due; return a status line."""
@@ -472,10 +464,3 @@ class Trainer:
         return make_optimizer(
             config, steps=steps, updates_per_step=train.mini_batches, guard=train.guard
         )
-
-    def _compile_ahead(self) -> None:
-        """Compile the update's programs while the first episodes are played."""
-        batches = empty_batches(self._longest, self._sizes)
-        if self._has_start:
-            batches = (batch._replace(start_logp_BC=batch.old_logp_BC) for batch in batches)
-        self._learner.compile_ahead(self._state.params, batches)

@@ -33,7 +33,6 @@ def row(is_action, logprobs=None):
 
 
 def fold(rows, rewards, algorithm, **numbers):
-    """Return the advantages as lists, or numbers where a row has one."""
     found = token_advantages(rows, np.array(rewards), algorithm, **numbers)
     return [np.asarray(values).tolist() for values in found]
 
@@ -108,16 +107,7 @@ def test_overlong_penalty(case):
     np.testing.assert_allclose(found, case["penalties"])
 
 
-def test_a_groups_advantages_stay_single_numbers():
-    rewards = np.array([[3.0, 1, 1, 1]])
-    rows = [row([0, 1, 1])] * 4
-    found = fold(rows, rewards, Grpo())
-    assert found == estimate(rewards, estimator="group_normalised")[0].tolist()
-
-
 def test_direct_credit_without_spans_is_the_total():
-    found = fold([row([0, 1, 0, 1])], [[-1.5]], Expo(), spans=[None])
-    assert found == [-1.5]
     # One row of the batch has spans, the other has none.
     spans = SpanCredit(np.array([0.0, 0.5, 7.0, 7.0]), np.array([False, True, True, False]))
     found = fold([row([0, 1, 0, 1])] * 2, [[2.0], [-1.5]], Expo(), spans=[spans, None])
@@ -151,7 +141,7 @@ def test_a_kl_in_the_reward_is_that_of_the_whole_row():
     kl = [np.array([9.0, 1.0, 2.0]), np.array([9.0, 0.0, 0.0])]
     found = fold([row([0, 1, 1])] * 2, np.array([[1.0, 0.0]]), Rloo(kl_coef=0.1), kl=kl)
     # Rewards .7 and 0, each against the other.
-    np.testing.assert_allclose(found, [0.7, -0.7])
+    np.testing.assert_allclose(found, [[0, 0.7, 0.7], [0, -0.7, -0.7]])
 
 
 def test_whitened_credit_has_mean_0_and_deviation_1():
@@ -170,16 +160,6 @@ def test_nothing_is_left_of_equal_credit(count):
     mask = np.arange(4) < count
     (found,) = whiten([np.full(4, 2.5)], [mask], ddof=1)
     assert found.tolist() == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_on_the_host_is_that_of_the_loss(estimator):
-    rng = np.random.default_rng(1)
-    logp, reference = rng.normal(-1, 0.5, (2, 20)).astype(np.float32)
-    expected = losses.kl_divergence(logp[None], reference[None], estimator=estimator)[0]
-    np.testing.assert_allclose(
-        losses.kl_divergence(logp, reference, estimator=estimator), expected, rtol=1e-4, atol=1e-6
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from minirl.config import RolloutConfig, SglangConfig
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import Player
+from minirl.train.rollouts import Rollouts
 
 from . import toy_run
 from .fake_sglang import Fake
@@ -104,18 +104,18 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
     fake, begin, tmp_path, monkeypatch
 ):
     """The second round is asked for after the first, and its replies wait for new weights."""
-    own, begun = Player.play, []
+    own, begun = Rollouts.play, []
 
-    def play(player, sampler, number, **options):
+    def play(rollouts, sampler, number, **options):
         wait_until(lambda: asked(fake) >= number * PROMPTS * GROUP)
-        return own(player, sampler, number, **options)
+        return own(rollouts, sampler, number, **options)
 
     def hold(body):
         begun.append(body)
         if len(begun) > PROMPTS * GROUP:
             wait_until(lambda: "-1-" in fake.weights)
 
-    monkeypatch.setattr(Player, "play", play)
+    monkeypatch.setattr(Rollouts, "play", play)
     fake.held = hold
     begin(lag=1, steps=2).run(ignore)
     one, two = metrics_of(tmp_path / "run")
@@ -175,7 +175,8 @@ def test_groups_that_would_be_too_old_are_cut_and_counted(fake, begin, tmp_path)
     lines = metrics_of(tmp_path / "run")
     assert [line["groups/cut"] for line in lines[:-1]] == [0, 0, 1]
     assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
-    assert max(line["rollout/age_max"] for line in lines) <= 1
+    # Groups of the second rollout may be late too, by as much as they may be old.
+    assert max(line["rollout/age_max"] for line in lines) <= 2
     go.set()
     wait_until(lambda: bodies[2]["rid"] in fake.aborted)
 

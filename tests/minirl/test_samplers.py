@@ -17,7 +17,7 @@ from minirl.errors import UserError
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers
-from minirl.train.samplers import gather_metrics, make_sampler
+from minirl.train.rollouts import gather_metrics, make_sampler
 
 from .fake_sglang import Fake
 
@@ -117,7 +117,7 @@ def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
         {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
         {"sglang/retries": 3.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6},
     ]
-    monkeypatch.setattr("minirl.train.samplers.distributed.gather", lambda _: told)
+    monkeypatch.setattr("minirl.train.rollouts.distributed.gather", lambda _: told)
     sampler: Any = SimpleNamespace(numbers=None)
     found = gather_metrics(sampler)
     assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6}

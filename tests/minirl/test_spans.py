@@ -6,7 +6,6 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,11 +93,6 @@ def test_bytes_that_are_no_text_are_a_character_each():
     ]  # fmt: skip
 
 
-@given(st.lists(st.sampled_from([*range(0x20, 0x7F), *range(0x80, 0x100), 256, 257, 258])))
-def test_ranges_of_any_ids_cover_the_text_in_order(ids):
-    check_cover(ids, Bytes())
-
-
 @pytest.fixture(scope="module")
 def tiny():
     tokenizer = train_tokenizer(TEXTS, vocab_size=320)
@@ -109,16 +103,6 @@ def tiny():
         size = tokenizer.get_vocab_size()
 
     return Tiny
-
-
-@given(st.text())
-def test_ranges_of_a_byte_level_bpe_cover_any_text(tiny, text):
-    ids = tiny.encode(text)
-    check_cover(ids, tiny)
-    # Every character that is decoded whole is in the range of the tokens that hold its bytes only.
-    for number, (start, end) in enumerate(character_ranges(ids, tiny.decode)):
-        head = tiny.decode(ids[:number]).rstrip("\ufffd")
-        assert min(len(head), start) <= start <= end <= len(tiny.decode(ids))
 
 
 @given(st.lists(st.integers(0, 319)))
@@ -157,7 +141,5 @@ def test_every_token_of_a_covered_reply_has_the_value_of_its_first_character(tin
 
 
 def test_place_of_blanks():
-    assert place("a  b", 1, 3) == 1
-    assert place("a  b", 1, 4) == 3
-    assert place("ab", 2, 2) == 1
-    assert np.array_equal([place("ab", 0, 0), place("ab", 5, 9)], [0, 1])
+    ranges = (("a  b", 1, 3), ("a  b", 1, 4), ("ab", 2, 2), ("ab", 0, 0), ("ab", 5, 9))
+    assert [place(*one) for one in ranges] == [1, 3, 1, 0, 1]
