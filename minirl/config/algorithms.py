@@ -89,8 +89,6 @@ class AlgorithmConfig(Settings):
             )
         if self.aggregation_divisor is not None and self.aggregation != "constant":
             raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
-        if self.max_rounds > 1 and not self.is_filtered:
-            raise contradiction("max_rounds", "use 1: without a filter the first round is full")
         return self
 
 

@@ -89,11 +89,8 @@ class OptimizerConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
-        is_ramp = self.schedule == "ramp_cosine"
-        if is_ramp and self.warmup_steps > 0:
+        if self.schedule == "ramp_cosine" and self.warmup_steps > 0:
             raise contradiction("warmup_steps", "use 0: schedule=ramp_cosine has a rise of its own")
-        if self.lr_ramp == "code" and not is_ramp:
-            raise contradiction("lr_ramp", "code is the rise of schedule=ramp_cosine; set that too")
         return self
 
 

@@ -64,11 +64,13 @@ def groups_to_train(
     equal_groups: Literal["keep", "drop"],
     correctness_filter: Literal["none", "mixed"],
 ) -> Sequence[int]:
-    """Choose the groups that take part in the update; return their numbers in order.
+    """Choose the groups that take part in the update; return their numbers in order, if any.
 
     `mixed` looks at execution match, not at the reward: shaping alone would else push groups that
     are wrong throughout.
     """
+    if not len(rewards_NG):
+        return []
     keep_N = np.ones(len(rewards_NG), bool)
     if equal_groups == "drop":
         keep_N &= np.ptp(rewards_NG, axis=1) > 0

@@ -53,15 +53,15 @@ def group_line(
     rows: Sequence[TokenRow] | None = None,
     has_tokens: bool = False,
 ) -> dict[str, Any]:
-    """Write a group down.
+    """Write down the trajectories of one example.
 
     Args:
-        group: The trajectories of one example.
+        group: The trajectories.
         records: What the task says of each: `example`, which all share, and `turns`.
         decode: The tokenizer's.
         scores: What each earned; None where nothing is learned.
         rows: Their tokens with advantages; None where the group took no part in the update.
-        has_tokens: Whether each token has a number of its own; see `_tokens`.
+        has_tokens: Whether each token has numbers of its own; see `_tokens`.
     """
     told = []
     for number, (trajectory, record) in enumerate(zip(group, records, strict=True)):

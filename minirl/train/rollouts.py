@@ -78,21 +78,15 @@ class Episodes:
         groups: The trajectories of each example.
         late: How many of the groups are of earlier rollouts.
         cut: Groups that were given up: unfinished, and too old for the next step.
-        unfinished: Episodes of those that were being played.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     late: int = 0
     cut: int = 0
-    unfinished: int = 0
 
     def __add__(self, other: Episodes) -> Episodes:
-        return Episodes(
-            self.groups + other.groups,
-            self.late + other.late,
-            self.cut + other.cut,
-            self.unfinished + other.unfinished,
-        )
+        groups = self.groups + other.groups
+        return Episodes(groups, self.late + other.late, self.cut + other.cut)
 
     def select(self, numbers: Iterable[int]) -> Episodes:
         """Return some of the groups."""
@@ -142,14 +136,7 @@ def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> 
 class Rollouts:
     """The rollouts of this process: a group for each of its share of a rollout's examples.
 
-    Args:
-        sampler: Samples with the weights that the learner pushed last.
-        tokenizer: Encodes observations.
-        task: What is played.
-        train: How many examples, and episodes of each.
-        limits: Token limits.
-        rollout: How far ahead, and what is not waited for.
-        seed: Decides the order of the examples.
+    The sampler has the weights that the learner pushed last; the seed decides the examples' order.
     """
 
     def __init__(
@@ -179,8 +166,8 @@ class Rollouts:
             return
         for number in numbers:
             if number not in self._open:
-                found = self._open[number] = _AsyncRollout(number, version, self)
-                found.start(sampler.apart())
+                self._open[number] = _AsyncRollout(number, version, self, sampler.apart())
+                self._open[number].start()
 
     def take(
         self, number: int, *, version: int, is_last: bool, has_records: bool, watch: Stopwatch
@@ -205,19 +192,19 @@ class Rollouts:
                 return Episodes([self.score(group, has_record=has_records) for group in played])
         config, current = self._config, self._open[number]
         with watch.phase("rollout"):
-            current.wait(int(config.slow_share * len(self.share)))
-        watch.seconds["round"] = current.seconds
+            round_s = current.wait(int(config.slow_share * len(self.share)))
+        watch.seconds["round"] = round_s
         begun = {n: one for n, one in self._open.items() if n <= number}
         groups = current.taken()
         late = [group for n, one in begun.items() if n < number for group in one.taken()]
         oldest = -1 if is_last else config.oldest
         old = [one for one in begun.values() if version + 1 - one.version > oldest]
-        cut = [one.cancel() for one in old]
+        cut = sum(one.cancel() for one in old)
         self._open = {n: one for n, one in self._open.items() if one.left and one not in old}
         groups = late + groups
         if not has_records:  # whether the step is sampled is known only now
             groups = [[_without_record(one) for one in group] for group in groups]
-        return Episodes(groups, len(late), sum(one for one, _ in cut), sum(one for _, one in cut))
+        return Episodes(groups, len(late), cut)
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -230,7 +217,7 @@ class Rollouts:
     def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
         """Play the rollout with this number, which decides examples and random streams.
 
-        Options are `progress`, `ended` and `check` of `sample.rollout.rollout`.
+        Options are `ended` and `check` of `sample.rollout.rollout`.
         """
         train, examples = self._train, self._task.train
         per_step, size = train.prompts_per_step, train.group_size
@@ -267,55 +254,32 @@ class _CancelledError(Exception):
     """A rollout is given up."""
 
 
-@dataclass(eq=False)
-class _AsyncRollout:
-    """A rollout in a thread of its own.
-
-    Attributes:
-        number: Rollouts before it.
-        version: Of the weights that it began with.
-        rollouts: Plays and scores it.
-        seconds: From its beginning until enough of it was done.
-        left: Groups that nobody has taken yet.
+class _AsyncRollout(Thread):
+    """A rollout in a thread of its own, begun with weights of a version; `left` groups of it have
+    not been taken yet.
     """
 
-    number: int
-    version: int
-    rollouts: Rollouts
-    seconds: float = 0.0
-    _ready: dict[int, list[Trajectory]] = field(default_factory=dict)
-    _error: BaseException | None = None
-    _is_cancelled: bool = False
-    _unfinished: int = 0
+    def __init__(self, number: int, version: int, rollouts: Rollouts, sampler: Sampler) -> None:
+        super().__init__(name=f"rollout {number}", daemon=True)
+        self.number, self.version, self.left = number, version, len(rollouts.share)
+        self._rollouts, self._sampler = rollouts, sampler
+        self._changed, self._began = Condition(), perf_counter()
+        self._ready: dict[int, list[Trajectory]] = {}
+        self._error: BaseException | None = None
+        self._is_cancelled = False
 
-    def __post_init__(self) -> None:
-        self._changed = Condition()
-        self._began = perf_counter()
-        self.left = len(self.rollouts.share)
-
-    def start(self, sampler: Sampler) -> None:
-        """Begin to play."""
-        name = f"rollout {self.number}"
-        self._thread = Thread(target=self._play, args=(sampler,), name=name, daemon=True)
-        self._thread.start()
-
-    def wait(self, slow: int) -> None:
-        """Wait until all groups but so many are done.
-
-        Raises:
-            BaseException: What ended the rollout.
-        """
+    def wait(self, slow: int) -> float:
+        """Wait until all groups but so many are done; return the seconds since it began."""
         with self._changed:
             while self._error is None and len(self._ready) < self.left - slow:
                 self._changed.wait(preemption.POLL_S)
                 preemption.check()
-        self.seconds = perf_counter() - self._began
+        return perf_counter() - self._began
 
     def taken(self) -> list[list[Trajectory]]:
         """Return the groups that have been done since this was last asked; none is empty.
 
-        Raises:
-            BaseException: What ended the rollout.
+        What ended the rollout is raised.
         """
         with self._changed:
             if self._error is not None:
@@ -324,25 +288,21 @@ class _AsyncRollout:
             self.left -= len(found)
         return [found[place] for place in sorted(found) if found[place]]
 
-    def cancel(self) -> tuple[int, int]:
-        """Give up the rest; return how many groups and how many episodes under way that is."""
+    def cancel(self) -> int:
+        """Give up the rest; return how many groups that is."""
         with self._changed:
             self._is_cancelled = True
-            return self.left, self._unfinished
+            return self.left
 
-    def join(self) -> None:
-        """Wait for the end of what was given up."""
-        self._thread.join()
-
-    def _play(self, sampler: Sampler) -> None:
+    def run(self) -> None:
+        """Play and score."""
         try:
             # Scores are not waited for by episodes that go on.
             with ThreadPoolExecutor(1, thread_name_prefix="score") as scoring:
                 scored: list[Future[None]] = []
-                self.rollouts.play(
-                    sampler,
+                self._rollouts.play(
+                    self._sampler,
                     self.number,
-                    progress=self._note,
                     ended=lambda *group: scored.append(scoring.submit(self._score, *group)),
                     check=self._check,
                 )
@@ -356,13 +316,10 @@ class _AsyncRollout:
                 self._changed.notify_all()
 
     def _score(self, place: int, group: list[Trajectory]) -> None:
-        scored = self.rollouts.score(group, has_record=True)
+        scored = self._rollouts.score(group, has_record=True)
         with self._changed:
             self._ready[place] = scored
             self._changed.notify_all()
-
-    def _note(self, ended: int, total: int) -> None:
-        self._unfinished = total - ended
 
     def _check(self) -> None:
         if self._is_cancelled:
@@ -380,13 +337,8 @@ def make_sampler(
 ) -> JobSampler:
     """Make what samples with the weights of a model: this process, or servers if there are any.
 
-    Args:
-        model: Structure and first weights; servers have to be told those too (`set_weights`).
-        config: Slots and token limits, of the native sampler.
-        tokenizer: Its tokenizer.
-        group_size: Episodes of a prompt.
-        seed: Of the random streams; servers have their own.
-        servers: Those that sample.
+    Servers have to be told the first weights too (`set_weights`); slots, group size and seed are
+    the native sampler's.
     """
     if servers is None:
         return LocalSampler(model, config, tokenizer, group_size=group_size, seed=seed)

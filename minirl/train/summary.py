@@ -35,11 +35,7 @@ def summarise(episodes: Episodes) -> dict[str, float]:
 
 def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
     """Return how far behind a step's weights (`version`) its episodes were, and what was late."""
-    numbers = {
-        "groups/late": float(sampled.late),
-        "groups/cut": float(sampled.cut),
-        "groups/cut_episodes": float(sampled.unfinished),
-    }
+    numbers = {"groups/late": float(sampled.late), "groups/cut": float(sampled.cut)}
     turns = (turn for group in trained.groups for one in group for turn in one.turns)
     versions = [number for turn in turns for number in turn.reply.versions]
     if versions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 
@@ -97,7 +97,7 @@ def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
 
 @lru_cache(maxsize=2)
 def epoch_groups(
-    kinds: tuple[tuple[Hashable, int], ...], *, group_size: int, seed: int, epoch: int
+    kinds: tuple[tuple[Hashable, int], ...], group_size: int, seed: int, epoch: int
 ) -> list[list[int]]:
     """Shuffle the numbers of demonstrations into groups of one key and of like length.
 
@@ -128,9 +128,7 @@ def groups_of_step(
 ) -> list[list[int]]:
     """Return the groups of a step, counted from 0, from the step's number alone."""
 
-    def groups(epoch: int) -> list[list[int]]:
-        return epoch_groups(kinds, group_size=config.group_size, seed=seed, epoch=epoch)
-
+    groups = partial(epoch_groups, kinds, config.group_size, seed)
     per_epoch = len(groups(0))
     numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
     return [groups(number // per_epoch)[number % per_epoch] for number in numbers]
@@ -152,7 +150,7 @@ def supervise(
         model: Where to start from; with adapters, they alone are trained.
         demonstrations: What to learn.
         tokenizer: Encodes them.
-        config: Its settings.
+        config: The course of the training.
         seed: Decides the order.
         folder: For `metrics.jsonl` and checkpoints.
         progress: Called with (steps done, steps in all, a line on how it goes).

@@ -131,7 +131,6 @@ def test_only_mistakes_of_their_own_are_counted(tmp_path):
             "warm_start.optimizer.schedule=ramp_cosine",
             "warm_start.optimizer.warmup_steps: use 0",
         ),
-        ("warm_start.optimizer.lr_ramp=code", "warm_start.optimizer.lr_ramp: code is the rise"),
         ("train.mini_batches=17", "train.mini_batches: 17 are more than prompts_per_step"),
         ("model.tiny.heads=5", "model.tiny.kv_heads: 4 does not divide heads = 5"),
         (

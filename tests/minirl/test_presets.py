@@ -82,7 +82,6 @@ def algorithm(kind, **settings):
         (algorithm("gspo", kl_coef=0.1, kl_in="credit"), "train.algorithm.gspo.ratio_level"),
         (algorithm("gspo", correction="masked"), "train.algorithm.gspo.ratio_level"),
         (algorithm("grpo", aggregation_divisor=3), "train.algorithm.grpo.aggregation_divisor"),
-        (algorithm("grpo", max_rounds=2), "train.algorithm.grpo.max_rounds"),
         (algorithm("dapo", overlong_tokens=8192), "train.algorithm.overlong_tokens"),
         ({"mini_batches": 65}, "train.mini_batches"),
         ({"batching": {"answers_per_batch": 3}}, "train.batching.answers_per_batch"),
@@ -90,7 +89,6 @@ def algorithm(kind, **settings):
             {"optimizer": {"schedule": "ramp_cosine", "warmup_steps": 3}},
             "train.optimizer.warmup_steps",
         ),
-        ({"optimizer": {"lr_ramp": "code"}}, "train.optimizer.lr_ramp"),
     ],
 )
 def test_contradictions_are_refused_by_their_key(settings, key):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,12 +86,6 @@ def test_characters_split_over_tokens_belong_to_all_of_them():
     ]  # fmt: skip
 
 
-def test_bytes_that_are_no_text_are_a_character_each():
-    assert character_ranges([0xFF, 0xFF, 0x41, 0xE2, 0x41], Bytes().decode) == [
-        (0, 1), (1, 2), (2, 3), (3, 4), (4, 5)
-    ]  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def tiny():
     tokenizer = train_tokenizer(TEXTS, vocab_size=320)
@@ -122,22 +115,6 @@ def check_cover(ids, tokenizer):
         assert max(before - 1, 0) <= start <= before
         assert start <= end
     assert {c for start, end in ranges for c in range(start, end)} == set(range(len(text)))
-
-
-@given(st.data())
-def test_every_token_of_a_covered_reply_has_the_value_of_its_first_character(tiny, data):
-    words = data.draw(st.lists(st.sampled_from([*"ab€東' \n", "SELECT", " FROM", "'x"])))
-    ids = tiny.encode("".join(words))
-    text = tiny.decode(ids)
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(text)))) | {0, len(text)})
-    spans = [Span(0, a, b, a + 1.0) for a, b in pairwise(cuts)]
-    turn = Turn((), reply(ids, text))
-    credit, covered = span_credit(Trajectory((turn,), None, "done"), spans, tiny.decode)
-    assert covered.all() or not text
-    for value, (start, end) in zip(credit, character_ranges(ids, tiny.decode), strict=True):
-        where = next((c for c in range(start, end) if not text[c].isspace()), start)
-        where = min(where, len(text) - 1)
-        assert value == max(cut for cut in cuts if cut <= where) + 1.0 if text else value == 0
 
 
 def test_place_of_blanks():

@@ -41,6 +41,7 @@ from .toy_run import metrics_of, without_times
 
 HERE = Path(__file__).parent
 GAP = "sglang/probe_gap"
+MIXED = Grpo(correctness_filter="mixed", max_rounds=3)
 
 
 def assert_same_weights(params, other):
@@ -156,9 +157,8 @@ def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path)
     assert 0 < last["time/sampler_compilations"] <= 12 - 5
 
 
-@pytest.mark.parametrize("logprobs", ["full", "nucleus"])
-def test_what_top_p_cuts_is_measured_and_the_ratio_stays_one(toy, tmp_path, monkeypatch, logprobs):
-    sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": logprobs})
+def test_what_top_p_cuts_is_measured_and_the_ratio_stays_one(toy, tmp_path, monkeypatch):
+    sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
     monkeypatch.setattr(toy_run, "SAMPLER", sampler)
     toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, kl_every=None).run(ignore)
     (record,) = metrics_of(tmp_path)
@@ -197,11 +197,8 @@ def test_trajectories_are_there_to_read(finished):
             assert set(one) == {*keys}
             assert one["versions"] == [group["step"] - 1] * 2
             first, *others = one["turns"]
-            assert first == {
-                "reply": first["said"],
-                "finish": first["finish"],
-                "said": first["said"],
-            }
+            assert first == first | {"reply": first["said"]}
+            assert set(first) == {"reply", "finish", "said"}
             assert all("NO" in turn["observation"] for turn in others)
         # Of a group's advantages, normalised, the mean is 0; they are in the order of the rewards.
         pairs = [(one["reward"], one["advantage"]) for one in group["trajectories"]]
@@ -209,12 +206,9 @@ def test_trajectories_are_there_to_read(finished):
         assert [a for _, a in sorted(pairs)] == sorted(a for _, a in pairs)
 
 
-def test_tokens_are_written_where_they_are_asked_for(toy, tmp_path):
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=1, sample_tokens=True, validate=nothing)
-    trainer.run(ignore)
-    plain = toy_run.make_trainer(toy, tmp_path / "plain", steps=1, validate=nothing)
-    plain.run(ignore)
-    assert without_times(tmp_path) == without_times(tmp_path / "plain")
+def test_one_seed_gives_one_run_whether_tokens_are_written_or_not(toy, finished, tmp_path):
+    toy_run.make_trainer(toy, tmp_path, steps=2, sample_tokens=True).run(ignore)
+    assert without_times(tmp_path) == without_times(finished.folder)[:2]
     _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
     for one in (one for group in groups for one in group["trajectories"]):
         for turn in one["turns"]:
@@ -255,36 +249,26 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert_same_weights(finished.trainer.params, finished.weights[4])
 
 
-def test_one_seed_gives_one_run(toy, finished, tmp_path):
-    toy_run.make_trainer(toy, tmp_path, steps=2).run(ignore)
-    assert without_times(tmp_path) == without_times(finished.folder)[:2]
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "judge"),
+    ("changes", "share"),
     [
         # Rewards differ, but by shaping alone.
-        (Grpo(correctness_filter="mixed"), never_correct),
-        (Grpo(equal_groups="drop"), constant),
+        ({"algorithm": MIXED, "judge": never_correct}, 0.0),
+        ({"algorithm": Grpo(equal_groups="drop"), "judge": constant}, 1.0),
+        # No prompt fits.
+        ({"examples": ("A" * 30, "B" * 30)}, 0.0),
     ],
 )
-def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, algorithm, judge):
-    trainer = toy_run.make_trainer(
-        toy, tmp_path, steps=1, algorithm=algorithm, judge=judge, validate=nothing
-    )
+def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes, share):
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, **changes)
     before = copy(trainer.params)
     trainer.run(ignore)
     (record,) = metrics_of(tmp_path)
     assert record["groups/trained"] == 0
     assert not [name for name in record if name.startswith("update/")]
-    assert record["groups/equal_share"] == (1.0 if judge is constant else 0.0)
+    assert record["groups/equal_share"] == share
+    assert record.get("groups/rounds", 3) == 3
     assert_same_weights(trainer.params, before)
-
-
-def test_a_step_of_which_no_prompt_fits_is_passed_over(toy, tmp_path):
-    long = ("A" * 30, "B" * 30)
-    toy_run.make_trainer(toy, tmp_path, steps=1, examples=long, validate=nothing).run(ignore)
-    assert metrics_of(tmp_path)[0]["groups/trained"] == 0
 
 
 def test_every_example_comes_once_before_any_comes_again():
@@ -429,8 +413,8 @@ def one_batch(rows):
     return batch
 
 
-def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
-    weights, sampled = {}, {}
+def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path, monkeypatch):
+    weights, sampled, counts = {}, {}, []
     changes, accuracy = toy_run.COURSES["two stages"]
 
     def validate(params, version):
@@ -438,69 +422,51 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path):
         return accuracy[version]
 
     trainer = toy_run.make_trainer(toy, tmp_path, validate=validate, **changes)
-    set_weights = trainer._sampler.set_weights
+    set_weights, init = trainer._sampler.set_weights, trainer._learner.init
 
     def spy(params, *, version):
         sampled[version] = copy(params)
         set_weights(params, version=version)
-
-    trainer._sampler.set_weights = spy
-    trainer.run(ignore)
-    assert trainer.steps_done == 7
-    assert_same_weights(sampled[3], weights[3])
-    # After the first stage's fourth update come the weights of its second.
-    assert_same_weights(sampled[4], weights[2])
-    records = metrics_of(tmp_path)
-    assert [record["stage/number"] for record in records] == [1] * 4 + [2] * 3
-    assert [record["step"] for record in records if "stage/restart_step" in record] == [5]
-    assert records[4]["stage/restart_step"] == 2
-    assert records[4]["stage/rose"] == 0
-    # The rate is constant here, and half of it remains.
-    assert records[4]["stage/start_learning_rate"] == pytest.approx(0.05)
-    assert "half" in str(trainer.restart)
-    # The best of both stages, of equals the newest.
-    assert trainer.use_best() == 6
-
-
-def test_adams_state_is_fresh_in_the_second_stage(toy, tmp_path, monkeypatch):
-    trainer = toy_run.take_course(toy, tmp_path, "two stages")
-    counts = []
-    init = trainer._learner.init
 
     def init_alone(params):
         # No two optimizer states, nor two copies of the weights, are there at once.
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(trainer._state))
         return init(params)
 
-    monkeypatch.setattr(trainer._learner, "init", init_alone)
-
     def counted(*_):
-        numbers = {
-            int(leaf) for leaf in jax.tree.leaves(trainer._state.opt_state.inner) if leaf.ndim == 0
-        }
-        counts.append(numbers)
+        leaves = jax.tree.leaves(trainer._state.opt_state.inner)
+        counts.append({int(leaf) for leaf in leaves if leaf.ndim == 0})
 
+    monkeypatch.setattr(trainer._sampler, "set_weights", spy)
+    monkeypatch.setattr(trainer._learner, "init", init_alone)
     trainer.run(counted)
+    # Adam's state is fresh.
     assert counts == [{1}, {2}, {3}, {4}, {1}, {2}, {3}]
+    assert_same_weights(sampled[3], weights[3])
+    # After the first stage's fourth update come the weights of its second.
+    assert_same_weights(sampled[4], weights[2])
+    records = metrics_of(tmp_path)
+    assert [record["stage/number"] for record in records] == [1] * 4 + [2] * 3
+    assert [record["step"] for record in records if "stage/restart_step" in record] == [5]
+    assert (records[4]["stage/restart_step"], records[4]["stage/rose"]) == (2, 0)
+    # The rate is constant here, and half of it remains.
+    assert records[4]["stage/start_learning_rate"] == pytest.approx(0.05)
+    # The best of both stages, of equals the newest.
+    assert trainer.use_best() == 6
 
 
 def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
-    algorithm = Grpo(correctness_filter="mixed", max_rounds=3)
-    changes = {"algorithm": algorithm, "validate": nothing}
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, judge=toy_run.seldom_mixed, **changes)
+    trainer = toy_run.make_trainer(
+        toy, tmp_path, steps=2, judge=toy_run.seldom_mixed, algorithm=MIXED, validate=nothing
+    )
     trainer.run(ignore)
     records = metrics_of(tmp_path)
     rounds = [record["groups/rounds"] for record in records]
     assert max(rounds) > 1
-    assert trainer._rollouts_done == sum(rounds)
+    assert trainer._facts.rollouts == sum(rounds)
     for record in records:
         assert record["groups/trained"] <= 4
         assert record["groups/rounds"] == 3 or record["groups/trained"] == 4
-    toy_run.make_trainer(toy, tmp_path / "never", steps=1, judge=never_correct, **changes).run(
-        ignore
-    )
-    (record,) = metrics_of(tmp_path / "never")
-    assert (record["groups/rounds"], record["groups/trained"]) == (3, 0)
 
 
 def letters(episode):
