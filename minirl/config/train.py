@@ -55,9 +55,8 @@ class ModelSource(Settings):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of activations; what is trained and its optimizer state stay in float32."""
     remat: Remat = "none"
-    """What the backward pass computes again of each layer. none: nothing; dots: all but the matrix
-    products with weights, so attention and what is cheap; full: everything, which needs the least
-    memory and a third more work."""
+    """What the backward pass computes again of each layer: nothing; all but the matrix products
+    with weights; or everything, which needs the least memory and a third more work."""
 
 
 class OptimizerConfig(Settings):
@@ -73,16 +72,16 @@ class OptimizerConfig(Settings):
     """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low for 3 % of the steps, a linear rise
     up to 10 %, then a cosine."""
     lr_ramp: Literal["continuous", "code"] = "continuous"
-    """That rise: from the low rate where the flat part ends, or as PaVeRL-SQL's code, which counts
-    it from step 0 and so jumps there."""
+    """That rise: continuous, or from step 0 as in PaVeRL-SQL's code, which jumps where the flat
+    part ends."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the learning rate that a cosine ends at, and a flat start begins with."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
     moments: Literal["float32", "bfloat16"] = "float32"
-    """What the running moments are kept in; the sums are always made in float32. bfloat16 takes 4
-    bytes a parameter off, and rounds at random so that the second moment still falls."""
+    """What the running moments are kept in; bfloat16 takes 4 bytes a parameter off, and rounds at
+    random so that the second moment still falls."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
@@ -128,15 +127,14 @@ class BatchingConfig(Settings):
     """How a batch is cut for memory; the gradient does not depend on it but for rounding."""
 
     groups_per_batch: PositiveInt = 1
-    """Units of one micro-batch, for each of the mesh's data x fsdp parts: a group (prompt) each, or
-    more where they are packed."""
+    """Units of one micro-batch for each of the mesh's data x fsdp parts: a group each, or several
+    where they are packed."""
     answers_per_batch: PositiveInt | None = None
     """Trajectories of a group in one micro-batch, those of like length together; None for all of
     them. Fewer need less memory and compute the prompt once for each part of the group."""
     pack: bool = False
-    """Put several groups into a unit, and several answers into a row: a token budget. All
-    micro-batches of a run then have one of three shapes, of sampler.max_prompt_tokens and
-    sampler.max_response_tokens, whose programs are compiled ahead."""
+    """Put several groups into a unit, and several answers into a row: a token budget. A run
+    then has three shapes, of the longest prompt and response, whose programs are compiled ahead."""
     prompt_multiple: PositiveInt = 256
     """Granularity of the padded lengths of prompts: larger compiles fewer shapes and pads more."""
     answer_multiple: PositiveInt = 128
@@ -149,7 +147,7 @@ class GuardConfig(Settings):
 
     max_spike: PositiveFloat | None = 20.0
     """A gradient is also skipped if its norm is over so many times the median of the last ones, and
-    of `max_grad_norm`, to which gradients are scaled down anyway; None for no such limit."""
+    of `max_grad_norm`; None for no such limit."""
     window: PositiveInt = 16
     """Norms that the median is taken of; before there are so many, none is too large."""
     max_skipped: PositiveInt = 5
@@ -183,8 +181,8 @@ class SftConfig(_Phase):
     group_size: PositiveInt = 1
     """Demonstrations side by side that share the beginning of their prompts (one database)."""
     learn_prompt: bool = False
-    """Also learn what stands before the last reply and is not shared by the group (the question,
-    earlier replies, feedback): a model that is new to language learns to copy names."""
+    """Also learn what stands before the last reply and is not shared by the group: a model that is
+    new to language learns to copy names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
     checkpoint_every: PositiveInt = 100
@@ -213,9 +211,8 @@ class TrainConfig(_Phase):
     group_size: PositiveInt = 8
     """Trajectories a prompt (G)."""
     mini_batches: PositiveInt = 1
-    """Parts that a step's groups are shared out to, in order, with an update each: from the second
-    on the importance ratio is away from 1. All updates of a step have its learning rate; where
-    filters leave fewer groups than parts, there are fewer updates, and the rate falls behind."""
+    """Parts of a step's groups, with an update each, at one learning rate: from the second on the
+    importance ratio is away from 1. Where filters leave fewer groups, there are fewer updates."""
     algorithm: Algorithm = Grpo()
     eval_every: PositiveInt = 20
     """Steps between greedy evaluations on the validation examples."""
@@ -224,13 +221,12 @@ class TrainConfig(_Phase):
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept; the best by validation accuracy is kept besides."""
     kl_every: PositiveInt | None = None
-    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0: a forward
-    pass each, and a copy of the start weights in model.dtype. None for no measurements, no copy."""
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; they take a
+    forward pass and a copy of the start weights. None for no measurements, no copy."""
     sample_every: PositiveInt = 10
     """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
     sample_tokens: bool = False
-    """Whether each token of them has its advantage and log-probabilities there: a forward pass more
-    for every sampled step."""
+    """Whether each of their tokens has advantage and log-probabilities there: one forward pass."""
     env_workers: PositiveInt = 32
     """Threads that wait for environments."""
 
