@@ -57,17 +57,6 @@ def test_loss_of_expo():
     np.testing.assert_allclose([loss, loss / 3], [EXPO["loss_sum"], EXPO["loss_mean"]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("divisor", "share"), [(1, 1.0), (3, 1 / 3)])
-def test_gradient_of_expo_is_its_coefficients(divisor, share):
-    # On the weights that sampled, the ratio's gradient is that of log pi: the loss of Eq. 4.
-    logp_BT = jnp.log(jnp.array([EXPO["policy"]]))
-    coefficients_BT = jnp.asarray(expo_coefficients("own")[None, 1:], jnp.float32)
-    ones_BT = jnp.ones((1, 3), bool)
-    batch = Batch(*[None] * 4, ones_BT, logp_BT, coefficients_BT, ones_BT / divisor)
-    gradient_BT = jax.grad(lambda x: losses.objective(Expo(), x, x, batch, x)[0])(logp_BT)
-    np.testing.assert_allclose(gradient_BT, -share * np.array([EXPO["own"]]), atol=1e-6)
-
-
 def test_corrections_of_later_mini_batches_are_those_of_the_weights_that_sampled():
     # The sampler, the learner as it sampled, the learner now; the second token is past the clip.
     sampler, start, now = np.log([[0.5, 0.4, 0.2], [0.4, 0.4, 0.4], [0.42, 0.6, 0.36]])

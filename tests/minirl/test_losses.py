@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from minirl.config import AlgorithmConfig, Grpo, Gspo
 from minirl.train import losses
 from minirl.train.batching import token_weights
 
@@ -69,13 +68,6 @@ def test_kl_estimators(estimator):
     policy_BT, reference_BT = jnp.log(jnp.array([case["policy"], case["reference"]]))[:, None]
     kl_BT = losses.kl_divergence(policy_BT, reference_BT, estimator=estimator)
     np.testing.assert_allclose(kl_BT[0], case[estimator], atol=1e-6)
-
-
-def test_presets_differ_in_the_ratio_only():
-    grpo, gspo = Grpo().model_dump(exclude={"kind"}), Gspo().model_dump(exclude={"kind"})
-    assert grpo == AlgorithmConfig().model_dump()
-    assert {name for name in grpo if grpo[name] != gspo[name]} == {"ratio_level"}
-    assert (grpo["ratio_level"], gspo["ratio_level"]) == ("token", "sequence")
 
 
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
