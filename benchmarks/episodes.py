@@ -41,7 +41,7 @@ from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers
-from minirl.train.samplers import make_sampler
+from minirl.train.rollouts import make_sampler
 from minirl.types import Trajectory
 from sqlenv.config import ExecutorConfig
 from sqlenv.types import Episode, Example, Message, Observation, Table

@@ -11,7 +11,7 @@ from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang.sampler import Servers
-from minirl.train.samplers import make_sampler
+from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding
 from minirl.types import Request as Sample
 

@@ -31,7 +31,7 @@ from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed
 from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import Task
+from minirl.train.rollouts import TrainingTask
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
@@ -156,9 +156,9 @@ class SqlSide:
         tokenizer: ChatTokenizer,
         *,
         validate: Callable[[Any, int], float],
-    ) -> Task:
+    ) -> TrainingTask:
         """Give the learner what it sees of the job."""
-        return Task(
+        return TrainingTask(
             environment=self.environment(tokenizer),
             score=self.reward,
             describe=self.describe,

@@ -23,7 +23,7 @@ from minirl.sample.rollout import rollout
 from minirl.sglang.pool import EVENTS
 from minirl.sglang.sampler import Servers
 from minirl.train.recording import TRAJECTORIES, group_line, open_records
-from minirl.train.samplers import gather_metrics, make_sampler
+from minirl.train.rollouts import gather_metrics, make_sampler
 from minirl.types import Decoding, Trajectory
 from sqlenv.envs.agentic import Agentic
 from sqlenv.envs.single_turn import SingleTurn

@@ -9,6 +9,7 @@ Suffixes of array names, one letter an axis:
     W steps of a decode run               X, Q any rows and their queries
 """
 
+# ruff: noqa: D102 - the docstring of a protocol says what its properties are
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,27 +22,21 @@ Finish = Literal["stop", "length"]
 
 
 class Message(Protocol):
-    """One chat message of an environment."""
+    """One chat message of an environment; the role is system, user or tool."""
 
     @property
-    def role(self) -> str:
-        """Return who speaks: system, user or tool."""
-
+    def role(self) -> str: ...
     @property
-    def content(self) -> str:
-        """Return the text."""
+    def content(self) -> str: ...
 
 
 class Tokenizer(Protocol):
-    """A tokenizer with a chat template."""
+    """A tokenizer with a chat template; `stop_ids` end a reply, `pad_id` fills rows."""
 
     @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """Return the tokens that end a reply."""
-
+    def stop_ids(self) -> tuple[int, ...]: ...
     @property
-    def pad_id(self) -> int:
-        """Return the token that fills rows."""
+    def pad_id(self) -> int: ...
 
     def encode(self, text: str) -> list[int]:
         """Encode plain text."""
@@ -67,43 +62,36 @@ class Environment(Protocol):
 
 
 class CreditSpan(Protocol):
-    """Credit of the characters [start, end) of the reply of one turn."""
+    """The credit of each token in the characters [start, end) of the reply of a turn (from 0)."""
 
     @property
-    def turn(self) -> int:
-        """Return the turn, from 0."""
-
+    def turn(self) -> int: ...
     @property
-    def start(self) -> int:
-        """Return the first character."""
-
+    def start(self) -> int: ...
     @property
-    def end(self) -> int:
-        """Return the character after the last."""
-
+    def end(self) -> int: ...
     @property
-    def value(self) -> float:
-        """Return the credit of every token there, dimensionless."""
+    def value(self) -> float: ...
 
 
 class Score(Protocol):
-    """What a reward says of an episode."""
+    """What a reward says of an episode.
+
+    Attributes:
+        total: The reward.
+        correct: Whether the answer is right, apart from any shaping.
+        parts: The named summands of `total`.
+        spans: Credit of parts of replies (clauses, turns); empty for none.
+    """
 
     @property
-    def total(self) -> float:
-        """Return the reward."""
-
+    def total(self) -> float: ...
     @property
-    def correct(self) -> bool:
-        """Return whether the answer is right, apart from any shaping."""
-
+    def correct(self) -> bool: ...
     @property
-    def parts(self) -> Mapping[str, float]:
-        """Return the named summands of `total`."""
-
+    def parts(self) -> Mapping[str, float]: ...
     @property
-    def spans(self) -> Sequence[CreditSpan]:
-        """Return credit of parts of replies (clauses, turns); empty for none."""
+    def spans(self) -> Sequence[CreditSpan]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ class Reply:
             any top-p cut; at temperature 1 where sampling was greedy.
         text: The decoded ids without the stop token.
         finish: `stop` when the last id is a stop token, `length` when the budget ran out.
-        versions: Version of the weights that sampled each id: weights may change within a reply.
+        versions: Version of the weights that sampled each id.
     """
 
     ids: tuple[int, ...]
@@ -136,12 +124,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The turns of one episode, token by token as sampled.
+    """The turns of one episode, at least one, and how it ended.
 
     Attributes:
-        turns: At least one.
         episode: The environment's own final state, opaque here.
-        ended: Why it ended: the environment said so, or the token budget was spent.
+        ended: Because the environment said so, or because the token budget was spent.
     """
 
     turns: tuple[Turn, ...]
@@ -161,8 +148,7 @@ class TokenRow:
         prompt_length: Number of ids that the group shares.
         start_logprobs: Log-probability under the learner at the weights that sampled; None where
             these are the current weights.
-        versions: Weight version that sampled each id, -1 where none did; None if not
-            needed.
+        versions: Weight version that sampled each id, -1 where none did; None if not needed.
     """
 
     ids: np.ndarray
@@ -176,12 +162,7 @@ class TokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How tokens are drawn.
-
-    Attributes:
-        temperature: Divides the logits; 0 takes the likeliest token.
-        top_p: Draw only from the likeliest tokens that together reach this probability.
-    """
+    """How tokens are drawn: `sampler.temperature` and `sampler.top_p`."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -189,13 +170,11 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one reply.
+    """A request for one reply, of at least one token.
 
     Attributes:
         episode: Names the episode, and with the seed its random stream.
         ids: All tokens of the episode so far; a later request extends an earlier one.
-        max_tokens: Longest reply, at least 1.
-        decoding: How tokens are drawn.
     """
 
     episode: int

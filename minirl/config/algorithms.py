@@ -21,8 +21,8 @@ class AlgorithmConfig(Settings):
     """The one objective; presets differ in their defaults only."""
 
     estimator: Estimator = "group_normalised"
-    """How rewards become advantages: against the trajectory's group, or `direct`: every token gets
-    the value of the credit span that it lies in, and the total where the reward has no spans."""
+    """How rewards become advantages: against the trajectory's group; or `direct`: every token gets
+    the value of its credit span, and the total where the reward has no spans."""
     adv_std_ddof: Literal[0, 1] = 1
     """1: divide a variance by its count less 1; 0: by the count."""
     token_credit: TokenCredit = "own"
@@ -30,8 +30,8 @@ class AlgorithmConfig(Settings):
     whiten: bool = False
     """Standardise advantages over all sampled tokens of the batch."""
     ratio_level: RatioLevel = "token"
-    """Importance ratio of each token, of the whole row (GSPO), or of the whole row with the
-    gradient of each token (GSPO-token), which advantages that differ within a row need."""
+    """Importance ratio of each token, of the whole row (GSPO), or of the row with each token's
+    gradient (GSPO-token), which advantages that differ within a row need."""
     clip_low: float = Field(default=0.2, ge=0)
     """Largest fall of the ratio below 1 that still gets a gradient."""
     clip_high: float = Field(default=0.2, ge=0)
@@ -39,9 +39,8 @@ class AlgorithmConfig(Settings):
     dual_clip: float | None = Field(default=None, gt=1)
     """Ratio beyond which a negative advantage counts no more; None for no such bound."""
     aggregation: Aggregation = "sequence_mean"
-    """Mean over rows of the mean over their sampled tokens; the same sum divided by all tokens of
-    the response, observations too; mean over all sampled tokens; or mean over rows of the sum over
-    their tokens, divided by a constant."""
+    """Mean over rows of the mean over their sampled tokens, or over their whole responses; mean
+    over all sampled tokens; or mean over rows of sums, divided by a constant."""
     aggregation_divisor: PositiveInt | None = None
     """That constant; None for sampler.max_response_tokens."""
     kl_coef: float = Field(default=0.0, ge=0)
@@ -49,12 +48,12 @@ class AlgorithmConfig(Settings):
     kl_estimator: KlEstimator = "k3"
     """Estimator of that KL."""
     kl_in: KlPlace = "loss"
-    """Where it counts: a term of the loss, taken from a trajectory's reward before its advantage,
-    or taken from each token's credit. Only in the loss does it have a gradient."""
+    """A term of the loss, which alone has a gradient; or taken from a trajectory's reward, or from
+    each token's credit."""
     correction: Correction = "none"
-    """Importance correction of the gap between sampler and learner: none (the clipped ratio spans
-    it), each token's ratio cut at `correction_high`, or 0 outside of the two bounds. Both are at
-    the weights that sampled, so it is for episodes of the step's own weights alone."""
+    """Importance correction of the gap between sampler and learner at the weights that sampled:
+    none (the clipped ratio spans it), each token's ratio cut at `correction_high`, or 0 outside of
+    the two bounds. Not for episodes that are sampled ahead."""
     correction_low: float = Field(default=0.5, gt=0, le=1)
     """Lower bound, of `masked` alone."""
     correction_high: float = Field(default=2.0, ge=1)
@@ -64,10 +63,9 @@ class AlgorithmConfig(Settings):
     correctness_filter: Literal["none", "mixed"] = "none"
     """`mixed` trains only on groups with both correct and wrong trajectories."""
     max_rounds: PositiveInt = 1
-    """Dynamic sampling: rollouts of a step at most, each of prompts_per_step prompts, until as many
-    groups are left by the filters."""
+    """Dynamic sampling: rollouts of a step at most, until the filters leave prompts_per_step."""
     overlong_tokens: int = Field(default=0, ge=0)
-    """Last tokens of sampler.max_response_tokens over which a penalty grows to 1; 0 for none."""
+    """Last tokens of sampler.max_response_tokens, over which a penalty grows to 1; 0 for none."""
 
     @property
     def is_filtered(self) -> bool:
@@ -81,24 +79,14 @@ class AlgorithmConfig(Settings):
         by_token |= self.correction != "none" or (has_kl and self.kl_in == "credit")
         if has_kl and self.kl_in == "loss" and self.kl_estimator == "k1":
             raise contradiction(
-                "kl_estimator",
-                "k1 in the loss has no gradient on average; use k2 or k3, or kl_in=credit",
+                "kl_estimator", "k1 in the loss has no gradient on average; use k2, k3 or kl_in"
             )
         if by_token and self.ratio_level == "sequence":
             raise contradiction(
-                "ratio_level",
-                "sequence needs one advantage a row, and these settings give one a token; use "
-                "sequence_token",
+                "ratio_level", "sequence needs one advantage a row; use sequence_token"
             )
         if self.aggregation_divisor is not None and self.aggregation != "constant":
-            raise contradiction(
-                "aggregation_divisor", "divides with aggregation=constant only; set it to null"
-            )
-        if self.max_rounds > 1 and not self.is_filtered:
-            raise contradiction(
-                "max_rounds",
-                "without a filter the first round is full; use 1, or correctness_filter=mixed",
-            )
+            raise contradiction("aggregation_divisor", "set it to null: aggregation is no constant")
         return self
 
 

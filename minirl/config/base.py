@@ -13,12 +13,7 @@ class Settings(BaseModel):
 
 
 def contradiction(key: str, message: str) -> PydanticCustomError:
-    """Return the error of a setting that contradicts others, for a validator to raise.
-
-    Args:
-        key: Path of the setting, below the model that is validated.
-        message: What is wrong and what to write, in a line.
-    """
+    """Return what a validator raises: the setting's path below its model, and what to write."""
     return PydanticCustomError(
         "contradiction", "{key}: {message}", {"key": key, "message": message}
     )

@@ -32,16 +32,15 @@ class SamplerConfig(Settings):
     max_reply_tokens: PositiveInt | None = None
     """Longest single reply; None for what is left of the response."""
     cache_gb: float | None = Field(default=None, gt=0)
-    """Memory of each device for keys and values, in 10^9 bytes; when it is full, episodes wait.
-    None: what all slots take at their longest, but at most a quarter of the device's memory."""
+    """Memory of each device for keys and values, in 10^9 bytes; None for what all slots take at
+    their longest, but at most a quarter of the device's."""
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling: draw from the likeliest tokens that together reach this probability."""
     logprobs: Literal["full", "nucleus"] = "full"
-    """Whose log-probabilities the importance ratio compares where `top_p` is below 1: the whole
-    distribution, as ASTRA and others train; or the nucleus, in sampler and learner, so that the
-    gradient is that of the policy which sampled."""
+    """What the importance ratio compares where `top_p` is below 1: log-probabilities of the whole
+    distribution, as ASTRA and others train; or of the nucleus, which is what sampled."""
 
     @property
     def ratio_top_p(self) -> float:
@@ -57,22 +56,21 @@ class SglangConfig(Settings):
     launch: int = Field(default=0, ge=0)
     """Servers that each process of the run starts on its own host, and stops when it ends."""
     python: str | None = None
-    """Interpreter of an environment that has SGLang, for `launch`; None for that of the environment
-    variable MINIRL_SGLANG_PYTHON, or else the one that runs this."""
+    """Interpreter of an environment that has SGLang, for `launch`; None for that of
+    MINIRL_SGLANG_PYTHON, or else this one."""
     arguments: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Of launched servers, by name without dashes: {mem-fraction-static: 0.8}; true for those that
     take no value."""
     variables: dict[str, str] = Field(default_factory=dict)
     """Environment variables of launched servers, besides those of the run."""
     devices: tuple[str, ...] = ()
-    """CUDA_VISIBLE_DEVICES of each launched server, for example ["0,1", "2,3"]; none for that of
-    the run."""
+    """CUDA_VISIBLE_DEVICES of each launched server: ["0,1", "2,3"]; none for the run's."""
     push: Literal["disk", "nccl"] = "disk"
     """How new weights come to servers: by a folder that they see, or by broadcasts of PyTorch (NCCL
-    from GPUs, else Gloo; the extra `torch`) to servers that reach this host."""
+    from GPUs, else Gloo; the extra `torch`)."""
     weights: Path | None = None
-    """Of push=disk: folder that servers read new weights from, at the same path as here; None for
-    `weights` in the run folder. A model in model.dtype has to fit twice."""
+    """Of push=disk: folder that servers see at the same path, with room for two copies of the
+    model; None for `weights` in the run folder."""
     parallel: PositiveInt = 256
     """Requests under way at a server; others wait here."""
     timeout_s: PositiveFloat = 600.0
@@ -84,11 +82,10 @@ class SglangConfig(Settings):
     push_s: PositiveFloat = 600.0
     """Longest wait for a server to take new weights, or each part of them."""
     wait_s: PositiveFloat = 600.0
-    """Longest wait for any server to come back when none is left; then the run is saved and
-    stops."""
+    """Longest wait for any server when none is left; then the run is saved and stops."""
     tolerance: PositiveFloat | None = None
-    """Largest mean difference of a probe's log-probabilities between a server and the learner,
-    checked with every new weights; None for 0.001 in float32 and 0.2 in bfloat16."""
+    """Largest mean difference of a probe's log-probabilities between a server and the learner;
+    None for 0.001 in float32 and 0.2 in bfloat16."""
 
     @property
     def interpreter(self) -> str:
@@ -101,16 +98,12 @@ class SglangConfig(Settings):
         if wrong:
             raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
-            raise contradiction("urls", "a server is named twice; name each once")
+            raise contradiction("urls", "a server is named twice")
         if {"host", "port"} & self.arguments.keys():
-            raise contradiction(
-                "arguments", "host and port are chosen for each server; leave them out"
-            )
+            raise contradiction("arguments", "leave out host and port: each server has its own")
         if len(self.devices) not in (0, self.launch):
             raise contradiction(
-                "devices",
-                f"{len(self.devices)} for launch = {self.launch} servers; give one for each, or "
-                "none",
+                "devices", f"{len(self.devices)} for launch = {self.launch} servers; one for each"
             )
         return self
 
@@ -129,15 +122,15 @@ def _is_address(url: str) -> bool:
 
 
 def check_installed(sglang: SglangConfig) -> None:
-    """Look for what only some settings need.
+    """Look for the programs and packages that only some settings need.
 
     Raises:
-        UserError: It is not there.
+        UserError: One is not there.
     """
     if sglang.push != "disk" and importlib.util.find_spec("torch") is None:
         raise UserError(
-            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner, which is not "
-            "installed: pip install 'minirl-sql[torch]', or use disk"
+            f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner: "
+            "pip install 'minirl-sql[torch]', or use disk"
         )
     python = sglang.interpreter
     if sglang.launch and shutil.which(python) is None:
@@ -150,14 +143,13 @@ class RolloutConfig(Settings):
     backend: Literal["native", "sglang"] = "native"
     sglang: SglangConfig = SglangConfig()
     lag: int = Field(default=0, ge=0)
-    """Rollouts that servers sample ahead of the step that trains on them, while the learner
-    updates: 0 for none, so that every step trains on its own weights' episodes."""
+    """Rollouts that servers sample ahead of the step that trains on them; 0: every step trains on
+    its own weights' episodes."""
     slow_share: float = Field(default=0.0, ge=0, lt=1)
-    """Part of a rollout's groups, the slowest, that its step does not wait for; they join a later
-    step if they are not too old for it."""
+    """Part of a rollout's groups, the slowest, that its step does not wait for."""
     max_age: int | None = Field(default=None, ge=0)
-    """Steps that the weights with which a group began may lie behind those of the step that trains
-    on it; older groups are cut, and counted. None for `lag`."""
+    """Steps that a group's first weights may lie behind those of the step that trains on it; older
+    groups are cut, and counted. None for `lag`."""
 
     @property
     def is_ahead(self) -> bool:
@@ -182,9 +174,5 @@ class RolloutConfig(Settings):
                 "the native sampler takes turns with the learner; set rollout.backend=sglang",
             )
         if self.oldest < self.lag:
-            raise contradiction(
-                "max_age",
-                f"{self.max_age} would cut every group that was sampled rollout.lag = {self.lag} "
-                "steps ahead; give at least that",
-            )
+            raise contradiction("max_age", f"use rollout.lag = {self.lag} or more, or null")
         return self

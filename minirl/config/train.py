@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -40,8 +40,7 @@ class TinyConfig(Settings):
         if self.hidden_size % (2 * self.heads):
             raise contradiction(
                 "hidden_size",
-                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}; rotary "
-                "embedding needs heads of an even size",
+                f"{self.hidden_size} is not a multiple of 2 x heads = {2 * self.heads}",
             )
         return self
 
@@ -56,9 +55,8 @@ class ModelSource(Settings):
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of activations; what is trained and its optimizer state stay in float32."""
     remat: Remat = "none"
-    """What the backward pass computes again of each layer. none: nothing; dots: all but the matrix
-    products with weights, so attention and what is cheap; full: everything, which needs the least
-    memory and a third more work."""
+    """What the backward pass computes again of each layer: nothing; all but the matrix products
+    with weights; or everything, which needs the least memory and a third more work."""
 
 
 class OptimizerConfig(Settings):
@@ -71,40 +69,27 @@ class OptimizerConfig(Settings):
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear rise to the learning rate."""
     schedule: Literal["constant", "cosine", "ramp_cosine"] = "constant"
-    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low, a linear rise, a cosine; it counts
-    its phases in shares of the run, without `warmup_steps`."""
-    flat_share: float = Field(default=0.03, ge=0, lt=1)
-    """Share of the steps at the low rate, of `ramp_cosine`."""
-    ramp_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the steps after which `ramp_cosine` is at the learning rate."""
+    """`ramp_cosine` is PaVeRL-SQL's first stage: flat and low for 3 % of the steps, a linear rise
+    up to 10 %, then a cosine."""
     lr_ramp: Literal["continuous", "code"] = "continuous"
-    """That rise: from the low rate where the flat part ends, or as PaVeRL-SQL's code, which counts
-    it from step 0 and so jumps there."""
+    """That rise: continuous, or from step 0 as in PaVeRL-SQL's code, which jumps where the flat
+    part ends."""
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of the learning rate that a cosine ends at, and a flat start begins with."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
     moments: Literal["float32", "bfloat16"] = "float32"
-    """What the running moments are kept in; the sums are always made in float32. bfloat16 takes 4
-    bytes a parameter off, and rounds at random so that the second moment still falls."""
+    """What the running moments are kept in; bfloat16 takes 4 bytes a parameter off, and rounds at
+    random so that the second moment still falls."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
-        is_ramp = self.schedule == "ramp_cosine"
-        if is_ramp and self.warmup_steps > 0:
-            raise contradiction(
-                "warmup_steps", "schedule=ramp_cosine rises for ramp_share of the steps; use 0"
-            )
-        if is_ramp and self.flat_share >= self.ramp_share:
-            raise contradiction(
-                "flat_share", "not below ramp_share, so that no step is left to rise in"
-            )
-        if self.lr_ramp == "code" and not is_ramp:
-            raise contradiction("lr_ramp", "code is the rise of schedule=ramp_cosine; set that too")
+        if self.schedule == "ramp_cosine" and self.warmup_steps > 0:
+            raise contradiction("warmup_steps", "use 0: schedule=ramp_cosine has a rise of its own")
         return self
 
 
@@ -142,15 +127,14 @@ class BatchingConfig(Settings):
     """How a batch is cut for memory; the gradient does not depend on it but for rounding."""
 
     groups_per_batch: PositiveInt = 1
-    """Units of one micro-batch, for each of the mesh's data x fsdp parts: a group (prompt) each, or
-    more where they are packed."""
+    """Units of one micro-batch for each of the mesh's data x fsdp parts: a group each, or several
+    where they are packed."""
     answers_per_batch: PositiveInt | None = None
     """Trajectories of a group in one micro-batch, those of like length together; None for all of
     them. Fewer need less memory and compute the prompt once for each part of the group."""
     pack: bool = False
-    """Put several groups into a unit, and several answers into a row: a token budget. All
-    micro-batches of a run then have one of three shapes, of sampler.max_prompt_tokens and
-    sampler.max_response_tokens, whose programs are compiled ahead."""
+    """Put several groups into a unit, and several answers into a row: a token budget. A run
+    then has three shapes, of the longest prompt and response, whose programs are compiled ahead."""
     prompt_multiple: PositiveInt = 256
     """Granularity of the padded lengths of prompts: larger compiles fewer shapes and pads more."""
     answer_multiple: PositiveInt = 128
@@ -163,22 +147,33 @@ class GuardConfig(Settings):
 
     max_spike: PositiveFloat | None = 20.0
     """A gradient is also skipped if its norm is over so many times the median of the last ones, and
-    of `max_grad_norm`, to which gradients are scaled down anyway; None for no such limit."""
+    of `max_grad_norm`; None for no such limit."""
     window: PositiveInt = 16
     """Norms that the median is taken of; before there are so many, none is too large."""
     max_skipped: PositiveInt = 5
     """Updates skipped in a row that end the run; the last one's batch is saved as skipped.npz."""
 
 
-def _check_muon(phase: TrainConfig | SftConfig) -> None:
-    if phase.lora is not None and phase.optimizer.kind == "muon":
-        raise contradiction(
-            "optimizer.kind",
-            "muon steps by whole matrices, and lora trains factors of them; use adamw",
-        )
+class _Phase(Settings):
+    """What both phases of training have."""
+
+    lora: LoraConfig | None = None
+    """Train adapters alone, on weights that are kept in model.dtype; None for all weights. The
+    warm start leaves a model that has them merged."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batching: BatchingConfig = BatchingConfig()
+    guard: GuardConfig = GuardConfig()
+
+    @model_validator(mode="after")
+    def _check_muon(self) -> Self:
+        if self.lora is not None and self.optimizer.kind == "muon":
+            raise contradiction(
+                "optimizer.kind", "use adamw: muon steps by whole matrices, not lora"
+            )
+        return self
 
 
-class SftConfig(Settings):
+class SftConfig(_Phase):
     """Supervised training on demonstrations: the warm start."""
 
     steps: PositiveInt = 500
@@ -186,20 +181,12 @@ class SftConfig(Settings):
     group_size: PositiveInt = 1
     """Demonstrations side by side that share the beginning of their prompts (one database)."""
     learn_prompt: bool = False
-    """Also learn what stands before the last reply and is not shared by the group (the question,
-    earlier replies, feedback): a model that is new to language learns to copy names."""
-    lora: LoraConfig | None = None
-    """Train adapters alone; the model it leaves has them merged. None for all weights."""
+    """Also learn what stands before the last reply and is not shared by the group: a model that is
+    new to language learns to copy names."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="cosine")
     batching: BatchingConfig = BatchingConfig(groups_per_batch=8)
-    guard: GuardConfig = GuardConfig()
     checkpoint_every: PositiveInt = 100
     """Steps between checkpoints."""
-
-    @model_validator(mode="after")
-    def _check(self) -> SftConfig:
-        _check_muon(self)
-        return self
 
 
 class SecondStage(Settings):
@@ -210,11 +197,10 @@ class SecondStage(Settings):
     final_fraction: float = Field(default=0.1, ge=0, le=1)
     """Share of its first learning rate that the cosine ends at."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Level of the test for a rise of the first stage's accuracies
-    (`second_stage.rise_p_value`)."""
+    """Level of the test for a rise of the first stage's accuracies."""
 
 
-class TrainConfig(Settings):
+class TrainConfig(_Phase):
     """The course of reinforcement learning."""
 
     steps: PositiveInt = 312
@@ -225,15 +211,9 @@ class TrainConfig(Settings):
     group_size: PositiveInt = 8
     """Trajectories a prompt (G)."""
     mini_batches: PositiveInt = 1
-    """Parts that a step's groups are shared out to, in order, with an update each: from the second
-    on the importance ratio is away from 1. All updates of a step have its learning rate; where
-    filters leave fewer groups than parts, there are fewer updates, and the rate falls behind."""
+    """Parts of a step's groups, with an update each, at one learning rate: from the second on the
+    importance ratio is away from 1. Where filters leave fewer groups, there are fewer updates."""
     algorithm: Algorithm = Grpo()
-    lora: LoraConfig | None = None
-    """Train adapters alone, on weights that are kept in model.dtype; None for all weights."""
-    optimizer: OptimizerConfig = OptimizerConfig()
-    batching: BatchingConfig = BatchingConfig()
-    guard: GuardConfig = GuardConfig()
     eval_every: PositiveInt = 20
     """Steps between greedy evaluations on the validation examples."""
     checkpoint_every: PositiveInt = 20
@@ -241,13 +221,12 @@ class TrainConfig(Settings):
     keep_checkpoints: PositiveInt = 2
     """Newest checkpoints kept; the best by validation accuracy is kept besides."""
     kl_every: PositiveInt | None = None
-    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0: a forward
-    pass each, and a copy of the start weights in model.dtype. None for no measurements, no copy."""
+    """Steps between measurements of the KL to the start where `algorithm.kl_coef` is 0; they take a
+    forward pass and a copy of the start weights. None for no measurements, no copy."""
     sample_every: PositiveInt = 10
     """Steps between those whose groups are written to trajectories.jsonl (docs/reports.md)."""
     sample_tokens: bool = False
-    """Whether each token of them has its advantage and log-probabilities there: a forward pass more
-    for every sampled step."""
+    """Whether each of their tokens has advantage and log-probabilities there: one forward pass."""
     env_workers: PositiveInt = 32
     """Threads that wait for environments."""
 
@@ -273,27 +252,20 @@ class TrainConfig(Settings):
         algorithm, size = self.algorithm, self.group_size
         if size < 2 and algorithm.estimator != "direct":
             raise contradiction(
-                "group_size",
-                "a group of one has no advantage; use 2 or more, or algorithm.estimator=direct",
+                "group_size", "a group of one has no advantage; use 2, or estimator=direct"
             )
         if size < 2 and algorithm.is_filtered:
-            raise contradiction(
-                "group_size",
-                "a group of one is neither mixed nor unequal; use 2 or more, or "
-                "algorithm.correctness_filter=none and algorithm.equal_groups=keep",
-            )
+            raise contradiction("group_size", "a group of one cannot be filtered; use 2 or more")
         if self.mini_batches > self.prompts_per_step:
             raise contradiction(
                 "mini_batches",
-                f"{self.mini_batches} are more than train.prompts_per_step = "
-                f"{self.prompts_per_step}, and each has at least one prompt",
+                f"{self.mini_batches} are more than prompts_per_step = {self.prompts_per_step}",
             )
         answers = self.batching.answers_per_batch
         if size % (answers or 1):
             raise contradiction(
                 "batching.answers_per_batch", f"{answers} does not divide group_size = {size}"
             )
-        _check_muon(self)
         return self
 
 
@@ -314,30 +286,18 @@ def check_together(train: TrainConfig, sampler: SamplerConfig, rollout: RolloutC
         raise contradiction(
             "train.algorithm.correction",
             f"{algorithm.correction} needs the weights that sampled, which are gone when episodes "
-            "are sampled ahead: their age would count as the sampler's error, and nothing be "
-            "clipped; set it to none (the clipped ratio then spans both), or rollout.lag=0 and "
-            "rollout.slow_share=0",
+            "are sampled ahead; set it to none (the clipped ratio then spans both), or "
+            "rollout.lag=0 and rollout.slow_share=0",
         )
-    if sampler.ratio_top_p == 1:
-        return
+    reason = None
     if train.has_reference:
-        raise contradiction(
-            "sampler.logprobs",
-            "nucleus has no KL to the start weights, whose nucleus is another one; use full, or "
-            "train.algorithm.kl_coef=0 and train.kl_every=null",
-        )
-    if train.mini_batches > 1:
-        raise contradiction(
-            "sampler.logprobs",
-            "nucleus is that of the weights that sampled, which only the first update of a step "
-            "has; use full, or train.mini_batches=1",
-        )
-    if rollout.backend == "sglang":
-        raise contradiction(
-            "sampler.logprobs",
-            "SGLang reports log-probabilities of the whole distribution alone, not of a nucleus; "
-            "use full, or rollout.backend=native",
-        )
+        reason = "the start weights have another one; set train.algorithm.kl_coef=0, kl_every=null"
+    elif train.mini_batches > 1:
+        reason = "only the first update of a step has that which sampled; set train.mini_batches=1"
+    elif rollout.backend == "sglang":
+        reason = "SGLang reports log-probabilities of the whole distribution alone"
+    if sampler.ratio_top_p < 1 and reason is not None:
+        raise contradiction("sampler.logprobs", f"use full and not nucleus: {reason}")
 
 
 def least_vocabulary(marks: Sequence[str]) -> int:

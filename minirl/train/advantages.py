@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from minirl.config import AlgorithmConfig, Estimator, TokenCredit
-from minirl.types import CreditSpan, Reply, TokenRow, Trajectory
+from minirl.types import CreditSpan, TokenRow, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -26,14 +26,8 @@ _CONTEXT = 4
 def group_normalised(rewards_NG: np.ndarray, *, ddof: int = 1) -> np.ndarray:
     """Standardise rewards within their group: (R - mean) / (std + 1e-6).
 
-    GRPO (arXiv:2402.03300, section 4.1.2; Progress-SQL, appendix E.6).
-
-    Args:
-        rewards_NG: Rewards, one row a group.
-        ddof: 1 divides the variance by G - 1, 0 by G.
-
-    Returns:
-        Advantages, NG; 0 in a group of equal rewards; the reward itself in a group of one.
+    GRPO (arXiv:2402.03300, section 4.1.2; Progress-SQL, appendix E.6). `ddof` 1 divides the
+    variance by G - 1, 0 by G. A group of equal rewards has 0, a group of one its reward itself.
     """
     if rewards_NG.shape[1] == 1:  # verl's convention: mean 0, std 1
         return rewards_NG / (1.0 + _EPSILON)
@@ -70,19 +64,13 @@ def groups_to_train(
     equal_groups: Literal["keep", "drop"],
     correctness_filter: Literal["none", "mixed"],
 ) -> Sequence[int]:
-    """Choose the groups that take part in the update.
+    """Choose the groups that take part in the update; return their numbers in order, if any.
 
-    Args:
-        rewards_NG: Rewards, one row a group.
-        correct_NG: Execution match of each trajectory.
-        equal_groups: Whether groups of equal rewards are kept; they count in every mean.
-        correctness_filter: `mixed` keeps groups with both correct and wrong trajectories. It looks
-            at correctness, not at the reward: shaping alone would else push groups that are wrong
-            throughout.
-
-    Returns:
-        Row numbers in order; may be empty.
+    `mixed` looks at execution match, not at the reward: shaping alone would else push groups that
+    are wrong throughout.
     """
+    if not len(rewards_NG):
+        return []
     keep_N = np.ones(len(rewards_NG), bool)
     if equal_groups == "drop":
         keep_N &= np.ptp(rewards_NG, axis=1) > 0
@@ -92,15 +80,10 @@ def groups_to_train(
 
 
 def overlong_penalty(lengths: np.ndarray, *, longest: int, cache: int) -> np.ndarray:
-    """Return DAPO's penalty of long responses (arXiv:2503.14476, Eq. 13).
+    """Return DAPO's penalty of long responses (arXiv:2503.14476, Eq. 13), from lengths in tokens.
 
-    Args:
-        lengths: Tokens of each response.
-        longest: Largest number of tokens of a response.
-        cache: The last so many of these are penalised; 0 for no penalty.
-
-    Returns:
-        0 up to `longest - cache`, then falling in even steps to -1 at `longest` and beyond.
+    It is 0 up to `longest - cache`, then falls in even steps to -1 at `longest` and beyond; always
+    0 where `cache` is.
     """
     if not cache:
         return np.zeros(np.shape(lengths))
@@ -122,7 +105,7 @@ def token_advantages(
     penalty_NG: np.ndarray | float = 0.0,
     spans: Sequence[SpanCredit | None] | None = None,
     kl: Sequence[np.ndarray] | None = None,
-) -> list[float | np.ndarray]:
+) -> list[np.ndarray]:
     """Turn rewards and credit spans of a batch into the advantages of its rows.
 
     Args:
@@ -130,11 +113,11 @@ def token_advantages(
         rewards_NG: Total reward of each row.
         algorithm: The settings.
         penalty_NG: Added to the reward of each row, or to all of its spans.
-        spans: Credit of each row's ids, None for a row without spans; for `direct` alone.
+        spans: Credit of each row, None for a row without spans; for `direct` alone.
         kl: KL to the reference of each row's ids, if it is in the reward or in the credit.
 
     Returns:
-        One number a row where all its tokens have the same, else one for each of its ids.
+        For each row an array over its ids; 0 where the policy did not sample.
     """
     shift_NG = np.zeros(np.shape(rewards_NG)) + penalty_NG
     if kl is not None and algorithm.kl_in == "reward":
@@ -147,15 +130,12 @@ def token_advantages(
         spans = [None] * len(rows)
     if algorithm.kl_in != "credit":
         kl = None
-    is_plain = algorithm.token_credit == "own" and not algorithm.whiten and kl is None
-    if is_plain and not any(spans):
-        return [float(total) for total in totals_NG.flat]
     penalties = [None] * len(rows) if kl is None else [algorithm.kl_coef * k for k in kl]
     parts = zip(rows, totals_NG.flat, shift_NG.flat, spans, penalties, strict=True)
     found = [_row_credit(*part, form=algorithm.token_credit) for part in parts]
     if algorithm.whiten:
         found = whiten(found, [row.is_action for row in rows], ddof=algorithm.adv_std_ddof)
-    return [*found]
+    return found
 
 
 def _row_credit(
@@ -169,9 +149,8 @@ def _row_credit(
 ) -> np.ndarray:
     """Return the credit of each id of a row: its own, or the sum from it on; 0 off the actions.
 
-    Own credit is the total on every action, or the spans' values; in a sum the total counts once,
-    on the last action. A KL counts where there is credit (EXPO-SQL, Eq. 4; REINFORCE++,
-    arXiv:2501.03262: the return less the KL from the token on).
+    In a sum the total counts once, on the last action. A KL counts where there is credit (EXPO-SQL,
+    Eq. 4; REINFORCE++, arXiv:2501.03262: the return less the KL from the token on).
     """
     has_credit = row.is_action if spans is None else row.is_action & spans.is_covered
     whole = total if spans is None else shift
@@ -190,15 +169,9 @@ def _row_credit(
 def whiten(
     credit: Sequence[np.ndarray], is_action: Sequence[np.ndarray], *, ddof: int
 ) -> list[np.ndarray]:
-    """Standardise numbers over all sampled tokens of a batch (REINFORCE++, arXiv:2501.03262).
+    """Standardise credit over all sampled tokens of a batch (REINFORCE++, arXiv:2501.03262).
 
-    Args:
-        credit: A number for each id, row by row.
-        is_action: Which of them count.
-        ddof: 1 divides the variance by the count less 1, 0 by the count.
-
-    Returns:
-        (A - mean) / (std + 1e-6) on the actions, 0 elsewhere; all 0 where all are equal.
+    It is (A - mean) / (std + 1e-6) on the actions, all 0 where all are equal, and 0 elsewhere.
     """
     chosen = np.concatenate([row[mask] for row, mask in zip(credit, is_action, strict=True)])
     mean, std = 0.0, 0.0
@@ -216,55 +189,45 @@ def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Dec
     A token lies where its first non-blank character does, or its first character if all are blank
     (EXPO-SQL, section 3.3; the paper leaves the border open). A token without text in the reply,
     as the stop token, goes with the reply's last character. Of overlapping spans the later counts.
-
-    Args:
-        trajectory: Its turns; only sampled tokens have credit.
-        spans: Half-open ranges of characters of the turns' `reply.text`.
-        decode: The tokenizer's. Sampled ids are never encoded again: other ids could come out.
+    Sampled ids are never encoded again: other ids could come out.
 
     Raises:
         ValueError: A span is of no turn, or ends outside of its reply.
     """
-    turns, parts = trajectory.turns, []
+    turns, values, covered = trajectory.turns, [], []
     for span in spans:
         is_turn = 0 <= span.turn < len(turns)
         if not is_turn or not 0 <= span.start <= span.end <= len(turns[span.turn].reply.text):
             raise ValueError(f"the reward's {span} is not within a reply of {len(turns)} turns")
     for number, turn in enumerate(turns):
-        observed = np.zeros(len(turn.observation_ids))
+        ids, text = turn.reply.ids, turn.reply.text
+        value_T, is_covered_T = np.zeros(len(text)), np.zeros(len(text), bool)
         own = [span for span in spans if span.turn == number]
-        parts += [(observed, observed.astype(bool)), _reply_credit(turn.reply, own, decode)]
-    return SpanCredit(*map(np.concatenate, zip(*parts, strict=True)))
+        for span in own:
+            value_T[span.start : span.end] = span.value
+            is_covered_T[span.start : span.end] = True
+        none = np.zeros(len(turn.observation_ids))
+        values.append(none)
+        covered.append(none.astype(bool))
+        if own and text:
+            places = [place(text, *pair) for pair in character_ranges(ids, decode)]
+            values.append(value_T[places])
+            covered.append(is_covered_T[places])
+        else:
+            values.append(np.zeros(len(ids)))
+            covered.append(np.zeros(len(ids), bool))
+    return SpanCredit(np.concatenate(values), np.concatenate(covered))
 
 
 def group_spans(groups: Sequence[Sequence[Trajectory]], decode: Decode) -> list[SpanCredit | None]:
-    """Return the credit spans of scored trajectories; None for those without."""
-    trajectories = [trajectory for group in groups for trajectory in group]
-    spans = [trajectory.episode.score.spans for trajectory in trajectories]
-    return [
-        span_credit(trajectory, own, decode) if own else None
-        for trajectory, own in zip(trajectories, spans, strict=True)
-    ]
-
-
-def _reply_credit(
-    reply: Reply, spans: Sequence[CreditSpan], decode: Decode
-) -> tuple[np.ndarray, np.ndarray]:
-    if not spans or not reply.text:
-        return np.zeros(len(reply.ids)), np.zeros(len(reply.ids), bool)
-    value_T, is_covered_T = np.zeros(len(reply.text)), np.zeros(len(reply.text), bool)
-    for span in spans:
-        value_T[span.start : span.end] = span.value
-        is_covered_T[span.start : span.end] = True
-    places = [place(reply.text, *pair) for pair in character_ranges(reply.ids, decode)]
-    return value_T[places], is_covered_T[places]
+    """Return the credit of scored trajectories; None for those without spans."""
+    scored = [(one, one.episode.score.spans) for group in groups for one in group]
+    return [span_credit(one, spans, decode) if spans else None for one, spans in scored]
 
 
 def place(text: str, start: int, end: int) -> int:
-    """Return the character that decides where the token of these characters lies.
-
-    Returns:
-        Its first non-blank character, else its first one, else the text's last one.
+    """Return where a token lies: at its first non-blank character, else its first, else the last of
+    the text.
     """
     own = text[start:end]
     blank = len(own) - len(own.lstrip())
@@ -273,12 +236,10 @@ def place(text: str, start: int, end: int) -> int:
 
 
 def character_ranges(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]]:
-    """Return the characters of the decoded ids that each id has a part in.
+    """Return the half-open range of `decode(ids)` that each id has a part in.
 
     Byte-level tokens may hold a part of a character: each of them has that character in its range.
-
-    Returns:
-        Half-open ranges over `decode(ids)`; an id without text has an empty one.
+    An id without text has an empty range.
     """
     ids = [int(token) for token in ids]
     ranges = _ranges(ids, decode, context=_CONTEXT)

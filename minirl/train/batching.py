@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from minirl.config import Aggregation, BatchingConfig
 from minirl.model.sharding import row_parts
-from minirl.train.packing import Extent, Layout, layouts, packed_shapes
+from minirl.train.packing import Extent, Layout, layouts, packed_shapes, padding
 from minirl.types import TokenRow
 
 Item = TypeVar("Item")
@@ -19,14 +19,10 @@ Groups = Sequence[Sequence[TokenRow]]
 
 
 class Packed(NamedTuple):
-    """What tells the tokens of a packed micro-batch apart; 0 on padding.
+    """What tells the tokens of a packed micro-batch apart.
 
-    Attributes:
-        group_NP: Number of the group of each prefix token, from 1 in each unit.
-        position_NP: Its 0-based position in its trajectories.
-        group_BC: Number of the group of each answer token, in its unit.
-        own_BC: Number of its trajectory, from 1 in each row.
-        position_BC: Its position.
+    Numbers of groups count from 1 in each unit, those of trajectories (own) from 1 in each row; 0
+    is padding. Positions are those in a token's trajectory, from 0.
     """
 
     group_NP: Any
@@ -46,14 +42,8 @@ class Batch(NamedTuple):
         prefix_NP: Token ids of each unit's prompts, padded on the right.
         prefix_length_N: How many they are.
         input_BC: Ids of the answer rows, B = N x R, those of a unit side by side.
-        target_BC: The id after each input.
-        is_action_BC: `TokenRow.is_action` of the target.
-        old_logp_BC: Log-probability of the target under the sampler.
-        advantage_BC: Advantage of the target.
-        weight_BC: Share of the target in the mean over the whole batch, 0 in padding
-            (`token_weights`).
-        start_logp_BC: Log-probability of the target under the learner at the weights that sampled;
-            None where these are the current weights.
+        target_BC: The id after each input, which what follows is of (see `TokenRow`).
+        weight_BC: Its share in the mean over the whole batch (`token_weights`), 0 in padding.
         packed: Where groups share rows; None where each unit is one group, and each answer a row.
     """
 
@@ -106,16 +96,6 @@ def token_weights(
     return [1.0 / (len(lengths) * max(length, 1)) for length in lengths]
 
 
-def total_weight(groups: Groups, *, aggregation: Aggregation, divisor: int = 1) -> float:
-    """Return what the weights of all sampled tokens add up to: 1 where it is a mean over them."""
-    if aggregation in ("sequence_mean", "token_mean"):
-        return 1.0
-    rows = [row for group in groups for row in group]
-    lengths = [row_length(row, aggregation=aggregation) for row in rows]
-    weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
-    return float(np.dot([int(row.is_action.sum()) for row in rows], weights)) or 1.0
-
-
 def token_mean(values: Sequence[np.ndarray], rows: Sequence[TokenRow]) -> float:
     """Return the mean of numbers of ids over all ids that are trained on; 0 for none."""
     total = sum(float(value[row.is_action].sum()) for value, row in zip(values, rows, strict=True))
@@ -136,27 +116,17 @@ def micro_batches(
     divisor: int = 1,
     longest: Extent | None = None,
 ) -> Iterator[Batch]:
-    """Cut a batch of groups into micro-batches whose gradients add up to the batch's.
+    """Cut groups of one size into micro-batches whose gradients add up to the batch's.
 
-    The last micro-batch is filled up with empty rows, so that only padded lengths, or numbers of
-    rows where groups are packed, tell shapes apart.
-
-    Args:
-        groups: Trajectories, those of one prompt together; all groups of one size.
-        aggregation: How tokens are averaged, over the whole batch.
-        sizes: See `layouts`.
-        pad_id: What padding is written as.
-        divisor: The constant of `aggregation="constant"`.
-        longest: See `layouts`.
+    The last one is filled up with empty rows, so that only padded lengths, or numbers of rows where
+    groups are packed, tell shapes apart. `sizes` and `longest` are those of `packing.layouts`.
     """
     lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
     weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
-    weight_of = [[next(weights) for _ in group] for group in groups]
-    parts = _parts(groups, sizes)
-    rows = [[groups[n][g] for g in members] for n, members in parts]
-    row_weights = [[weight_of[n][g] for g in members] for n, members in parts]
-    for layout in layouts(extents(groups, sizes), sizes, longest=longest):
-        yield _fill(layout, rows, row_weights, pad_id=pad_id, is_packed=sizes.pack)
+    weighted = [[(row, next(weights)) for row in group] for group in groups]
+    parts = [[weighted[n][g] for g in members] for n, members in _parts(groups, sizes)]
+    for layout in layouts(_extents(groups, sizes), sizes, longest=longest):
+        yield _fill(layout, parts, pad_id=pad_id, is_packed=sizes.pack)
 
 
 def read_back(
@@ -166,20 +136,14 @@ def read_back(
     sizes: BatchingConfig,
     longest: Extent | None = None,
 ) -> list[list[np.ndarray]]:
-    """Bring numbers of the targets of `micro_batches` back to the rows.
-
-    Args:
-        groups: What the micro-batches were made of.
-        values: An array BC for each micro-batch, in order.
-        sizes: Those that the micro-batches were made with.
-        longest: The same.
+    """Bring numbers of the targets of `micro_batches`, BC each, back to the rows.
 
     Returns:
         For each row of each group an array over its ids; 0 on the prompt.
     """
     found: dict[tuple[int, int], np.ndarray] = {}
     parts = _parts(groups, sizes)
-    arranged = layouts(extents(groups, sizes), sizes, longest=longest)
+    arranged = layouts(_extents(groups, sizes), sizes, longest=longest)
     for layout, array in zip(arranged, values, strict=True):
         values_NRC = np.asarray(array).reshape(layout.units, layout.rows, -1)
         for place in layout.places:
@@ -205,8 +169,12 @@ def _parts(groups: Groups, sizes: BatchingConfig) -> list[tuple[int, Sequence[in
     return found
 
 
-def extents(groups: Groups, sizes: BatchingConfig) -> list[Extent]:
-    """Return the columns that each part of a group takes."""
+def padded_share(groups: Groups, sizes: BatchingConfig, *, longest: Extent | None = None) -> float:
+    """Return the share of the update's arrays that holds no token; 0 for no group."""
+    return padding(_extents(groups, sizes), sizes, longest=longest)
+
+
+def _extents(groups: Groups, sizes: BatchingConfig) -> list[Extent]:
     return [
         Extent(
             groups[n][0].prompt_length - 1,
@@ -219,18 +187,17 @@ def extents(groups: Groups, sizes: BatchingConfig) -> list[Extent]:
 def empty_batches(longest: Extent, sizes: BatchingConfig) -> Iterator[Batch]:
     """Yield a batch without tokens of every shape that packed micro-batches of a run have."""
     for shape in packed_shapes(longest, sizes):
-        yield _fill(shape, [], [], pad_id=0, is_packed=True)
+        yield _fill(shape, [], pad_id=0, is_packed=True)
 
 
 def _fill(
     layout: Layout,
-    groups: Groups,
-    weights: Sequence[Sequence[float]],
+    parts: Sequence[Sequence[tuple[TokenRow, float]]],
     *,
     pad_id: int,
     is_packed: bool,
 ) -> Batch:
-    """Write groups to the places of a layout."""
+    """Write rows with their weights to the places of a layout."""
     N, B = layout.units, layout.units * layout.rows
     P, C = layout.prompt_columns, layout.answer_columns
     prefix_NP = np.full((N, P), pad_id, np.int32)
@@ -241,12 +208,12 @@ def _fill(
     old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, B, C), np.float32)
     has_start = False
     for place in layout.places:
-        group = groups[place.group]
-        length = group[0].prompt_length - 1
+        first, _ = parts[place.group][0]
+        length = first.prompt_length - 1
         prompt = place.unit, slice(place.start, place.start + length)
-        prefix_NP[prompt] = group[0].ids[:length]
+        prefix_NP[prompt] = first.ids[:length]
         group_NP[prompt], position_NP[prompt] = place.number, np.arange(length)
-        for row, weight, at in zip(group, weights[place.group], place.answers, strict=True):
+        for (row, weight), at in zip(parts[place.group], place.answers, strict=True):
             own = len(row.ids) - 1 - length
             cells = place.unit * layout.rows + at.row, slice(at.start, at.start + own)
             new = slice(length + 1, None)

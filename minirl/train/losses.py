@@ -1,7 +1,13 @@
 """The one objective, of which the algorithms are settings.
 
 Every function is per token. How tokens are averaged is a weight that `batching.token_weights`
-computes over the whole batch, so that micro-batches add up.
+computes over the whole batch, so that micro-batches add up. Arguments with these names are:
+
+    logp_BT        natural-log probability of each token under the policy being trained
+    old_logp_BT    the same under the policy that the ratio compares it with
+    is_action_BT   True where the policy sampled the token
+    weight_BT      share of each token in the batch's mean; 0 where nothing was sampled
+    own_BT         number of each token's sequence in its row; None where a row is one sequence
 """
 
 from __future__ import annotations
@@ -26,20 +32,11 @@ def probability_ratio(
     level: RatioLevel,
     own_BT: Int[Array, "B T"] | None = None,
 ) -> Float[Array, "B T"]:
-    """Return the importance ratio of each token.
+    """Return the importance ratio of each token; 1 where nothing was sampled.
 
-    Args:
-        logp_BT: Natural-log probability of each token under the policy being trained.
-        old_logp_BT: The same under the policy that sampled it.
-        is_action_BT: True where the policy sampled the token.
-        level: `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the
-            geometric mean of w over a row's sampled tokens (arXiv:2507.18071, Eq. 7);
-            `sequence_token` is GSPO-token's (Eq. 14): the value of s with the gradient of the
-            token's own log-probability.
-        own_BT: Number of each token's sequence in its row, where a row holds several.
-
-    Returns:
-        Ratios, BT; 1 where nothing was sampled.
+    `token` is GRPO's w (Progress-SQL, appendix E.6); `sequence` is GSPO's s, the geometric mean of
+    w over a sequence (arXiv:2507.18071, Eq. 7); `sequence_token` is GSPO-token's (Eq. 14): the
+    value of s with the gradient of the token's own log-probability.
     """
     log_ratio_BT = jnp.where(is_action_BT, logp_BT - old_logp_BT, 0.0)
     if level != "token":
@@ -74,18 +71,7 @@ def importance_correction(
 
     With rho = p(learner) / p(sampler), both of the weights that sampled, `truncated` is
     min(rho, high) (Yao et al. 2025, TIS), and `masked` is rho between the bounds and 0 outside of
-    them (Ling team 2025, IcePop).
-
-    Args:
-        logp_BT: Natural-log probability of each token as the learner computes it.
-        sampler_logp_BT: The same as the sampler reported it.
-        is_action_BT: True where the policy sampled the token.
-        kind: Which of the two; `none` gives 1.
-        low: Lower bound of `masked`.
-        high: Upper bound.
-
-    Returns:
-        Weights, BT, without a gradient; 1 where nothing was sampled.
+    them (Ling team 2025, IcePop). Weights have no gradient; 1 where nothing was sampled.
     """
     if kind == "none":
         return jnp.ones_like(logp_BT)
@@ -103,41 +89,23 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> Float[Array, "B T"]:
-    """Return PPO's clipped objective of each token, to be maximised (arXiv:1707.06347, Eq. 7).
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return PPO's clipped objective of each token, to be maximised, and where it is clipped.
 
-    With different bounds it is DAPO's (arXiv:2503.14476, Eq. 10).
-
-    Args:
-        ratio_BT: Importance ratios.
-        advantage_BT: Advantages, dimensionless.
-        clip_low: Largest allowed fall of the ratio below 1.
-        clip_high: Largest allowed rise above 1.
-        dual_clip: Where the advantage is negative, the objective is at least this times the
-            advantage (arXiv:1912.09729, Eq. 5).
+    arXiv:1707.06347, Eq. 7; with different bounds DAPO's (arXiv:2503.14476, Eq. 10). With
+    `dual_clip`, a negative advantage counts at most that many times (arXiv:1912.09729, Eq. 5). No
+    gradient flows through clipped tokens.
     """
-    clipped_BT = jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
-    objective_BT = jnp.minimum(ratio_BT * advantage_BT, clipped_BT * advantage_BT)
-    if dual_clip is None:
-        return objective_BT
-    bounded_BT = jnp.maximum(objective_BT, dual_clip * advantage_BT)
-    return jnp.where(advantage_BT < 0, bounded_BT, objective_BT)
-
-
-def is_clipped(
-    ratio_BT: Float[Array, "B T"],
-    advantage_BT: Float[Array, "B T"],
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> Bool[Array, "B T"]:
-    """Return where the clipped side is the smaller one, so that no gradient flows."""
-    above_BT = (advantage_BT > 0) & (ratio_BT > 1 + clip_high)
-    below_BT = (advantage_BT < 0) & (ratio_BT < 1 - clip_low)
-    if dual_clip is None:
-        return above_BT | below_BT
-    return above_BT | below_BT | ((advantage_BT < 0) & (ratio_BT > dual_clip))
+    bounded_BT = jnp.clip(ratio_BT, 1 - clip_low, 1 + clip_high)
+    objective_BT = jnp.minimum(ratio_BT * advantage_BT, bounded_BT * advantage_BT)
+    is_bad_BT = advantage_BT < 0
+    is_clipped_BT = (advantage_BT > 0) & (ratio_BT > 1 + clip_high)
+    is_clipped_BT |= is_bad_BT & (ratio_BT < 1 - clip_low)
+    if dual_clip is not None:
+        least_BT = jnp.maximum(objective_BT, dual_clip * advantage_BT)
+        objective_BT = jnp.where(is_bad_BT, least_BT, objective_BT)
+        is_clipped_BT |= is_bad_BT & (ratio_BT > dual_clip)
+    return objective_BT, is_clipped_BT
 
 
 def kl_divergence(logp: Any, reference_logp: Any, *, estimator: KlEstimator) -> Any:
@@ -164,31 +132,18 @@ def policy_loss(
     dual_clip: float | None = None,
     own_BT: Int[Array, "B T"] | None = None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Return the policy-gradient loss and the weighted share of clipped tokens.
+    """Return the policy-gradient loss to minimise, and the weighted share of clipped tokens.
 
-    Args:
-        logp_BT: Natural-log probability of each token under the policy being trained.
-        old_logp_BT: The same under the policy that sampled it.
-        advantage_BT: Advantage of each token.
-        is_action_BT: True where the policy sampled the token.
-        weight_BT: Share of each token in the batch's mean; 0 where nothing was sampled.
-        ratio_level: See `probability_ratio`.
-        clip_low: See `clipped_surrogate`.
-        clip_high: See `clipped_surrogate`.
-        dual_clip: See `clipped_surrogate`.
-        own_BT: See `probability_ratio`.
-
-    Returns:
-        Two scalars: the loss to minimise, and the clip fraction; both 0 where nothing is an action.
+    Both are 0 where nothing is an action.
     """
     ratio_BT = probability_ratio(
         logp_BT, old_logp_BT, is_action_BT, level=ratio_level, own_BT=own_BT
     )
-    bounds = {"clip_low": clip_low, "clip_high": clip_high, "dual_clip": dual_clip}
-    objective_BT = clipped_surrogate(ratio_BT, advantage_BT, **bounds)
-    clipped_BT = is_clipped(jax.lax.stop_gradient(ratio_BT), advantage_BT, **bounds)
+    objective_BT, is_clipped_BT = clipped_surrogate(
+        ratio_BT, advantage_BT, clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip
+    )
     loss = -jnp.sum(objective_BT * weight_BT, where=is_action_BT)
-    return loss, jnp.sum(weight_BT, where=is_action_BT & clipped_BT)
+    return loss, jnp.sum(weight_BT, where=is_action_BT & is_clipped_BT)
 
 
 def objective(
@@ -207,35 +162,38 @@ def objective(
 
     Args:
         algorithm: The settings.
-        logp_BT: Natural-log probability of each target under the policy being trained.
+        logp_BT: As above.
         reference_logp_BT: The same under the reference; any numbers where no KL is measured.
         batch: Everything else.
         entropy_BT: Entropy of the policy at each target.
 
     Returns:
-        The scalar to minimise, and scalars by name: `clip_fraction`, `logp_gap_max`, `kl`,
-        `entropy`, and `correction_mean` where there is a correction.
+        The scalar to minimise, and scalars by name: `logp_gap_max`; and sums over tokens of
+        `weight` (each token's share in the mean) and of that times what `clip_fraction`, `kl`,
+        `entropy` and, with a correction, `correction_mean` are means of.
     """
-    old_logp_BT, advantage_BT, stats = batch.old_logp_BC, batch.advantage_BC, {}
+    old_logp_BT, advantage_BT = batch.old_logp_BC, batch.advantage_BC
+    is_action_BT = batch.is_action_BC
+    stats = {"weight": jnp.sum(batch.weight_BC, where=is_action_BT)}
     if algorithm.correction != "none":
         start_logp_BT = batch.start_logp_BC
         old_logp_BT = jax.lax.stop_gradient(logp_BT) if start_logp_BT is None else start_logp_BT
-        weight_BT = importance_correction(
+        correction_BT = importance_correction(
             old_logp_BT,
             batch.old_logp_BC,
-            batch.is_action_BC,
+            is_action_BT,
             kind=algorithm.correction,
             low=algorithm.correction_low,
             high=algorithm.correction_high,
         )
         # The clipped term is homogeneous in the advantage, so that is where the weight goes.
-        advantage_BT = advantage_BT * weight_BT
-        stats["correction_mean"] = jnp.sum(weight_BT * batch.weight_BC)
+        advantage_BT = advantage_BT * correction_BT
+        stats["correction_mean"] = jnp.sum(correction_BT * batch.weight_BC)
     loss, stats["clip_fraction"] = policy_loss(
         logp_BT,
         old_logp_BT,
         advantage_BT,
-        batch.is_action_BC,
+        is_action_BT,
         batch.weight_BC,
         ratio_level=algorithm.ratio_level,
         clip_low=algorithm.clip_low,
@@ -244,9 +202,9 @@ def objective(
         own_BT=None if batch.packed is None else batch.packed.own_BC,
     )
     gap_BT = jnp.abs(logp_BT - batch.old_logp_BC)
-    stats["logp_gap_max"] = jnp.max(gap_BT, where=batch.is_action_BC, initial=0.0)
+    stats["logp_gap_max"] = jnp.max(gap_BT, where=is_action_BT, initial=0.0)
     kl_BT = kl_divergence(logp_BT, reference_logp_BT, estimator=algorithm.kl_estimator)
-    stats["kl"] = jnp.sum(kl_BT * batch.weight_BC, where=batch.is_action_BC)
+    stats["kl"] = jnp.sum(kl_BT * batch.weight_BC, where=is_action_BT)
     stats["entropy"] = jnp.sum(entropy_BT * batch.weight_BC)
     if algorithm.kl_coef and algorithm.kl_in == "loss":
         loss += algorithm.kl_coef * stats["kl"]

@@ -27,6 +27,8 @@ Rate = Callable[[Any], Any]
 _MATRIX = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
 # Muon's own momentum, and the size of its steps relative to AdamW's (arXiv:2502.16982).
 _MUON_MOMENTUM, _MUON_RMS = 0.95, 0.2
+# Shares of the steps that `ramp_cosine` is flat for, and at its maximum after.
+_FLAT_SHARE, _RAMP_SHARE = 0.03, 0.1
 
 
 def make_optimizer(
@@ -38,11 +40,7 @@ def make_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Build AdamW or Muon with its learning rate, clipping by global norm, and skipped updates.
 
-    Args:
-        config: Its settings.
-        steps: Length of the whole run, where a cosine ends.
-        updates_per_step: Updates of one step, which all have its learning rate.
-        guard: Which updates are skipped; None for the defaults.
+    A cosine ends at `steps`; all updates of one step have its learning rate.
     """
     rate = learning_rate(config, steps=steps)
     by_step = rate if updates_per_step == 1 else lambda count: rate(count // updates_per_step)
@@ -90,23 +88,15 @@ def learning_rate(config: OptimizerConfig, *, steps: int) -> Rate:
 
 
 def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
-    """Return the share of the maximal rate: flat and low, a linear rise, a cosine down.
+    """Return the share of the maximal rate after `count` updates, in [final_fraction, 1].
 
-    PaVeRL-SQL, section III-C: low for 3 % of the steps, at the maximum after 10 %.
-
-    Args:
-        count: Updates done, a number or an array.
-        config: Shares of the phases; the low share is `final_fraction`, at both ends.
-        steps: Updates in all.
-
-    Returns:
-        Shares in [final_fraction, 1].
+    PaVeRL-SQL, section III-C: low for 3 % of the steps, at the maximum after 10 %, then a cosine.
 
     Note:
         The released code counts the rise from step 0, so that the rate jumps where the flat part
         ends (`lr_ramp="code"`); the paper's words describe a continuous one.
     """
-    low, flat, top = config.final_fraction, config.flat_share * steps, config.ramp_share * steps
+    low, flat, top = config.final_fraction, _FLAT_SHARE * steps, _RAMP_SHARE * steps
     start = flat if config.lr_ramp == "continuous" else 0.0
     rise = (count - start) / (top - start)
     fall = (1 + jnp.cos(jnp.pi * jnp.minimum((count - top) / (steps - top), 1.0))) / 2
@@ -119,14 +109,13 @@ class GuardState(NamedTuple):
 
     Attributes:
         inner: The rule's own state.
-        norms_W: Gradient norms of the last updates that were applied, the newest last.
-        applied: Number of updates applied.
+        norms_W: Gradient norms of the last updates that were applied, the newest last; NaN where
+            there were fewer.
         skipped: Number of updates skipped in a row, up to now.
     """
 
     inner: optax.OptState
     norms_W: Array
-    applied: Array
     skipped: Array
 
 
@@ -136,17 +125,12 @@ def guarded(
     """Skip updates whose loss or gradient is not finite, or whose gradient norm is a spike.
 
     A skipped update leaves weights and the rule's state as they are. `update` takes the loss as
-    `value`, as optax's own rules that look at it do.
-
-    Args:
-        rule: Makes the updates.
-        config: What counts as a spike.
-        least: Norm below which none is a spike, if its multiples are not.
+    `value`, as optax's own rules that look at it do; `least` is that of `norm_limit`.
     """
 
     def init(params: Any) -> GuardState:
-        zero = jnp.zeros((), jnp.int32)
-        return GuardState(rule.init(params), jnp.zeros(config.window), zero, zero)
+        norms_W = jnp.full(config.window, jnp.nan)
+        return GuardState(rule.init(params), norms_W, jnp.zeros((), jnp.int32))
 
     def update(
         updates: Any, state: Any, params: Any = None, **extra: Any
@@ -155,12 +139,8 @@ def guarded(
         limit = norm_limit(state, config, least=least)
         is_sound = jnp.isfinite(extra.get("value", 0.0)) & jnp.isfinite(norm) & (norm <= limit)
         updates, inner = rule.update(updates, state.inner, params)
-        applied = GuardState(
-            inner,
-            jnp.roll(state.norms_W, -1).at[-1].set(norm),
-            state.applied + 1,
-            jnp.zeros((), jnp.int32),
-        )
+        norms_W = jnp.roll(state.norms_W, -1).at[-1].set(norm)
+        applied = GuardState(inner, norms_W, jnp.zeros((), jnp.int32))
         skipped = state._replace(skipped=state.skipped + 1)
         state = jax.tree.map(lambda new, old: jnp.where(is_sound, new, old), applied, skipped)
         return jax.tree.map(lambda leaf: jnp.where(is_sound, leaf, 0), updates), state
@@ -169,11 +149,14 @@ def guarded(
 
 
 def norm_limit(state: GuardState, config: GuardConfig, *, least: float) -> Array:
-    """Return the largest gradient norm that is applied; inf while too few norms are known."""
+    """Return the largest gradient norm that is applied; inf while too few norms are known.
+
+    It is `max_spike` times the median of the last norms, and of no less than `least`.
+    """
     if config.max_spike is None:
         return jnp.asarray(math.inf)
     limit = config.max_spike * jnp.maximum(jnp.median(state.norms_W), least)
-    return jnp.where(state.applied < config.window, math.inf, limit)
+    return jnp.where(jnp.isnan(limit), math.inf, limit)
 
 
 def stop_after_skips(
@@ -186,15 +169,15 @@ def stop_after_skips(
     folder: Path,
     key: str,
 ) -> None:
-    """End a run in which too many updates in a row were skipped; save the last one's batch.
+    """End a run in which too many updates in a row were skipped.
 
     Args:
         state: Of the optimizer, after an update.
         config: Of the phase, with its guard.
         stats: Of the update.
-        groups: What it was made of.
+        groups: The update's rows; written to `skipped.npz`, for a person to look at.
         step: For the message.
-        folder: Gets `skipped.npz`.
+        folder: Gets the file.
         key: Path of the guard's settings, for the message.
 
     Raises:
@@ -204,46 +187,30 @@ def stop_after_skips(
         return
     limit = float(norm_limit(state, config.guard, least=config.optimizer.max_grad_norm))
     path = folder / "skipped.npz"
-    save_rows(path, groups)
+    # A line for each token of the update: `group` and `row` say whose it is.
+    numbered = [(n, row) for n, group in enumerate(groups) for row in group]
+    tokens = {
+        "group": [np.full(len(row.ids), n) for n, row in numbered],
+        "row": [np.full(len(row.ids), b) for b, (_, row) in enumerate(numbered)],
+        "ids": [row.ids for _, row in numbered],
+        "is_action": [row.is_action for _, row in numbered],
+        "logprobs": [row.logprobs for _, row in numbered],
+        "advantage": [np.full(len(row.ids), row.advantage, np.float32) for _, row in numbered],
+    }
+    arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in tokens.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path):
+        np.savez_compressed(path, **arrays)
     raise UserError(
         f"step {step}: {int(state.skipped)} updates in a row were skipped; the last one's loss is "
         f"{stats['loss']:.3g}, its gradient's norm {stats['grad_norm']:.3g}, the largest allowed "
-        f"{limit:.3g}. Its batch is in {path}: look for "
-        "log-probabilities and advantages that are not finite or far from the others'; begin "
-        f"another run with a lower learning rate or with other limits ({key})"
+        f"{limit:.3g}. Look in {path} for log-probabilities and advantages that are not finite; "
+        f"begin another run with a lower learning rate or with other limits ({key})"
     )
 
 
-def save_rows(path: Path, groups: Sequence[Sequence[TokenRow]]) -> None:
-    """Write rows for a person to look at with NumPy.
-
-    `ids`, `is_action`, `logprobs` and `advantage` are those of all rows, one after the other;
-    `start`, `prompt_length` and `group` have a number a row.
-    """
-    rows = [row for group in groups for row in group]
-    lengths = [len(row.ids) for row in rows]
-    advantages = [np.broadcast_to(np.float32(row.advantage), len(row.ids)) for row in rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path):
-        np.savez_compressed(
-            path,
-            ids=np.concatenate([row.ids for row in rows]),
-            is_action=np.concatenate([row.is_action for row in rows]),
-            logprobs=np.concatenate([row.logprobs for row in rows]),
-            advantage=np.concatenate(advantages),
-            start=np.cumsum([0, *lengths[:-1]]),
-            prompt_length=np.array([row.prompt_length for row in rows]),
-            group=np.repeat(np.arange(len(groups)), [len(group) for group in groups]),
-        )
-
-
 class RoundedState(NamedTuple):
-    """The state of a rule whose moments are in bfloat16.
-
-    Attributes:
-        count: Updates so far; decides how the next one rounds.
-        inner: The rule's own state.
-    """
+    """The state of a rule whose moments are in bfloat16; the count decides how they are rounded."""
 
     count: Array
     inner: optax.OptState

@@ -7,7 +7,7 @@ after the other, and the room is the same in the whole run: a token budget.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ _ROW_SHARES = (4, 2, 1)
 
 
 class Extent(NamedTuple):
-    """The lengths of a group: of its shared prefix, and of what each trajectory adds to it."""
+    """The lengths of a group: of its shared prefix, and of what each trajectory adds."""
 
     prompt: int
     answers: tuple[int, ...]
@@ -34,14 +34,8 @@ class AnswerPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Where a group stands.
-
-    Attributes:
-        group: Its number in the update, from 0.
-        unit: Its unit in the micro-batch.
-        start: First column of its prompt.
-        number: Its number in the unit, from 1.
-        answers: Where each trajectory stands.
+    """A group of the update (from 0): its unit, its prompt's first column there, its number in the
+    unit (from 1), and where each trajectory stands.
     """
 
     group: int
@@ -70,17 +64,29 @@ class Layout:
 def layouts(
     extents: Sequence[Extent], sizes: BatchingConfig, *, longest: Extent | None = None
 ) -> list[Layout]:
-    """Share groups out to micro-batches of few shapes.
+    """Share groups out to micro-batches of few shapes; units of like size go together.
 
     Args:
         extents: The lengths of each group, or part of one.
         sizes: Units of a micro-batch, the granularity of lengths, and whether to pack.
-        longest: The longest lengths of the run, which decide the room of packed units; None for
-            those of `extents`. At least as long as every extent.
+        longest: The room of packed units, the longest lengths of the run; None for the longest of
+            `extents`.
     """
-    if not extents:
-        return []
-    return _packed(extents, sizes, longest) if sizes.pack else _apart(extents, sizes)
+    shapes: list[Layout] = []
+    if sizes.pack and extents:
+        shapes = packed_shapes(longest or _longest(extents), sizes)
+    units = _packed(extents, shapes[-1]) if shapes else _apart(extents)
+    found, count = [], sizes.groups_per_batch
+    for first in range(0, len(units), count):
+        chosen = units[first : first + count]
+        places = tuple(
+            replace(place, unit=n) for n, unit in enumerate(chosen) for place in unit.places
+        )
+        rows = max(len(unit.rows) for unit in chosen)
+        own = Layout((), count, rows, *_columns([extents[place.group] for place in places], sizes))
+        shape = next((shape for shape in shapes if shape.rows >= rows), own)
+        found.append(replace(shape, places=places))
+    return found
 
 
 def padding(
@@ -102,38 +108,21 @@ def round_up(length: int, *, multiple: int) -> int:
     return -(-steps // 2**power) * 2**power * multiple
 
 
-def _columns(extents: Iterable[Extent], sizes: BatchingConfig) -> tuple[int, int]:
+def _longest(extents: Sequence[Extent]) -> Extent:
     prompts, answers = zip(*extents, strict=True)
+    return Extent(max(prompts), (max(map(max, answers)),) * max(map(len, answers)))
+
+
+def _columns(extents: Sequence[Extent], sizes: BatchingConfig) -> tuple[int, int]:
+    prompt, answers = _longest(extents)
     return (
-        round_up(max(prompts), multiple=sizes.prompt_multiple),
-        round_up(max(map(max, answers)), multiple=sizes.answer_multiple),
+        round_up(prompt, multiple=sizes.prompt_multiple),
+        round_up(answers[0], multiple=sizes.answer_multiple),
     )
 
 
-def _apart(extents: Sequence[Extent], sizes: BatchingConfig) -> list[Layout]:
-    """Give every group a unit of its own; those of like length go together."""
-    order = sorted(range(len(extents)), key=lambda n: max(extents[n].answers))
-    count = sizes.groups_per_batch
-    found = []
-    for first in range(0, len(order), count):
-        chosen = order[first : first + count]
-        rows = [tuple(AnswerPlace(g, 0, 1) for g in range(len(extents[n].answers))) for n in chosen]
-        places = tuple(
-            GroupPlace(n, unit, 0, 1, answers)
-            for unit, (n, answers) in enumerate(zip(chosen, rows, strict=True))
-        )
-        columns = _columns([extents[n] for n in chosen], sizes)
-        found.append(Layout(places, count, max(map(len, rows)), *columns))
-    return found
-
-
 def packed_shapes(longest: Extent, sizes: BatchingConfig) -> list[Layout]:
-    """Return the shapes of packed micro-batches, from few answer rows to many: the token budget.
-
-    Args:
-        longest: The longest prefix, and the longest of each answer of a group.
-        sizes: See `layouts`.
-    """
+    """Return the shapes of packed micro-batches, from few answer rows to many: the token budget."""
     columns = _columns([longest], sizes)
     most = len(longest.answers)
     rows = sorted({-(-most // share) for share in _ROW_SHARES})
@@ -171,29 +160,22 @@ class _Unit:
         return True
 
 
-def _packed(
-    extents: Sequence[Extent], sizes: BatchingConfig, longest: Extent | None
-) -> list[Layout]:
-    """Put groups into as few units as first-fit finds; those with as many rows go together."""
-    if longest is None:
-        prompts, answers = zip(*extents, strict=True)
-        longest = Extent(max(prompts), (max(map(max, answers)),) * max(map(len, answers)))
-    shapes = packed_shapes(longest, sizes)
+def _apart(extents: Sequence[Extent]) -> list[_Unit]:
+    """Give every group a unit of its own, and every answer a row."""
+    units = []
+    for n in sorted(range(len(extents)), key=lambda n: max(extents[n].answers)):
+        rows = [AnswerPlace(g, 0, 1) for g in range(len(extents[n].answers))]
+        units.append(_Unit(rows=rows, places=[GroupPlace(n, 0, 0, 1, tuple(rows))]))
+    return units
+
+
+def _packed(extents: Sequence[Extent], room: Layout) -> list[_Unit]:
+    """Put groups into as few units as first-fit finds."""
     units: list[_Unit] = []
     for n in sorted(range(len(extents)), key=lambda n: -sum(extents[n].answers)):
         # An empty unit has room for any group: it is as large as the largest.
-        if not any(unit.take(n, extents[n], shapes[-1]) for unit in units):
+        if not any(unit.take(n, extents[n], room) for unit in units):
             fresh = _Unit()
-            fresh.take(n, extents[n], shapes[-1])
+            fresh.take(n, extents[n], room)
             units.append(fresh)
-    units.sort(key=lambda unit: len(unit.rows))
-    found = []
-    for first in range(0, len(units), sizes.groups_per_batch):
-        chosen = units[first : first + sizes.groups_per_batch]
-        places = tuple(
-            replace(place, unit=n) for n, unit in enumerate(chosen) for place in unit.places
-        )
-        needed = max(len(unit.rows) for unit in chosen)
-        shape = next(shape for shape in shapes if shape.rows >= needed)
-        found.append(replace(shape, places=places))
-    return found
+    return sorted(units, key=lambda unit: len(unit.rows))

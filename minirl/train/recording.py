@@ -27,12 +27,7 @@ _PLACES = 6
 
 
 def open_records(path: Path, *, resume_step: int) -> JsonLines:
-    """Open a file of trajectories, and name the version in its first line.
-
-    Args:
-        path: The file.
-        resume_step: Lines of later steps are taken away.
-    """
+    """Open a file of trajectories, without lines of later steps; the first names the version."""
     lines = JsonLines(path, resume_step=resume_step)
     if not path.exists():
         lines.write(0, {"version": VERSION})
@@ -58,17 +53,16 @@ def group_line(
     rows: Sequence[TokenRow] | None = None,
     has_tokens: bool = False,
 ) -> dict[str, Any]:
-    """Write a group down.
+    """Write down the trajectories of one example.
 
     Args:
-        group: The trajectories of one example.
+        group: The trajectories.
         records: What the task says of each: `example`, which all share, and `turns`.
         decode: The tokenizer's.
         scores: What each earned; None where nothing is learned.
         rows: Their tokens with advantages; None where the group took no part in the update.
-        has_tokens: Whether each token has a number of its own; see `_tokens`.
+        has_tokens: Whether each token has numbers of its own; see `_tokens`.
     """
-    first = decode(group[0].turns[0].observation_ids)
     told = []
     for number, (trajectory, record) in enumerate(zip(group, records, strict=True)):
         row = rows[number] if rows else None
@@ -76,13 +70,14 @@ def group_line(
         told.append(
             {
                 **(_earned(scores[number]) if scores else {}),
-                "advantage": _advantage(row),
+                "advantage": None if row is None else _mean_advantage(row),
                 "ended": trajectory.ended,
                 "versions": [min(versions, default=0), max(versions, default=0)],
                 "turns": list(_turns(trajectory, record, row if has_tokens else None, decode)),
             }
         )
-    return {**records[0].get("example", {}), "prompt": first, "trajectories": told}
+    prompt = decode(group[0].turns[0].observation_ids)
+    return {**records[0].get("example", {}), "prompt": prompt, "trajectories": told}
 
 
 def _earned(score: Score) -> dict[str, Any]:
@@ -95,12 +90,9 @@ def _earned(score: Score) -> dict[str, Any]:
     }
 
 
-def _advantage(row: TokenRow | None) -> float | None:
-    """Return the mean advantage of a row's sampled tokens; None where it was not trained on."""
-    if row is None or not row.is_action.any():
-        return None
-    each = np.broadcast_to(row.advantage, row.ids.shape)
-    return round(float(each[row.is_action].mean()), _PLACES)
+def _mean_advantage(row: TokenRow) -> float | None:
+    each = np.broadcast_to(row.advantage, row.ids.shape)[row.is_action]
+    return round(float(each.mean()), _PLACES) if each.size else None
 
 
 def _turns(

@@ -1,4 +1,4 @@
-"""Rollouts of training episodes: played when they are needed, or ahead of the learner.
+"""Rollouts of training episodes, played when they are needed or ahead of the learner; the sampler.
 
 An asynchronous rollout begins with the weights of an earlier step and goes on while the learner
 updates; new weights reach it in the middle of replies, and each token keeps the version that
@@ -17,19 +17,27 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import optax
 from flax import nnx
 
-from minirl.config import RolloutConfig, SamplerConfig, TrainConfig
+from minirl.config import BatchingConfig, RolloutConfig, SamplerConfig, TrainConfig
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
 from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.sglang.sampler import SglangSampler
-from minirl.types import Environment, Sampler, Score, Tokenizer, Trajectory
+from minirl.sglang.pool import EVENTS, IN_USE, OUT_S, PROBE_GAP
+from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
+from minirl.train.batching import micro_batches, read_back, sizes_on
+from minirl.train.update import LIKELIHOOD, Learner
+from minirl.types import Environment, Sampler, Score, Tokenizer, TokenRow, Trajectory
+
+JobSampler = NativeSampler | SglangSampler
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TrainingTask:
     """What there is to learn, as the learner sees it.
 
     Attributes:
@@ -54,14 +62,8 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What is kept of a final episode; the episode itself stays where it was played.
-
-    Attributes:
-        score: What it earned.
-        numbers: What it adds to the metrics.
-        record: The episode for a person to read, if it was asked for.
-    """
+class ScoredEpisode:
+    """What is kept of a final episode: score, numbers for the metrics, and a record if wanted."""
 
     score: Score
     numbers: Mapping[str, float]
@@ -70,46 +72,35 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Episodes:
-    """Scored groups of trajectories; the `episode` of each trajectory is an `Outcome`.
+    """Groups of trajectories whose `episode` is a `ScoredEpisode`; all groups of one size.
 
     Attributes:
-        groups: The trajectories of each example, all groups of one size.
+        groups: The trajectories of each example.
         late: How many of the groups are of earlier rollouts.
         cut: Groups that were given up: unfinished, and too old for the next step.
-        unfinished: Episodes of those that were being played.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
     late: int = 0
     cut: int = 0
-    unfinished: int = 0
 
     def __add__(self, other: Episodes) -> Episodes:
-        return Episodes(
-            self.groups + other.groups,
-            self.late + other.late,
-            self.cut + other.cut,
-            self.unfinished + other.unfinished,
-        )
+        groups = self.groups + other.groups
+        return Episodes(groups, self.late + other.late, self.cut + other.cut)
 
     def select(self, numbers: Iterable[int]) -> Episodes:
         """Return some of the groups."""
         return Episodes([self.groups[n] for n in numbers])
 
     @property
-    def scores(self) -> list[list[Score]]:
-        """Return the score of each trajectory."""
-        return [[trajectory.episode.score for trajectory in group] for group in self.groups]
-
-    @property
     def rewards_NG(self) -> np.ndarray:
         """Return the total reward of each trajectory."""
-        return np.array([[score.total for score in group] for group in self.scores])
+        return np.array([[one.episode.score.total for one in group] for group in self.groups])
 
     @property
     def correct_NG(self) -> np.ndarray:
         """Return whether each trajectory is correct."""
-        return np.array([[score.correct for score in group] for group in self.scores])
+        return np.array([[one.episode.score.correct for one in group] for group in self.groups])
 
     @property
     def lengths_NG(self) -> np.ndarray:
@@ -142,99 +133,41 @@ def own_slots(sampler: SamplerConfig, train: TrainConfig, *, processes: int) -> 
     return sampler.model_copy(update={"slots": min(sampler.slots, most)})
 
 
-@dataclass(frozen=True, slots=True)
-class Player:
-    """Plays and scores this process's share of a rollout: a group for each of its examples.
-
-    Attributes:
-        tokenizer: Encodes observations.
-        task: What is played.
-        config: How many examples, and episodes of each.
-        sampler_config: Token limits.
-        seed: Decides the order of the examples.
-    """
-
-    tokenizer: Tokenizer
-    task: Task
-    config: TrainConfig
-    sampler_config: SamplerConfig
-    seed: int
-
-    @property
-    def share(self) -> range:
-        """Return the places of this process's examples among those of a rollout."""
-        return distributed.own_share(self.config.prompts_per_step)
-
-    def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
-        """Play the rollout with this number (from 0), which decides examples and random streams.
-
-        Args:
-            sampler: Of this process alone.
-            number: Rollouts before this one.
-            **options: `progress`, `ended` and `check` of `sample.rollout.rollout`.
-
-        Returns:
-            The groups, in the order of the examples.
-
-        Raises:
-            Preempted: A signal came; the rollout is lost.
-        """
-        per_step, size = self.config.prompts_per_step, self.config.group_size
-        train = self.task.train
-        chosen = examples_of_step(len(train), number, per_step=per_step, seed=self.seed)
-        return rollout(
-            sampler,
-            self.tokenizer,
-            self.task.environment,
-            [train[chosen[place]] for place in self.share],
-            config=self.sampler_config,
-            group_size=size,
-            first_episode=(number * per_step + self.share.start) * size,
-            max_turns=self.task.max_turns,
-            env_workers=self.config.env_workers,
-            **options,
-        )
-
-    def score(self, group: Sequence[Trajectory], *, has_record: bool) -> list[Trajectory]:
-        """Score the trajectories of a group: the `episode` of each is then an `Outcome`."""
-        task, scored = self.task, []
-        for trajectory in group:
-            episode = trajectory.episode
-            record = task.record(episode) if has_record else None
-            outcome = Outcome(task.score(episode), task.describe(episode), record)
-            scored.append(replace(trajectory, episode=outcome))
-        return scored
-
-
 class Rollouts:
-    """The rollouts of this process.
+    """The rollouts of this process: a group for each of its share of a rollout's examples.
 
-    Args:
-        sampler: Samples with the weights that the learner pushed last.
-        player: Plays them.
-        config: How far ahead, and what is not waited for.
+    The sampler has the weights that the learner pushed last; the seed decides the examples' order.
     """
 
     def __init__(
-        self, sampler: NativeSampler | SglangSampler, player: Player, config: RolloutConfig
+        self,
+        sampler: JobSampler,
+        tokenizer: Tokenizer,
+        task: TrainingTask,
+        train: TrainConfig,
+        limits: SamplerConfig,
+        rollout: RolloutConfig,
+        *,
+        seed: int,
     ) -> None:
-        self._sampler, self._player, self._config = sampler, player, config
+        self._sampler, self._tokenizer, self._task = sampler, tokenizer, task
+        self._train, self._limits, self._config, self._seed = train, limits, rollout, seed
         self._open: dict[int, _AsyncRollout] = {}
+        # Places of this process's examples among those of a rollout.
+        self.share = distributed.own_share(train.prompts_per_step)
 
     def begin(self, numbers: Iterable[int], *, version: int) -> None:
-        """Begin those rollouts that are not under way, if any are asynchronous.
+        """Begin those rollouts that are not under way, with weights of this version.
 
-        Args:
-            numbers: Of the rollouts, from 0.
-            version: Of the weights that are sampled with now.
+        Nothing is done where none are asynchronous.
         """
         sampler = self._sampler
         if not self._config.is_ahead or isinstance(sampler, NativeSampler):
             return
         for number in numbers:
             if number not in self._open:
-                found = self._open[number] = _AsyncRollout(number, version, self._player)
-                found.start(sampler.apart())
+                self._open[number] = _AsyncRollout(number, version, self, sampler.apart())
+                self._open[number].start()
 
     def take(
         self, number: int, *, version: int, is_last: bool, has_records: bool, watch: Stopwatch
@@ -242,7 +175,7 @@ class Rollouts:
         """Return the groups of a rollout, and those of earlier ones that were late.
 
         Args:
-            number: Of the rollout; it has begun, or is played now.
+            number: Of the rollout, from 0; it has begun, or is played now.
             version: Of the weights that the step begins with.
             is_last: Whether no step follows, so that nothing can be late.
             has_records: Whether what is kept of episodes has their records.
@@ -253,22 +186,25 @@ class Rollouts:
             ServersLostError: Nobody samples.
         """
         if number not in self._open:
-            return self._play(number, watch, has_records=has_records)
+            with watch.phase("rollout"):
+                played = [group for group in self.play(self._sampler, number) if group]
+            with watch.phase("score"):
+                return Episodes([self.score(group, has_record=has_records) for group in played])
         config, current = self._config, self._open[number]
         with watch.phase("rollout"):
-            current.wait(int(config.slow_share * len(self._player.share)))
-        watch.seconds["round"] = current.seconds
+            round_s = current.wait(int(config.slow_share * len(self.share)))
+        watch.seconds["round"] = round_s
         begun = {n: one for n, one in self._open.items() if n <= number}
         groups = current.taken()
         late = [group for n, one in begun.items() if n < number for group in one.taken()]
         oldest = -1 if is_last else config.oldest
         old = [one for one in begun.values() if version + 1 - one.version > oldest]
-        cut = [one.cancel() for one in old]
+        cut = sum(one.cancel() for one in old)
         self._open = {n: one for n, one in self._open.items() if one.left and one not in old}
         groups = late + groups
         if not has_records:  # whether the step is sampled is known only now
             groups = [[_without_record(one) for one in group] for group in groups]
-        return Episodes(groups, len(late), sum(one for one, _ in cut), sum(one for _, one in cut))
+        return Episodes(groups, len(late), cut)
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -278,12 +214,35 @@ class Rollouts:
             one.join()
         self._open = {}
 
-    def _play(self, number: int, watch: Stopwatch, *, has_records: bool) -> Episodes:
-        with watch.phase("rollout"):
-            groups = [group for group in self._player.play(self._sampler, number) if group]
-        with watch.phase("score"):
-            score = self._player.score
-            return Episodes([score(group, has_record=has_records) for group in groups])
+    def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
+        """Play the rollout with this number, which decides examples and random streams.
+
+        Options are `ended` and `check` of `sample.rollout.rollout`.
+        """
+        train, examples = self._train, self._task.train
+        per_step, size = train.prompts_per_step, train.group_size
+        chosen = examples_of_step(len(examples), number, per_step=per_step, seed=self._seed)
+        return rollout(
+            sampler,
+            self._tokenizer,
+            self._task.environment,
+            [examples[chosen[place]] for place in self.share],
+            config=self._limits,
+            group_size=size,
+            first_episode=(number * per_step + self.share.start) * size,
+            max_turns=self._task.max_turns,
+            env_workers=train.env_workers,
+            **options,
+        )
+
+    def score(self, group: Sequence[Trajectory], *, has_record: bool) -> list[Trajectory]:
+        """Score the trajectories of a group: the `episode` of each is then a `ScoredEpisode`."""
+        task, scored = self._task, []
+        for one in group:
+            record = task.record(one.episode) if has_record else None
+            kept = ScoredEpisode(task.score(one.episode), task.describe(one.episode), record)
+            scored.append(replace(one, episode=kept))
+        return scored
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:
@@ -295,55 +254,32 @@ class _CancelledError(Exception):
     """A rollout is given up."""
 
 
-@dataclass(eq=False)
-class _AsyncRollout:
-    """A rollout in a thread of its own.
-
-    Attributes:
-        number: Rollouts before it.
-        version: Of the weights that it began with.
-        player: Plays it.
-        seconds: From its beginning until enough of it was done.
-        left: Groups that nobody has taken yet.
+class _AsyncRollout(Thread):
+    """A rollout in a thread of its own, begun with weights of a version; `left` groups of it have
+    not been taken yet.
     """
 
-    number: int
-    version: int
-    player: Player
-    seconds: float = 0.0
-    _ready: dict[int, list[Trajectory]] = field(default_factory=dict)
-    _error: BaseException | None = None
-    _is_cancelled: bool = False
-    _unfinished: int = 0
+    def __init__(self, number: int, version: int, rollouts: Rollouts, sampler: Sampler) -> None:
+        super().__init__(name=f"rollout {number}", daemon=True)
+        self.number, self.version, self.left = number, version, len(rollouts.share)
+        self._rollouts, self._sampler = rollouts, sampler
+        self._changed, self._began = Condition(), perf_counter()
+        self._ready: dict[int, list[Trajectory]] = {}
+        self._error: BaseException | None = None
+        self._is_cancelled = False
 
-    def __post_init__(self) -> None:
-        self._changed = Condition()
-        self._began = perf_counter()
-        self.left = len(self.player.share)
-
-    def start(self, sampler: Sampler) -> None:
-        """Begin to play."""
-        name = f"rollout {self.number}"
-        self._thread = Thread(target=self._play, args=(sampler,), name=name, daemon=True)
-        self._thread.start()
-
-    def wait(self, slow: int) -> None:
-        """Wait until all groups but so many are done.
-
-        Raises:
-            BaseException: What ended the rollout.
-        """
+    def wait(self, slow: int) -> float:
+        """Wait until all groups but so many are done; return the seconds since it began."""
         with self._changed:
             while self._error is None and len(self._ready) < self.left - slow:
                 self._changed.wait(preemption.POLL_S)
                 preemption.check()
-        self.seconds = perf_counter() - self._began
+        return perf_counter() - self._began
 
     def taken(self) -> list[list[Trajectory]]:
         """Return the groups that have been done since this was last asked; none is empty.
 
-        Raises:
-            BaseException: What ended the rollout.
+        What ended the rollout is raised.
         """
         with self._changed:
             if self._error is not None:
@@ -352,25 +288,21 @@ class _AsyncRollout:
             self.left -= len(found)
         return [found[place] for place in sorted(found) if found[place]]
 
-    def cancel(self) -> tuple[int, int]:
-        """Give up the rest; return how many groups and how many episodes under way that is."""
+    def cancel(self) -> int:
+        """Give up the rest; return how many groups that is."""
         with self._changed:
             self._is_cancelled = True
-            return self.left, self._unfinished
+            return self.left
 
-    def join(self) -> None:
-        """Wait for the end of what was given up."""
-        self._thread.join()
-
-    def _play(self, sampler: Sampler) -> None:
+    def run(self) -> None:
+        """Play and score."""
         try:
             # Scores are not waited for by episodes that go on.
             with ThreadPoolExecutor(1, thread_name_prefix="score") as scoring:
                 scored: list[Future[None]] = []
-                self.player.play(
-                    sampler,
+                self._rollouts.play(
+                    self._sampler,
                     self.number,
-                    progress=self._note,
                     ended=lambda *group: scored.append(scoring.submit(self._score, *group)),
                     check=self._check,
                 )
@@ -384,14 +316,70 @@ class _AsyncRollout:
                 self._changed.notify_all()
 
     def _score(self, place: int, group: list[Trajectory]) -> None:
-        scored = self.player.score(group, has_record=True)
+        scored = self._rollouts.score(group, has_record=True)
         with self._changed:
             self._ready[place] = scored
             self._changed.notify_all()
 
-    def _note(self, ended: int, total: int) -> None:
-        self._unfinished = total - ended
-
     def _check(self) -> None:
         if self._is_cancelled:
             raise _CancelledError
+
+
+def make_sampler(
+    model: Decoder,
+    config: SamplerConfig,
+    tokenizer: Tokenizer,
+    *,
+    group_size: int,
+    seed: int,
+    servers: Servers | None = None,
+) -> JobSampler:
+    """Make what samples with the weights of a model: this process, or servers if there are any.
+
+    It has no weights before `set_weights`; slots, group size and seed are the native sampler's.
+    """
+    if servers is None:
+        return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
+    return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
+
+
+def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
+    """Return what computes log-probabilities of ids as the learner does."""
+    graph, _, frozen = split(model)
+    learner = Learner(graph, LIKELIHOOD, optax.identity(), frozen=frozen, mesh=model.mesh)
+    sizes = sizes_on(BatchingConfig(), model.mesh)
+
+    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
+        is_action = np.arange(len(ids)) >= prompt_length
+        none = np.zeros(len(ids), np.float32)
+        rows = [[TokenRow(np.array(ids, np.int32), is_action, none, 0.0, prompt_length)]]
+        batches = micro_batches(
+            rows, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id
+        )
+        values = learner.logprobs(params, batches)
+        return read_back(rows, values, sizes=sizes)[0][0][prompt_length:]
+
+    return logprobs
+
+
+def gather_metrics(
+    sampler: JobSampler, *, since: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the metrics of the samplers of all processes since the last call; all have to call.
+
+    Counts add up over processes; of servers in use the fewest count, of other numbers the largest.
+    With earlier metrics of the same step (`since`), only counts, outages and the largest difference
+    to the learner are returned, and these are of both.
+    """
+    parts = distributed.gather(sampler.numbers)
+    over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
+    found = {name: over.get(name, max)(one[name] for one in parts) for name in parts[0]}
+    if since is None:
+        return found
+    join = dict.fromkeys((*EVENTS, OUT_S), sum) | {PROBE_GAP: max}
+    return {
+        name: over((since.get(name, 0.0), found[name]))
+        for name, over in join.items()
+        if name in found
+    }

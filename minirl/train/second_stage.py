@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -22,7 +21,6 @@ _PERMUTATIONS = 5000
 
 # (updates done, greedy accuracy) of each evaluation
 Curve = Sequence[tuple[int, float]]
-Trend = Literal["rising", "plateau", "fluctuation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +30,15 @@ class Restart:
     Attributes:
         step: The checkpoint that it starts from.
         accuracy: That checkpoint's.
-        trend: What the first stage's curve shows.
-        p_value: Of the test that the curve rose.
-        tail_p_value: Of the same test on the curve's second half.
+        rose: Whether the first stage's accuracy did.
+        p_value: Of the test for that.
         learning_rate: The rate that the second cosine starts from.
     """
 
     step: int
     accuracy: float
-    trend: Trend
+    rose: bool
     p_value: float
-    tail_p_value: float
     learning_rate: float
 
     def numbers(self) -> dict[str, float]:
@@ -50,22 +46,16 @@ class Restart:
         return {
             "stage/restart_step": float(self.step),
             "stage/restart_accuracy": self.accuracy,
-            "stage/rose": float(self.trend != "fluctuation"),
-            "stage/plateau": float(self.trend == "plateau"),
+            "stage/rose": float(self.rose),
             "stage/rise_p_value": self.p_value,
-            "stage/tail_p_value": self.tail_p_value,
             "stage/start_learning_rate": self.learning_rate,
         }
 
     def __str__(self) -> str:
-        verdict = {
-            "rising": "the accuracy rose and still rises: the maximal rate",
-            "plateau": "the accuracy rose to a plateau: the maximal rate",
-            "fluctuation": "the accuracy shows no rise: half of the checkpoint's rate",
-        }
+        verdict = "a rise: the maximal" if self.rose else "no rise: half of the checkpoint's"
         return (
-            f"second stage from step {self.step} (accuracy {self.accuracy:.3f}); "
-            f"{verdict[self.trend]}, {self.learning_rate:.2e} (p = {self.p_value:.4f})"
+            f"second stage from step {self.step} (accuracy {self.accuracy:.3f}); the accuracies "
+            f"show {verdict} rate, {self.learning_rate:.2e} (p = {self.p_value:.4f})"
         )
 
 
@@ -79,25 +69,29 @@ def restart(
 ) -> Restart:
     """Decide how the second stage begins, from the first stage alone.
 
-    It starts at the maximal rate if the accuracy rose, else at half of the rate that the best
-    checkpoint's update had (PaVeRL-SQL, section III-C).
+    It starts from the most accurate checkpoint, of equals the newest; at the maximal rate if the
+    accuracy rose (`rise_p_value` at most alpha), else at half of the rate that the checkpoint's
+    update had.
 
     Args:
-        curve: Greedy accuracies of the first stage, at least one.
+        curve: Greedy accuracies of the first stage. Fewer than four never show a rise at the usual
+            level: 3 can be ordered in 6 ways.
         optimizer: The first stage's.
         steps: Its length.
         saved: Steps that have a checkpoint, at least one of the curve.
-        alpha: Level of the test for a rise.
+        alpha: Level of the test.
 
     Note:
-        The paper does not say what follows on an accuracy that still rises: the maximal rate too.
+        The paper tells a plateau from fluctuation, and not what follows on an accuracy that still
+        rises: the maximal rate too.
     """
-    step, accuracy = best_checkpoint([point for point in curve if point[0] in saved])
-    found, p_value, tail_p_value = trend([value for _, value in curve], alpha=alpha)
-    rate = optimizer.learning_rate
-    if found == "fluctuation":
+    points = [point for point in curve if point[0] in saved]
+    step, accuracy = max(points, key=lambda point: (point[1], point[0]))
+    p_value = rise_p_value([value for _, value in curve])
+    rose, rate = p_value <= alpha, optimizer.learning_rate
+    if not rose:
         rate = float(learning_rate(optimizer, steps=steps)(step - 1)) / 2
-    return Restart(step, accuracy, found, p_value, tail_p_value, rate)
+    return Restart(step, accuracy, rose, p_value, rate)
 
 
 def second_optimizer(
@@ -115,32 +109,6 @@ def second_optimizer(
     )
 
 
-def best_checkpoint(curve: Curve) -> tuple[int, float]:
-    """Return step and accuracy of the most accurate checkpoint, of equals the newest."""
-    return max(curve, key=lambda point: (point[1], point[0]))
-
-
-def trend(accuracies: Sequence[float], *, alpha: float = 0.05) -> tuple[Trend, float, float]:
-    """Tell a curve that rose from one that only fluctuates.
-
-    The curve rose where `rise_p_value` of all of it is at most alpha; it then still rises where the
-    same holds for its second half alone, and is on a plateau otherwise.
-
-    Args:
-        accuracies: In the order of evaluation.
-        alpha: Level of both tests.
-
-    Returns:
-        The verdict, and both p-values. Fewer than four accuracies cannot be told from
-        fluctuation at the usual level: 3 can be ordered in 6 ways.
-    """
-    p_value = rise_p_value(accuracies)
-    tail_p_value = rise_p_value(accuracies[len(accuracies) // 2 :])
-    if p_value > alpha:
-        return "fluctuation", p_value, tail_p_value
-    return ("rising" if tail_p_value <= alpha else "plateau"), p_value, tail_p_value
-
-
 def rise_p_value(accuracies: Sequence[float]) -> float:
     """Test a curve for a rise, of whatever shape, against an order by chance.
 
@@ -148,9 +116,6 @@ def rise_p_value(accuracies: Sequence[float]) -> float:
     variance that the best non-decreasing curve explains, compared with that of its permutations.
     A rise that ends early and is followed by a long plateau counts as one, which tests of a
     correlation with time (Mann-Kendall, a slope) miss.
-
-    Args:
-        accuracies: In the order of evaluation.
 
     Returns:
         The p-value, in (0, 1]: exact for up to 6 accuracies, else of permutations drawn with a

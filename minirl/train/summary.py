@@ -7,18 +7,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from minirl.config import SamplerConfig
 from minirl.run.metrics import Stopwatch
-from minirl.sample.sampler import TOP_P_CUT
 from minirl.train.batching import Groups
 from minirl.train.rollouts import Episodes
 
 
 def summarise(episodes: Episodes) -> dict[str, float]:
-    """Average rewards, their parts and what the task says of every episode.
-
-    A number that only some episodes have is averaged over these.
-    """
+    """Average rewards, their parts and the task's numbers over the episodes that have them."""
     values: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in (trajectory for group in episodes.groups for trajectory in group):
         score, lengths = trajectory.episode.score, [len(one.reply.ids) for one in trajectory.turns]
@@ -39,18 +34,8 @@ def summarise(episodes: Episodes) -> dict[str, float]:
 
 
 def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, float]:
-    """Return how far behind a step's weights its episodes were, and what was late or given up.
-
-    Args:
-        sampled: All of the step.
-        trained: What is trained on.
-        version: Of the weights that the step began with.
-    """
-    numbers = {
-        "groups/late": float(sampled.late),
-        "groups/cut": float(sampled.cut),
-        "groups/cut_episodes": float(sampled.unfinished),
-    }
+    """Return how far behind a step's weights (`version`) its episodes were, and what was late."""
+    numbers = {"groups/late": float(sampled.late), "groups/cut": float(sampled.cut)}
     turns = (turn for group in trained.groups for one in group for turn in one.turns)
     versions = [number for turn in turns for number in turn.reply.versions]
     if versions:
@@ -60,27 +45,20 @@ def ages(sampled: Episodes, trained: Episodes, *, version: int) -> dict[str, flo
 
 
 def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each statistic over the updates of a step.
-
-    Of a `_max` the largest counts, and `skipped` is added up.
-    """
+    """Average each statistic over the updates of a step; skips add up, of a `_max` the largest."""
     numbers = {}
     for name in updates[0] if updates else ():
         values = [update[name] for update in updates]
-        whole = max(values) if name.endswith("_max") else sum(values)
-        is_mean = name != "skipped" and not name.endswith("_max")
-        numbers[f"update/{name}"] = whole / len(values) if is_mean else whole
+        join = max if name.endswith("_max") else sum if name == "skipped" else np.mean
+        numbers[f"update/{name}"] = float(join(values))
     return numbers
 
 
 def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float]:
     """Return seconds of each phase and tokens a second; update tokens count each prompt once.
 
-    Args:
-        sampled: All episodes of the step.
-        rows: What was trained on.
-        watch: The seconds; `rollout` is what the learner waited, `round` what the last rollout took
-            where that is something else.
+    Of the watch, `rollout` is what the learner waited, and `round` what the last rollout took where
+    that is something else.
     """
     turns = (turn for group in sampled.groups for one in group for turn in one.turns)
     trained = sum(
@@ -93,27 +71,6 @@ def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float
         "time/rollout_tokens_per_s": sum(len(turn.reply.ids) for turn in turns) / rollout_s,
         "time/update_tokens_per_s": trained / watch.seconds["update"],
     }
-
-
-def nucleus_note(config: SamplerConfig, metrics: Mapping[str, float]) -> str:
-    """Say in a line what `top_p` does to the importance ratio.
-
-    Args:
-        config: With `top_p` below 1.
-        metrics: Of the sampler, after a rollout.
-    """
-    share = (
-        f"{metrics[TOP_P_CUT]:.2%}"
-        if TOP_P_CUT in metrics
-        else "an unknown part (SGLang tells none)"
-    )
-    words = f"sampler.top_p={config.top_p:g} keeps {share} of the probability from being drawn"
-    if config.logprobs == "nucleus":
-        return f"{words}; the ratio is that of what is drawn from"
-    return (
-        f"{words}, and the ratio is that of the whole distribution: the gradient is not quite that "
-        "of the policy which sampled (sampler.logprobs=nucleus makes it so)"
-    )
 
 
 def status(numbers: Mapping[str, float]) -> str:

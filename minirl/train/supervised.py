@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from random import Random
 
 import numpy as np
 from flax import nnx
-from pydantic import BaseModel
 
 from minirl.config import SftConfig
 from minirl.model.decoder import Decoder
@@ -23,7 +22,7 @@ from minirl.run.preemption import Preempted
 from minirl.sample.rollout import flatten
 from minirl.train.batching import Groups, micro_batches, sizes_on
 from minirl.train.optimizer import make_optimizer, stop_after_skips
-from minirl.train.update import Learner, TrainState, likelihood_objective
+from minirl.train.update import LIKELIHOOD, Learner, TrainState
 from minirl.types import Message, Reply, Tokenizer, TokenRow, Trajectory, Turn
 
 Progress = Callable[[int, int, str], None]
@@ -57,13 +56,17 @@ def encode(
 ) -> TokenRow:
     """Encode a demonstration as an episode that the policy could have played.
 
-    Args:
-        demonstration: Its texts.
-        tokenizer: Encodes them.
-        learn_prompt: Train on every token, not on the replies to learn alone.
+    With `learn_prompt`, every token is trained on, not the replies to learn alone.
     """
-    turns = _turns(demonstration, tokenizer)
-    row = flatten(Trajectory(turns, None, "done"))
+    question, *later = demonstration.observations
+    shown = [tokenizer.encode_chat(question)]
+    shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
+    turns = []
+    for seen, text in zip(shown, (*demonstration.replies, demonstration.target), strict=True):
+        ids = (*tokenizer.encode(text), tokenizer.stop_ids[0])
+        zeros = (0,) * len(ids)
+        turns.append(Turn(tuple(seen), Reply(ids, zeros, text, "stop", zeros)))
+    row = flatten(Trajectory(tuple(turns), None, "done"))
     first = len(turns) - demonstration.learnt
     is_learnt: list[bool] = []
     for number, turn in enumerate(turns):
@@ -75,23 +78,12 @@ def encode(
     return replace(row, is_action=np.array(is_learnt), advantage=1.0, prompt_length=prompt_length)
 
 
-def _turns(demonstration: Demonstration, tokenizer: Tokenizer) -> tuple[Turn, ...]:
-    question, *later = demonstration.observations
-    shown = [tokenizer.encode_chat(question)]
-    shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
-    turns = []
-    for seen, text in zip(shown, (*demonstration.replies, demonstration.target), strict=True):
-        ids = (*tokenizer.encode(text), tokenizer.stop_ids[0])
-        zeros = (0,) * len(ids)
-        turns.append(Turn(tuple(seen), Reply(ids, zeros, text, "stop", zeros)))
-    return tuple(turns)
-
-
 def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
     """Let rows share the tokens with which all their prompts begin."""
     shortest = min(row.prompt_length for row in rows)
-    first = rows[0].ids[:shortest]
-    length = max(1, min(_common(first, row.ids[:shortest]) for row in rows))
+    prompts = np.stack([row.ids[:shortest] for row in rows])
+    is_common = (prompts == prompts[0]).all(axis=0)
+    length = max(1, int(np.cumprod(is_common).sum()))
     # What is shared is never a target: a row's first target is the token after it.
     return [
         replace(
@@ -103,25 +95,17 @@ def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
     ]
 
 
-def _common(a: np.ndarray, b: np.ndarray) -> int:
-    different = np.flatnonzero(a != b)
-    return int(different[0]) if different.size else len(a)
-
-
 @lru_cache(maxsize=2)
 def epoch_groups(
-    kinds: tuple[tuple[Hashable, int], ...], *, group_size: int, seed: int, epoch: int
+    kinds: tuple[tuple[Hashable, int], ...], group_size: int, seed: int, epoch: int
 ) -> list[list[int]]:
-    """Shuffle demonstrations into groups of one key and of like length.
+    """Shuffle the numbers of demonstrations into groups of one key and of like length.
 
     Args:
         kinds: Key and length of every demonstration.
         group_size: Members of a group; a key's last group is filled up with others of the key.
         seed: With the epoch it decides the order.
         epoch: From 0.
-
-    Returns:
-        Groups of numbers, in the order of training.
     """
     rng = Random(f"{seed} supervised {epoch}")
     members: dict[Hashable, list[int]] = {}
@@ -144,16 +128,10 @@ def groups_of_step(
 ) -> list[list[int]]:
     """Return the groups of a step, counted from 0, from the step's number alone."""
 
-    def groups(epoch: int) -> list[list[int]]:
-        return epoch_groups(kinds, group_size=config.group_size, seed=seed, epoch=epoch)
-
+    groups = partial(epoch_groups, kinds, config.group_size, seed)
     per_epoch = len(groups(0))
     numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
     return [groups(number // per_epoch)[number % per_epoch] for number in numbers]
-
-
-class _Facts(BaseModel):
-    """What a checkpoint holds beside its arrays: nothing."""
 
 
 def supervise(
@@ -172,7 +150,7 @@ def supervise(
         model: Where to start from; with adapters, they alone are trained.
         demonstrations: What to learn.
         tokenizer: Encodes them.
-        config: Its settings.
+        config: The course of the training.
         seed: Decides the order.
         folder: For `metrics.jsonl` and checkpoints.
         progress: Called with (steps done, steps in all, a line on how it goes).
@@ -185,7 +163,7 @@ def supervise(
     """
     graph, params, frozen = split(model)
     optimizer = make_optimizer(config.optimizer, steps=config.steps, guard=config.guard)
-    learner = Learner(graph, likelihood_objective(), optimizer, frozen=frozen, mesh=model.mesh)
+    learner = Learner(graph, LIKELIHOOD, optimizer, frozen=frozen, mesh=model.mesh)
     state = learner.init(params)
     sizes = sizes_on(config.batching, model.mesh)
     rows = [encode(one, tokenizer, learn_prompt=config.learn_prompt) for one in demonstrations]
@@ -203,7 +181,7 @@ def supervise(
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.newest_step()
         if done:
-            state, _ = checkpoints.restore_newest(given_up(state), _Facts)
+            state, _ = checkpoints.restore(done, given_up(state))
         with closing(Metrics(folder, resume_step=done)) as metrics:
             try:
                 while done < config.steps:

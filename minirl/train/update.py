@@ -44,18 +44,22 @@ class TrainState(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised, and whose log-probabilities it takes.
+    """What is minimised.
 
     Attributes:
         loss: (log-probabilities BC, those of the reference BC, batch, entropy BC) -> (scalar,
             statistics).
-        temperature: Divides the logits.
-        top_p: Nucleus that the policy's log-probabilities are those of.
+        temperature: Divides the logits before log-probabilities are taken.
+        top_p: Nucleus over which they are renormalised; 1 for the whole distribution.
     """
 
     loss: Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
     temperature: float = 1.0
     top_p: float = 1.0
+
+
+LIKELIHOOD = Objective(losses.likelihood)
+"""The objective of supervised training."""
 
 
 def policy_objective(
@@ -65,19 +69,12 @@ def policy_objective(
     return Objective(partial(losses.objective, algorithm), temperature, top_p)
 
 
-def likelihood_objective() -> Objective:
-    """Return the objective of supervised training."""
-    return Objective(losses.likelihood)
-
-
 def token_logprobs(
     model: Decoder, batch: Batch, *, temperature: float, top_p: float = 1.0
 ) -> tuple[Float[Array, "B C"], Float[Array, "B C"]]:
-    """Return the log-probability of every sampled target, BC, and the entropy there, BC; else 0.
+    """Return log-probability and entropy at every sampled target, 0 elsewhere.
 
     The prompt is computed once a group, and its gradient flows through its keys and values.
-    Log-probabilities are those of softmax(logits / temperature), as the sampler reports them, or
-    those of its nucleus.
     """
     if model.remat == "none" and model.config.num_hidden_layers <= _UNROLLED_LAYERS:
         model = unstacked(model)
@@ -127,17 +124,7 @@ def batch_loss(
     objective: Objective,
     mesh: Mesh | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the loss of a micro-batch, and its statistics.
-
-    Args:
-        params: Weights that are trained.
-        frozen: Weights that are not.
-        batch: The micro-batch.
-        reference_logp_BC: Log-probabilities of the reference; any where no KL is measured.
-        graph: The model without its weights.
-        objective: What is minimised.
-        mesh: What the weights, and so their gradient, are split over.
-    """
+    """Return the loss of a micro-batch and its statistics; the gradient is that of `params`."""
     model = nnx.merge(graph, _split_as_params(params, mesh), frozen)
     logp_BC, entropy_BC = token_logprobs(
         model, batch, temperature=objective.temperature, top_p=objective.top_p
@@ -146,8 +133,11 @@ def batch_loss(
     return loss, stats | {"loss": loss}
 
 
-class Programs:
-    """A jitted function whose programs are compiled once for each shape, or ahead of time."""
+class CompiledByShape:
+    """A function compiled once for each shape of its arguments, on its first call or ahead of it.
+
+    JAX's own cache of a jitted function does not see what is compiled ahead of time.
+    """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
         self._function = jax.jit(function, **options)
@@ -162,11 +152,11 @@ class Programs:
         return len(self._compiled)
 
     def lower(self, *arguments: Any) -> Lowered:
-        """Return the program for these arguments, or their shapes and places, not yet compiled."""
+        """Return the program for arguments, or for their shapes, before it is compiled."""
         return self._function.lower(*arguments)
 
     def compile(self, *arguments: Any) -> Compiled:
-        """Return the program for these arguments, or their shapes and places; from any thread."""
+        """Return the program for arguments, or for their shapes; from any thread."""
         leaves, tree = jax.tree.flatten(arguments)
         key = (tree, *((leaf.shape, leaf.dtype) for leaf in leaves))
         with self._lock:
@@ -182,14 +172,13 @@ class Programs:
 
 
 class Learner:
-    """The compiled functions of an update; holds no weights but those that it never changes.
+    """The compiled functions of an update; holds no weights but the frozen ones.
 
     Args:
         graph: The model without its weights.
         objective: What is minimised.
-        optimizer: How; `optimizer.guarded` for updates that may be skipped.
-        frozen: Weights that are not trained (`lora.split`); what is called weights below are those
-            that are.
+        optimizer: Its state may count skipped updates (`optimizer.guarded`).
+        frozen: Weights that are not trained (`lora.split`).
         mesh: What the weights are split over.
     """
 
@@ -202,26 +191,42 @@ class Learner:
         frozen: nnx.State | None = None,
         mesh: Mesh | None = None,
     ) -> None:
-        self._graph, self._mesh, self._temperature = graph, mesh, objective.temperature
+        self._mesh = mesh
         self._frozen = nnx.State({}) if frozen is None else frozen
+
+        def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
+            model = nnx.merge(graph, params, frozen)
+            return token_logprobs(model, batch, temperature=objective.temperature)[0]
+
         loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
-        self._made: list[Programs] = []
-        self._gradient = self._programs(jax.grad(loss, has_aux=True))
-        self._logprobs: dict[float, Programs] = {}
-        self._accumulate = self._programs(_accumulate, donate_argnums=0)
+        self._gradient = CompiledByShape(jax.grad(loss, has_aux=True))
+        self._logp = CompiledByShape(logp)
+        self._accumulate = CompiledByShape(_accumulate, donate_argnums=0)
+        self._functions = [self._gradient, self._logp, self._accumulate]
         self.use(optimizer)
 
     def use(self, optimizer: optax.GradientTransformation) -> None:
         """Take another optimizer from now on; gradients stay compiled."""
-        self._optimizer = optax.with_extra_args_support(optimizer)
-        # A function of its own each time: what is compiled for one optimizer is not for another.
-        self._apply = self._programs(
-            lambda *state: self._apply_gradient(*state), donate_argnums=(0, 1)
-        )
+        rule, mesh = optax.with_extra_args_support(optimizer), self._mesh
 
-    def _programs(self, function: Callable[..., Any], **options: Any) -> Programs:
-        self._made.append(Programs(function, **options))
-        return self._made[-1]
+        def apply(
+            params: Any, opt_state: Any, gradient: Any, loss: Array
+        ) -> tuple[Any, Any, dict[str, Array]]:
+            norm = optax.tree.norm(gradient)
+            updates, opt_state = rule.update(gradient, opt_state, params, value=loss)
+            params = optax.apply_updates(params, updates)
+            skipped = jnp.asarray(optax.tree.get(opt_state, "skipped", 0) > 0, jnp.float32)
+            params, opt_state = (_split_as_params(tree, mesh) for tree in (params, opt_state))
+            return params, opt_state, {"grad_norm": norm, "skipped": skipped}
+
+        self._optimizer = rule
+        self._apply = CompiledByShape(apply, donate_argnums=(0, 1))
+        self._functions.append(self._apply)
+
+    @property
+    def programs(self) -> int:
+        """Return the number of programs compiled so far."""
+        return sum(map(len, self._functions))
 
     def init(self, params: nnx.State) -> TrainState:
         """Start from weights with fresh optimizer state, which is split as the weights are."""
@@ -252,11 +257,15 @@ class Learner:
         waiting, total = iter(batches), None
         # Programs of one mesh run one after the other: their collectives would wait for each other.
         is_cpu = self._mesh is None and jax.default_backend() == "cpu"
-        with ThreadPoolExecutor(_CPU_MICRO_BATCHES if is_cpu else 1) as pool:
-            while chunk := list(islice(waiting, _CPU_MICRO_BATCHES if is_cpu else 1)):
+        at_once = _CPU_MICRO_BATCHES if is_cpu else 1
+        with ThreadPoolExecutor(at_once) as pool:
+            while chunk := list(islice(waiting, at_once)):
                 found = []
                 for batch in map(self._place, chunk):
-                    logp_BC = self._reference_logp(reference, batch)
+                    # Without a reference another array of its shape: one program serves both.
+                    logp_BC = batch.old_logp_BC
+                    if reference is not None:
+                        logp_BC = self._logp(reference, self._frozen, batch)
                     arguments = (state.params, self._frozen, batch, logp_BC)
                     found.append(pool.submit(_run, self._gradient, arguments, wait=is_cpu))
                 for part in found:
@@ -271,26 +280,13 @@ class Learner:
             numbers.pop("kl", None)
         return TrainState(params, opt_state), numbers
 
-    def logprobs(
-        self, params: nnx.State, batches: Iterable[Batch], *, temperature: float | None = None
-    ) -> Iterator[np.ndarray]:
-        """Yield the log-probabilities of the targets of each micro-batch.
-
-        Args:
-            params: Weights.
-            batches: Micro-batches.
-            temperature: None for the objective's.
-        """
+    def logprobs(self, params: nnx.State, batches: Iterable[Batch]) -> Iterator[np.ndarray]:
+        """Yield the log-probabilities of the targets, BC, of each micro-batch."""
         for batch in map(self._place, batches):
-            yield distributed.whole(self._logp(params, batch, temperature))
+            yield distributed.whole(self._logp(params, self._frozen, batch))
 
     def compile_ahead(self, params: nnx.State, batches: Iterable[Batch]) -> None:
-        """Compile the gradient for micro-batches like these, in the background.
-
-        Args:
-            params: Weights of the shapes and places that come.
-            batches: One micro-batch of each shape; what they hold does not matter.
-        """
+        """Compile the gradient in the background, for micro-batches of the shapes of these."""
         shapes = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
             params,
@@ -300,18 +296,8 @@ class Learner:
             pool.submit(self._gradient.compile, shapes, self._frozen, batch, batch.old_logp_BC)
         pool.shutdown(wait=False)
 
-    @property
-    def programs(self) -> int:
-        """Return the number of programs that were compiled for updates and log-probabilities."""
-        return sum(map(len, self._made))
-
     def lower(self, state: TrainState, batch: Batch) -> Iterator[tuple[str, Lowered]]:
-        """Yield the programs of an update by name, ready to be compiled ahead of time.
-
-        Args:
-            state: Shapes and places of weights and optimizer state; nothing is computed.
-            batch: Those of a micro-batch.
-        """
+        """Yield the programs of an update by name, from shapes and places alone."""
         gradient = self._gradient.lower(state.params, self._frozen, batch, batch.old_logp_BC)
         yield "gradient", gradient
         total = jax.tree.map(
@@ -321,31 +307,6 @@ class Learner:
         yield "accumulate", self._accumulate.lower(total, total)
         yield "apply", self._apply.lower(*state, total[0], total[1]["loss"])
 
-    def _apply_gradient(
-        self, params: Any, opt_state: Any, gradient: Any, loss: Array
-    ) -> tuple[Any, Any, dict[str, Array]]:
-        norm = optax.tree.norm(gradient)
-        updates, opt_state = self._optimizer.update(gradient, opt_state, params, value=loss)
-        params = optax.apply_updates(params, updates)
-        skipped = jnp.asarray(optax.tree.get(opt_state, "skipped", 0) > 0, jnp.float32)
-        params, opt_state = (_split_as_params(tree, self._mesh) for tree in (params, opt_state))
-        return params, opt_state, {"grad_norm": norm, "skipped": skipped}
-
-    def _reference_logp(self, reference: nnx.State | None, batch: Batch) -> Array:
-        # Without a reference another array of its shape: one program serves both.
-        return batch.old_logp_BC if reference is None else self._logp(reference, batch)
-
-    def _logp(self, params: nnx.State, batch: Batch, temperature: float | None = None) -> Array:
-        chosen = self._temperature if temperature is None else temperature
-
-        def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
-            model = nnx.merge(self._graph, params, frozen)
-            return token_logprobs(model, batch, temperature=chosen)[0]
-
-        if chosen not in self._logprobs:
-            self._logprobs[chosen] = self._programs(logp)
-        return self._logprobs[chosen](params, self._frozen, batch)
-
     def _place(self, batch: Batch) -> Batch:
         """Give each device its rows of a batch that every process has whole in host memory."""
         if self._mesh is None or len(batch.prefix_NP) % row_parts(self._mesh):
@@ -353,7 +314,7 @@ class Learner:
         return split_rows(batch, self._mesh)
 
 
-def _run(program: Programs, arguments: tuple[Any, ...], *, wait: bool) -> Any:
+def _run(program: CompiledByShape, arguments: tuple[Any, ...], *, wait: bool) -> Any:
     found = program(*arguments)
     return jax.block_until_ready(found) if wait else found
 

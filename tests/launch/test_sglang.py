@@ -28,7 +28,7 @@ from minirl.model.lora import split
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import flatten, rollout
-from minirl.train.samplers import make_sampler
+from minirl.train.rollouts import make_sampler
 from minirl.train.supervised import Demonstration, supervise
 from minirl.types import Decoding, TokenRow
 from sqlenv.config import AgenticConfig

@@ -94,14 +94,17 @@ def plain_grpo(rows, start, *, dual=None, kl=None, by_response=False):
     return -total
 
 
+def by_token(rows, credit, *, over_tokens=False, **bounds):
+    """Return the loss of an advantage of each token: summed, a mean over rows, or over tokens."""
+    pairs = zip(rows, credit, strict=True)
+    terms = [term for row, own in pairs for term in token_terms(row, own, **bounds)]
+    return -sum(terms) / (len(terms) if over_tokens else len(rows))
+
+
 def plain_dr_grpo(rows, start):
     """arXiv:2503.20783: no std, no length; the constant is the longest response."""
     advantages = by_group(rows, [row.reward for row in rows], lambda r, g: r[g] - np.mean(r))
-    sums = [
-        sum(token_terms(row, all_tokens(row, advantage)))
-        for row, advantage in zip(rows, advantages, strict=True)
-    ]
-    return -sum(sums) / (len(rows) * LONGEST)
+    return by_token(rows, map(all_tokens, rows, advantages)) / LONGEST
 
 
 def plain_dapo(rows, start):
@@ -113,10 +116,8 @@ def plain_dapo(rows, start):
         return (9 - length) / 5 if length <= 14 else -1.0
 
     rewards = [row.reward + penalty(row.length) for row in rows]
-    terms = []
-    for row, advantage in zip(rows, by_group(rows, rewards, normalised), strict=True):
-        terms += token_terms(row, all_tokens(row, advantage), high=0.28)
-    return -sum(terms) / len(terms)
+    advantages = by_group(rows, rewards, normalised)
+    return by_token(rows, map(all_tokens, rows, advantages), over_tokens=True, high=0.28)
 
 
 def plain_gspo(rows, start):
@@ -143,45 +144,51 @@ def plain_rloo(rows, start):
     """arXiv:2402.14740: the sum over a row's tokens, KL of the whole row in the reward."""
     rewards = [row.reward - 0.1 * sum(k1(row)) for row in rows]
     advantages = by_group(rows, rewards, lambda r, g: r[g] - mean_of_others(r, g))
-    sums = [
-        sum(token_terms(row, all_tokens(row, advantage)))
-        for row, advantage in zip(rows, advantages, strict=True)
-    ]
-    return -sum(sums) / len(rows)
+    return by_token(rows, map(all_tokens, rows, advantages))
 
 
-def plain_reinforce_pp(rows, start, *, white=True):
+def on_clauses(row, *, beta):
+    """EXPO-SQL, Eq. 4: r_c - beta k1 on each token of a clause."""
+    return np.where(row.is_covered, row.credit - beta * k1(row), 0.0)
+
+
+def returns(own):
+    return [sum(own[t:]) for t in range(len(own))]
+
+
+def whitened(credit):
+    flat = [value for row in credit for value in row]
+    return [(np.array(row) - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-6) for row in credit]
+
+
+def plain_reinforce_pp(rows, start):
     """arXiv:2501.03262: the return less the KL from the token on, whitened over the batch."""
-    returns = [[row.reward - 0.1 * sum(k1(row)[t:]) for t in range(len(row.new))] for row in rows]
-    if white:
-        flat = [value for row in returns for value in row]
-        mean, std = np.mean(flat), np.std(flat, ddof=1)
-        returns = [[(value - mean) / (std + 1e-6) for value in row] for row in returns]
-    terms = []
-    for row, advantage in zip(rows, returns, strict=True):
-        terms += token_terms(row, advantage)
-    return -sum(terms) / len(terms)
+    credit = [[row.reward - 0.1 * sum(k1(row)[t:]) for t in range(len(row.new))] for row in rows]
+    return by_token(rows, whitened(credit), over_tokens=True)
 
 
 def plain_expo(rows, start):
-    """EXPO-SQL, Eq. 4: (r_c - beta k1) of each token of a clause, summed; a mean over rows."""
-    total = 0.0
-    for row in rows:
-        coefficients = [
-            value - 0.01 * gap if is_covered else 0.0
-            for value, gap, is_covered in zip(row.credit, k1(row), row.is_covered, strict=True)
-        ]
-        total += sum(token_terms(row, coefficients)) / len(rows)
-    return -total
+    return by_token(rows, [on_clauses(row, beta=0.01) for row in rows])
 
 
 def plain_expo_returns(rows, start):
-    """EXPO-SQL's coefficients summed from each token on."""
+    return by_token(rows, [returns(on_clauses(row, beta=0.01)) for row in rows])
+
+
+def plain_whitened_clauses(rows, start):
+    """REINFORCE++ on clauses."""
+    credit = [returns(on_clauses(row, beta=0.1)) for row in rows]
+    return by_token(rows, whitened(credit), over_tokens=True)
+
+
+def plain_clauses_by_sequence(rows, start):
+    """GSPO-token's ratio with an advantage of each token: what it is there for."""
     total = 0.0
-    for row in rows:
-        own = np.where(row.is_covered, row.credit - 0.01 * k1(row), 0.0)
-        total += sum(token_terms(row, [own[t:].sum() for t in range(len(own))])) / len(rows)
-    return -total
+    for row, at in zip(rows, start, strict=True):
+        sequence = np.exp(np.mean(at.new - at.old))
+        pairs = zip(row.new - at.new, on_clauses(row, beta=0.0), strict=True)
+        total += sum(surrogate(sequence * np.exp(step), value) for step, value in pairs)
+    return -total / len(rows)
 
 
 def plain_corrected(rows, start, weight):
@@ -189,13 +196,9 @@ def plain_corrected(rows, start, weight):
     total = 0.0
     advantages = by_group(rows, [row.reward for row in rows], normalised)
     for row, at, advantage in zip(rows, start, advantages, strict=True):
-        rho = np.exp(at.new - at.old)
-        terms = [
-            weight(rho[t]) * surrogate(np.exp(row.new[t] - at.new[t]), advantage)
-            for t in range(len(rho))
-        ]
-        total += np.mean(terms) / len(rows)
-    return -total
+        pairs = zip(np.exp(at.new - at.old), np.exp(row.new - at.new), strict=True)
+        total += np.mean([weight(rho) * surrogate(ratio, advantage) for rho, ratio in pairs])
+    return -total / len(rows)
 
 
 KL: dict[KlEstimator, Any] = {
@@ -207,12 +210,10 @@ KL: dict[KlEstimator, Any] = {
 
 def plain_kl_in_credit(rows, start, kl):
     """GRPO's advantages, with the KL of each token taken from its credit."""
-    total = 0.0
     advantages = by_group(rows, [row.reward for row in rows], normalised)
-    for row, advantage in zip(rows, advantages, strict=True):
-        own = advantage - 0.1 * kl(k1(row))
-        total += np.mean(token_terms(row, own)) / len(rows)
-    return -total
+    pairs = zip(rows, advantages, strict=True)
+    means = [np.mean(token_terms(row, one - 0.1 * kl(k1(row)))) for row, one in pairs]
+    return -np.mean(means)
 
 
 def plain_kl_in_reward(rows, start, kl):
@@ -233,36 +234,13 @@ PLACES: dict[KlPlace, Any] = {
 
 
 def kl_cases():
-    """Yield every estimator in every place."""
-    for place, plain in PLACES.items():
-        for estimator, kl in KL.items():
-            yield (
-                f"grpo, {estimator} in the {place}",
-                (kl_settings(estimator, place), partial(plain, kl=kl)),
-            )
-
-
-def plain_whitened_clauses(rows, start):
-    """REINFORCE++ on clauses: the sum of their credit less k1 from each token on, whitened."""
-    own = [np.where(row.is_covered, row.credit - 0.1 * k1(row), 0.0) for row in rows]
-    returns = [[values[t:].sum() for t in range(len(values))] for values in own]
-    flat = [value for row in returns for value in row]
-    mean, std = np.mean(flat), np.std(flat, ddof=1)
-    terms = []
-    for row, values in zip(rows, returns, strict=True):
-        terms += token_terms(row, [(value - mean) / (std + 1e-6) for value in values])
-    return -sum(terms) / len(terms)
-
-
-def plain_clauses_by_sequence(rows, start):
-    """GSPO-token's ratio with an advantage of each token: what it is there for."""
-    total = 0.0
-    for row, at in zip(rows, start, strict=True):
-        sequence = np.exp(np.mean(at.new - at.old))
-        credit = np.where(row.is_covered, row.credit, 0.0)
-        pairs = zip(row.new - at.new, credit, strict=True)
-        total += sum(surrogate(sequence * np.exp(step), value) for step, value in pairs) / len(rows)
-    return -total
+    """Yield every estimator, and every place."""
+    pairs: tuple[tuple[KlEstimator, KlPlace], ...] = (
+        ("k1", "credit"), ("k2", "reward"), ("k3", "loss")
+    )  # fmt: skip
+    for estimator, place in pairs:
+        case = kl_settings(estimator, place), partial(PLACES[place], kl=KL[estimator])
+        yield f"grpo, {estimator} in the {place}", case
 
 
 CASES = {
@@ -292,10 +270,6 @@ CASES = {
     "gspo_token": (GspoToken(), plain_gspo_token),
     "rloo": (Rloo(kl_coef=0.1), plain_rloo),
     "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), plain_reinforce_pp),
-    "reinforce_pp, not whitened": (
-        ReinforcePlusPlus(kl_coef=0.1, whiten=False),
-        lambda rows, start: plain_reinforce_pp(rows, start, white=False),
-    ),
     "expo": (Expo(), plain_expo),
     "expo, returns": (Expo(token_credit="return_to_go"), plain_expo_returns),
     "reinforce_pp on clauses": (ReinforcePlusPlus(kl_coef=0.1), plain_whitened_clauses),

@@ -35,27 +35,20 @@ def test_group_centred():
     np.testing.assert_allclose(advantages, [[1.5, -0.5, -0.5, -0.5], [0, 0, 0, 0]])
 
 
-# Rewards and correctness of five groups of two, by what the rules look at.
-REWARDS = {
-    "mixed": (2.0, 0.5),
-    "all right": (2.75, 2.5),
-    "all wrong, shaped apart": (0.75, 0.25),
-    "mixed, equal rewards": (1.0, 1.0),
-    "all wrong, equal rewards": (0.0, 0.0),
-}
-CORRECT = {
-    "mixed": (True, False),
-    "all right": (True, True),
-    "all wrong, shaped apart": (False, False),
-    "mixed, equal rewards": (True, False),
-    "all wrong, equal rewards": (False, False),
+# Rewards and correctness of groups of two, by what the rules look at.
+GROUPS = {
+    "mixed": ((2.0, 0.5), (True, False)),
+    "all right": ((2.75, 2.5), (True, True)),
+    "all wrong, shaped apart": ((0.75, 0.25), (False, False)),
+    "mixed, equal rewards": ((1.0, 1.0), (True, False)),
+    "all wrong, equal rewards": ((0.0, 0.0), (False, False)),
 }
 
 
 @pytest.mark.parametrize(
     ("equal_groups", "correctness_filter", "kept"),
     [
-        ("keep", "none", list(REWARDS)),
+        ("keep", "none", list(GROUPS)),
         ("drop", "none", ["mixed", "all right", "all wrong, shaped apart"]),
         # Shaping alone moves the rewards of the second and third group: the filter asks execution.
         ("keep", "mixed", ["mixed", "mixed, equal rewards"]),
@@ -63,17 +56,8 @@ CORRECT = {
     ],
 )
 def test_groups_to_train(equal_groups, correctness_filter, kept):
+    rewards, correct = map(np.array, zip(*GROUPS.values(), strict=True))
     numbers = groups_to_train(
-        np.array(list(REWARDS.values())),
-        np.array(list(CORRECT.values())),
-        equal_groups=equal_groups,
-        correctness_filter=correctness_filter,
+        rewards, correct, equal_groups=equal_groups, correctness_filter=correctness_filter
     )
-    assert [list(REWARDS)[number] for number in numbers] == kept
-
-
-def test_no_group_may_be_left():
-    rewards, correct = np.zeros((3, 4)), np.zeros((3, 4), bool)
-    for rules in (("drop", "none"), ("keep", "mixed")):
-        kept = groups_to_train(rewards, correct, equal_groups=rules[0], correctness_filter=rules[1])
-        assert list(kept) == []
+    assert [list(GROUPS)[number] for number in numbers] == kept

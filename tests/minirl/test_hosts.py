@@ -308,7 +308,7 @@ def test_a_run_of_two_processes_is_that_of_one_device(toy, whole, tmp_path):
     assert (whole / name).read_bytes() == (tmp_path / name).read_bytes()
     shutil.copytree(whole, tmp_path / "copy")
     read = toy_run.make_trainer(toy, tmp_path / "copy")
-    assert read.step == toy_run.STEPS
+    assert read.steps_done == toy_run.STEPS
     for leaf, twin in zip(jax.tree.leaves(read.params), jax.tree.leaves(one.params), strict=True):
         scale = np.abs(twin).max()
         # Eight updates of AdamW at a rate of 0.1 make more of the rounding than one does.

@@ -43,9 +43,7 @@ def test_warm_up_and_cosine():
 
 def test_all_updates_of_a_step_have_its_learning_rate():
     for schedule in ("cosine", "ramp_cosine"):
-        config = OptimizerConfig(
-            learning_rate=0.1, schedule=schedule, ramp_share=0.3, weight_decay=0.0
-        )
+        config = OptimizerConfig(learning_rate=0.1, schedule=schedule, weight_decay=0.0)
         once = moves_of(config, [1.0] * 9)
         assert len(set(np.round(once, 5))) > 5
         thrice = moves_of(config, [1.0] * 27, per_step=3)

@@ -62,13 +62,6 @@ def test_every_group_has_room_of_its_own(extents, pack, units):
 
 
 @given(EXTENTS)
-def test_few_shapes(extents):
-    found = layouts(extents, sizes())
-    assert len({(layout.prompt_columns, layout.answer_columns) for layout in found}) == 1
-    assert {layout.rows for layout in found} <= {1, 2, 4}
-
-
-@given(EXTENTS)
 def test_all_batches_of_a_run_have_one_of_three_shapes(extents):
     longest = Extent(50, (60,) * G)
     shapes = packed_shapes(longest, sizes())

@@ -13,7 +13,7 @@ from minirl.config import RolloutConfig, SglangConfig
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import Player
+from minirl.train.rollouts import Rollouts
 
 from . import toy_run
 from .fake_sglang import Fake
@@ -65,7 +65,7 @@ def asked(fake):
 
 
 def wait_until(is_so):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120  # on a machine with much to do
     while not is_so():
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -75,7 +75,7 @@ def sums(lines, name):
     return sum(line[name] for line in lines)
 
 
-@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("lag", [0, 2])
 def test_rounds_are_played_so_many_steps_ahead_and_each_once(fake, begin, tmp_path, lag):
     trainer = begin(lag=lag)
     seen = []
@@ -104,18 +104,18 @@ def test_replies_go_on_with_new_weights_and_their_tokens_know_it(
     fake, begin, tmp_path, monkeypatch
 ):
     """The second round is asked for after the first, and its replies wait for new weights."""
-    own, begun = Player.play, []
+    own, begun = Rollouts.play, []
 
-    def play(player, sampler, number, **options):
+    def play(rollouts, sampler, number, **options):
         wait_until(lambda: asked(fake) >= number * PROMPTS * GROUP)
-        return own(player, sampler, number, **options)
+        return own(rollouts, sampler, number, **options)
 
     def hold(body):
         begun.append(body)
         if len(begun) > PROMPTS * GROUP:
             wait_until(lambda: "-1-" in fake.weights)
 
-    monkeypatch.setattr(Player, "play", play)
+    monkeypatch.setattr(Rollouts, "play", play)
     fake.held = hold
     begin(lag=1, steps=2).run(ignore)
     one, two = metrics_of(tmp_path / "run")
@@ -138,14 +138,18 @@ def holding(fake, number):
     return go, bodies
 
 
-def test_a_step_does_not_wait_for_the_slowest(fake, begin, tmp_path):
+@pytest.mark.parametrize(("max_age", "cut_at"), [(0, 1), (2, 3)])
+def test_the_slowest_is_not_waited_for_and_cut_when_it_is_too_old(
+    fake, begin, tmp_path, max_age, cut_at
+):
     go, bodies = holding(fake, 3)
-    begin(slow_share=0.25).run(ignore)
+    begin(slow_share=0.25, max_age=max_age).run(ignore)
     lines = metrics_of(tmp_path / "run")
     assert lines[0]["groups/trained"] == PROMPTS - 1
-    assert {line["groups/trained"] + line["groups/cut"] for line in lines} == {PROMPTS}
-    assert lines[0]["groups/cut_episodes"] in (1, 2)
-    assert sums(lines, "groups/late") == 0
+    assert [line["groups/cut"] for line in lines[:cut_at]] == [0] * (cut_at - 1) + [1]
+    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
+    # Groups of later rollouts may be late too, by as much as they may be old.
+    assert max(line["rollout/age_max"] for line in lines) <= max_age
     go.set()
     wait_until(lambda: bodies[2]["rid"] in fake.aborted)
 
@@ -167,17 +171,6 @@ def test_late_groups_join_a_later_step(fake, begin, tmp_path):
     # What the last step did not wait for is given up.
     assert sums(lines[:-1], "groups/cut") == 0
     assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
-
-
-def test_groups_that_would_be_too_old_are_cut_and_counted(fake, begin, tmp_path):
-    go, bodies = holding(fake, 3)
-    begin(slow_share=0.25, max_age=2).run(ignore)
-    lines = metrics_of(tmp_path / "run")
-    assert [line["groups/cut"] for line in lines[:-1]] == [0, 0, 1]
-    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
-    assert max(line["rollout/age_max"] for line in lines) <= 1
-    go.set()
-    wait_until(lambda: bodies[2]["rid"] in fake.aborted)
 
 
 def test_an_error_in_a_round_ahead_stops_the_run(begin, monkeypatch):

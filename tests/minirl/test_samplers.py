@@ -17,7 +17,7 @@ from minirl.errors import UserError
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers
-from minirl.train.samplers import gather_metrics, make_sampler
+from minirl.train.rollouts import gather_metrics, make_sampler
 
 from .fake_sglang import Fake
 
@@ -89,21 +89,15 @@ def test_connections_are_allowed_or_refused(toy, serve):
 
 
 class Deep:
-    """Three turns; notes which threads it is called in."""
+    """Three turns."""
 
     def __init__(self, said):
-        self.said, self.threads, self.lock = said, set(), threading.Lock()
-
-    def note(self):
-        with self.lock:
-            self.threads.add(threading.current_thread().name)
+        self.said = said
 
     def reset(self, example):
-        self.note()
         return 0, [self.said("user", example)]
 
     def step(self, episode, reply):
-        self.note()
         return episode + 1, None if episode == 2 else [self.said("user", "GO")]
 
 
@@ -117,7 +111,7 @@ def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
         {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
         {"sglang/retries": 3.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6},
     ]
-    monkeypatch.setattr("minirl.train.samplers.distributed.gather", lambda _: told)
+    monkeypatch.setattr("minirl.train.rollouts.distributed.gather", lambda _: told)
     sampler: Any = SimpleNamespace(numbers=None)
     found = gather_metrics(sampler)
     assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6}
@@ -138,7 +132,7 @@ def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serv
         groups = rollout(
             sampler, toy.Tokenizer(), environment, ["AB", "CDE"] * 125, config=LIMITS,
             group_size=4, first_episode=0, max_turns=3, env_workers=workers,
-            progress=lambda *_: most.append(threading.active_count()),
+            ended=lambda *_: most.append(threading.active_count()),
         )  # fmt: skip
         counts = [told(url) for url in (one, two)]
     assert [len(group) for group in groups] == [4] * 250
@@ -148,6 +142,4 @@ def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serv
     assert all(count["most_at_once"] <= parallel for count in counts)
     # One that was idle for long is replaced, and the server may see the new one first.
     assert all(count["most_connections"] <= 2 * (parallel + 4) for count in counts)
-    assert all(name.startswith("environment") for name in environment.threads)
-    assert len(environment.threads) <= workers
     assert max(most) <= before + workers + 2  # the event loop, and a name look-up

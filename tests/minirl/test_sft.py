@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from itertools import chain
@@ -22,6 +21,8 @@ from minirl.train.supervised import (
     share_prefix,
     supervise,
 )
+
+from .toy_run import metrics_of
 
 BATCHING = BatchingConfig(groups_per_batch=2, prompt_multiple=16, answer_multiple=16)
 CONFIG = SftConfig(
@@ -72,28 +73,23 @@ def test_of_a_transcript_several_replies_are_learnt_and_responses_never(toy):
         (["AB"], 4),
     ],
 )
-def test_rows_share_what_all_prompts_begin_with(toy, prompts, shared):
-    demonstrations = [Demonstration(shown(toy, text), (), "Z") for text in prompts]
-    rows = [encode(demonstration, toy.Tokenizer()) for demonstration in demonstrations]
-    after = share_prefix(rows)
-    assert [row.prompt_length for row in after] == [shared] * len(rows)
-    assert len({tuple(row.ids[:shared]) for row in after}) == 1
-    for row, new in zip(rows, after, strict=True):
+@pytest.mark.parametrize("learn_prompt", [False, True])
+def test_rows_share_what_all_prompts_begin_with(toy, prompts, shared, learn_prompt):
+    texts = [Demonstration(shown(toy, text), (), "Z") for text in prompts]
+    rows = [encode(one, toy.Tokenizer(), learn_prompt=learn_prompt) for one in texts]
+    for row, new in zip(rows, share_prefix(rows), strict=True):
+        assert new.prompt_length == shared
+        assert (new.ids[:shared] == rows[0].ids[:shared]).all()
         np.testing.assert_array_equal(new.ids, row.ids)
-        np.testing.assert_array_equal(new.is_action, row.is_action)
+        # What is shared is no target.
+        assert not new.is_action[:shared].any()
+        np.testing.assert_array_equal(new.is_action[shared:], row.is_action[shared:])
 
 
 def test_rows_that_share_nothing_keep_one_token_each(toy):
     rows = [encode(Demonstration(shown(toy, "A"), (), "Z"), toy.Tokenizer()) for _ in range(2)]
     rows[1].ids[0] = 50
     assert [row.prompt_length for row in share_prefix(rows)] == [1, 1]
-
-
-def test_of_a_learnt_prompt_what_a_group_shares_is_no_target(toy):
-    demonstrations = [Demonstration(shown(toy, text), (), "Z") for text in ("ABC", "ABD")]
-    rows = [encode(d, toy.Tokenizer(), learn_prompt=True) for d in demonstrations]
-    for row in share_prefix(rows):
-        assert row.is_action.tolist() == [False] * 3 + [True] * 4
 
 
 # Three keys of 5, 3 and 1 demonstrations.
@@ -154,15 +150,6 @@ def train(toy, folder, *, progress=None, **changes):
     )
 
 
-def metrics_of(folder):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines]
-    return [
-        {key: value for key, value in record.items() if not key.startswith("time/")}
-        for record in records
-    ]
-
-
 @pytest.fixture(scope="module")
 def finished(toy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
@@ -180,12 +167,6 @@ def test_the_loss_is_the_mean_over_target_tokens_and_falls(toy, finished):
     # A step takes all four demonstrations.
     assert losses[0] == pytest.approx(np.mean(costs), rel=1e-5)
     assert losses[3] < losses[0] - 0.2
-
-
-def test_sharing_a_prefix_changes_no_number(toy, finished, tmp_path):
-    train(toy, tmp_path, steps=1, groups_per_step=4, group_size=1)
-    (first,) = metrics_of(tmp_path)
-    assert first == pytest.approx(finished[1][0], rel=1e-4)
 
 
 class StopError(Exception):

@@ -29,7 +29,7 @@ from minirl.config import (
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.run import distributed, preemption
 from minirl.run.metrics import JsonLines
-from minirl.train.rollouts import Task
+from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 
 STEPS = 8
@@ -62,26 +62,20 @@ COURSES = {
         {"steps": 4, "second_stage": SecondStage(steps=3), "eval_every": 1, "checkpoint_every": 1},
         {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.5, 6: 0.75, 7: 0.5},
     ),
-    # Few groups are mixed, so that a step takes several rounds.
-    "dynamic": (
+    # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
+    # micro-batches, whose correction is that of the step's start.
+    "all": (
         {
             "steps": 3,
-            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3),
-            "checkpoint_every": 1,
-        },
-        {2: 0.5, 3: 0.5},
-    ),
-    # Two updates a step, each of two micro-batches; the correction is that of the step's start.
-    "mini-batches": (
-        {
-            "steps": 4,
+            "second_stage": SecondStage(steps=2),
             "mini_batches": 2,
-            "algorithm": Grpo(correction="truncated"),
+            "algorithm": Grpo(correctness_filter="mixed", max_rounds=3, correction="truncated"),
             "optimizer": OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0),
             "batching": BatchingConfig(groups_per_batch=1, prompt_multiple=8, answer_multiple=24),
+            "eval_every": 1,
             "checkpoint_every": 1,
         },
-        {2: 0.5, 4: 0.5},
+        {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.5, 5: 0.5},
     ),
 }
 
@@ -150,7 +144,7 @@ def seldom_mixed(episode):
 def take_course(toy, folder, course):
     """Make the trainer of a course."""
     changes, accuracy = COURSES[course]
-    judge = seldom_mixed if course == "dynamic" else score
+    judge = seldom_mixed if course == "all" else score
     validate = lambda params, version: accuracy[version]  # noqa: E731
     return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
 
@@ -160,7 +154,7 @@ def make_trainer(
     servers=None, rollout=None, **changes,
 ):  # fmt: skip
     """Make a trainer on a copy of the toy model: the update takes the arrays over."""
-    task = Task(
+    task = TrainingTask(
         environment=Capitals(),
         score=judge,
         describe=describe,
