@@ -166,9 +166,10 @@ def update(model: str) -> dict[str, Any]:
     import numpy as np
     from flax import nnx
 
+    from benchmarks._operations import model_flops
     from minirl.config import BatchingConfig, Grpo, OptimizerConfig
     from minirl.model import huggingface
-    from minirl.plan.operations import Tokens, model_flops
+    from minirl.plan.memory import Tokens
     from minirl.train.batching import micro_batches
     from minirl.train.optimizer import make_optimizer
     from minirl.train.update import Learner, policy_objective
@@ -229,11 +230,11 @@ def decode(model: str) -> dict[str, Any]:
     import jax.numpy as jnp
     import numpy as np
 
+    from benchmarks._operations import decode_bytes, matmul_parameters
     from benchmarks.grpo_step import OneTurn, RandomTokens
     from minirl.config import SamplerConfig
     from minirl.model import huggingface
     from minirl.plan.compile import CHIPS
-    from minirl.plan.operations import decode_bytes, matmul_parameters
     from minirl.sample.rollout import rollout
     from minirl.sample.sampler import NativeSampler
 
