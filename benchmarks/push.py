@@ -38,9 +38,9 @@ from minirl.model.lora import split
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.plan.memory import published_shape
-from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.sglang.sampler import Servers
 from minirl.sglang.transfer import BACKENDS, remove_versions, write_version
-from tests.launch.push_learner import scoring
+from minirl.train.samplers import make_sampler
 from tests.launch.sglang_server import serve
 
 TEXTS = ("SELECT name FROM singer WHERE age > 20 ORDER BY age DESC LIMIT 1;",)
@@ -98,7 +98,8 @@ def by_backend(
     )
     lines: list[dict[str, float]] = []
     with Servers(settings, model_folder, sampler, dtype="float32", seed=0, folder=work) as servers:
-        one = SglangSampler(model, ChatTokenizer(model_folder), servers, logprobs=scoring(model)[1])
+        tokenizer = ChatTokenizer(model_folder)
+        one = make_sampler(model, sampler, tokenizer, group_size=1, seed=0, servers=servers)
         for version in range(1 + pushes):
             params = jax.tree.map(lambda leaf: leaf * 1.01, params)
             begun = time.perf_counter()

@@ -31,7 +31,7 @@ from minirl.plan.memory import (
 )
 from minirl.sample.decode import lowered_programs
 from minirl.sample.local import copy_shapes
-from minirl.train.batching import Batch
+from minirl.train.batching import Batch, Packed
 
 FILLED = 0.95
 """Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
@@ -165,7 +165,8 @@ class _Search:
         """Compile the programs of an update, and return what it needs on a device by kind."""
         training, parts = self.training, row_parts(self.mesh)
         tokens = longest_batch(self.work, groups=batch.groups * parts, answers=batch.answers)
-        lowered = dict(training.learner.lower(training.state, abstract_batch(tokens, self.mesh)))
+        arrays = abstract_batch(tokens, self.mesh, packed=self.work.train.batching.pack)
+        lowered = dict(training.learner.lower(training.state, arrays))
         program = self.compiled("gradient", lowered["gradient"])
         # It does not depend on the batch.
         apply = self.programs.get("apply") or self.compiled("apply", lowered["apply"])
@@ -199,7 +200,7 @@ def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
     )
 
 
-def abstract_batch(tokens: Tokens, mesh: Mesh | None) -> Batch:
+def abstract_batch(tokens: Tokens, mesh: Mesh | None, *, packed: bool = False) -> Batch:
     """Return the shapes and shardings of a micro-batch of these tokens, on all devices."""
 
     def array(dtype: Any, *shape: int) -> Any:
@@ -207,9 +208,10 @@ def abstract_batch(tokens: Tokens, mesh: Mesh | None) -> Batch:
         place = None if mesh is None else axes_sharding(axes, shape, mesh, name="batch")
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
 
-    rows = (tokens.answers, tokens.answer)
+    prompts, rows = (tokens.prompts, tokens.prompt), (tokens.answers, tokens.answer)
+    segments = [array(jnp.int32, *shape) for shape in (prompts, prompts, rows, rows, rows)]
     return Batch(
-        prefix_NP=array(jnp.int32, tokens.prompts, tokens.prompt),
+        prefix_NP=array(jnp.int32, *prompts),
         prefix_length_N=array(jnp.int32, tokens.prompts),
         input_BC=array(jnp.int32, *rows),
         target_BC=array(jnp.int32, *rows),
@@ -217,4 +219,5 @@ def abstract_batch(tokens: Tokens, mesh: Mesh | None) -> Batch:
         old_logp_BC=array(jnp.float32, *rows),
         advantage_BC=array(jnp.float32, *rows),
         weight_BC=array(jnp.float32, *rows),
+        packed=Packed(*segments) if packed else None,
     )

@@ -6,8 +6,6 @@ run of one configuration on one machine, also across a kill and a resume.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +13,7 @@ from time import perf_counter, time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_json
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import (
     Event,  # ty: ignore[import-not-found]
@@ -86,18 +85,10 @@ class JsonLines:
         """Append one record; of several processes the first does."""
         if not self._is_writer:
             return
-        line = json.dumps({"step": step} | _finite(record), ensure_ascii=False)
-        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Replace what JSON has no number for by null, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        # JSON has no number for what is not finite.
+        line = to_json({"step": step, **record}, inf_nan_mode="null")
+        with naming(self._path), self._path.open("ab") as file:
+            file.write(line + b"\n")
 
 
 class Metrics:

@@ -57,7 +57,8 @@ def _update_programs(model: str, topology: str) -> dict[str, Any]:
     work, mesh, _ = _workload(model, topology)
     training = training_of(work, mesh)
     tokens = longest_batch(work, groups=row_parts(mesh), answers=ANSWERS)
-    return dict(training.learner.lower(training.state, abstract_batch(tokens, mesh)))
+    batch = abstract_batch(tokens, mesh, packed=work.train.batching.pack)
+    return dict(training.learner.lower(training.state, batch))
 
 
 @functools.cache

@@ -22,6 +22,7 @@ from launch.wiring import arrange
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
+from minirl.model.tiny import tiny_shape
 from minirl.plan import compile as compilers
 from minirl.plan.memory import estimate_memory, sampling_of
 
@@ -82,50 +83,43 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert found["micro_batches"] == 1
     assert memory["gradients"] == memory["weights"]
     assert {"fill", "decode", "gradient", "apply"} <= set(found["compile_s"])
+    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     assert any("gradient" in status for status in said)
     assert any("pretended" in line for line in found["assumptions"])
     json.dumps(found)
     assert plan._tables(found)
 
 
-def test_adapters_take_less(made):
-    found, _ = make("cpux4", "train.lora.rank=2")
-    memory, all_trained = found["update_memory_bytes"], made[0]["update_memory_bytes"]
-    assert found["parameters"] > made[0]["parameters"]
-    assert memory["optimizer"] < 0.5 * all_trained["optimizer"]
-    assert memory["gradients"] < 0.5 * all_trained["gradients"]
-    # The frozen weights lie there split, and whole for the sampler.
-    assert memory["weights"] > all_trained["weights"]
-    assert memory["sampler's frozen weights"] == pytest.approx(4 * all_trained["weights"], rel=0.2)
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_frozen_weights_are_copied_to_samplers_of_several_devices(tiny_folder, devices):
+def held(mesh, *overrides, devices=4):
+    """Return what is held while the update runs, and while the sampler does."""
     own = jax.devices()[:devices]
-    job = plan.workload_of(config("train.lora.rank=2"), read_config(tiny_folder))
-    found = sampling_of(job, make_mesh(devices=own), own, memory_bytes=2.0**34)
-    frozen = found.memory["sampler's weights"]
-    assert found.kept == ({"sampler's frozen weights": frozen} if devices > 1 else {})
-    # Adapters alone come from the learner before a rollout.
-    assert (found.transfer > 0) == (devices > 1)
-    assert found.transfer < frozen
+    job = plan.workload_of(config(*overrides), tiny_shape(config().model.tiny))
+    return estimate_memory(job, make_mesh(mesh, own), own, memory_bytes=2.0**34)
 
 
-def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
-    found, _ = made
-    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
-    copy = found["generation_memory_bytes"]["sampler's weights"]
-    # A copy takes at most a quarter of a device.
-    chip = compilers.Chip("cpu", 3.9 * copy, 1e12, 1e11)
-    monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
-    with pytest.raises(UserError, match="nothing fits"):
-        make()
-    fewer = compilers.Chip("cpu", 2**34, 1e12, 1e11)
-    monkeypatch.setitem(compilers.CHIPS, "cpu", fewer)
+@pytest.mark.parametrize("devices", [1, 4])
+def test_adapters_take_less_and_frozen_weights_are_copied_once(devices):
+    mesh = {"fsdp": devices}
+    (whole, _), (update, sampler) = (
+        held(mesh, *more, devices=devices) for more in ((), ("train.lora.rank=2",))
+    )
+    assert update["optimizer"] < 0.5 * whole["optimizer"]
+    assert update["gradients"] < 0.5 * whole["gradients"]
+    # The frozen weights lie there split, and whole for a sampler of several devices.
+    assert update["weights"] > whole["weights"]
+    copy = sampler["sampler's weights"]
+    assert copy == pytest.approx(devices * whole["weights"], rel=0.2)
+    assert update.get("sampler's frozen weights") == (copy if devices > 1 else None)
+
+
+def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
+    copy = held({"fsdp": 4})[1]["sampler's weights"]
     monkeypatch.setattr("minirl.sample.local.COPY_SHARE", 0.9 * copy / 2**34)
-    shared, _ = make()
-    assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
-    assert shared["generation_memory_bytes"]["sampler's weights"] < copy
+    job = plan.workload_of(config(), tiny_shape(config().model.tiny))
+    own = jax.devices()[:4]
+    shared = sampling_of(job, make_mesh({"fsdp": 4}, own), own, memory_bytes=2.0**34)
+    assert (shared.processes, dict(shared.mesh.shape)) == (1, {"data": 2, "fsdp": 1, "tensor": 2})
+    assert shared.memory["sampler's weights"] < copy
 
 
 @pytest.mark.parametrize("answers", [4, 1])

@@ -480,7 +480,7 @@ def test_training_on_from_a_truncated_checkpoint(command, place, tiny):
         ("checkpoints/3/metrics/metrics", "{}", "metrics/metrics: score is missing"),
         ("checkpoints/3/facts/metadata", '{"curve": 5}', "checkpoints/3: facts: curve should be"),
         ("before/predictions.jsonl", "[1]\n", "before/predictions.jsonl: line 1: should be"),
-        ("model/config.json", "[]", "config.json: should be an object"),
+        ("model/config.json", "[]", "config.json: should be a valid dictionary"),
     ],
 )
 def test_damaged_files_of_a_run_are_told_in_a_line(command, place, tiny, path, content, words):
