@@ -150,13 +150,11 @@ def shape_of(model: str) -> Any:
 
 
 def peak_flops() -> float | None:
-    """Return what the device here could do at most, if it is one that is known."""
+    """Return the dense bf16 operations a second of an H100 or H200, by NVIDIA's data sheets."""
     import jax
 
-    from minirl.plan.compile import CHIPS
-
     kind = jax.devices()[0].device_kind.lower()
-    return next((chip.flops_s for name, chip in CHIPS.items() if name in kind), None)
+    return 989e12 if "h100" in kind or "h200" in kind else None
 
 
 def update(model: str) -> dict[str, Any]:

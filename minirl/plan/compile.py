@@ -30,28 +30,25 @@ class Chip:
 
     Attributes:
         memory_bytes: As its compiler or its driver reports it.
-        flops_s: Peak of dense bf16 products, operations a second.
-        memory_bytes_s: Peak bandwidth.
-        name: Its name to the CUDA compiler.
+        name: Of a GPU, to the CUDA compiler.
+        memory_bytes_s: Of a GPU, peak bandwidth.
     """
 
     kind: Literal["tpu", "gpu", "cpu"]
     memory_bytes: float
-    flops_s: float
-    memory_bytes_s: float
     name: str = ""
+    memory_bytes_s: float = 0.0
 
 
 CHIPS = {
-    "v5e": Chip("tpu", 15.75 * _GIB, 197e12, 819e9),
-    "v5p": Chip("tpu", 95.74 * _GIB, 459e12, 2765e9),
-    "v6e": Chip("tpu", 31.25 * _GIB, 918e12, 1600e9),
-    "h100": Chip("gpu", 84_942_979_072, 989e12, 3352e9, "NVIDIA H100 80GB HBM3"),
-    "h200": Chip("gpu", 150_109_945_856, 989e12, 4800e9, "NVIDIA H200"),
-    "cpu": Chip("cpu", math.inf, 197e12, 819e9),
+    "v5e": Chip("tpu", 15.75 * _GIB),
+    "v5p": Chip("tpu", 95.74 * _GIB),
+    "v6e": Chip("tpu", 31.25 * _GIB),
+    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9),
+    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9),
+    "cpu": Chip("cpu", math.inf),
 }
-"""Sources: docs.cloud.google.com/tpu/docs/v5e, v5p and v6e, with the memory that libtpu reports;
-NVIDIA's data sheets of the H100 SXM and the H200 SXM, with the memory that the driver reports."""
+"""Bandwidths are those of NVIDIA's data sheets of the H100 SXM and the H200 SXM."""
 
 # Devices of a process: GPUs of a node, TPU chips of a host along each axis.
 _NODE = 8

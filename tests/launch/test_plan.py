@@ -138,7 +138,7 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
     monkeypatch.setattr("minirl.plan.fit.compile_program", compiled)
     # One group a part with all four answers takes 5 GiB; with one answer 2.
     room = {4: 6.0, 1: 2.5}[answers] * 2**30
-    chip = compilers.Chip("cpu", room / 0.95, 1e12, 1e11)
+    chip = compilers.Chip("cpu", room / 0.95)
     monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
     found, _ = make()
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (1, answers)
@@ -147,7 +147,7 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    chip = compilers.Chip("cpu", 2e5, 1e12, 1e11)
+    chip = compilers.Chip("cpu", 2e5)
     monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
     with pytest.raises(UserError, match=r"nothing fits: weights .* GiB a device"):
         make()
