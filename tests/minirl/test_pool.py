@@ -146,7 +146,7 @@ IMPOSSIBLE = {
     "other ids": answer(output_token_logprobs=[[-1, i, None] for i in (10, 12, STOP)]),
     "likelier than sure": answer(output_token_logprobs=[[1, i, None] for i in (10, 11, STOP)]),
     "outside of the vocabulary": answer((VOCAB, STOP)),
-    "after the end": answer((STOP, 10)),
+    "after the end": answer((STOP, STOP)),
     "no end": answer((10, 11)),
     "too long": answer((10,) * 8 + (STOP,)),
     "empty": answer(()),
