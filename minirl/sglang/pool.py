@@ -149,11 +149,11 @@ class ServerPool:
             self._events["later cached"] += generated.cached
         return generated
 
-    def forget(self, episode: Hashable) -> None:
+    async def forget(self, episode: Hashable) -> None:
         """Forget which server has an episode's beginning in its cache."""
         self._homes.pop(episode, None)
 
-    def numbers(self) -> dict[str, float]:
+    async def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
         found = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         found[IN_USE] = float(sum(replica.is_used for replica in self._replicas))

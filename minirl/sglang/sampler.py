@@ -207,8 +207,7 @@ class Servers:
 
     def _stop(self, thread: Thread) -> None:
         async def end() -> None:
-            own = asyncio.current_task()
-            others = [task for task in asyncio.all_tasks() if task is not own]
+            others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
@@ -302,11 +301,7 @@ class SglangSampler:
 
     def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
-
-        async def told() -> dict[str, float]:
-            return self._servers.pool.numbers()
-
-        return {**self._servers.run(told()), **self._servers.push_metrics}
+        return self._servers.run(self._servers.pool.numbers()) | self._servers.push_metrics
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""
@@ -347,11 +342,7 @@ class SglangSampler:
         future = self._asked.pop(episode, None)
         if future is not None:
             future.cancel()
-
-        async def forget() -> None:
-            self._servers.pool.forget((self._mark, episode))
-
-        self._servers.start(forget())
+        self._servers.start(self._servers.pool.forget((self._mark, episode)))
 
     def _reply(self, generated: Generated) -> Reply:
         ids = generated.ids

@@ -107,10 +107,7 @@ def ask(servers, episodes=(1,), request=REQUEST, **more):
 
 
 def numbers(servers):
-    async def told():
-        return servers.pool.numbers()
-
-    found = servers.run(told())
+    found = servers.run(servers.pool.numbers())
     return {key.removeprefix("sglang/"): value for key, value in found.items()}
 
 
