@@ -6,6 +6,7 @@ run of one configuration on one machine, also across a kill and a resume.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from time import perf_counter, time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from pydantic_core import to_json
+from pydantic_core import to_jsonable_python
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import (
     Event,  # ty: ignore[import-not-found]
@@ -86,9 +87,9 @@ class JsonLines:
         if not self._is_writer:
             return
         # JSON has no number for what is not finite.
-        line = to_json({"step": step, **record}, inf_nan_mode="null")
-        with naming(self._path), self._path.open("ab") as file:
-            file.write(line + b"\n")
+        values = to_jsonable_python({"step": step, **record}, inf_nan_mode="null")
+        with naming(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
 class Metrics:
@@ -106,15 +107,8 @@ class Metrics:
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
             )
-        self._board: _Board | None = None
-        if not distributed.is_first():
-            return
-        try:
-            self._board = _Board(board, purge_step=resume_step + 1)
-        except FileExistsError as error:
-            raise UserError(
-                f"{board}: cannot be written ({error.strerror}); move it away"
-            ) from None
+        is_writer = distributed.is_first()
+        self._board = _Board(board, purge_step=resume_step + 1) if is_writer else None
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""
