@@ -36,7 +36,6 @@ _HEAD = (
     "micro-batch, groups x answers",
     "GiB update / generation",
     "of",
-    "assumed step s",
     "plan s",
 )
 
@@ -107,7 +106,6 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['groups_per_batch']} x {one['answers_per_batch']}",
         f"{one['update_bytes'] / 2**30:.1f} / {one['generation_bytes'] / 2**30:.1f}",
         f"{one['room_bytes'] / 2**30:.1f}",
-        f"{one['assumed_seconds']['step']:.0f}",
         f"{one['plan_s']:.0f}",
     )
 

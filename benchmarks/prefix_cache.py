@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks._served import machine, make_parser
 from minirl.config import SglangConfig
-from minirl.sglang.pool import Pool
+from minirl.sglang.pool import ServerPool
 from tests.launch.sglang_rounds import TURNS, Served, make_models, questions, serving
 from tests.launch.sglang_server import serve
 
@@ -35,7 +35,7 @@ class Forgetful(dict):
 
 
 @contextmanager
-def counted(pool: Pool) -> Generator[Counter[str]]:
+def counted(pool: ServerPool) -> Generator[Counter[str]]:
     """Add up prompt tokens of later turns, and those of them that were cached."""
     found: Counter[str] = Counter()
     turns: Counter[Any] = Counter()

@@ -21,12 +21,13 @@ import jax
 import numpy as np
 from flax import nnx
 
+from benchmarks._operations import update_flops
 from launch.config import load_config
 from minirl.config import BatchingConfig, Grpo, OptimizerConfig
 from minirl.model.config import ModelConfig
 from minirl.model.decoder import Decoder
 from minirl.model.tiny import tiny_shape
-from minirl.plan.operations import Tokens, update_flops
+from minirl.plan.memory import Tokens
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective

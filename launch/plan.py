@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -46,10 +45,6 @@ def main(arguments: list[str]) -> None:
         metavar="NAME",
         help="a published shape in place of model.path's, for example qwen2.5-coder-7b",
     )
-    for kind in ("prompt", "response"):
-        parser.add_argument(
-            f"--{kind}-tokens", type=float, metavar="N", help="mean length; default: the longest"
-        )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
@@ -59,14 +54,7 @@ def main(arguments: list[str]) -> None:
             raise UserError(f"--json {file}: is a folder; write the name of a file in it")
         check_place(file.parent, key="--json")
     with cli.progress_bar("plan") as progress:
-        plan = make_plan(
-            config,
-            options.topology,
-            model=options.model,
-            prompt=options.prompt_tokens,
-            response=options.response_tokens,
-            progress=progress,
-        )
+        plan = make_plan(config, options.topology, model=options.model, progress=progress)
     if file is not None:
         write_json(file, plan)
     for table in _tables(plan):
@@ -76,13 +64,7 @@ def main(arguments: list[str]) -> None:
 
 
 def make_plan(
-    config: JobConfig,
-    topology_name: str,
-    *,
-    model: str | None,
-    prompt: float | None,
-    response: float | None,
-    progress: Any,
+    config: JobConfig, topology_name: str, *, model: str | None, progress: Any
 ) -> dict[str, Any]:
     """Plan a job.
 
@@ -109,25 +91,14 @@ def make_plan(
     from launch.build import mesh_sizes
     from minirl.model.sharding import make_mesh
     from minirl.plan.compile import described_devices, parse_topology
-    from minirl.plan.fit import assumed_seconds, fit
+    from minirl.plan.fit import fit
 
     topology = parse_topology(topology_name)
     shape = model_shape(config, model)
-    work = workload_of(config, shape, prompt=prompt, response=response)
-    sampler = config.sampler
-    for name, mean, longest in (
-        ("prompt", work.prompt, sampler.max_prompt_tokens),
-        ("response", work.response, sampler.max_response_tokens),
-    ):
-        if not 1 <= mean <= longest:
-            raise UserError(
-                f"--{name}-tokens {mean:g}: a mean length lies between 1 and "
-                f"sampler.max_{name}_tokens = {longest}"
-            )
+    work = workload_of(config, shape)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
     found = fit(work, topology, mesh, progress)
     progress(1, 1, "done")
-    seconds = assumed_seconds(work, topology, found)
     return {
         "topology": topology.name,
         "devices": topology.size,
@@ -145,26 +116,16 @@ def make_plan(
         "compile_s": {name: round(one.seconds, 1) for name, one in found.programs.items()},
         "model": model or str(config.model.path or "tiny"),
         "mesh": dict(mesh.shape),
-        "assumed_seconds": seconds | {"step": sum(seconds.values())},
         "assumptions": _assumptions(work, topology),
         "plan_s": round(perf_counter() - started, 1),
     }
 
 
-def workload_of(
-    config: JobConfig,
-    shape: ModelConfig,
-    *,
-    prompt: float | None = None,
-    response: float | None = None,
-) -> Workload:
-    """Take out of a job's settings what a plan depends on; lengths are the longest, or given."""
+def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
+    """Take out of a job's settings what a plan depends on."""
     from minirl.plan.memory import Workload
 
-    sampler = config.sampler
-    prompt = sampler.max_prompt_tokens if prompt is None else prompt
-    response = sampler.max_response_tokens if response is None else response
-    return Workload(shape, config.model, sampler, config.train, prompt, response)
+    return Workload(shape, config.model, config.sampler, config.train)
 
 
 def check_memory(config: JobConfig, folder: Path) -> None:
@@ -184,22 +145,21 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     shape = read_config(folder)
     limit = _device_limit()
     mesh = arrange(config, shape)
-    work, own = workload_of(config, shape), jax.local_devices()
-    count = partial(
-        estimate_memory,
-        work,
+    turns = estimate_memory(
+        workload_of(config, shape),
         mesh,
-        own,
+        jax.local_devices(),
         memory_bytes=limit or math.inf,
         has_sampler=config.rollout.backend == "native",
     )
-    found = count()
+    found = max(turns, key=lambda kinds: sum(kinds.values()))
     total = sum(found.values())
+    least = max(sum(kinds.values()) - kinds.get("activations", 0) for kinds in turns)
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
     of = f" of {_gib(limit)}" if limit else ""
     line = f"memory of a device, activations estimated: {_gib(total)}{of}"
     line += f" ({parts})" * bool(parts)
-    if limit and sum(count(has_activations=False).values()) > limit:
+    if limit and least > limit:
         raise UserError(
             f"{line}: does not fit; use more devices, a smaller model, fewer sampler.slots or "
             "train.optimizer.moments=bfloat16 (launch.plan tells what fits where)"
@@ -246,7 +206,7 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
 
 def _assumptions(work: Workload, topology: Topology) -> list[str]:
     """Say what a plan rests on: what the compiler says, and what is assumed."""
-    from minirl.plan.fit import COMPUTE_SHARE, FILLED, MEMORY_SHARE
+    from minirl.plan.fit import FILLED
 
     chip = topology.chip
     compiler = {
@@ -264,10 +224,6 @@ def _assumptions(work: Workload, topology: Topology) -> list[str]:
         "the weights on its own devices.",
         f"Memory is that of the longest prompts and responses ({work.sampler.max_prompt_tokens} + "
         f"{work.sampler.max_response_tokens} tokens).",
-        f"Seconds are assumed, not compiled: means of {work.prompt:g} + {work.response:g} tokens, "
-        f"{COMPUTE_SHARE:.0%} of {chip.flops_s / 1e12:.0f} TFLOP/s in updates and prompts, "
-        f"{MEMORY_SHARE:.0%} of {chip.memory_bytes_s / 1e9:.0f} GB/s in decoding; collectives, "
-        "environments and rewards take no time.",
     ]
 
 
@@ -297,8 +253,6 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
         f"({plan['micro_batches']} a step)",
     )
     step.add_row("samplers", f"{plan['processes']}, each on {sampler or 'one device'}")
-    for name, seconds in plan["assumed_seconds"].items():
-        step.add_row(f"{name}, assumed seconds", f"{seconds:.1f}")
     step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
     return [memory, step]
 

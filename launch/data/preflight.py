@@ -11,7 +11,7 @@ from launch.run_folder import check_place
 from launch.testsets import Split
 from minirl.config import check_installed
 from minirl.errors import UserError as ModelError
-from minirl.run.files import check_folder
+from minirl.model.config import check_folder
 from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.layouts import locate

@@ -1,4 +1,4 @@
-"""The shape of a model, and how Hugging Face's `config.json` tells it."""
+"""A model's folder as Hugging Face has it: its files, and its shape in `config.json`; no JAX."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
+from minirl.errors import UserError
 from minirl.run.files import check, read_json
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+_NEEDED = ("config.json", "tokenizer.json")
+_COPY = "copy all files of the model again"
 _ADVICE = "set model.path to a Hugging Face folder of Qwen2, Qwen2.5 or Qwen3"
 
 
@@ -102,3 +106,36 @@ def parse_config(raw: dict[str, Any], *, where: str) -> ModelConfig:
     read = check(_File, raw, where=where, advice=_ADVICE)
     names = [field.name for field in dataclasses.fields(ModelConfig)]
     return ModelConfig(**{name: getattr(read, name) for name in names})
+
+
+class _Index(BaseModel):
+    weight_map: dict[str, str]
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a `UserError` unless everything that a policy is read from is there."""
+    for name in _NEEDED:
+        if not (folder / name).is_file():
+            raise UserError(f"no {name} in {folder.absolute()}")
+    weight_files(folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """List the files of weights: one, or those that the index names.
+
+    Raises:
+        UserError: One is not there, or the index is broken.
+    """
+    index = folder / INDEX
+    if not index.exists():
+        if not (folder / SINGLE).exists():
+            raise UserError(
+                f"no {SINGLE} nor {INDEX} in {folder.absolute()}; "
+                "give a Hugging Face model folder with safetensors files"
+            )
+        return [folder / SINGLE]
+    names = set(read_json(index, _Index, advice=_COPY).weight_map.values())
+    for path in (files := [folder / name for name in sorted(names)]):
+        if not path.is_file():
+            raise UserError(f"{path}: not there; {_COPY}")
+    return files

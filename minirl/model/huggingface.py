@@ -30,10 +30,10 @@ from safetensors import SafetensorError, safe_open
 
 from minirl.config import LoraConfig
 from minirl.errors import UserError
-from minirl.model.config import ModelConfig, read_config
+from minirl.model.config import INDEX, SINGLE, ModelConfig, read_config, weight_files
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import MATRICES, is_stacked, param_path, param_shardings
-from minirl.run.files import INDEX, SINGLE, appearing, naming, weight_files
+from minirl.run.files import appearing, naming
 
 # Last part of a parameter's path -> its name in the files, for layers within `model.layers.N.`.
 _NAMES = {

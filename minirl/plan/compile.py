@@ -1,8 +1,6 @@
-"""Compile a job's programs for devices that are not here: `v5p:4x4x4`, `h100x8`.
+"""Compile a job's programs for devices that are described, not here: `v5p:4x4x4`, `h100x8`.
 
-XLA's compilers for TPUs (libtpu) and for NVIDIA GPUs (JAX's CUDA plug-in) compile for a described
-device; neither needs one. They plan the memory, and give no error of a GPU's: the sum is compared
-with the device's memory here.
+libtpu reports a program that exceeds a TPU's memory; XLA's CUDA compiler does not for a GPU's.
 """
 
 from __future__ import annotations
@@ -28,33 +26,29 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One accelerator, by its maker's data sheet.
+    """One accelerator; `cpu` is a pretended one without a limit.
 
     Attributes:
-        kind: Whose compiler; `cpu` is a pretended device without a limit.
-        memory_bytes: Its memory, as its compiler or its driver tells it.
-        flops_s: Peak of dense bf16 products, operations a second.
-        memory_bytes_s: Peak of its memory.
-        name: Its name to the CUDA compiler.
+        memory_bytes: As its compiler or its driver reports it.
+        name: Of a GPU, to the CUDA compiler.
+        memory_bytes_s: Of a GPU, peak bandwidth.
     """
 
     kind: Literal["tpu", "gpu", "cpu"]
     memory_bytes: float
-    flops_s: float
-    memory_bytes_s: float
     name: str = ""
+    memory_bytes_s: float = 0.0
 
 
 CHIPS = {
-    "v5e": Chip("tpu", 15.75 * _GIB, 197e12, 819e9),
-    "v5p": Chip("tpu", 95.74 * _GIB, 459e12, 2765e9),
-    "v6e": Chip("tpu", 31.25 * _GIB, 918e12, 1600e9),
-    "h100": Chip("gpu", 84_942_979_072, 989e12, 3352e9, "NVIDIA H100 80GB HBM3"),
-    "h200": Chip("gpu", 150_109_945_856, 989e12, 4800e9, "NVIDIA H200"),
-    "cpu": Chip("cpu", math.inf, 197e12, 819e9),
+    "v5e": Chip("tpu", 15.75 * _GIB),
+    "v5p": Chip("tpu", 95.74 * _GIB),
+    "v6e": Chip("tpu", 31.25 * _GIB),
+    "h100": Chip("gpu", 84_942_979_072, "NVIDIA H100 80GB HBM3", 3352e9),
+    "h200": Chip("gpu", 150_109_945_856, "NVIDIA H200", 4800e9),
+    "cpu": Chip("cpu", math.inf),
 }
-"""Sources: docs.cloud.google.com/tpu/docs/v5e, v5p and v6e, with the memory that libtpu reports;
-NVIDIA's data sheets of the H100 SXM and the H200 SXM, with the memory that the driver reports."""
+"""Bandwidths are those of NVIDIA's data sheets of the H100 SXM and the H200 SXM."""
 
 # Devices of a process: GPUs of a node, TPU chips of a host along each axis.
 _NODE = 8
@@ -88,13 +82,7 @@ device_description_str: "{name}"
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """So many chips of one kind.
-
-    Attributes:
-        name: As it was written.
-        chip: What each of them is.
-        shape: Of a TPU slice the lengths of its axes; else their number.
-    """
+    """Chips of one kind: the axes of a TPU slice, or a number of GPUs."""
 
     name: str
     chip: Chip
@@ -121,32 +109,28 @@ def parse_topology(text: str) -> Topology:
     """Read `v5p:4x4x4`, `v5e:4x4`, `h100x8`, or `cpux8` for pretended devices.
 
     Raises:
-        UserError: No chip that is known, or no shape.
+        UserError: An unknown chip, no shape, or a part of a node.
     """
     match = _SLICE.fullmatch(text) or _NODES.fullmatch(text)
-    name = match[1] if match else text
-    if match is None or name not in CHIPS or (CHIPS[name].kind == "tpu") != (":" in text):
+    chip = CHIPS.get(match[1]) if match else None
+    shape = tuple(map(int, match[2].split("x"))) if match else (0,)
+    is_part = chip is not None and chip.kind == "gpu" and shape[0] > _NODE and shape[0] % _NODE
+    if chip is None or (chip.kind == "tpu") != (":" in text) or min(shape) < 1 or is_part:
         raise UserError(
-            f"--topology {text}: unknown; write a TPU slice (v5e:4x4, v5p:4x4x4, v6e:8x8) or a "
-            "number of GPUs (h100x8, h200x8)"
+            f"--topology {text}: unknown; write a TPU slice (v5e:4x4, v5p:4x4x4, v6e:8x8), up to "
+            f"{_NODE} GPUs of a node, or whole nodes (h100x8, h200x16)"
         )
-    shape = tuple(map(int, match[2].split("x")))
-    if min(shape) < 1:
-        raise UserError(f"--topology {text}: no chips")
-    if CHIPS[name].kind == "gpu" and shape[0] > _NODE and shape[0] % _NODE:
-        raise UserError(f"--topology {text}: write whole nodes of {_NODE} GPUs")
-    return Topology(text, CHIPS[name], shape)
+    return Topology(text, chip, shape)
 
 
 def described_devices(topology: Topology) -> list[Any]:
-    """Return devices to compile for, none of which need be here.
+    """Return devices to compile for.
 
     Raises:
         UserError: The compiler is not installed, or there is no TPU slice of that shape.
     """
-    if topology.chip.kind == "tpu":
-        return _tpu_devices(topology)
-    return _gpu_devices(topology) if topology.chip.kind == "gpu" else _cpu_devices(topology.size)
+    describe = {"tpu": _tpu_devices, "gpu": _gpu_devices, "cpu": _cpu_devices}
+    return describe[topology.chip.kind](topology)
 
 
 def _need(topology: Topology, modules: Sequence[str], extra: str) -> None:
@@ -175,10 +159,10 @@ def _gpu_devices(topology: Topology) -> list[Any]:
 
 def _tpu_devices(topology: Topology) -> list[Any]:
     _need(topology, ("libtpu",), "tpu")
-    # libtpu looks for a TPU machine around it, and complains.
+    # libtpu looks for a TPU machine around it, and complains; no TPU is used, so another process
+    # may have one.
     quiet = {
         "TPU_SKIP_MDS_QUERY": "1",
-        # No TPU is used, so another process may have one, or describe one too.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-4",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -201,12 +185,12 @@ def _tpu_devices(topology: Topology) -> list[Any]:
     return list(found.devices)
 
 
-def _cpu_devices(size: int) -> list[Any]:
-    """Pretend so many CPU devices, unless XLA_FLAGS or an earlier use of JAX has decided."""
+def _cpu_devices(topology: Topology) -> list[Any]:
+    """Pretend CPU devices, unless XLA_FLAGS or an earlier use of JAX has decided their number."""
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with contextlib.suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", size)
-    devices = jax.devices("cpu")
+            jax.config.update("jax_num_cpu_devices", topology.size)
+    devices, size = jax.devices("cpu"), topology.size
     if len(devices) < size:
         raise UserError(f"--topology: {size} devices are asked for, and {len(devices)} pretended")
     return devices[:size]
@@ -217,49 +201,33 @@ class Program:
     """What the compiler says of a program; bytes are those of one device.
 
     Attributes:
-        name: Which one.
-        arguments: Bytes of what it is given.
-        outputs: Bytes of what it returns in memory of its own, not in that of its arguments.
-        temporaries: Bytes that it takes besides while it runs.
-        seconds: How long it took to compile.
+        outputs: Bytes that are not in the memory of donated arguments.
+        seconds: Of the compilation.
         problem: The compiler's words where the program does not fit an empty device.
     """
 
-    name: str
     arguments: float
     outputs: float
     temporaries: float
     seconds: float
     problem: str = ""
 
-    @property
-    def total(self) -> float:
-        """Return all bytes while it runs."""
-        return self.arguments + self.outputs + self.temporaries
 
-
-def compile_program(name: str, lowered: Lowered, *, options: Mapping[str, Any]) -> Program:
-    """Compile a program and read what there is to know of it.
-
-    Args:
-        name: Of the program.
-        lowered: What is compiled.
-        options: The compiler's.
-    """
+def compile_program(lowered: Lowered, *, options: Mapping[str, Any] | None = None) -> Program:
+    """Compile a program for its devices, with the compiler's own options."""
     started = perf_counter()
     try:
         with warnings.catch_warnings():
             # A program for devices that are not here is kept, but cannot be read again.
             warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation")
-            compiled = lowered.compile(compiler_options=dict(options))
+            compiled = lowered.compile(compiler_options=dict(options or {}))
     except jax.errors.JaxRuntimeError as error:
         problem = " ".join(str(error).split())
         if "RESOURCE_EXHAUSTED" not in problem:
             raise
-        return Program(name, 0, 0, math.inf, perf_counter() - started, problem[:300])
+        return Program(0, 0, math.inf, perf_counter() - started, problem[:300])
     memory: Any = compiled.memory_analysis()
     return Program(
-        name,
         arguments=memory.argument_size_in_bytes,
         outputs=memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,

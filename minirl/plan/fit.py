@@ -1,7 +1,6 @@
-"""What fits: the largest micro-batch of a job on devices that are not here, and its memory.
+"""What fits: the largest micro-batch of a job on described devices, and its memory.
 
-Temporaries come from the compiler of those devices, everything else is counted from shapes. Seconds
-are an assumption: operations and bytes over the shares of the peaks that are named here.
+Temporaries come from the compiler of those devices, everything else is counted from shapes.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from minirl.model.sharding import axes_sharding, device_bytes, row_parts
 from minirl.plan.compile import Program, Topology, compile_program, described_devices
 from minirl.plan.memory import (
     Sampling,
+    Tokens,
     Training,
     Workload,
     abstract_model,
@@ -30,7 +30,6 @@ from minirl.plan.memory import (
     sampling_of,
     training_of,
 )
-from minirl.plan.operations import Tokens, decode_bytes, forward_flops, update_flops
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes
 from minirl.train.batching import Batch, Packed
@@ -38,9 +37,6 @@ from minirl.train.batching import Batch, Packed
 FILLED = 0.95
 """Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
 Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
-COMPUTE_SHARE, MEMORY_SHARE = 0.4, 0.8
-"""Assumed shares of the peaks: of operations in an update and in prompts (Llama 3, arXiv:
-2407.21783, table 4: 0.38 to 0.43 on H100s), of memory bandwidth in decoding."""
 # libtpu's least effort to make a program fast: it compiles two to three times as quickly, and plans
 # up to a fifth more memory.
 _TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
@@ -51,12 +47,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """How much one micro-batch holds.
-
-    Attributes:
-        groups: Groups for each part of the mesh that has rows of its own.
-        answers: Trajectories of each.
-        count: Micro-batches of an update.
+    """Groups a part of the mesh that has rows of its own, answers of each, and how many of these
+    micro-batches an update has.
     """
 
     groups: int
@@ -70,7 +62,6 @@ class Fit:
 
     Attributes:
         batch: The largest micro-batch.
-        sampling: How one process samples.
         update: Bytes of a device by kind, while the update runs.
         generation: Bytes of a device by kind, while the sampler works.
         room: Bytes that may be filled.
@@ -90,12 +81,6 @@ class Fit:
 def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
     """Compile a job for a mesh, and find the largest micro-batch that there is memory for.
 
-    Args:
-        work: What is planned.
-        topology: The chips.
-        mesh: Of their devices.
-        progress: Called before each compilation.
-
     Raises:
         UserError: Nothing fits.
     """
@@ -110,26 +95,20 @@ def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> F
     def compiled(name: str, lowered: Lowered) -> Program:
         progress(len(programs), max(len(programs) + 1, 6), f"compiling {name}")
         options = _TPU_OPTIONS if topology.chip.kind == "tpu" else {}
-        programs[name] = compile_program(name, lowered, options=options)
+        programs[name] = compile_program(lowered, options=options)
         return programs[name]
 
-    for name, lowered in sampler_programs(work, sampling):
-        compiled(name, lowered)
+    sampler = [compiled(*one) for one in sampler_programs(work, sampling)]
     held = training.memory | sampling.kept
-    generation = held | sampling.memory
     # Before there is a cache, what came from the other devices lies beside the copy.
-    generation["sampler's temporaries"] = max(
-        *(programs[name].temporaries + programs[name].outputs for name in ("fill", "decode")),
+    temporaries = max(
+        *(program.temporaries + program.outputs for program in sampler),
         sampling.transfer - sampling.memory["cache"],
     )
-    _check(generation, room, programs["fill"].problem or programs["decode"].problem)
-    batch, update = _largest(
-        work,
-        training,
-        mesh,
-        fits=lambda needed: sum((held | needed).values()) <= room,
-        compiled=compiled,
-    )
+    generation = held | sampling.memory | {"sampler's temporaries": temporaries}
+    _check(generation, room, next((one.problem for one in sampler if one.problem), ""))
+    search = _Search(work, training, mesh, compiled, programs)
+    batch, update = search.largest(room - sum(held.values()))
     _check(held | update, room, programs["gradient"].problem)
     return Fit(batch, sampling, held | update, generation, room, programs, training.parameters)
 
@@ -142,76 +121,63 @@ def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, 
     yield from lowered_programs(model, sampling.cache).items()
 
 
-def _largest(
-    work: Workload,
-    training: Training,
-    mesh: Mesh,
-    *,
-    fits: Callable[[dict[str, float]], bool],
-    compiled: Callable[[str, Lowered], Program],
-) -> tuple[MicroBatch, dict[str, float]]:
-    """Find the largest micro-batch that fits: the answers of one group, then more groups.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """The search for the largest micro-batch: the answers of one group, then more groups."""
 
-    Returns:
-        The micro-batch, in powers of two, and what the update needs by kind; where nothing fits,
-        the smallest.
-    """
-    train, parts = work.train, row_parts(mesh)
-    each = -(-train.prompts_per_step // (train.mini_batches * parts))
-    programs: dict[str, Program] = {}
+    work: Workload
+    training: Training
+    mesh: Mesh
+    compiled: Callable[[str, Lowered], Program]
+    programs: dict[str, Program]
 
-    def batch_of(groups: int, answers: int) -> MicroBatch:
+    def largest(self, room: float) -> tuple[MicroBatch, dict[str, float]]:
+        """Return the largest micro-batch in powers of two, and what the update needs by kind.
+
+        Where nothing fits, it is the smallest.
+        """
+        train = self.work.train
+        answers = train.batching.answers_per_batch or train.group_size
+        batch = self._batch(1, answers)
+        memory = self._memory(batch)
+        while sum(memory.values()) > room and batch.answers > 1:
+            batch = self._batch(1, batch.answers // 2 if batch.answers % 2 == 0 else 1)
+            memory = self._memory(batch)
+        while batch.answers == answers and batch.count > 1:
+            larger = self._batch(2 * batch.groups, answers)
+            found = self._memory(larger)
+            if sum(found.values()) > room:
+                break
+            batch, memory = larger, found
+        return batch, memory
+
+    def _batch(self, groups: int, answers: int) -> MicroBatch:
+        train = self.work.train
+        each = -(-train.prompts_per_step // (train.mini_batches * row_parts(self.mesh)))
         return MicroBatch(groups, answers, -(-each * (train.group_size // answers) // groups))
 
-    def memory_of(batch: MicroBatch) -> dict[str, float]:
-        tokens = longest_batch(work, groups=batch.groups * parts, answers=batch.answers)
-        lowered = training.learner.lower(
-            training.state, abstract_batch(tokens, mesh, packed=train.batching.pack)
-        )
-        for name, one in lowered:
-            # The others do not depend on the batch.
-            if name == "gradient" or name not in programs:
-                programs[name] = compiled(name, one)
-        own = longest_batch(work, groups=batch.groups, answers=batch.answers)
-        return _update_memory(work, training, mesh, programs, own, batch.count)
-
-    answers = train.batching.answers_per_batch or train.group_size
-    batch = batch_of(1, answers)
-    memory = memory_of(batch)
-    while not fits(memory) and batch.answers > 1:
-        batch = batch_of(1, batch.answers // 2 if batch.answers % 2 == 0 else 1)
-        memory = memory_of(batch)
-    while batch.answers == answers and batch.count > 1:
-        larger = batch_of(2 * batch.groups, answers)
-        found = memory_of(larger)
-        if not fits(found):
-            break
-        batch, memory = larger, found
-    return batch, memory
-
-
-def _update_memory(
-    work: Workload,
-    training: Training,
-    mesh: Mesh,
-    programs: dict[str, Program],
-    own: Tokens,
-    count: int,
-) -> dict[str, float]:
-    """Return what an update of so many micro-batches needs on a device, by kind."""
-    gradient = device_bytes(training.state.params)
-    # With several micro-batches, their sum lies beside the gradient of the current one.
-    gradients = gradient * min(count, 2)
-    apply = programs["apply"].temporaries - gradients + gradient
-    memory = {
-        "gradients": gradients,
-        "batch": programs["gradient"].arguments - training.memory["weights"],
-        "temporaries": max(programs["gradient"].temporaries, apply),
-    }
-    if mesh.devices.flat[0].platform == "gpu":
-        tensor = mesh.shape["tensor"]
-        memory["cuDNN's workspace"] = cudnn_workspace(work.model, own, tensor=tensor)
-    return memory
+    def _memory(self, batch: MicroBatch) -> dict[str, float]:
+        """Compile the programs of an update, and return what it needs on a device by kind."""
+        training, parts = self.training, row_parts(self.mesh)
+        tokens = longest_batch(self.work, groups=batch.groups * parts, answers=batch.answers)
+        arrays = abstract_batch(tokens, self.mesh, packed=self.work.train.batching.pack)
+        lowered = dict(training.learner.lower(training.state, arrays))
+        program = self.compiled("gradient", lowered["gradient"])
+        # It does not depend on the batch.
+        apply = self.programs.get("apply") or self.compiled("apply", lowered["apply"])
+        gradient = device_bytes(training.state.params)
+        # With several micro-batches, their sum lies beside the gradient of the current one.
+        gradients = gradient * min(batch.count, 2)
+        memory = {
+            "gradients": gradients,
+            "batch": program.arguments - training.memory["weights"],
+            "temporaries": max(program.temporaries, apply.temporaries - gradients + gradient),
+        }
+        if self.mesh.devices.flat[0].platform == "gpu":
+            own = longest_batch(self.work, groups=batch.groups, answers=batch.answers)
+            tensor = self.mesh.shape["tensor"]
+            memory["cuDNN's workspace"] = cudnn_workspace(self.work.model, own, tensor=tensor)
+        return memory
 
 
 def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
@@ -250,38 +216,3 @@ def abstract_batch(tokens: Tokens, mesh: Mesh | None, *, packed: bool = False) -
         weight_BC=array(jnp.float32, *rows),
         packed=Packed(*segments) if packed else None,
     )
-
-
-def assumed_seconds(work: Workload, topology: Topology, found: Fit) -> dict[str, float]:
-    """Return the seconds of a step's phases at mean lengths, from the assumed shares of the peaks.
-
-    Collectives, environments and rewards take no time here.
-    """
-    train, chip = work.train, topology.chip
-    repeats = train.group_size // found.batch.answers
-    prompts = train.prompts_per_step * repeats
-    answers = train.prompts_per_step * train.group_size
-    tokens = Tokens(prompts, round(work.prompt), answers, round(work.response))
-    is_kernel = chip.kind != "cpu"
-    update = update_flops(work.model, tokens, remat=work.source.remat, causal=is_kernel)
-    filled = Tokens(train.prompts_per_step, round(work.prompt), 0, 0)
-    fill = forward_flops(work.model, filled, causal=is_kernel)
-    flops_s = COMPUTE_SHARE * chip.flops_s * topology.size
-    # Every slot works until the longest response ends.
-    sampling, shape = found.sampling, found.sampling.cache
-    slots = shape.parts * shape.slots
-    steps = max(answers / (sampling.processes * slots), 1.0) * work.response
-    cached = decode_bytes(
-        work.model,
-        slots=slots,
-        prompts=slots / shape.group_size,
-        prompt=work.prompt,
-        answer=work.response / 2,
-        item=work.dtype.itemsize,
-    )
-    read = sampling.memory["sampler's weights"] + cached / sampling.mesh.size
-    return {
-        "prompts": fill / flops_s,
-        "decoding": steps * read / (MEMORY_SHARE * chip.memory_bytes_s),
-        "update": update / flops_s,
-    }

@@ -6,7 +6,6 @@ one, the sampler's copy of the weights and its cache for the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +14,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import yaml
 from flax import nnx
 from jax.sharding import Mesh
 
-from minirl.config import LoraConfig, ModelSource, Remat, SamplerConfig, TrainConfig
+from minirl.config import LoraConfig, ModelSource, SamplerConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig, parse_config
 from minirl.model.decoder import Decoder
 from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import MESH_AXES, device_bytes, placed, row_parts
-from minirl.plan.operations import Tokens
 from minirl.sample.cache import MEMORY_SHARE, CacheShape, cache_shapes, plan_cache
 from minirl.sample.weights import copy_shapes, local_mesh
 from minirl.train.optimizer import make_optimizer
@@ -38,23 +35,12 @@ from minirl.train.update import Learner, TrainState, policy_objective
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is planned.
-
-    Attributes:
-        model: The model's shape.
-        source: Its types, and what the backward pass computes again.
-        sampler: Slots and lengths.
-        train: Batch, algorithm, optimizer, adapters.
-        prompt: Mean length of the prompts, in tokens.
-        response: Mean length of the responses.
-    """
+    """The settings of a job that decide its memory."""
 
     model: ModelConfig
     source: ModelSource
     sampler: SamplerConfig
     train: TrainConfig
-    prompt: float
-    response: float
 
     @property
     def dtype(self) -> Any:
@@ -63,14 +49,28 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
+class Tokens:
+    """The padded tokens of a micro-batch: prompts, and rows of answers, of one length each."""
+
+    prompts: int
+    prompt: int
+    answers: int
+    answer: int
+
+    @property
+    def computed(self) -> int:
+        """Count the tokens that pass through the layers."""
+        return self.prompts * self.prompt + self.answers * self.answer
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
     """The learner's side of a workload.
 
     Attributes:
-        learner: Its functions.
         state: Shapes and shardings of the trained weights and of the optimizer's state.
         memory: Bytes of a device, by kind, that it holds all the time.
-        parameters: Numbers of the model, all of them.
+        parameters: Numbers of the model, frozen ones included.
     """
 
     learner: Learner
@@ -86,7 +86,6 @@ class Sampling:
     Attributes:
         processes: How many sample, each its share of the prompts.
         mesh: The process's own.
-        cache: The size of its cache.
         memory: Bytes of a device, by kind, that it holds while it samples.
         kept: Bytes of a device, by kind, that it holds all the time.
         transfer: Bytes of a device that come from the learner before every rollout.
@@ -101,10 +100,10 @@ class Sampling:
 
 
 def published_shape(name: str) -> ModelConfig:
-    """Return the shape of a published model by its name, for example qwen2.5-coder-7b.
+    """Return the shape of a published model, for example qwen2.5-coder-7b.
 
     Raises:
-        UserError: The name is not in the table.
+        UserError: The name is not in `shapes.yaml`.
     """
     shapes = yaml.safe_load((Path(__file__).parent / "shapes.yaml").read_text())
     key = name.lower().removeprefix("qwen/").removesuffix("-instruct")
@@ -119,17 +118,7 @@ def published_shape(name: str) -> ModelConfig:
 def abstract_model(
     config: ModelConfig, source: ModelSource, mesh: Mesh | None, *, lora: LoraConfig | None = None
 ) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
-    """Return a model without weights, and the shapes and shardings of its weights.
-
-    Args:
-        config: Its shape.
-        source: The type of the computation, and what the backward pass computes again.
-        mesh: From `make_mesh`; None for a single device.
-        lora: Adapters that it has.
-
-    Returns:
-        Its structure; the weights that are trained; and the rest (`lora.split`).
-    """
+    """Return a model's structure, and shapes and shardings of its trained and frozen weights."""
     dtype = jnp.dtype(source.dtype)
 
     def make(key: jax.Array) -> Decoder:
@@ -146,18 +135,6 @@ def abstract_model(
     return graph, placed(trained, mesh), placed(frozen, mesh)
 
 
-def abstract_opt_state(
-    optimizer: optax.GradientTransformation, params: nnx.State, mesh: Mesh | None
-) -> Any:
-    """Return the shapes and shardings of an optimizer's state."""
-    return placed(jax.eval_shape(optimizer.init, params), mesh)
-
-
-def count_parameters(params: Any) -> int:
-    """Count the numbers of a tree."""
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
-
-
 def training_of(work: Workload, mesh: Mesh | None) -> Training:
     """Describe the learner's side of a workload on a mesh of all devices."""
     train = work.train
@@ -166,7 +143,7 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     objective = policy_objective(
         train.algorithm, temperature=work.sampler.temperature, top_p=work.sampler.ratio_top_p
     )
-    state = TrainState(params, abstract_opt_state(optimizer, params, mesh))
+    state = TrainState(params, placed(jax.eval_shape(optimizer.init, params), mesh))
     memory = {
         "weights": device_bytes(params) + device_bytes(frozen),
         "optimizer": device_bytes(state.opt_state),
@@ -174,7 +151,8 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
     if train.has_reference:
         memory["start weights"] = device_bytes(copy_shapes(params, mesh, work.dtype))
     learner = Learner(graph, objective, optimizer, frozen=frozen, mesh=mesh)
-    return Training(learner, state, memory, count_parameters(params) + count_parameters(frozen))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves((params, frozen)))
+    return Training(learner, state, memory, parameters)
 
 
 def sampling_of(
@@ -198,13 +176,8 @@ def sampling_of(
         # The most that the sampler would take.
         most = min(MEMORY_SHARE * memory_bytes / 1e9, 1e9)
         config = config.model_copy(update={"cache_gb": most})
-    shape = plan_cache(
-        work.model,
-        config,
-        group_size=work.train.group_size,
-        itemsize=work.dtype.itemsize,
-        mesh=local,
-    )
+    group_size, itemsize = work.train.group_size, work.dtype.itemsize
+    shape = plan_cache(work.model, config, group_size=group_size, itemsize=itemsize, mesh=local)
     trained, frozen = (device_bytes(copy_shapes(part, local, work.dtype)) for part in weights)
     cache = device_bytes(cache_shapes(shape, work.model, dtype=work.dtype, mesh=local))
     # Adapters are added to frozen weights, which are copied once for all rollouts.
@@ -221,9 +194,8 @@ def estimate_memory(
     *,
     memory_bytes: float,
     has_sampler: bool = True,
-    has_activations: bool = True,
-) -> dict[str, float]:
-    """Count what a run holds on each device, by kind; only the activations are an estimate.
+) -> list[dict[str, float]]:
+    """Count what a run holds on each device, by kind; only "activations" are an estimate.
 
     Args:
         work: What is run.
@@ -231,27 +203,28 @@ def estimate_memory(
         own: The devices of this process.
         memory_bytes: Of one device.
         has_sampler: Whether this process samples, and no servers do.
-        has_activations: Whether activations are counted.
 
     Returns:
-        What is held all the time, and what the update or the sampler needs, whichever is more.
+        What is held while the update runs, and while the sampler does.
     """
-    training = training_of(work, mesh)
-    gradient = device_bytes(training.state.params)
-    # With several micro-batches, their sum lies beside the gradient of the current one.
-    update = {
-        "gradients": gradient * min(_micro_batches(work, mesh), 2),
-        "activations": _activations(work, mesh) if has_activations else 0.0,
+    training, train = training_of(work, mesh), work.train
+    answers = train.batching.answers_per_batch or train.group_size
+    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
+    batches = -(-groups * (train.group_size // answers) // train.batching.groups_per_batch)
+    tokens = longest_batch(work, groups=train.batching.groups_per_batch, answers=answers)
+    update = training.memory | {
+        # With several micro-batches, their sum lies beside the gradient of the current one.
+        "gradients": device_bytes(training.state.params) * min(batches, 2),
+        "activations": activation_bytes(work, tokens, mesh),
     }
     if not has_sampler:
-        return training.memory | update
+        return [update]
     sampling = sampling_of(work, mesh, own, memory_bytes=memory_bytes)
-    turn = max(update, sampling.memory, key=lambda kinds: sum(kinds.values()))
-    return training.memory | sampling.kept | turn
+    return [sampling.kept | update, sampling.kept | training.memory | sampling.memory]
 
 
 def longest_batch(work: Workload, *, groups: int, answers: int) -> Tokens:
-    """Return the padded tokens of a micro-batch of the longest prompts and answers."""
+    """Return the tokens of a micro-batch of the longest prompts and answers."""
     sampler, sizes = work.sampler, work.train.batching
     return Tokens(
         prompts=groups,
@@ -262,59 +235,27 @@ def longest_batch(work: Workload, *, groups: int, answers: int) -> Tokens:
     )
 
 
-def _micro_batches(work: Workload, mesh: Mesh | None) -> int:
-    """Count the micro-batches of an update."""
-    train = work.train
-    groups = -(-train.prompts_per_step // (train.mini_batches * row_parts(mesh)))
-    answers = train.batching.answers_per_batch or train.group_size
-    return -(-groups * (train.group_size // answers) // train.batching.groups_per_batch)
-
-
-def _activations(work: Workload, mesh: Mesh | None) -> float:
-    """Estimate the bytes of a micro-batch of the longest prompts and answers."""
-    sizes = work.train.batching
-    answers = sizes.answers_per_batch or work.train.group_size
-    tokens = longest_batch(work, groups=sizes.groups_per_batch, answers=answers)
-    tensor = 1 if mesh is None else mesh.shape["tensor"]
-    all_logits = 4.0 * tokens.answers * tokens.answer * work.model.vocab_size / tensor
-    return activation_bytes(
-        work.model,
-        tokens,
-        remat=work.source.remat,
-        itemsize=work.dtype.itemsize,
-        tensor=tensor,
-        logits=min(LOGITS_BYTES, all_logits),
-    )
-
-
-def activation_bytes(
-    config: ModelConfig, tokens: Tokens, *, remat: Remat, itemsize: int, tensor: int, logits: float
-) -> float:
+def activation_bytes(work: Workload, tokens: Tokens, mesh: Mesh | None) -> float:
     """Estimate what the gradient of a micro-batch takes on a device beside weights and gradient.
 
     Counted are what the backward pass needs of every layer (with remat=full only its input), the
     working set of one layer, the logits of a chunk with their gradients, and the vocabulary's
     tables: one in the type of the computation, two gradients in fp32. Attention is taken to be
-    flash attention. Compilers fuse and reorder: the estimate is within a factor of 2 of what XLA
-    plans for CPUs, TPUs and the H100.
-
-    Args:
-        config: The model's shape.
-        tokens: Of one device, padding included.
-        remat: What is computed again.
-        itemsize: Bytes of a number of the computation.
-        tensor: Devices that share heads, inner width and vocabulary.
-        logits: Bytes of a chunk's logits.
+    flash attention. The estimate is within a factor of 2 of what XLA plans for CPUs, TPUs and the
+    H100.
     """
+    config, itemsize = work.model, work.dtype.itemsize
+    tensor = 1 if mesh is None else mesh.shape["tensor"]
     D, F = config.hidden_size, config.intermediate_size / tensor
     H = config.num_attention_heads * config.head_dim / tensor
     K = config.num_key_value_heads * config.head_dim / tensor
     products = H + 2 * K + D + 2 * F
-    kept = {"full": D, "dots": D + products, "none": 4 * D + 2 * products + F}[remat]
+    kept = {"full": D, "dots": D + products, "none": 4 * D + 2 * products + F}[work.source.remat]
     working = (2 * D + 2 * products + F) * itemsize + 4 * 2 * D
     layers = tokens.computed * (config.num_hidden_layers * kept * itemsize + working)
     table = config.vocab_size * D / tensor * (itemsize + 2 * 4)
-    return layers + table + 3 * logits
+    logits = 4.0 * tokens.answers * tokens.answer * config.vocab_size / tensor
+    return layers + table + 3 * min(LOGITS_BYTES, logits)
 
 
 def cudnn_workspace(config: ModelConfig, tokens: Tokens, *, tensor: int) -> float:

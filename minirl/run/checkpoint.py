@@ -1,8 +1,8 @@
 """Checkpoints: weights, optimizer state and the progress of a run, through Orbax.
 
-Orbax writes to a temporary folder and renames, so a kill inside a save leaves the checkpoints
-before it whole. One that is made because the run is stopped is kept until the next planned one, so
-that a resumed run ends with the checkpoints of one that was never stopped.
+A kill inside a save leaves the checkpoints before it whole. One that is made because the run is
+stopped is kept until the next planned one, so that a resumed run ends with the checkpoints of one
+that was never stopped.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from minirl.run.files import check, read_json
 # Orbax logs every save, and tracebacks of errors that it also raises.
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
+_DELETE = "delete that folder to resume from the one before"
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -51,12 +52,7 @@ class _NewestPlanned:
 class Checkpoints:
     """The checkpoints of one phase of a run: the newest few, and the best by a score.
 
-    Args:
-        folder: Made if it is not there.
-        keep: How many of the newest are kept.
-
-    Raises:
-        UserError: The folder cannot be made, or the score of a checkpoint there cannot be read.
+    All methods that write raise a `UserError` if this, or what was written before, has failed.
     """
 
     def __init__(self, folder: Path, *, keep: int = 2) -> None:
@@ -89,23 +85,11 @@ class Checkpoints:
             tree: Arrays; they may be donated as soon as this returns.
             facts: Anything else that a resume needs, as JSON.
             score: What the best checkpoint is chosen by, the larger the better.
-
-        Raises:
-            UserError: It cannot be written, or the one before could not.
         """
         self._save(step, tree, facts, {"score": score})
 
     def leave(self, step: int, tree: Tree, facts: Mapping[str, Any]) -> None:
-        """Write a checkpoint because the run is being stopped, unless there is one of this step.
-
-        Args:
-            step: Updates done.
-            tree: As in `save`.
-            facts: As in `save`.
-
-        Raises:
-            UserError: It cannot be written, or the one before could not.
-        """
+        """Write a checkpoint because the run is being stopped, unless there is one of this step."""
         self.wait()
         if step != self.newest_step():
             self._save(step, tree, facts, {"score": 0.0, "planned": 0.0})
@@ -115,31 +99,22 @@ class Checkpoints:
         self, step: int, tree: Tree, facts: Mapping[str, Any], metrics: dict[str, float]
     ) -> None:
         self.wait()
-        self._check_room(tree)
+        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+        free = shutil.disk_usage(self._folder).free
+        if needed > free:  # Orbax would find it half way, with many errors
+            reason = f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
+            raise _unwritable(self._folder, reason)
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
+        args = ocp.args.Composite(
+            tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
+        )
         with _writing(self._folder):
             if step in self._manager.all_steps():
                 # A stop came between the step and its evaluation.
                 self._manager.delete(step)
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    tree=ocp.args.StandardSave(_named(tree)), facts=ocp.args.JsonSave(dict(facts))
-                ),
-                metrics=metrics,
-                force=True,
-            )
-
-    def _check_room(self, tree: Tree) -> None:
-        """Refuse what the disk has no room for; Orbax would find it half way, with many errors."""
-        needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-        free = shutil.disk_usage(self._folder).free
-        if needed > free:
-            raise _unwritable(
-                self._folder, f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
-            )
+            self._manager.save(step, args=args, metrics=metrics, force=True)
 
     def newest_step(self) -> int:
         """Return the step of the newest complete checkpoint; 0 without any."""
@@ -150,55 +125,30 @@ class Checkpoints:
         return self._manager.best_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
-        """Read the checkpoint of `newest_step`.
+        """Read the newest checkpoint.
 
         Args:
-            like: See `restore`.
+            like: A tree of the same structure, for shapes, types and shardings.
             kind: What its facts have to be, as pydantic knows it.
 
         Raises:
-            UserError: See `restore`; or its facts are of another kind.
+            UserError: It is damaged, or belongs to another model or optimizer.
         """
         step = self.newest_step()
-        tree, facts = self.restore(step, like)
-        return tree, check(
-            kind,
-            facts,
-            where=f"{self._folder / str(step)}: facts",
-            advice="delete that folder to resume from the one before",
-        )
-
-    def restore(self, step: int, like: Tree) -> tuple[Tree, dict[str, Any]]:
-        """Read a checkpoint.
-
-        Args:
-            step: Which one.
-            like: A tree of the same structure, for shapes, types and shardings.
-
-        Raises:
-            UserError: The checkpoint is damaged, or belongs to another model or optimizer.
-        """
         where = self._folder / str(step)
         tree = _read(where, like, _named(like))
         with _reporting_damage(where):
             args = ocp.args.Composite(facts=ocp.args.JsonRestore())
-            return tree, self._manager.restore(step, args=args)["facts"]
+            facts = self._manager.restore(step, args=args)["facts"]
+        return tree, check(kind, facts, where=f"{where}: facts", advice=_DELETE)
 
     def wait(self) -> None:
-        """Wait for what is being written.
-
-        Raises:
-            UserError: It cannot be written.
-        """
+        """Wait for what is being written."""
         with _writing(self._folder):
             self._manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait for what is being written, and end.
-
-        Raises:
-            UserError: It cannot be written.
-        """
+        """Wait for what is being written, and end."""
         try:
             self.wait()
         finally:
@@ -207,11 +157,7 @@ class Checkpoints:
 
 
 def given_up(tree: Tree) -> Tree:
-    """Delete arrays, of which others may hold references, before what replaces them is read.
-
-    Returns:
-        Their shapes, types and shardings.
-    """
+    """Delete arrays, of which others may hold references, and return their shapes and shardings."""
 
     def give_up(leaf: jax.Array) -> jax.ShapeDtypeStruct:
         shape = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
@@ -229,11 +175,7 @@ def best_step(folder: Path) -> int | None:
 
 
 def read_params(where: Path, like: Tree) -> Tree:
-    """Read the weights of a checkpoint, without the optimizer's state.
-
-    Args:
-        where: Folder of one checkpoint.
-        like: Weights of the same structure, for shapes, types and shardings.
+    """Read the weights of the checkpoint in a folder, without the optimizer's state.
 
     Raises:
         UserError: The checkpoint is damaged, or belongs to another model.
@@ -243,10 +185,10 @@ def read_params(where: Path, like: Tree) -> Tree:
 
 @contextmanager
 def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarray]]:
-    """Let the weights of a checkpoint be read one at a time.
+    """Let the weights of the checkpoint in a folder be read one at a time.
 
     Args:
-        where: Folder of one checkpoint.
+        where: The folder.
         like: Shapes and types of the weights; others may be in the checkpoint too.
 
     Yields:
@@ -256,7 +198,10 @@ def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarr
         UserError: The checkpoint is damaged, or belongs to another model.
     """
     expected = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
-    paths = [_dotted(path) for path, _ in jax.tree.leaves_with_path(like)]
+    paths = (
+        ".".join(str(key.key) for key in path if isinstance(key, jax.tree_util.DictKey))
+        for path, _ in jax.tree.leaves_with_path(like)
+    )
     names = dict(zip(paths, expected, strict=True))
     with _opened(where, expected) as restore:
 
@@ -286,7 +231,14 @@ def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[...,
     with ocp.PyTreeCheckpointer() as reader:
         with _reporting_damage(where):
             stored = dict(reader.metadata(folder).item_metadata)
-            _compare(where, {name: tuple(leaf.shape) for name, leaf in stored.items()}, expected)
+            found = {name: tuple(leaf.shape) for name, leaf in stored.items()}
+        for name, leaf in expected.items():
+            if found.get(name) != tuple(leaf.shape):
+                raise UserError(
+                    f"{where}: a checkpoint of another model: {name} is "
+                    f"{found.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
+                    "use the settings it was made with, or another run.dir"
+                )
 
         def restore(arrays: Mapping[str, Any], how: Mapping[str, Any]) -> Mapping[str, Any]:
             with _reporting_damage(where):
@@ -301,26 +253,9 @@ def _reporting_damage(where: Path) -> Generator[None]:
     """Turn whatever Orbax and TensorStore raise for a damaged file into a line for the user."""
     try:
         yield
-    except UserError:
-        raise
     except Exception as error:  # noqa: BLE001
-        raise UserError(
-            f"{where}: the checkpoint cannot be read ({_reason(error)}); "
-            "delete that folder to resume from the one before"
-        ) from None
-
-
-def _compare(
-    where: Path, stored: Mapping[str, tuple[int, ...]], expected: Mapping[str, Any]
-) -> None:
-    """Raise a `UserError` unless all that is expected is stored in the same shape."""
-    for name, leaf in expected.items():
-        if stored.get(name) != tuple(leaf.shape):
-            raise UserError(
-                f"{where}: a checkpoint of another model: {name} is "
-                f"{stored.get(name, 'missing')} there and {tuple(leaf.shape)} here; "
-                "use the settings it was made with, or another run.dir"
-            )
+        reason = f"the checkpoint cannot be read ({_reason(error)})"
+        raise UserError(f"{where}: {reason}; {_DELETE}") from None
 
 
 class _Scores(BaseModel):
@@ -342,11 +277,6 @@ def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
 def _named(tree: Tree) -> dict[str, Any]:
     """Flatten to names, so that structures of libraries may change."""
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
-
-
-def _dotted(path: tuple[Any, ...]) -> str:
-    keys = [str(entry.key) for entry in path if isinstance(entry, jax.tree_util.DictKey)]
-    return ".".join(keys)
 
 
 @contextmanager

@@ -53,8 +53,7 @@ class ProcessConfig:
         coordinator: `host:port` of the first process.
         processes: How many there are.
         process: Number of this one, from 0.
-        heartbeat_s: After so long without a heartbeat a process counts as dead, which ends the
-            others.
+        heartbeat_s: A process without a heartbeat for so long is dead, which ends the others.
     """
 
     coordinator: str
@@ -66,8 +65,7 @@ class ProcessConfig:
 def join(config: ProcessConfig | None) -> None:
     """Join the other processes, before any other use of JAX.
 
-    Args:
-        config: None where Slurm, a TPU's or another environment that JAX knows has it.
+    Without a config, Slurm, a TPU's or another environment that JAX knows has it.
 
     Raises:
         UserError: The others cannot be found.
@@ -155,9 +153,6 @@ def own_share(length: int) -> range:
 def gather(make: Callable[[], _Made]) -> list[_Made]:
     """Do this process's part of some work, and return the parts of all processes, in their order.
 
-    Args:
-        make: Returns this process's part; it may be abandoned.
-
     Raises:
         Preempted: A signal came to one of them.
         UserError: One of them failed; in that one its own error.
@@ -178,16 +173,7 @@ def gather(make: Callable[[], _Made]) -> list[_Made]:
     messages = _exchange((stop, words, is_lost, payload if is_small else len(payload)))
     if error is not None:
         raise error
-    _raise_first([one[:3] for one in messages])
-    parts = [part for *_, part in messages]
-    if not all(isinstance(part, bytes) for part in parts):
-        parts = _all_gather(payload, parts)
-    return [pickle.loads(part) for part in parts]
-
-
-def _raise_first(messages: list[tuple[int | None, str | None, bool]]) -> None:
-    """Raise the first error of any process, else the first signal."""
-    for process, (_, words, is_lost) in enumerate(messages):
+    for process, (_, words, is_lost, _) in enumerate(messages):
         if words is not None:
             # All save what is done, if the one that failed can.
             kind = ServersLostError if is_lost else UserError
@@ -195,6 +181,10 @@ def _raise_first(messages: list[tuple[int | None, str | None, bool]]) -> None:
     signals = [number for number, *_ in messages if number is not None]
     if signals:
         raise Preempted(signals[0])
+    parts = [part for *_, part in messages]
+    if not all(isinstance(part, bytes) for part in parts):
+        parts = _all_gather(payload, parts)
+    return [pickle.loads(part) for part in parts]
 
 
 def from_first(make: Callable[[], _Made]) -> _Made:
@@ -210,11 +200,7 @@ def held_by_first(context: AbstractContextManager[_Made]) -> Generator[_Made]:
 
 
 def check() -> None:
-    """Stop here if a signal came to any process; all have to call this, and all stop.
-
-    Raises:
-        Preempted: It came.
-    """
+    """Raise `Preempted` in all processes if a signal came to any; all have to call this."""
     gather(preemption.check)
 
 
@@ -235,9 +221,7 @@ def whole(array: Any) -> np.ndarray:
 class _SharedSignal:
     """The signal that came to any of the processes, kept in the coordinator's store."""
 
-    def __init__(self) -> None:
-        self._is_sent = False
-        self._next_poll = 0.0
+    _is_sent, _next_poll = False, 0.0
 
     def poll(self, own: int | None) -> int | None:
         """Publish this process's signal, or return one of another process."""

@@ -23,65 +23,19 @@ PART = ".part"
 """Ends the name of a file that is not whole yet."""
 # How safetensors words an error of the system.
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-_NEEDED = ("config.json", "tokenizer.json")
-
-
-def check_folder(folder: Path) -> None:
-    """Check that everything a policy is read from is there.
-
-    Raises:
-        UserError: A file is not there.
-    """
-    for name in _NEEDED:
-        if not (folder / name).is_file():
-            raise UserError(f"no {name} in {folder.absolute()}")
-    weight_files(folder)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """List the files of weights: one, or those that the index names.
-
-    Raises:
-        UserError: One is not there, or the index is broken.
-    """
-    index = folder / INDEX
-    if not index.exists():
-        if not (folder / SINGLE).exists():
-            raise UserError(
-                f"no {SINGLE} nor {INDEX} in {folder.absolute()}; "
-                "give a Hugging Face model folder with safetensors files"
-            )
-        return [folder / SINGLE]
-    try:
-        names = json.loads(index.read_text())["weight_map"].values()
-        files = [folder / name for name in sorted(set(names))]
-    except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: not an index of safetensors files ({error!r})") from None
-    for path in files:
-        if not path.is_file():
-            raise UserError(f"{path}: not there; copy all files of the model again")
-    return files
 
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Add the file's name to errors of the system, also to those that safetensors words itself.
-
-    Raises:
-        OSError: As raised inside, with the file's name.
-    """
+    """Add the file's name to errors of the system, also to those that safetensors words itself."""
     try:
         yield
-    except OSError as error:
-        if error.filename is not None or error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
     except Exception as error:
-        number = _SYSTEM_ERROR.search(str(error))
-        if number is None:
+        words = _SYSTEM_ERROR.search(str(error))
+        number = error.errno if isinstance(error, OSError) else words and int(words[1])
+        if not number or getattr(error, "filename", None) is not None:
             raise
-        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 @contextmanager
@@ -176,21 +130,25 @@ class Joined(BaseModel):
 
 
 def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
-    """Validate a value by pydantic.
-
-    Args:
-        kind: What it has to be.
-        value: As JSON gives it.
-        where: The file and the place in it, for the message.
-        advice: What to do, for the message.
-
-    Raises:
-        UserError: It is of another kind.
-    """
+    """Validate a value by pydantic; the `UserError` says where it is, and what to do."""
     try:
         return _adapter(kind).validate_python(value)
     except ValidationError as error:
-        raise UserError(f"{where}: {_problem(error)}; {advice}") from None
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        words = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+        words = (
+            "is missing" if first["type"] == "missing" else f"{words}, not {first['input']!r:.60}"
+        )
+        raise UserError(f"{where}: {f'{field} {words}'.lstrip()}; {advice}") from None
+
+
+def _parsed(kind: type[_Kind], text: bytes, *, where: str, advice: str) -> _Kind:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: broken JSON ({error}); {advice}") from None
+    return check(kind, value, where=where, advice=advice)
 
 
 @cache
@@ -204,9 +162,7 @@ def read_json(path: Path, kind: type[_Kind], *, advice: str) -> _Kind:
     Raises:
         UserError: It is not there, is not JSON, or holds another kind of value.
     """
-    return check(
-        kind, _parse(_bytes(path, advice), str(path), advice), where=str(path), advice=advice
-    )
+    return _parsed(kind, _bytes(path, advice), where=str(path), advice=advice)
 
 
 def read_lines(path: Path, kind: type[_Kind], *, advice: str) -> Iterator[tuple[bytes, _Kind]]:
@@ -216,8 +172,7 @@ def read_lines(path: Path, kind: type[_Kind], *, advice: str) -> Iterator[tuple[
         UserError: The file cannot be read, or a line is not JSON or holds another kind of value.
     """
     for number, line in enumerate(_bytes(path, advice).split(b"\n")[:-1], start=1):
-        where = f"{path}: line {number}"
-        yield line + b"\n", check(kind, _parse(line, where, advice), where=where, advice=advice)
+        yield line + b"\n", _parsed(kind, line, where=f"{path}: line {number}", advice=advice)
 
 
 def keep_lines(path: Path, kind: type[_Kind], *, advice: str) -> list[_Kind]:
@@ -239,20 +194,3 @@ def _bytes(path: Path, advice: str) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); {advice}") from None
-
-
-def _parse(text: bytes, where: str, advice: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: broken JSON ({error}); {advice}") from None
-
-
-def _problem(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(map(str, first["loc"]))
-    if first["type"] == "missing":
-        return f"{field} is missing"
-    words = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    words = words.replace("a valid dictionary", "an object").replace("a valid string", "text")
-    return f"{field} {words}, not {first['input']!r:.60}".lstrip()

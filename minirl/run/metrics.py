@@ -7,7 +7,6 @@ run of one configuration on one machine, also across a kill and a resume.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from time import perf_counter, time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic_core import to_jsonable_python
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.proto.event_pb2 import (
     Event,  # ty: ignore[import-not-found]
@@ -86,18 +86,10 @@ class JsonLines:
         """Append one record; of several processes the first does."""
         if not self._is_writer:
             return
-        line = json.dumps({"step": step} | _finite(record), ensure_ascii=False)
+        # JSON has no number for what is not finite.
+        values = to_jsonable_python({"step": step, **record}, inf_nan_mode="null")
         with naming(self._path), self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-
-
-def _finite(value: Any) -> Any:
-    """Replace what JSON has no number for by null, at any depth."""
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+            file.write(json.dumps(values, ensure_ascii=False) + "\n")
 
 
 class Metrics:
@@ -115,15 +107,8 @@ class Metrics:
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
             )
-        self._board: _Board | None = None
-        if not distributed.is_first():
-            return
-        try:
-            self._board = _Board(board, purge_step=resume_step + 1)
-        except FileExistsError as error:
-            raise UserError(
-                f"{board}: cannot be written ({error.strerror}); move it away"
-            ) from None
+        is_writer = distributed.is_first()
+        self._board = _Board(board, purge_step=resume_step + 1) if is_writer else None
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""

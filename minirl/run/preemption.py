@@ -20,11 +20,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Preempted(BaseException):
-    """Work was abandoned because of a signal; its text says what is saved.
-
-    Attributes:
-        signal: Which one.
-    """
+    """Work was abandoned because of a signal; its text says what is saved."""
 
     def __init__(self, number: int, saved: str = "what is done is saved") -> None:
         super().__init__(saved)
@@ -32,15 +28,11 @@ class Preempted(BaseException):
 
 
 class _Received:
-    """The signal that came, of which a process has one handler.
-
-    Attributes:
-        signal: Its number.
-        shared: Takes this process's signal or None; returns one that any process had.
-    """
+    """The number of the signal that came, of which a process has one handler."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        # Takes this process's signal or None; returns one that any process had.
         self.shared: Callable[[int | None], int | None] = lambda own: own
 
     def handle(self, number: int, _frame: FrameType | None = None) -> None:
@@ -65,11 +57,7 @@ def watched() -> Generator[None]:
 
 
 def share(shared: Callable[[int | None], int | None]) -> None:
-    """Let the processes of a run know of each other's signals.
-
-    Args:
-        shared: Takes this process's signal or None; returns one that any process had.
-    """
+    """Let the processes of a run know of each other's signals (`_Received.shared`)."""
     _received.shared = shared
 
 
@@ -79,11 +67,7 @@ def noticed() -> int | None:
 
 
 def check() -> None:
-    """Stop here if a signal came: for work that loses nothing when it is abandoned.
-
-    Raises:
-        Preempted: It came.
-    """
+    """Raise `Preempted` if a signal came: for work that loses nothing when it is abandoned."""
     number = noticed()
     if number is not None:
         raise Preempted(number)

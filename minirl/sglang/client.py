@@ -11,8 +11,6 @@ import json
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import aiohttp
@@ -23,8 +21,9 @@ from pydantic import (
     FiniteFloat,
     NonNegativeInt,
     PositiveInt,
-    RootModel,
     ValidationError,
+    ValidationInfo,
+    model_validator,
 )
 from pydantic_core import to_json
 
@@ -47,28 +46,22 @@ _MAX_LOGPROB = 1e-3
 
 
 class ServerError(Exception):
-    """A server failed; another one, or the same one later, may do better.
-
-    Attributes:
-        kind: In what way; the name of a metric.
-    """
+    """A server failed in a way that `kind` names; another one, or this one later, may do better."""
 
     def __init__(self, kind: Failure, message: str) -> None:
         super().__init__(message)
         self.kind: Failure = kind
 
 
-class RefusedError(Exception):
+class RejectedError(Exception):
     """A server understood a request and will never accept it (a status of 400 to 499)."""
 
 
 class ServerInfo(BaseModel):
-    """What a server says of itself; `model_path` and `architectures` are those of its model."""
+    """What a server says of itself and its model."""
 
     version: str
-    is_generation: bool
     architectures: tuple[str, ...] | None = None
-    model_path: str = ""
     tp_size: PositiveInt = 1
     pp_size: PositiveInt = 1
     dp_size: PositiveInt = 1
@@ -81,33 +74,6 @@ class ServerInfo(BaseModel):
         held = math.inf if self.max_req_input_len is None else self.max_req_input_len
         return int(min(self.max_model_len, held + _INPUT_MARGIN))
 
-    @property
-    def vocab_size(self) -> int | None:
-        """Return the vocabulary's size where the folder of its model is seen here too."""
-        path = Path(self.model_path) / "config.json"
-        return json.loads(path.read_text()).get("vocab_size") if path.is_file() else None
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """What a server sampled.
-
-    Attributes:
-        ids: Token ids, with the stop token if there is one.
-        logprobs: Of each id, under softmax(logits / temperature).
-        versions: Of each id, the name of the weights that sampled it.
-        cached: Tokens of the prompt that were in the prefix cache.
-    """
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[str, ...]
-    cached: int
-
-
-class _Object(RootModel[dict[str, Any]]):
-    pass
-
 
 class _Span(BaseModel):
     version: str
@@ -119,26 +85,65 @@ def _meta(*path: str) -> Any:
     return Field(validation_alias=AliasPath("meta_info", *path))
 
 
-class _Reply(BaseModel):
-    output_ids: tuple[NonNegativeInt, ...]
+class Generated(BaseModel):
+    """What a server sampled; validation, with a `_Sent` as context, refuses what cannot be true.
+
+    Attributes:
+        ids: Token ids, with the stop token if there is one.
+        cached: Tokens of the prompt that were in the prefix cache.
+        scored: Of each id: log-probability under softmax(logits / temperature), id, text or null.
+        spans: Which weights sampled which ids; none for `version` alone.
+    """
+
+    ids: Annotated[tuple[NonNegativeInt, ...], Field(validation_alias="output_ids")]
     rid: Annotated[str, _meta("id")]
-    finish: Annotated[Literal["stop", "length", "abort"], _meta("finish_reason", "type")]
-    prompt_tokens: Annotated[NonNegativeInt, _meta("prompt_tokens")]
-    cached_tokens: Annotated[NonNegativeInt, _meta("cached_tokens")] = 0
+    finish: Annotated[Literal["stop", "length"], _meta("finish_reason", "type")]
+    prompt_tokens: Annotated[int, _meta("prompt_tokens")]
+    cached: Annotated[NonNegativeInt, _meta("cached_tokens")] = 0
     version: Annotated[str, _meta("weight_version")]
     spans: Annotated[list[_Span], _meta("weight_versions")] = []
-    # Of each token: its log-probability, its id, and its text or null.
-    logprobs: Annotated[
-        list[tuple[FiniteFloat, NonNegativeInt, Any]], _meta("output_token_logprobs")
-    ]
+    scored: Annotated[list[tuple[FiniteFloat, int, Any]], _meta("output_token_logprobs")]
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """Return the log-probability of each id."""
+        return tuple(value for value, *_ in self.scored)
+
+    @property
+    def versions(self) -> tuple[str, ...]:
+        """Return the name of the weights that sampled each id."""
+        spans = self.spans or [_Span(version=self.version, start=0, end=len(self.ids))]
+        return tuple(span.version for span in spans for _ in range(span.start, span.end))
+
+    @model_validator(mode="after")
+    def _check(self, info: ValidationInfo) -> Generated:
+        assert info.context is not None
+        rid, request, stop_ids, vocab_size = info.context
+        ids, is_stopped = self.ids, bool(self.ids) and self.ids[-1] in stop_ids
+        bounds = [0, *(span.end for span in self.spans)] if self.spans else [0, len(ids)]
+        starts = [span.start for span in self.spans] or [0]
+        flaws = {
+            "of another request": (self.rid, self.prompt_tokens) != (rid, len(request.ids)),
+            "empty": not ids,
+            "longer than asked": len(ids) > request.max_tokens,
+            "log-probabilities of other ids": list(ids) != [one[1] for one in self.scored],
+            "ids outside of the vocabulary": any(i >= vocab_size for i in ids),
+            "log-probabilities above 0": any(one[0] > _MAX_LOGPROB for one in self.scored),
+            "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),
+            "an end without a reason": not is_stopped and len(ids) != request.max_tokens,
+            "weight versions of other tokens": bounds != sorted(bounds)
+            or [*starts, len(ids)] != bounds,
+        }
+        flaw = next((words for words, is_so in flaws.items() if is_so), None)
+        if flaw is not None:
+            raise ValueError(flaw)
+        return self
 
 
 class _Scored(BaseModel):
     version: Annotated[str, _meta("weight_version")]
     # Nothing predicts the first token: its log-probability is null.
-    logprobs: Annotated[
-        list[tuple[FiniteFloat | None, NonNegativeInt, Any]], _meta("input_token_logprobs")
-    ]
+    logprobs: Annotated[list[tuple[FiniteFloat | None, int, Any]], _meta("input_token_logprobs")]
 
 
 _Read = TypeVar("_Read", bound=BaseModel)
@@ -161,7 +166,7 @@ class Server:
     """The endpoints of a server.
 
     All methods raise `ServerError` where it does not answer, or its answer cannot be true, and
-    `RefusedError` where it will never do what was asked.
+    `RejectedError` where it will never do what was asked.
 
     Args:
         url: Without a path.
@@ -180,15 +185,7 @@ class Server:
         vocab_size: int,
         timeout_s: float,
     ) -> Generated:
-        """Sample a reply.
-
-        Args:
-            request: Tokens so far, longest reply and decoding.
-            rid: Unique name of the request, for `abort`.
-            stop_ids: Tokens that end the reply.
-            vocab_size: All ids are below it.
-            timeout_s: Longest wait.
-        """
+        """Sample a reply; `rid` names the request for `abort`."""
         body = {
             "rid": rid,
             "input_ids": request.ids,
@@ -207,10 +204,8 @@ class Server:
                 "stop_token_ids": stop_ids,
             },
         }
-        reply = _read(_Reply, await self.post("/generate", body, timeout_s=timeout_s))
-        if reply.rid != rid or reply.prompt_tokens != len(request.ids):
-            raise ServerError("garbage", "a reply to another request")
-        return _checked(reply, request.max_tokens, stop_ids, vocab_size)
+        content = await self.post("/generate", body, timeout_s=timeout_s)
+        return _read(Generated, content, (rid, request, stop_ids, vocab_size))
 
     async def score(
         self, ids: Sequence[int], *, rid: str, timeout_s: float
@@ -233,7 +228,7 @@ class Server:
 
     async def abort(self, rid: str) -> None:
         """Stop a request; a server that cannot be told is left alone."""
-        with suppress(ServerError, RefusedError):
+        with suppress(ServerError, RejectedError):
             await self.post("/abort_request", {"rid": rid})
 
     async def check_health(self, *, timeout_s: float) -> None:
@@ -244,7 +239,8 @@ class Server:
         """Ask what it serves."""
         found: dict[str, Any] = {}
         for path in ("/server_info", "/model_info", "/v1/models"):
-            found |= _read(_Object, await self._ask("GET", path, timeout_s=BRIEF_S)).root
+            with suppress(ValueError, TypeError):  # what is missing then, validation tells
+                found |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
         return _read(ServerInfo, to_json(found))
 
     @asynccontextmanager
@@ -285,7 +281,7 @@ class Server:
             raise ServerError("deadline", f"{path}: no answer within {timeout_s:g} s") from None
         message = f"{path}: {response.status} {_shown(content)}"
         if 400 <= response.status < 500 and response.status not in (408, 429):
-            raise RefusedError(message)
+            raise RejectedError(message)
         if not 200 <= response.status < 300:
             raise ServerError("status", message)
         return content
@@ -295,41 +291,11 @@ def _shown(content: bytes) -> str:
     return content[: 4 * _SHOWN].decode(errors="replace")[:_SHOWN]
 
 
-def _read(model: type[_Read], content: bytes) -> _Read:
+def _read(model: type[_Read], content: bytes, context: Any = None) -> _Read:
     try:
-        return model.model_validate_json(content)
+        return model.model_validate_json(content, context=context)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        message = f"{where} {first['msg']} in {_shown(content)!r}"
+        message = f"{where} {first['msg']} in {_shown(content)!r}".strip()
         raise ServerError("garbage", message) from None
-
-
-def _checked(reply: _Reply, max_tokens: int, stop_ids: Sequence[int], vocab_size: int) -> Generated:
-    """Turn a reply into what was sampled.
-
-    Raises:
-        ServerError: It cannot be true.
-    """
-    if reply.finish == "abort":
-        raise ServerError("status", "the server aborted the request")
-    ids = reply.output_ids
-    spans = reply.spans or [_Span(version=reply.version, start=0, end=len(ids))]
-    bounds = [0, *(span.end for span in spans)]
-    is_stopped = bool(ids) and ids[-1] in stop_ids
-    flaws = {
-        "empty": not ids,
-        "longer than asked": len(ids) > max_tokens,
-        "log-probabilities of other ids": ids != tuple(one[1] for one in reply.logprobs),
-        "ids outside of the vocabulary": any(i >= vocab_size for i in ids),
-        "log-probabilities above 0": any(one[0] > _MAX_LOGPROB for one in reply.logprobs),
-        "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),
-        "an end without a reason": not is_stopped and len(ids) != max_tokens,
-        "weight versions of other tokens": bounds != sorted(bounds)
-        or [*(span.start for span in spans), len(ids)] != bounds,
-    }
-    for flaw, is_so in flaws.items():
-        if is_so:
-            raise ServerError("garbage", f"a reply that cannot be true: {flaw}")
-    versions = tuple(span.version for span in spans for _ in range(span.start, span.end))
-    return Generated(ids, tuple(one[0] for one in reply.logprobs), versions, reply.cached_tokens)

@@ -27,13 +27,7 @@ from tenacity import (
 
 from minirl.config import SglangConfig
 from minirl.errors import ServersLostError, UserError
-from minirl.sglang.client import (
-    Failure,
-    Generated,
-    RefusedError,
-    Server,
-    ServerError,
-)
+from minirl.sglang.client import Failure, Generated, RejectedError, Server, ServerError
 from minirl.sglang.process import ChildServer
 from minirl.sglang.replica import Buckets, PushedWeights, Replica, Requirements, new_rid
 from minirl.sglang.transfer import Backend, Bucket, Folder
@@ -41,7 +35,7 @@ from minirl.types import Request
 
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-_FAILURES = (ServerError, RefusedError)
+_FAILURES = (ServerError, RejectedError)
 # Tries of a request before the run stops.
 _TRIES = 12
 # Health checks that a launched server may keep waiting before it is started anew. One that is
@@ -51,12 +45,12 @@ _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{n}" for n in (*_COUNTED, *(f"failed_{k}" for k in get_args(Failure))))
 """Metrics that are counts, which add up over processes."""
 IN_USE = "sglang/servers"
-OUT_S, PROBE_GAP = "time/sglang_out_s", "sglang/probe_gap"
+OUT_S, PROBE_GAP, CACHED = "time/sglang_out_s", "sglang/probe_gap", "sglang/cached_share"
 
 _log = logging.getLogger(__name__)
 
 
-class Pool:
+class ServerPool:
     """The servers of one process. To be made and used in a running event loop.
 
     Args:
@@ -86,27 +80,18 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: Counter[str] = Counter()
         self._out_s = 0.0
-        self._later_tokens = self._later_cached = 0  # of prompts that extend an earlier one
 
     async def check(self) -> None:
-        """Wait until all servers are ready, and see that they serve the model.
-
-        Raises:
-            UserError: One is not there, or serves something else.
-        """
+        """Wait until all servers are ready, and refuse what serves something else."""
         await asyncio.gather(*map(self._check_first, self._replicas))
         for replica in self._replicas:
             self._spawn(self._look_after(replica))
 
     async def push(self, weights: PushedWeights, bucket: Folder | Bucket | None) -> None:
-        """Bring all servers in use to new weights; those that fail are left out.
+        """Hand the next bucket of new weights to all servers in use; those that fail are left out.
 
         Returns when all have room for the bucket, so that the next can be made while this one is on
-        its way, and after the last when all servers have the weights.
-
-        Args:
-            weights: Which.
-            bucket: The next one of the transfer; None after the last.
+        its way, and after None, the last, when all servers have the weights.
 
         Raises:
             UserError: A server computes something else with them than the learner.
@@ -153,30 +138,30 @@ class Pool:
         retrying = AsyncRetrying(retry=failures, stop=stop, reraise=True)
         try:
             generated = await retrying(self._try, episode, request, stop_ids)
-        except RefusedError as error:
+        except RejectedError as error:
             raise UserError(f"{error}; servers refuse this request, see their logs") from None
         except ServerError as error:
             raise ServersLostError(f"a request failed {_TRIES} times, at last by {error}") from None
         self._events["requests"] += 1
         if is_later:
-            self._later_tokens += len(request.ids)
-            self._later_cached += generated.cached
+            # Of prompts that extend an earlier one.
+            self._events["later tokens"] += len(request.ids)
+            self._events["later cached"] += generated.cached
         return generated
 
-    def forget(self, episode: Hashable) -> None:
-        """Give up an episode's place."""
+    async def forget(self, episode: Hashable) -> None:
+        """Forget which server has an episode's beginning in its cache."""
         self._homes.pop(episode, None)
 
-    def numbers(self) -> dict[str, float]:
+    async def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
         found = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         found[IN_USE] = float(sum(replica.is_used for replica in self._replicas))
         found[PROBE_GAP] = max((one.gap for one in self._replicas if one.is_used), default=0.0)
-        found["sglang/cached_share"] = self._later_cached / max(self._later_tokens, 1)
+        found[CACHED] = self._events["later cached"] / max(self._events["later tokens"], 1)
         found[OUT_S] = self._out_s
         self._events.clear()
         self._out_s = 0.0
-        self._later_tokens = self._later_cached = 0
         return found
 
     async def _try(self, episode: Hashable, request: Request, stop_ids: Sequence[int]) -> Generated:
@@ -315,8 +300,8 @@ class Pool:
                     replica.is_waiting = True
                     return
                 buckets: Buckets = asyncio.Queue()
-                for bucket in (stored, None):
-                    buckets.put_nowait(bucket)
+                buckets.put_nowait(stored)
+                buckets.put_nowait(None)
                 await replica.load(weights, buckets)
             if weights is not self._weights:
                 raise ServerError("stale", "newer weights came meanwhile")
@@ -334,7 +319,7 @@ class Pool:
         stop, wait = stop_after_delay(start_s), wait_fixed(_FIRST_PAUSE_S)
         try:
             await AsyncRetrying(retry=failures, stop=stop, wait=wait, reraise=True)(check)
-        except RefusedError as error:
+        except RejectedError as error:
             raise UserError(f"rollout.sglang: {url} is no SGLang server ({error})") from None
         except ServerError as error:
             advice = child.log_tail() if child else "start it, or take it out of the list"
@@ -353,7 +338,7 @@ class Pool:
                 await replica.load(weights, buckets)
             self._take_back(replica)
         except _FAILURES as error:
-            if isinstance(error, RefusedError):
+            if isinstance(error, RejectedError):
                 error = ServerError("status", str(error))
                 if is_first:
                     raise UserError(

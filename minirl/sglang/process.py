@@ -36,14 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildServer:
-    """A server on this host.
-
-    Args:
-        command: Program and arguments.
-        variables: Environment variables besides this process's.
-        port: Where it listens.
-        log: File that its output is appended to.
-    """
+    """A server on this host, started when this is made; its output is appended to a log."""
 
     def __init__(self, command: list[str], variables: dict[str, str], port: int, log: Path) -> None:
         self.url = f"http://{_HOST}:{port}"
@@ -107,7 +100,7 @@ def close(children: Sequence[ChildServer]) -> None:
 def launch(
     config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Path, first: int = 0
 ) -> list[ChildServer]:
-    """Start servers.
+    """Start the servers that a process of a run launches.
 
     Args:
         config: How many, and their arguments.

@@ -44,22 +44,14 @@ class Requirements:
     is_one_group: bool
 
     def check(self, info: ServerInfo, url: str) -> None:
-        """Refuse a server that cannot serve the model.
-
-        Raises:
-            UserError: It cannot.
-        """
+        """Raise a `UserError` for a server that cannot serve the model."""
         found, own = info.architectures or self.architectures, self.architectures
-        vocab_size = info.vocab_size or self.vocab_size
         version = tuple(int(part) for part in info.version.split(".")[:2] if part.isdigit())
         flaws = {
             f"is SGLang {info.version}; use {TESTED}": version < _OLDEST,
-            "serves no model that generates text": not info.is_generation,
             f"serves a {', '.join(found)}, and the learner's model is a {', '.join(own)}": (
                 not set(found) & set(own)
             ),
-            f"serves a vocabulary of {vocab_size} tokens, and the learner's model has "
-            f"{self.vocab_size}": vocab_size != self.vocab_size,
             f"takes {info.context} tokens, and episodes have up to {self.context}; start it with "
             "a larger --context-length, or a larger cache (--max-total-tokens, "
             "--mem-fraction-static)": info.context < self.context,
@@ -96,18 +88,14 @@ class Replica:
     Methods that ask the server raise as those of `Server` do.
 
     Attributes:
-        server: Its endpoints.
         child: Its process, if this process started it.
-        config: Deadlines, and how many requests it may have at a time.
-        requirements: What it has to be.
-        transfer: How weights come to it.
         asked: Requests under way, and those that wait for one of the `slots`.
         requests: Of those under way, what can end the waiting.
         lock: Held while weights are brought to it.
         left_out: Set while it is not in use.
         is_waiting: Whether it is left out and well, and waits for the next weights.
         weights: Last ones that it was compared with.
-        gap: Largest difference to the learner with these.
+        gap: Its difference to the learner with these.
     """
 
     server: Server
@@ -176,8 +164,7 @@ class Replica:
             raise ServerError("stale", f"has weights {name}, not {weights.name}")
         probe = np.asarray(weights.probe)
         gap = float(np.mean(np.abs(np.asarray(values[-len(probe) :]) - probe)))
-        self.gap = max(gap, self.gap if self.weights is weights else 0.0)
-        self.weights = weights
+        self.gap, self.weights = gap, weights
         if not gap <= tolerance:
             raise ServerError(
                 "differs",

@@ -37,7 +37,7 @@ from minirl.run import distributed, preemption
 from minirl.run.files import read_json
 from minirl.sglang import process
 from minirl.sglang.client import Generated, Server, make_session
-from minirl.sglang.pool import Pool
+from minirl.sglang.pool import ServerPool
 from minirl.sglang.process import ChildServer
 from minirl.sglang.replica import PushedWeights, Requirements
 from minirl.sglang.transfer import BACKENDS, remove_versions, version_folder
@@ -71,7 +71,6 @@ class Servers:
         folder: Run folder.
 
     Attributes:
-        pool: Chooses among them.
         pushed: Version and first array of the weights that were pushed last; an update makes new
             arrays.
         push_metrics: Of the last push.
@@ -115,7 +114,7 @@ class Servers:
             tolerance=config.tolerance or _TOLERANCE[dtype],
             is_one_group=config.push == "nccl",
         )
-        self.pool: Pool
+        self.pool: ServerPool
         self.pushed: tuple[int, ref[Any]] | None = None
         self.push_metrics: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -150,11 +149,7 @@ class Servers:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, _Made]) -> _Made:
-        """Do something in the loop, and wait for it.
-
-        Raises:
-            Preempted: A signal came; the work is abandoned.
-        """
+        """Do something in the loop, and wait for it; a signal abandons it."""
         future = self.start(work)
         while not wait([future], preemption.POLL_S).done:
             try:
@@ -165,7 +160,7 @@ class Servers:
         return future.result()
 
     def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> tuple[int, float]:
-        """Bring all servers to new weights; all processes have to ask.
+        """Bring all servers to new weights; all processes have to call this.
 
         Args:
             weights: Which.
@@ -207,13 +202,12 @@ class Servers:
         servers: list[tuple[Server, ChildServer | None]]
         servers = [(Server(child.url, session), child) for child in children]
         servers += [(Server(url, session), None) for url in urls]
-        self.pool = Pool(servers, config, self.requirements, self.transfer)
+        self.pool = ServerPool(servers, config, self.requirements, self.transfer)
         await self.pool.check()
 
     def _stop(self, thread: Thread) -> None:
         async def end() -> None:
-            own = asyncio.current_task()
-            others = [task for task in asyncio.all_tasks() if task is not own]
+            others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
@@ -230,19 +224,15 @@ class Servers:
 
 
 def _allow_connections(count: int) -> None:
-    """Let this process have so many connections at once, besides its other files.
-
-    Raises:
-        UserError: The system does not.
-    """
+    """Let this process have so many connections at once, besides its other files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = count + _OTHER_FILES
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    needed, unlimited = count + _OTHER_FILES, resource.RLIM_INFINITY
+    if hard != unlimited and hard < needed:
         raise UserError(
             f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
             f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
         )
-    if soft != resource.RLIM_INFINITY and soft < needed:
+    if soft != unlimited and soft < needed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
@@ -253,7 +243,7 @@ class SglangSampler:
         model: Structure, and weights that are not trained.
         tokenizer: Its tokenizer.
         servers: In use.
-        logprobs: Asks the learner; all processes have to.
+        logprobs: Asks the learner; all processes have to call it.
     """
 
     is_repeatable = False
@@ -280,9 +270,7 @@ class SglangSampler:
         return other
 
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
-        """Bring the servers to these weights of the learner, wherever they lie.
-
-        What is being sampled goes on with them.
+        """Bring the servers to these weights; what is being sampled goes on with them.
 
         Raises:
             UserError: A server computes something else with them.
@@ -313,11 +301,7 @@ class SglangSampler:
 
     def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
-
-        async def told() -> dict[str, float]:
-            return self._servers.pool.numbers()
-
-        return {**self._servers.run(told()), **self._servers.push_metrics}
+        return self._servers.run(self._servers.pool.numbers()) | self._servers.push_metrics
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""
@@ -336,12 +320,7 @@ class SglangSampler:
         future.add_done_callback(lambda ended: self._ended.put((episode, ended)))
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
-        """Wait for replies, or for `wake`, a moment at most; `max_steps` does not matter here.
-
-        Raises:
-            UserError: Servers refuse a request.
-            ServersLostError: No server is left.
-        """
+        """Wait a moment for replies, or for `wake`; raises as `ServerPool.sample` does."""
         del max_steps
         replies: list[tuple[int, Reply]] = []
         with suppress(queue.Empty):
@@ -363,11 +342,7 @@ class SglangSampler:
         future = self._asked.pop(episode, None)
         if future is not None:
             future.cancel()
-
-        async def forget() -> None:
-            self._servers.pool.forget((self._mark, episode))
-
-        self._servers.start(forget())
+        self._servers.start(self._servers.pool.forget((self._mark, episode)))
 
     def _reply(self, generated: Generated) -> Reply:
         ids = generated.ids

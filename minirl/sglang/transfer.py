@@ -1,7 +1,7 @@
 """New weights on their way to SGLang servers: by a folder that servers read, or by broadcasts.
 
-A backend cuts the weights of a model into buckets, which all processes of the learner make together
-(the devices bring one tensor at a time into one place), and sends buckets to one server.
+A backend cuts the weights of a model into buckets, which all processes of the learner make
+together, and sends buckets to one server. Its `send` raises as `Server` does.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from minirl.model.config import SINGLE
 from minirl.model.huggingface import tensor_names, tensor_shapes, total_bytes, write_file
 from minirl.model.sharding import is_stacked, param_path
 from minirl.run import distributed
-from minirl.run.files import SINGLE, sync
-from minirl.sglang.client import RefusedError, Server, ServerError
+from minirl.run.files import appearing
+from minirl.sglang.client import RejectedError, Server, ServerError
 
 _VERSION = "version-"
 # Largest bucket of a broadcast; a larger tensor goes alone.
@@ -51,12 +52,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some of the weights, in memory.
-
-    Attributes:
-        tensors: Whole, each with its Hugging Face name.
-        is_last: Whether the model is complete with it.
-    """
+    """Some of the weights, in memory: whole tensors by their Hugging Face names."""
 
     tensors: tuple[tuple[str, jax.Array], ...]
     is_last: bool
@@ -74,7 +70,7 @@ class Disk:
         self._place, self._dtype = place, dtype
 
     def buckets(self, params: nnx.State, name: str) -> Iterator[Folder]:
-        """Write the folder; all processes have to ask."""
+        """Write the folder; all processes have to call this."""
         yield write_version(self._place, name, params, dtype=self._dtype)
 
     async def send(
@@ -86,7 +82,7 @@ class Disk:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Let a paused server load the folder; raises as `Server` does."""
+        """Let a paused server load the folder."""
         del ranks
         async for folder in buckets:
             body = {"model_path": str(folder.path), "weight_version": name, "flush_cache": True}
@@ -105,7 +101,7 @@ class Nccl:
         self._dtype = dtype
 
     def buckets(self, params: nnx.State, name: str) -> Iterator[Bucket]:
-        """Collect the tensors, some at a time; all processes have to ask."""
+        """Collect the tensors, some at a time; all processes have to call this."""
         del name
         return bucketed(whole_tensors(params, self._dtype), max_bytes=_BUCKET_BYTES)
 
@@ -118,8 +114,8 @@ class Nccl:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Broadcast buckets, in their order, to a paused server of so many tensor-parallel ranks,
-        each within the time-out; raises as `Server` does.
+        """Broadcast buckets to a paused server of so many tensor-parallel ranks, each within the
+        time-out.
         """
         try:
             address = await asyncio.to_thread(_own_address, server.url)
@@ -137,7 +133,7 @@ class Nccl:
         together = functools.partial(_together, server, timeout_s=timeout_s)
         try:
             await together("/init_weights_update_group", named | joining, group.join)
-            with suppress(RefusedError):  # an update that a killed run left open
+            with suppress(RejectedError):  # an update that a killed run left open
                 await server.post("/end_weight_update", {})
             await server.post("/begin_weight_update", {})
             async for bucket in buckets:
@@ -154,7 +150,7 @@ class Nccl:
             await server.post("/end_weight_update", {})
         finally:
             group.close()
-            with suppress(ServerError, RefusedError):
+            with suppress(ServerError, RejectedError):
                 await server.post("/destroy_weights_update_group", named)
 
 
@@ -167,11 +163,7 @@ class Group:
     """A PyTorch process group: this process as rank 0, and the ranks of one server.
 
     The prefixes of its store are those of SGLang's `init_custom_process_group` (0.5.23). NCCL has
-    run on no GPU yet; Gloo is tested.
-
-    Args:
-        ranks: Of the server.
-        timeout_s: Longest wait for the others to join, and for one broadcast.
+    run on no GPU yet; Gloo is tested. The time-out is that of joining and of one broadcast.
     """
 
     def __init__(self, ranks: int, *, timeout_s: float) -> None:
@@ -192,11 +184,7 @@ class Group:
         return self._store.port
 
     def join(self) -> None:
-        """Wait until all ranks are there.
-
-        Raises:
-            RuntimeError: They are not.
-        """
+        """Wait until all ranks are there; RuntimeError if they are not."""
         from torch import distributed as torch  # ty: ignore[import-not-found]  (an extra)
 
         store, arguments = self._store, (0, self.size, self._timeout)
@@ -213,11 +201,7 @@ class Group:
         self._group._set_sequence_number_for_group()
 
     def broadcast(self, arrays: Iterable[jax.Array]) -> None:
-        """Send arrays to all ranks, and wait until they have them.
-
-        Raises:
-            RuntimeError: One of them did not take them.
-        """
+        """Send arrays to all ranks, and wait until they have them; RuntimeError if one has not."""
         import torch  # ty: ignore[import-not-found]  (an extra)
 
         convert = torch.from_dlpack if self.backend == "nccl" else host_tensor
@@ -258,42 +242,31 @@ def bucketed(tensors: Iterable[tuple[str, jax.Array]], *, max_bytes: int) -> Ite
 
 
 def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Folder:
-    """Write all weights of a model, split over devices in any way; all processes have to ask.
+    """Write all weights of a model, split over devices in any way; all processes have to call this.
 
     Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
-    has its name when all are whole.
+    appears when all are whole.
 
     Raises:
         OSError: They cannot be written.
     """
     shapes, folder = tensor_shapes(params), version_folder(place, name)
-    new = folder.with_name(f"{folder.name}.new")
     process, processes = jax.process_index(), distributed.count()
     own = {tensor: shapes[tensor] for tensor in list(shapes)[process::processes]}
-    path = new / (SINGLE if processes == 1 else f"model-{process:05}.safetensors")
-
-    def begin() -> None:
-        shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
+    file = SINGLE if processes == 1 else f"model-{process:05}.safetensors"
 
     def write_own() -> None:
         tensors = whole_tensors(params, dtype)
         try:
-            write_file(path, own, (one for one in tensors if one[0] in own), dtype=dtype)
-            sync(path)
+            write_file(new / file, own, (one for one in tensors if one[0] in own), dtype=dtype)
         finally:
             # All processes bring a tensor together: after an error here the others go on.
             for _ in tensors:
                 pass
 
-    def end() -> None:
-        sync(new)
-        new.rename(folder)
-        sync(place)
-
-    distributed.from_first(begin)
-    distributed.gather(write_own)
-    distributed.from_first(end)
+    with distributed.held_by_first(appearing(folder)) as new:
+        distributed.gather(write_own)
+    distributed.check()  # the folder has its name
     return Folder(folder, total_bytes(shapes, dtype))
 
 
@@ -304,7 +277,7 @@ def version_folder(place: Path, name: str) -> Path:
 
 def remove_versions(place: Path, *, but: Path | None = None) -> None:
     """Remove the folders of all versions but one, also those that a kill left half written."""
-    for folder in place.glob(f"{_VERSION}*") if distributed.is_first() else ():
+    for folder in place.glob(f"*{_VERSION}*") if distributed.is_first() else ():
         if folder != but:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -312,7 +285,8 @@ def remove_versions(place: Path, *, but: Path | None = None) -> None:
 def whole_tensors(params: nnx.State, dtype: Any) -> Iterator[tuple[str, jax.Array]]:
     """Yield each tensor by its Hugging Face name, whole on the first device of this process.
 
-    Parameters that hold all layers are gathered one layer at a time. All processes have to ask.
+    Parameters that hold all layers are gathered one layer at a time. All processes have to call
+    this.
     """
     for path, leaf in jax.tree.leaves_with_path(params):
         place = leaf.sharding

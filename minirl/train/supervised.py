@@ -181,7 +181,7 @@ def supervise(
     with closing(Checkpoints(folder / "checkpoints")) as checkpoints:
         done = checkpoints.newest_step()
         if done:
-            state, _ = checkpoints.restore(done, given_up(state))
+            state, _ = checkpoints.restore_newest(given_up(state), dict)
         with closing(Metrics(folder, resume_step=done)) as metrics:
             try:
                 while done < config.steps:

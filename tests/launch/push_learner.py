@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +22,20 @@ if "MINIRL_TORCH" in os.environ:
     sys.path.append(os.environ["MINIRL_TORCH"])
 
 import jax
-import numpy as np
 import pytest
 from flax import nnx
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.model import huggingface
-from minirl.model.attention import causal
-from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.sharding import make_mesh
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang import transfer
-from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
+from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
 
 LONG = 64
-
-
-def scoring(model: Decoder) -> tuple[Callable[..., jax.Array], Logprobs]:
-    """Return the log-probabilities of ids but the first, under weights; also as samplers ask."""
-    graph, _, frozen = split(model)
-
-    @jax.jit
-    def score(params: nnx.State, ids_BT: jax.Array) -> jax.Array:
-        whole = nnx.merge(graph, params, frozen)
-        positions_BT = np.arange(ids_BT.shape[1])[None]
-        hidden_BTD, _ = whole(ids_BT, positions_BT, causal(mesh=model.mesh))
-        logp_BTV = jax.nn.log_softmax(whole.logits(hidden_BTD).astype(np.float32))
-        return jax.numpy.take_along_axis(logp_BTV[0, :-1], ids_BT[0, 1:, None], -1)[:, 0]
-
-    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        return np.asarray(score(params, np.array([ids])))[prompt_length - 1 :]
-
-    return score, logprobs
 
 
 def main(
@@ -64,7 +44,6 @@ def main(
     mesh = make_mesh({"fsdp": 2, "tensor": 2}) if jax.device_count() == 4 else None
     model = huggingface.load(model_folder, mesh=mesh)
     _, params, _ = split(model)
-    score, logprobs = scoring(model)
     sampler = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
     settings = {"urls": tuple(urls), "push": push, "start_s": 60, "wait_s": 60}
     config = SglangConfig.model_validate({**settings, "push_s": 20 if victim else 60})
@@ -74,14 +53,16 @@ def main(
     servers = Servers(config, model_folder, sampler, dtype="float32", seed=0, folder=work)
     with servers:
         tokenizer = ChatTokenizer(model_folder)
-        one = SglangSampler(model, tokenizer, servers, logprobs=logprobs)
+        one = make_sampler(model, sampler, tokenizer, group_size=1, seed=0, servers=servers)
+        assert isinstance(one, SglangSampler)
         request = Request(1, (5, 6, 7), LONG, Decoding())
         asked = None
         for version in range(3):
-            before = score(params, np.array([servers.requirements.probe_ids]))
+            probe = servers.requirements.probe_ids
+            before = one._logprobs(params, probe, 2)
             params = jax.tree.map(lambda leaf: leaf * 1.2, params)
-            after = score(params, np.array([servers.requirements.probe_ids]))
-            found["moved"] = min(found.get("moved", 1e9), float(abs(after - before).mean()))
+            moved = float(abs(one._logprobs(params, probe, 2) - before).mean())
+            found["moved"] = min(found.get("moved", 1e9), moved)
             if version == 1:
                 asked = servers.start(servers.pool.sample(1, request, tokenizer.stop_ids))
             if version == 2 and victim:

@@ -8,18 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from minirl.config import SamplerConfig, SglangConfig, TinyConfig
-from minirl.model import attention, huggingface
-from minirl.model.decoder import Decoder
+from minirl.model import huggingface
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sample.rollout import rollout
-from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
+from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.train.rollouts import make_sampler
 from minirl.types import Trajectory
 
 from .sglang_server import OPTIONS, VARIABLES
@@ -81,23 +79,6 @@ def make_models(place: Path, count: int) -> list[Path]:
     return folders
 
 
-def logprobs_of(model: Decoder) -> Logprobs:
-    """Return what a learner of this model says of the probe."""
-    graph, _ = nnx.split(model)
-
-    @jax.jit
-    def forward(params: nnx.State, ids_BT: jax.Array) -> jax.Array:
-        whole = nnx.merge(graph, params)
-        hidden_BTD, _ = whole(ids_BT, jnp.arange(ids_BT.shape[1])[None], attention.causal())
-        return jax.nn.log_softmax(whole.logits(hidden_BTD)[0].astype(jnp.float32))
-
-    def logprobs(params: nnx.State, ids: Sequence[int], prompt_length: int) -> np.ndarray:
-        logp_TV = np.asarray(forward(params, jnp.array([ids])))
-        return logp_TV[np.arange(len(ids) - 1), ids[1:]][prompt_length - 1 :]
-
-    return logprobs
-
-
 @dataclass
 class Served:
     """Servers in use and the sampler before them."""
@@ -132,7 +113,8 @@ def serving(config: SglangConfig, models: Sequence[Path], place: Path) -> Genera
     servers = Servers(config, models[0], SAMPLER, dtype="float32", seed=0, folder=place / "run")
     with servers:
         tokenizer = ChatTokenizer(models[0])
-        sampler = SglangSampler(model, tokenizer, servers, logprobs=logprobs_of(model))
+        sampler = make_sampler(model, SAMPLER, tokenizer, group_size=1, seed=0, servers=servers)
+        assert isinstance(sampler, SglangSampler)
         yield Served(servers, sampler, tokenizer, params)
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
+import shlex
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -17,9 +22,11 @@ from launch.config import load_config
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
+from minirl.model.tiny import tiny_shape
 from minirl.plan import compile as compilers
 from minirl.plan.memory import estimate_memory, sampling_of
 
+ROOT = Path(__file__).parents[2]
 SMALL = (
     "model.tiny.vocab_size=512",
     "model.tiny.hidden_size=16",
@@ -40,8 +47,16 @@ def config(*overrides):
     return load_config("progress-demo.yaml", [*SMALL, *overrides])
 
 
+def run(*arguments):
+    command = [sys.executable, "-m", "launch.plan", "--cfg", "progress-demo.yaml", *arguments]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+
+
 def make(topology="cpux4", *overrides, **options):
-    given = {"model": None, "prompt": None, "response": None} | options
+    given = {"model": None} | options
     said = []
 
     def progress(done, total, status):
@@ -62,60 +77,49 @@ def test_a_plan_says_what_there_is_to_know(made):
     memory = found["update_memory_bytes"]
     assert found["update_bytes"] == pytest.approx(sum(memory.values()))
     # AdamW keeps two numbers beside each weight.
-    assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=128)
+    assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=256)
     # Each of four devices has two of the eight groups, and all answers of both fit.
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (2, 4)
     assert found["micro_batches"] == 1
     assert memory["gradients"] == memory["weights"]
-    seconds = dict(found["assumed_seconds"])
-    assert set(seconds) == {"prompts", "decoding", "update", "step"}
-    assert all(value > 0 for value in seconds.values())
-    assert seconds.pop("step") == pytest.approx(sum(seconds.values()))
-    assert {"fill", "decode", "gradient", "accumulate", "apply"} <= set(found["compile_s"])
+    assert {"fill", "decode", "gradient", "apply"} <= set(found["compile_s"])
+    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
     assert any("gradient" in status for status in said)
     assert any("pretended" in line for line in found["assumptions"])
     json.dumps(found)
     assert plan._tables(found)
 
 
-def test_adapters_take_less(made):
-    found, _ = make("cpux4", "train.lora.rank=2")
-    memory, all_trained = found["update_memory_bytes"], made[0]["update_memory_bytes"]
-    assert found["parameters"] > made[0]["parameters"]
-    assert memory["optimizer"] < 0.5 * all_trained["optimizer"]
-    assert memory["gradients"] < 0.5 * all_trained["gradients"]
-    # The frozen weights lie there split, and whole for the sampler.
-    assert memory["weights"] > all_trained["weights"]
-    assert memory["sampler's frozen weights"] == pytest.approx(4 * all_trained["weights"], rel=0.2)
-
-
-@pytest.mark.parametrize("devices", [1, 8])
-def test_frozen_weights_are_copied_to_samplers_of_several_devices(tiny_folder, devices):
+def held(mesh, *overrides, devices=4):
+    """Return what is held while the update runs, and while the sampler does."""
     own = jax.devices()[:devices]
-    job = plan.workload_of(config("train.lora.rank=2"), read_config(tiny_folder))
-    found = sampling_of(job, make_mesh(devices=own), own, memory_bytes=2.0**34)
-    frozen = found.memory["sampler's weights"]
-    assert found.kept == ({"sampler's frozen weights": frozen} if devices > 1 else {})
-    # Adapters alone come from the learner before a rollout.
-    assert (found.transfer > 0) == (devices > 1)
-    assert found.transfer < frozen
+    job = plan.workload_of(config(*overrides), tiny_shape(config().model.tiny))
+    return estimate_memory(job, make_mesh(mesh, own), own, memory_bytes=2.0**34)
 
 
-def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch, made):
-    found, _ = made
-    assert (found["processes"], found["sampler_mesh"]) == (1, {"data": 4, "fsdp": 1, "tensor": 1})
-    copy = found["generation_memory_bytes"]["sampler's weights"]
-    # A copy takes at most a quarter of a device.
-    chip = compilers.Chip("cpu", 3.9 * copy, 1e12, 1e11)
-    monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
-    with pytest.raises(UserError, match="nothing fits"):
-        make()
-    fewer = compilers.Chip("cpu", 2**34, 1e12, 1e11)
-    monkeypatch.setitem(compilers.CHIPS, "cpu", fewer)
+@pytest.mark.parametrize("devices", [1, 4])
+def test_adapters_take_less_and_frozen_weights_are_copied_once(devices):
+    mesh = {"fsdp": devices}
+    (whole, _), (update, sampler) = (
+        held(mesh, *more, devices=devices) for more in ((), ("train.lora.rank=2",))
+    )
+    assert update["optimizer"] < 0.5 * whole["optimizer"]
+    assert update["gradients"] < 0.5 * whole["gradients"]
+    # The frozen weights lie there split, and whole for a sampler of several devices.
+    assert update["weights"] > whole["weights"]
+    copy = sampler["sampler's weights"]
+    assert copy == pytest.approx(devices * whole["weights"], rel=0.2)
+    assert update.get("sampler's frozen weights") == (copy if devices > 1 else None)
+
+
+def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
+    copy = held({"fsdp": 4})[1]["sampler's weights"]
     monkeypatch.setattr("minirl.sample.weights.COPY_SHARE", 0.9 * copy / 2**34)
-    shared, _ = make()
-    assert shared["sampler_mesh"] == {"data": 2, "fsdp": 1, "tensor": 2}
-    assert shared["generation_memory_bytes"]["sampler's weights"] < copy
+    job = plan.workload_of(config(), tiny_shape(config().model.tiny))
+    own = jax.devices()[:4]
+    shared = sampling_of(job, make_mesh({"fsdp": 4}, own), own, memory_bytes=2.0**34)
+    assert (shared.processes, dict(shared.mesh.shape)) == (1, {"data": 2, "fsdp": 1, "tensor": 2})
+    assert shared.memory["sampler's weights"] < copy
 
 
 @pytest.mark.parametrize("answers", [4, 1])
@@ -123,17 +127,18 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
     """Memory as if a group with all its answers took 40, and 4 bytes for each answer there is."""
     real = compilers.compile_program
 
-    def compiled(name, lowered, **options):
-        found = real(name, lowered, **options)
-        if name != "gradient":
+    def compiled(lowered, **options):
+        found = real(lowered, **options)
+        batch = next((one for one in lowered.in_avals[0] if hasattr(one, "input_BC")), None)
+        if batch is None:
             return found
-        rows = lowered.in_avals[0][2].input_BC.shape[0] // 4
+        rows = batch.input_BC.shape[0] // 4
         return replace(found, temporaries=2**30 * (1 + rows))
 
     monkeypatch.setattr("minirl.plan.fit.compile_program", compiled)
     # One group a part with all four answers takes 5 GiB; with one answer 2.
     room = {4: 6.0, 1: 2.5}[answers] * 2**30
-    chip = compilers.Chip("cpu", room / 0.95, 1e12, 1e11)
+    chip = compilers.Chip("cpu", room / 0.95)
     monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
     found, _ = make()
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (1, answers)
@@ -142,28 +147,27 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    chip = compilers.Chip("cpu", 2e5, 1e12, 1e11)
+    chip = compilers.Chip("cpu", 2e5)
     monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
     with pytest.raises(UserError, match=r"nothing fits: weights .* GiB a device"):
         make()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "gpt-7"}, "gpt-7: no such model among the published shapes"),
-        ({"prompt": 65.0}, "--prompt-tokens 65: .* sampler.max_prompt_tokens = 64"),
-        ({"response": 0.5}, "--response-tokens 0.5"),
-        ({"topology": "v9:4x4"}, "--topology v9:4x4: unknown; write"),
-    ],
-)
-def test_mistakes_are_told(options, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        make(**options)
-    lost = load_config("progress.yaml", [f"model.path={tmp_path}"])
-    with pytest.raises(UserError, match=r"--model qwen2\.5-coder-7b"):
-        plan.model_shape(lost, None)
-    assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
+def test_refusals_are_one_line_and_status_2(tmp_path):
+    ended = run("--topology", "v9:4x4")
+    assert ended.returncode == 2
+    assert ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith("error: --topology v9:4x4: unknown; write")
+
+
+def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):
+    with pytest.raises(SystemExit):
+        plan.main(["--help"])
+    example = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    asked = []
+    monkeypatch.setattr(plan, "make_plan", lambda *given, **_: asked.append(given[1]) or made[0])
+    plan.main(example[example.index("launch.plan") + 1 :])
+    assert asked == ["v5e:2x2"]
 
 
 def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made, tmp_path):
@@ -173,10 +177,17 @@ def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made,
     assert json.loads((tmp_path / "new" / "plan.json").read_text()) == made[0]
     (tmp_path / "file").touch()
     monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
-    with pytest.raises(USER_ERRORS, match=r"cannot be written .*; set --json to another folder"):
+    with pytest.raises(USER_ERRORS, match=r"is a file\); set --json to another folder"):
         plan.main([*line, str(tmp_path / "file" / "plan.json")])
     with pytest.raises(USER_ERRORS, match=r"--json \S+: is a folder"):
         plan.main([*line, str(tmp_path)])
+
+
+def test_a_model_that_is_not_there_can_be_named(tmp_path):
+    lost = load_config("progress.yaml", [f"model.path={tmp_path}"])
+    with pytest.raises(UserError, match=r"--model qwen2\.5-coder-7b"):
+        plan.model_shape(lost, None)
+    assert plan.model_shape(lost, "qwen2.5-coder-7b").num_hidden_layers == 28
 
 
 @pytest.mark.parametrize(("name", "extra"), [("v5e:4x4", "tpu"), ("h100x8", "plan-gpu")])
@@ -202,6 +213,14 @@ def tiny_folder(tmp_path):
     return tmp_path
 
 
+def test_training_logs_the_memory_it_holds(tiny_folder, caplog):
+    with caplog.at_level(logging.INFO):
+        plan.check_memory(config(), tiny_folder)
+    (line,) = [text for text in caplog.messages if "memory" in text]
+    assert line.startswith("memory of a device, activations estimated: ")
+    assert " of " not in line.removeprefix("memory of a device")
+
+
 def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
     monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
     with pytest.raises(UserError, match="does not fit; use more devices"):
@@ -211,11 +230,8 @@ def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
 def test_training_warns_where_activations_are_too_much(tiny_folder, monkeypatch, caplog):
     asked, shape = config("sampler.cache_gb=0.001"), read_config(tiny_folder)
     job, mesh = plan.workload_of(asked, shape), arrange(asked, shape)
-    total = sum(estimate_memory(job, mesh, jax.local_devices(), memory_bytes=1e12).values())
-    with caplog.at_level(logging.INFO):
-        plan.check_memory(config(), tiny_folder)
-    assert "memory of a device, activations estimated: " in caplog.text
-    caplog.clear()
+    turns = estimate_memory(job, mesh, jax.local_devices(), memory_bytes=1e12)
+    total = max(sum(kinds.values()) for kinds in turns)
     monkeypatch.setattr(plan, "_device_limit", lambda: total - 1)
     plan.check_memory(asked, tiny_folder)
     (line,) = [text for text in caplog.messages if "memory" in text]
@@ -226,13 +242,13 @@ def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypa
     sizes = ("sampler.max_prompt_tokens=8000", "sampler.cache_gb=0.1")
     asked = config(*sizes)
     job, own = plan.workload_of(asked, read_config(tiny_folder)), jax.local_devices()
-    here, there = (
-        estimate_memory(job, None, own, memory_bytes=1e12, has_sampler=has, has_activations=False)
-        for has in (True, False)
+    here, (there,) = (
+        estimate_memory(job, None, own, memory_bytes=1e12, has_sampler=has) for has in (True, False)
     )
-    assert "cache" in here
+    assert "cache" in here[1]
     assert "cache" not in there
-    monkeypatch.setattr(plan, "_device_limit", lambda: sum(there.values()) + 1)
+    limit = sum(there.values()) - there["activations"] + 1
+    monkeypatch.setattr(plan, "_device_limit", lambda: limit)
     with pytest.raises(UserError, match="does not fit"):
         plan.check_memory(asked, tiny_folder)
     servers = ["rollout.backend=sglang", "rollout.sglang.urls=[http://gpu1:30000]"]
@@ -258,10 +274,9 @@ def test_a_tpu_program_is_compiled_without_a_tpu():
         (256, 256), "bfloat16", sharding=jax.sharding.SingleDeviceSharding(devices[0])
     )
     lowered = jax.jit(lambda x: x @ x).lower(x)
-    found = compilers.compile_program("product", lowered, options={})
+    found = compilers.compile_program(lowered)
     assert found.arguments == found.outputs == 2 * 256 * 256
-    assert found.total >= 2 * found.outputs
     # More than any chip has: the compiler says so.
     big = jax.ShapeDtypeStruct((2**17, 2**17), "float32", sharding=x.sharding)
     lowered = jax.jit(lambda x: (x * 2).sort()).lower(big)
-    assert "HBM" in compilers.compile_program("sum", lowered, options={}).problem
+    assert "HBM" in compilers.compile_program(lowered).problem

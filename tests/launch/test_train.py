@@ -408,7 +408,7 @@ DAMAGED = {
     "checkpoints/3/metrics/metrics": (b"{}", "metrics/metrics: score is missing"),
     "checkpoints/3/facts/metadata": (b'{"curve": 5}', "checkpoints/3: facts: curve should be"),
     "before/predictions.jsonl": (b"[1]\n", "before/predictions.jsonl: line 1: should be"),
-    "warm/model/config.json": (b"[]", "config.json: should be an object"),
+    "warm/model/config.json": (b"[]", "config.json: should be a valid dictionary"),
 }
 
 

@@ -17,8 +17,7 @@ from minirl.sglang import sampler as served
 
 
 def main(folder, urls, wait_s, lag, coordinator, processes, process):
-    if int(processes) > 1:
-        distributed.join(distributed.ProcessConfig(coordinator, int(processes), int(process)))
+    distributed.join(distributed.ProcessConfig(coordinator, int(processes), int(process)))
     import conftest
     import toy_run
 

@@ -134,7 +134,7 @@ def test_a_checkpoint_goes_on_on_another_mesh(toy, tmp_path):
         checkpoints.wait()
         whole, _ = learner.update(state, batches())
         other, like = start(toy, {"fsdp": 2, "tensor": 2})
-        moved, _ = checkpoints.restore(1, like)
+        moved, _ = checkpoints.restore_newest(like, dict)
     gate = moved.params["layers"]["gate"][...]
     assert len(gate.sharding.device_set) == 4
     moved, _ = other.update(moved, batches())

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import jax.numpy as jnp
 import pytest
 
-from minirl.config import Grpo, ModelSource, OptimizerConfig
+from benchmarks._operations import forward_flops, update_flops
+from minirl.config import ModelSource, OptimizerConfig, SamplerConfig, TrainConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig
-from minirl.model.logprobs import LOGITS_BYTES
 from minirl.model.sharding import choose_mesh, device_bytes, make_mesh, row_parts
 from minirl.plan.compile import compile_program, parse_topology
 from minirl.plan.fit import abstract_batch
 from minirl.plan.memory import (
-    abstract_model,
-    abstract_opt_state,
+    Tokens,
+    Workload,
     activation_bytes,
-    count_parameters,
     cudnn_workspace,
     published_shape,
+    training_of,
 )
-from minirl.plan.operations import Tokens, forward_flops, update_flops
-from minirl.train.optimizer import make_optimizer
-from minirl.train.update import Learner, TrainState, policy_objective
 
 SHAPE = ModelConfig(
     vocab_size=64,
@@ -40,90 +36,62 @@ SHAPE = ModelConfig(
     attention_bias=True,
     qk_norm=False,
 )
-FP32 = ModelSource(dtype="float32")
 
 
-def learner_of(shape, mesh, *, source=FP32, optimizer=None):
-    graph, params, _ = abstract_model(shape, source, mesh)
-    rule = make_optimizer(optimizer or OptimizerConfig(), steps=4)
-    learner = Learner(graph, policy_objective(Grpo(), temperature=1.0), rule, mesh=mesh)
-    return learner, TrainState(params, abstract_opt_state(rule, params, mesh))
+def work_of(shape, *, dtype="float32", remat="full", moments="float32"):
+    train = TrainConfig(steps=4, optimizer=OptimizerConfig(moments=moments))
+    return Workload(shape, ModelSource(dtype=dtype, remat=remat), SamplerConfig(), train)
 
 
-def compiled(name, lowered):
-    return compile_program(name, lowered, options={})
+def programs_of(work, tokens, mesh=None):
+    training = training_of(work, mesh)
+    return training, training.learner.lower(training.state, abstract_batch(tokens, mesh))
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
 def test_bytes_are_those_of_the_compiled_arguments(moments):
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
-    learner, state = learner_of(SHAPE, mesh, optimizer=OptimizerConfig(moments=moments))
-    batch = abstract_batch(Tokens(4, 8, 8, 8), mesh)
-    programs = {name: compiled(name, low) for name, low in learner.lower(state, batch)}
-    weights, optimizer = map(device_bytes, state)
+    training, lowered = programs_of(work_of(SHAPE, moments=moments), Tokens(4, 8, 8, 8), mesh)
+    programs = {name: compile_program(low) for name, low in lowered}
+    weights, optimizer = map(device_bytes, training.state)
     # The weights, the optimizer's state, and the gradient, which is split as the weights are.
     assert programs["apply"].arguments == pytest.approx(2 * weights + optimizer, abs=8)
-    assert programs["accumulate"].arguments == pytest.approx(2 * weights, abs=64)
     assert programs["gradient"].outputs == pytest.approx(weights, abs=256)  # and the statistics
     # All but the norms and biases is split over all devices.
-    assert weights < 1.1 * 4 * count_parameters(state.params) / 8
+    assert weights < 1.1 * 4 * training.parameters / 8
     per_number = {"float32": 8, "bfloat16": 4}[moments]
     # Besides, a few counts and the norms of the last gradients.
     assert optimizer == pytest.approx(per_number * weights / 4, abs=256)
 
 
-TOKENS = Tokens(prompts=2, prompt=96, answers=4, answer=64)
-
-
-def counted_flops(shape, remat):
-    """Return what XLA counts of the gradient of `TOKENS`."""
-    learner, state = learner_of(shape, None, source=ModelSource(dtype="float32", remat=remat))
-    _, lowered = next(learner.lower(state, abstract_batch(TOKENS, None)))
-    return lowered.compile().cost_analysis()["flops"]
-
-
 def test_flops_are_those_of_the_unrolled_program():
-    expected = update_flops(SHAPE, TOKENS, remat="none", causal=False)
+    tokens = Tokens(prompts=2, prompt=96, answers=4, answer=64)
+    _, lowered = programs_of(work_of(SHAPE, remat="none"), tokens)
+    found = next(lowered)[1].compile().cost_analysis()["flops"]
+    expected = update_flops(SHAPE, tokens, remat="none", causal=False)
     # Of a prompt only keys and values are used, so an unrolled last layer computes nothing else.
     last = replace(SHAPE, num_hidden_layers=1)
     keys_and_values = 2 * SHAPE.hidden_size * 2 * SHAPE.num_key_value_heads * SHAPE.head_dim
-    unused = forward_flops(last, replace(TOKENS, answers=0), causal=False)
-    unused -= keys_and_values * TOKENS.prompts * TOKENS.prompt
-    assert counted_flops(SHAPE, "none") == pytest.approx(expected - 3 * unused, rel=0.05)
-
-
-def test_flops_with_recomputation_are_those_of_a_loop_s_body():
-    # XLA counts a loop's body once, so the program of three layers counts as one layer.
-    one = replace(SHAPE, num_hidden_layers=1)
-    expected = update_flops(one, TOKENS, remat="full", causal=False)
-    found = counted_flops(replace(SHAPE, num_hidden_layers=3), "full")
-    assert found == pytest.approx(expected, rel=0.05)
+    unused = forward_flops(last, replace(tokens, answers=0), causal=False)
+    unused -= keys_and_values * tokens.prompts * tokens.prompt
+    assert found == pytest.approx(expected - 3 * unused, rel=0.05)
 
 
 @pytest.mark.parametrize("remat", ["none", "dots", "full"])
 def test_a_program_does_not_grow_with_depth(remat):
     def lines(depth):
-        source = ModelSource(dtype="float32", remat=remat)
-        learner, state = learner_of(replace(SHAPE, num_hidden_layers=depth), None, source=source)
-        batch = abstract_batch(Tokens(1, 8, 2, 8), None)
-        _, lowered = next(learner.lower(state, batch))
-        return len(lowered.as_text().splitlines())
+        work = work_of(replace(SHAPE, num_hidden_layers=depth), remat=remat)
+        _, lowered = programs_of(work, Tokens(1, 8, 2, 8))
+        return len(next(lowered)[1].as_text().splitlines())
 
     assert lines(12) == lines(48)
-
-
-def gradient_program(shape, mesh, *, dtype="float32", remat="full", prompt=256, answers=4):
-    source = ModelSource(dtype=dtype, remat=remat)
-    learner, state = learner_of(shape, mesh, source=source)
-    groups = row_parts(mesh)
-    batch = abstract_batch(Tokens(groups, prompt, groups * answers, 256), mesh)
-    return compiled(*next(learner.lower(state, batch)))
 
 
 def test_a_gradient_is_held_once():
     """Prompts and answers pass a layer together: no second tree is added to the first."""
     deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (2, 10)]
-    short, long = (gradient_program(one, None, prompt=32, answers=1) for one in deep)
+    lowered = (programs_of(work_of(one), Tokens(1, 32, 1, 256))[1] for one in deep)
+    short, long = (compile_program(next(one)[1]) for one in lowered)
     a_layer = (long.outputs - short.outputs) / 8
     inputs = 4 * (32 + 256) * SHAPE.hidden_size  # what remat=full keeps of a layer
     assert a_layer > 3e6 > 10 * inputs
@@ -141,33 +109,19 @@ def test_a_gradient_is_held_once():
 )
 def test_activations_are_estimated_within_a_factor_of_two(remat, dtype, mesh, words):
     shape = replace(SHAPE, num_hidden_layers=6, vocab_size=words)
-    place = make_mesh(mesh) if mesh else None
-    found = gradient_program(shape, place, dtype=dtype, remat=remat).temporaries
-    tensor = 2 if mesh else 1
-    estimate = activation_bytes(
-        shape, Tokens(1, 256, 4, 256), remat=remat, itemsize=jnp.dtype(dtype).itemsize,
-        tensor=tensor, logits=4 * 4 * 256 * words / tensor,
-    )  # fmt: skip
-    assert found / 2 < estimate < 2 * found
+    work, place = work_of(shape, dtype=dtype, remat=remat), make_mesh(mesh) if mesh else None
+    parts = row_parts(place)
+    _, lowered = programs_of(work, Tokens(parts, 256, parts * 4, 256), place)
+    found = compile_program(next(lowered)[1]).temporaries
+    assert found / 2 < activation_bytes(work, Tokens(1, 256, 4, 256), place) < 2 * found
 
 
 def test_activations_of_7b_on_eight_gpus():
     """XLA for an H100 plans 20.3 and 33.4 GiB, for a TPU in its place 30.8 and 57.5."""
+    work = work_of(published_shape("qwen2.5-coder-7b"), dtype="bfloat16")
     for answers, least, most in ((4, 20.3, 30.8), (8, 33.4, 57.5)):
-        tokens = Tokens(1, 6144, answers, 8192)
-        found = activation_bytes(
-            published_shape("qwen2.5-coder-7b"), tokens, remat="full", itemsize=2, tensor=1,
-            logits=LOGITS_BYTES,
-        )  # fmt: skip
+        found = activation_bytes(work, Tokens(1, 6144, answers, 8192), None)
         assert least < found / 2**30 < most
-
-
-def test_kernels_skip_half_of_the_square():
-    tokens = Tokens(prompts=1, prompt=100, answers=0, answer=0)
-    full = forward_flops(SHAPE, tokens, causal=False)
-    width = SHAPE.num_attention_heads * SHAPE.head_dim
-    square = 4 * SHAPE.num_hidden_layers * width * 100**2
-    assert full - forward_flops(SHAPE, tokens, causal=True) == square / 2
 
 
 def test_the_workspace_of_cudnn_is_what_it_plans():
@@ -224,9 +178,8 @@ def test_a_process_has_a_part_of_the_devices():
 )
 def test_published_shapes_have_the_published_parameters(name, billions):
     # As the models' cards give them: 0.49, 1.54, 7.61, 14.7 and 32.5 to 32.8 billion.
-    shape = published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct")
-    _, params, _ = abstract_model(shape, ModelSource(), None)
-    assert count_parameters(params) / 1e9 == pytest.approx(billions, abs=0.001)
+    work = work_of(published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct"))
+    assert training_of(work, None).parameters / 1e9 == pytest.approx(billions, abs=0.001)
 
 
 def test_an_unknown_model_is_refused():

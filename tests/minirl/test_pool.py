@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import ServersLostError, UserError
+from minirl.sglang.client import Generated
 from minirl.sglang.replica import PushedWeights
 from minirl.sglang.sampler import Servers, SglangSampler
 from minirl.sglang.transfer import Folder
@@ -105,10 +107,7 @@ def ask(servers, episodes=(1,), request=REQUEST, **more):
 
 
 def numbers(servers):
-    async def told():
-        return servers.pool.numbers()
-
-    found = servers.run(told())
+    found = servers.run(servers.pool.numbers())
     return {key.removeprefix("sglang/"): value for key, value in found.items()}
 
 
@@ -119,11 +118,13 @@ def wait_until(is_so):
         time.sleep(0.02)
 
 
-def edited(**meta):
-    def edit(right):
-        return {**right, "meta_info": {**right["meta_info"], **meta}}
-
-    return edit
+def answer(ids=(10, 11, STOP), **meta):
+    """Return a right answer to `REQUEST`, or a wrong one."""
+    right = {
+        "id": "a", "prompt_tokens": 3, "weight_version": "a", "finish_reason": {"type": "stop"},
+        "output_token_logprobs": [[-1, i, None] for i in ids],
+    }  # fmt: skip
+    return {"output_ids": ids, "meta_info": right | meta}
 
 
 def spans(*ends):
@@ -135,52 +136,48 @@ def spans(*ends):
     ]
 
 
+IMPOSSIBLE = {
+    "no reply": {},
+    "NaN": answer(output_token_logprobs=[[math.nan, 10, None]]),
+    "null": answer(output_token_logprobs=[[None, 10, None]]),
+    "other ids": answer(output_token_logprobs=[[-1, i, None] for i in (10, 12, STOP)]),
+    "likelier than sure": answer(output_token_logprobs=[[1, i, None] for i in (10, 11, STOP)]),
+    "outside of the vocabulary": answer((VOCAB, STOP)),
+    "after the end": answer((STOP, STOP)),
+    "no end": answer((10, 11)),
+    "too long": answer((10,) * 8 + (STOP,)),
+    "empty": answer(()),
+    "another request's": answer(id="x"),
+    "another prompt's": answer(prompt_tokens=9),
+    "weights of no token": answer(weight_versions=spans(("a", 2))),
+    "weights of too many tokens": answer(weight_versions=spans(("a", 10**12))),
+    "weights in disorder": answer(weight_versions=spans(("a", 4), ("a", 3))),
+    "aborted": answer(finish_reason={"type": "abort"}),
+}
+
+
+@pytest.mark.parametrize("name", IMPOSSIBLE)
+def test_a_reply_that_cannot_be_true_is_refused(name):
+    context = ("a", REQUEST, (STOP,), VOCAB)
+    right = answer(weight_versions=spans(("a", 1), ("b", 3)))
+    found = Generated.model_validate_json(json.dumps(right), context=context)
+    assert (found.ids, found.versions) == ((10, 11, STOP), ("a", "b", "b"))
+    with pytest.raises(ValidationError):
+        Generated.model_validate_json(json.dumps(IMPOSSIBLE[name]), context=context)
+
+
+def edited(**meta):
+    return lambda right: {**right, "meta_info": {**right["meta_info"], **meta}}
+
+
 REPLY_FAULTS = {
     "dies": ("drop", "connection"),
     "hangs": ("hang", "deadline"),
-    "500": (500, "status"),
     "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
-    "no JSON": (b"<html>", "garbage"),
-    "another form": (b"[]", "garbage"),
-    "NaN": (edited(output_token_logprobs=[[math.nan, 10, None]]), "garbage"),
-    "null": (edited(output_token_logprobs=[[None, 10, None]]), "garbage"),
-    "other ids": (
-        edited(output_token_logprobs=[[-1, 10, None], [-1, 12, None], [-1, STOP, None]]),
-        "garbage",
-    ),
-    "likelier than sure": (
-        edited(output_token_logprobs=[[1, 10, None], [-1, 11, None], [-1, STOP, None]]),
-        "garbage",
-    ),
-    "outside of the vocabulary": (
-        lambda right: {
-            "output_ids": [VOCAB, STOP],
-            "meta_info": {
-                **right["meta_info"],
-                "output_token_logprobs": [[-1, VOCAB, None], [-1, STOP, None]],
-            },
-        },
-        "garbage",
-    ),
-    "after the end": (
-        lambda right: {
-            "output_ids": [STOP, 10],
-            "meta_info": {
-                **right["meta_info"],
-                "output_token_logprobs": [[-1, STOP, None], [-1, 10, None]],
-            },
-        },
-        "garbage",
-    ),
     "another request's": (edited(id="x"), "garbage"),
-    "another prompt's": (edited(prompt_tokens=9), "garbage"),
     "old weights": (edited(weight_version="default", weight_versions=[]), "stale"),
     "mixed weights": (edited(weight_versions=spans(("a", 1), ("b", 3))), "stale"),
-    "weights of no token": (edited(weight_versions=spans(("a", 2))), "garbage"),
-    "weights of too many tokens": (edited(weight_versions=spans(("a", 10**12))), "garbage"),
-    "weights in disorder": (edited(weight_versions=spans(("a", 4), ("a", 3))), "garbage"),
-    "aborted": (edited(finish_reason={"type": "abort"}), "status"),
 }
 
 
@@ -189,9 +186,8 @@ def test_no_two_requests_share_a_connection(fakes, serve):
     servers = serve(fakes)
     for _ in range(3):
         ask(servers)
-    send(servers, "b")
     for fake in fakes:
-        assert len(set(fake.ports)) == len(fake.ports) > 8
+        assert len(set(fake.ports)) == len(fake.ports) > 5
 
 
 @pytest.mark.parametrize("name", REPLY_FAULTS)
@@ -205,6 +201,8 @@ def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     assert found.ids == (10, 11, STOP)
     assert found.logprobs == (-1 / 10, -1 / 11, -1 / STOP)
     assert fakes[1].bodies[0]["input_ids"] == list(REQUEST.ids)
+    if fault == "hang":  # one that was given up is aborted by its name
+        wait_until(lambda: fakes[0].aborted == fakes[0].hanging)
     fakes[0].hung.set()
     wait_until(lambda: numbers_are(servers, taken_back=1))
     assert SEEN["requests"] == SEEN["retries"] == SEEN["left_out"] == SEEN[f"failed_{kind}"] == 1
@@ -276,15 +274,6 @@ def test_sessions_stay_at_their_server_and_new_ones_go_where_least_is_asked(fake
     assert homes
 
 
-def test_a_timed_out_request_is_aborted_by_its_name(fakes, serve):
-    servers = serve(fakes, timeout_s=1)
-    fakes[0].faults["/generate"] = ["hang"]
-    ask(servers)
-    wait_until(lambda: fakes[0].given["/abort_request"] == 1)
-    assert fakes[0].aborted == fakes[0].hanging
-    assert len(set(fakes[0].hanging) - {None}) == 1
-
-
 def test_a_server_that_hangs_gives_its_requests_up_long_before_their_deadline(fakes, serve):
     servers = serve(fakes, timeout_s=90, health_s=3)
     fakes[0].faults["/generate"] = ["hang", "hang"]
@@ -319,23 +308,14 @@ def test_a_server_of_ours_that_is_starting_is_given_time(fakes, serve, nurses):
     assert [nurse.starts for nurse in nurses] == [0, 0]
 
 
-IMPOSSIBLE = {
-    "beyond the vocabulary": ((5, VOCAB), 4, "outside of the model's vocabulary"),
-    "below it": ((-1, 5), 4, "outside of the model's vocabulary"),
-    "no prompt": ((), 4, "empty prompt or reply"),
-    "no reply": ((5,), 0, "empty prompt or reply"),
-}
-
-
-@pytest.mark.parametrize("name", IMPOSSIBLE)
-def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy, name):
-    ids, tokens, words = IMPOSSIBLE[name]
+def test_what_would_kill_a_server_is_never_sent(fakes, serve, toy):
     servers = serve(fakes)
     sampler = SglangSampler(toy.model(), toy.Tokenizer(), servers, logprobs=lambda *_: np.zeros(0))
     for fake in fakes:
         fake.bodies.clear()
-    with pytest.raises(ValueError, match=f"episode 7: .*{words}"):
-        sampler.submit(Request(7, ids, tokens, Decoding()))
+    for ids, tokens in (((5, VOCAB), 4), ((-1, 5), 4), ((), 4), ((5,), 0)):
+        with pytest.raises(ValueError, match="episode 7"):
+            sampler.submit(Request(7, ids, tokens, Decoding()))
     assert sampler.advance(max_steps=1) == []
     assert [fake.bodies for fake in fakes] == [[], []]
 
@@ -366,27 +346,23 @@ def test_when_none_comes_back_one_line_says_so(fakes, serve):
         send(servers, "b")
 
 
-def test_a_server_that_misses_new_weights_gets_them_later(fakes, serve):
-    servers = serve(fakes)
-    fakes[0].faults["/update_weights_from_disk"] = [500]
-    send(servers, "b")
-    assert [fake.weights for fake in fakes] == ["a", "b"]
-    wait_until(lambda: fakes[0].weights == "b")
-    wait_until(lambda: numbers_are(servers, taken_back=1, failed_status=1))
-
-
-def test_a_server_that_hangs_when_weights_come_does_not_hold_the_others_up(
-    fakes, serve, monkeypatch
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
+    fakes, serve, monkeypatch, fault
 ):
     servers = serve(fakes, push_s=90)
     monkeypatch.setattr("minirl.sglang.client.BRIEF_S", 3.0)
-    fakes[0].faults["/flush_cache"] = ["hang"]
+    if fault == "fails":
+        fakes[0].faults["/update_weights_from_disk"] = [500]
+    else:
+        fakes[0].faults["/flush_cache"] = ["hang"]
     start = time.monotonic()
     send(servers, "b")
     assert time.monotonic() - start < 45
-    assert [fake.weights for fake in fakes] == ["a", "b"]
+    assert fakes[1].weights == "b"
     fakes[0].hung.set()
-    wait_until(lambda: numbers_are(servers, taken_back=1, failed_deadline=1))
+    kind = {"fails": "failed_status", "hangs": "failed_deadline"}[fault]
+    wait_until(lambda: numbers_are(servers, taken_back=1, **{kind: 1}))
     assert fakes[0].weights == "b"
 
 
@@ -394,17 +370,6 @@ def test_weights_that_compute_something_else_stop_the_run(fakes, serve):
     fakes[1].probe = -0.5
     with pytest.raises(UserError, match=r"differ from the learner's by 0\.25 on average"):
         serve(fakes)
-
-
-def test_the_difference_that_is_told_is_that_with_the_weights_of_now(fakes, serve):
-    """Also if several ask: a validation brings the weights of the step after it."""
-    servers = serve(fakes)
-    fakes[0].probe = -0.2502
-    send(servers, "b")
-    assert [numbers(servers)["probe_gap"] for _ in range(2)] == pytest.approx([2e-4] * 2)
-    fakes[0].probe = -0.25
-    send(servers, "c")
-    assert numbers(servers)["probe_gap"] == 0
 
 
 def test_a_server_comes_back_only_if_it_computes_the_same(fakes, serve):
@@ -422,7 +387,6 @@ REFUSED = {
     "another model": ({"architectures": ["Other"]}, "serves a Other, and the learner's .* Toy"),
     "no SGLang": ({"faults": {"/server_info": [404]}}, "is no SGLang server .*404"),
     "too old": ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
-    "short context": ({"context": 32}, "takes 32 tokens, and episodes have up to 64"),
     "small cache": ({"sizes": {"max_req_input_len": 28}}, "takes 32 tokens, .*--max-total-tokens"),
     "nobody there": ({"down": True}, "serves nothing after start_s = 0.5 s"),
 }
@@ -435,13 +399,6 @@ def test_a_server_that_cannot_serve_is_refused_at_the_start(fakes, serve, name):
         setattr(fakes[1], key, value)
     with pytest.raises(UserError, match=words):
         serve(fakes, start_s=30 if name != "nobody there" else 0.5)
-
-
-def test_a_server_of_another_vocabulary_is_refused_where_its_model_is_seen(fakes, serve, tmp_path):
-    fakes[1].model_path = str(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 60}))
-    with pytest.raises(UserError, match=r"vocabulary of 60 tokens, and .* has 50"):
-        serve(fakes)
 
 
 def test_a_server_that_a_killed_run_left_paused_goes_on(fakes, serve):

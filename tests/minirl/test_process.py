@@ -24,9 +24,9 @@ from minirl.sglang.process import ChildServer
 line = [sys.executable, "-c", sys.argv[2]]
 child = ChildServer(line, {"WORD": "x"}, 1, Path(sys.argv[1]) / "log")
 print("up", flush=True)
-if sys.argv[3] == "close":
+if sys.argv[3] in ("close", "watchdog"):
     while not (Path(sys.argv[1]) / "pids").exists(): time.sleep(0.02)
-    child.close()
+    child.close() if sys.argv[3] == "close" else child._watchdog.kill()
 else:
     time.sleep(60)
 """
@@ -51,8 +51,8 @@ def is_alive(pid):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.parametrize("end", ["close", "SIGKILL", "SIGTERM"])
-def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
+@pytest.mark.parametrize("end", ["close", "SIGKILL", "SIGTERM", "watchdog"])
+def test_children_end_with_the_run_however_it_ends(tmp_path, end):
     server = SERVER.replace("FOLDER", repr(str(tmp_path)))
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), server, end],
@@ -66,10 +66,11 @@ def test_children_end_with_the_run_however_it_ends(tmp_path, monkeypatch, end):
         time.sleep(0.02)
     one, other, word = pids.read_text().split()
     assert word == "x"
-    if end != "close":
+    if end.startswith("SIG"):
         parent.send_signal(getattr(signal, end))
     parent.communicate(timeout=30)
-    while is_alive(one) or is_alive(other):
+    # What the server has started outlives a watchdog that is killed.
+    while is_alive(one) or (is_alive(other) and end != "watchdog"):
         assert time.monotonic() < deadline + 30
         time.sleep(0.05)
 
@@ -113,26 +114,6 @@ def test_children_are_ended_side_by_side(tmp_path):
     close(children)
     assert time.monotonic() - begun < 8 * process._GRACE_S
     assert not any(child.is_running for child in children)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
-def test_a_server_ends_with_a_watchdog_that_is_killed():
-    server = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
-    held = subprocess.Popen(
-        [sys.executable, "-P", process.__file__, sys.executable, "-c", server],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with held:
-        assert held.stdout is not None
-        pid = held.stdout.readline().strip()
-        assert is_alive(pid)
-        held.kill()
-    deadline = time.monotonic() + 30
-    while is_alive(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def interpreter(folder):

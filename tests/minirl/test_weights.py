@@ -207,7 +207,7 @@ INDEX = "model.safetensors.index.json"
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors nor"),
         (cut, "model.safetensors: cut short"),
-        (set_text("{", INDEX), "index.json: not an index"),
+        (set_text("{", INDEX), "index.json: broken JSON"),
         (set_text('{"weight_map": {"a": "x.safetensors"}}', INDEX), "x.safetensors: not there"),
         (change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
         (change_tensors(lambda t: t.update(wpe=t[NORM])), "tensor wpe not of the model"),

@@ -2,31 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from minirl.model.config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """The padded tokens of a program.
-
-    Attributes:
-        prompts: Prompts.
-        prompt: Tokens of each.
-        answers: Rows of answers, each after its prompt.
-        answer: Tokens of each.
-    """
-
-    prompts: int
-    prompt: int
-    answers: int
-    answer: int
-
-    @property
-    def computed(self) -> int:
-        """Count the tokens that pass through the layers."""
-        return self.prompts * self.prompt + self.answers * self.answer
+from minirl.plan.memory import Tokens
 
 
 def matmul_parameters(config: ModelConfig) -> tuple[int, int]:
