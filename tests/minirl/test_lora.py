@@ -183,7 +183,7 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
         np.testing.assert_array_equal(kept[name], array)
     # Two moments a trained number, and two counts: nothing of the base's size.
     trained = sum(array.size for array in after.values())
-    held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state))
+    held = sum(leaf.size for leaf in jax.tree.leaves(state.opt_state.inner))
     assert held == 2 * trained + 2
     assert trained < sum(array.size for array in kept.values()) / 2
 
@@ -204,7 +204,7 @@ def test_a_mesh_computes_the_same(toy):
     gate_b = state.params["layers"]["gate_b"][...]
     assert isinstance(gate_b.sharding, NamedSharding)
     assert gate_b.addressable_shards[0].data.shape == (2, 12, 3)
-    down_a = state.opt_state[1][0].mu["layers"]["down_a"][...]
+    down_a = state.opt_state.inner[1][0].mu["layers"]["down_a"][...]
     assert down_a.addressable_shards[0].data.shape == (2, 3, 12)
 
 
