@@ -12,9 +12,9 @@ from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_valid
 from pydantic.fields import FieldInfo
 
 from launch import rules
+from launch.evaluation.testsets import Split
 from launch.forms import Form
 from launch.layers import Layer, drop_rivals, lay_over, origin, read_layers
-from launch.testsets import Split
 from minirl.config import (
     MeshConfig,
     ModelSource,

@@ -6,9 +6,9 @@ from functools import partial
 from pathlib import Path
 
 from launch.config import JobConfig
+from launch.evaluation.testsets import SPLITS, Split
 from launch.folders import check_place
 from launch.overlap import check_overlap, check_published
-from launch.testsets import SPLITS, Split
 from minirl.config import check_installed
 from minirl.errors import UserError as ModelError
 from minirl.run.files import check_folder

@@ -12,7 +12,12 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig
-from launch.evaluation import GREEDY, Evaluator, ci95
+from launch.evaluation.decoding import GREEDY, Decode
+from launch.evaluation.official import write_official
+from launch.evaluation.sampling import Evaluator
+from launch.evaluation.statistics import paired_difference
+from launch.evaluation.testsets import Split
+from launch.evaluation.verdicts import Verdict, accuracy, ci95
 from launch.folders import (
     RESULT,
     check_alike,
@@ -20,15 +25,10 @@ from launch.folders import (
     claimed_run,
     fingerprints,
 )
-from launch.official import write_official
 from launch.overlap import check_overlap
 from launch.plan import check_memory
 from launch.serving import serving
-from launch.statistics import paired_difference
-from launch.testsets import Split
 from launch.texts import write_json
-from launch.verdicts import Verdict, accuracy
-from launch.votes import Decode
 from launch.warm_start import start_model
 from launch.wiring import SqlSide, load_model, model_folder
 from minirl.model.tokenizer import ChatTokenizer

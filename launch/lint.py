@@ -20,7 +20,7 @@ from rich.table import Column
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from launch.page import clean
+from launch.reporting.pair_view import clean
 from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.config import ExecutorConfig

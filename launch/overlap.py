@@ -13,8 +13,8 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from launch.config import JobConfig
+from launch.evaluation.testsets import TEST_SETS, Split
 from launch.leaks import Leak, Questions, database_leaks, refuse, shape_of
-from launch.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import detect
 from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files

@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 
 from launch.cli import progress_bar
-from launch.crew import crew
+from launch.evaluation.process_pool import process_pool
 from launch.findings import Findings
 from launch.inspection import VALUES, DatabaseJob, DatabaseReader, Inspector
 from launch.leaks import Leak, Questions, database_leaks
@@ -168,7 +168,7 @@ def _databases(
     broken: dict[Path, str] = {}
     reader = DatabaseReader(request.preparation)
     with (
-        crew(reader, request.job.executor, most=len(used)) as do,
+        process_pool(reader, request.job.executor, most=len(used)) as do,
         progress_bar("reading databases") as update,
     ):
         for lot in _lots(_database_jobs(request, surveys)):
@@ -257,7 +257,9 @@ def _inspecting(request: Request, total: int) -> Generator[tuple[Check, Check, F
 
     with (
         Findings(request.folder / FINDINGS, settings) as findings,
-        crew(Inspector(preparation), request.job.executor, most=-(-total // _LOT), chunk=1) as do,
+        process_pool(
+            Inspector(preparation), request.job.executor, most=-(-total // _LOT), chunk=1
+        ) as do,
         _lines(_scratch(request.folder, FLAWS)) as tell,
         progress_bar("questions") as update,
     ):

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from launch import cli
+from launch.evaluation.results import VERDICTS
+from launch.evaluation.verdicts import PREDICTIONS
 from launch.reporting.comparison import Comparison
 from launch.reporting.page import render
 from launch.reporting.payload import read_payload
-from launch.runs import read_runs, split_name
-from launch.testsets import VERDICTS
+from launch.reporting.runs import read_runs, split_name
 from launch.texts import write_json, write_text
-from launch.verdicts import PREDICTIONS
 from sqlenv.errors import UserError
 
 _BYTES = 1_000_000

@@ -17,15 +17,15 @@ from typing import Any
 
 from rich.table import Table as RichTable
 
-from launch.runs import Column, Key, Run
-from launch.statistics import (
+from launch.evaluation.statistics import (
     McNemar,
     Paired,
     mcnemar,
     mean_interval,
     paired_difference,
 )
-from launch.testsets import TEST_SETS
+from launch.evaluation.testsets import TEST_SETS
+from launch.reporting.runs import Column, Key, Run
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)

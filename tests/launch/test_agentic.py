@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import yaml
+from launch.eval_job import accuracies
 
 from launch import evaluation, job
 from launch.config import load_config
-from launch.eval_job import accuracies
+from launch.evaluation.decoding import Decode
+from launch.evaluation.verdicts import read_verdicts
 from launch.forms import Form, write_call, write_reply
-from launch.verdicts import read_verdicts
-from launch.votes import Decode
 from minirl.config import SamplerConfig, TinyConfig
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer

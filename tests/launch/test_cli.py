@@ -13,8 +13,8 @@ import yaml
 import minirl.errors
 from launch import cli, folders
 from launch.config import JobConfig, dump, load_config
+from launch.evaluation.testsets import SPLITS
 from launch.inputs import check_data, check_inputs
-from launch.testsets import SPLITS
 from minirl.run import preemption
 from sqlenv.config import DemoConfig
 from sqlenv.data.layouts import locate

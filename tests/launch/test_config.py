@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from launch.config import dump, load_config
+from launch.evaluation.decoding import Decode
 from launch.layers import packaged
-from launch.votes import Decode
 from sqlenv.config import DiagnosedConfig
 from sqlenv.errors import UserError
 

@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-
 from launch.eval_job import show
-from launch.evaluation import Evaluator, Line, vote
-from launch.official import write_official
-from launch.verdicts import Verdict, accuracy, breakdown, read_verdicts
+
+from launch.evaluation.official import write_official
+from launch.evaluation.sampling import Evaluator, Line, vote
+from launch.evaluation.verdicts import Verdict, accuracy, breakdown, read_verdicts
 from minirl.errors import UserError
 from sqlenv.types import Attempt, Example, SqlError, Table, TimedOut
 

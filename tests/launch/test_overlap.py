@@ -16,10 +16,10 @@ import yaml
 
 from launch import measured, prepare, train
 from launch.config import JobConfig, dump, load_config
+from launch.evaluation.testsets import SPLITS, TEST_SETS
 from launch.inputs import check_inputs, check_questions, held_out, load_split
 from launch.layers import packaged
 from launch.overlap import check_overlap
-from launch.testsets import SPLITS, TEST_SETS
 from sqlenv.data.layouts import SETS
 from sqlenv.errors import UserError
 

@@ -12,9 +12,9 @@ import yaml
 
 from launch import prepare
 from launch.config import PromptConfig, load_config
+from launch.evaluation.testsets import SPLITS
 from launch.inputs import check_inputs, held_out, load_split
 from launch.prompts import Prompts
-from launch.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.data.loading import LoadedData, load, read_all
 from sqlenv.demo import generate

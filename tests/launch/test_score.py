@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.families import pair_means
-from launch.predictions import pair_up, read_predictions, short_names
+from launch.evaluation.predictions import pair_up, read_predictions, short_names
+from launch.reporting.score_tables import pair_means
 from launch.score import main
 from rewards.execution import columns_of
 from rewards.progress.diagnosis import CATEGORIES

@@ -143,7 +143,7 @@ FAILURES = (
 
 
 def test_failures_that_pass_change_nothing(place, golds, tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("launch.evaluation.endpoint._FIRST_PAUSE_S", 0.001)
     brain, kinds = Brain(golds), iter(range(10**6))
     with serve(Chat(brain)) as chat:
         plain = launch(place, tmp_path / "plain", chat)
@@ -359,14 +359,14 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsy
     ids=lambda value: str(value)[:30],
 )
 def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, monkeypatch, failure, words):
-    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("launch.evaluation.endpoint._FIRST_PAUSE_S", 0.001)
     with serve(Chat(lambda body, earlier: failure)) as chat, pytest.raises(UserError, match=words):
         launch(place, tmp_path / "out", chat, "verbal.retries=1")
     assert not (tmp_path / "out" / "result.json").exists()
 
 
 def test_after_an_outage_the_same_command_goes_on(place, golds, tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("launch.evaluation.endpoint._FIRST_PAUSE_S", 0.001)
     brain, out = Brain(golds), tmp_path / "out"
     down = [True]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launch.crew import make_pair_scorer, spread
-from launch.predictions import BIRD_MARK, read_bird
+from launch.evaluation.predictions import BIRD_MARK, read_bird
+from launch.evaluation.process_pool import make_pair_scorer, spread
 from launch.score import main as run_command
 from sqlenv.config import DemoConfig, ExecutorConfig
 from sqlenv.demo import generate

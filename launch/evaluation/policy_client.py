@@ -1,12 +1,11 @@
-"""Answers of a policy: what launch.verbal asks for, from the sampler of the job."""
+"""Answers of a policy in this process, from the sampler of the job, for verbal judging."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from launch.config import VerbalConfig
-from launch.journal import Answer, Request
-from minirl.config import SamplerConfig
+from launch.config import JobConfig
+from launch.evaluation.client import Answer, Request
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
@@ -21,15 +20,11 @@ _STREAMS = 2**30
 _STEPS = 32
 
 
-class PolicyAnswers:
-    """Samples answers.
+class PolicyModel:
+    """Samples answers; the seed of the job and a request's own decide each.
 
     Args:
-        model: The policy.
-        tokenizer: Its tokenizer.
-        sampler: Slots and token limits.
-        config: Temperature and the longest answer.
-        seed: With a request's own seed it decides the answer.
+        config: The job: temperature and the longest answer (`verbal`), slots and token limits.
         servers: Those that sample in place of the native sampler.
     """
 
@@ -37,22 +32,20 @@ class PolicyAnswers:
         self,
         model: Decoder,
         tokenizer: ChatTokenizer,
-        sampler: SamplerConfig,
-        config: VerbalConfig,
-        *,
-        seed: int,
+        config: JobConfig,
         servers: Servers | None = None,
     ) -> None:
-        self._tokenizer, self._limits = tokenizer, sampler
-        group = max(config.candidates, config.judgements)
+        verbal, limits = config.verbal, config.sampler
+        self._tokenizer, self._limits = tokenizer, limits
+        group = max(verbal.candidates, verbal.judgements)
         self._sampler = make_sampler(
-            model, sampler, tokenizer, group_size=group, seed=seed, servers=servers
+            model, limits, tokenizer, group_size=group, seed=config.seed, servers=servers
         )
         if servers is not None:
             self._sampler.set_weights(split(model)[1], version=0)
-        temperature = 1.0 if config.temperature is None else config.temperature
-        self._decoding = Decoding(temperature, sampler.top_p)
-        longest = (sampler.max_response_tokens, sampler.max_reply_tokens, config.max_tokens)
+        temperature = 1.0 if verbal.temperature is None else verbal.temperature
+        self._decoding = Decoding(temperature, limits.top_p)
+        longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
         self._max_tokens = min(tokens for tokens in longest if tokens is not None)
 
     def answer(

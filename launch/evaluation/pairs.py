@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launch.crew import make_pair_scorer, spread
+from launch.evaluation.process_pool import make_pair_scorer, spread
 from launch.texts import read_lines
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
