@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -132,7 +133,6 @@ class _Judge:
     def __init__(self, task: Task, executor: Executor, progress: Progress) -> None:
         self._task, self._executor, self._progress = task, executor, progress
         self._known: dict[tuple[int, str], _Found] = {}
-        self._columns = columns_of()
         # Questions without a gold query, as some of a config's own are, cannot be judged.
         self._judged = [bool(one.gold_sql or one.id in task.references) for one in task.examples]
 
@@ -150,9 +150,12 @@ class _Judge:
                     next((sql for sql in samples if self._is_right(place, sql)), samples[0])
                     for place, samples in enumerate(task.samples)
                 ]
-        self._score("verdicts", [[sql] for sql in answers], task.measures)
+        with ThreadPoolExecutor(1) as thread:  # while the workers are busy
+            labels = thread.submit(self._labels, answers)
+            self._score("verdicts", [[sql] for sql in answers], task.measures)
+        questions = zip(answers, labels.result(), strict=True)
         return Judgements(
-            [self._record(place, sql) for place, sql in enumerate(answers)],
+            [self._record(place, *one) for place, one in enumerate(questions)],
             [[self._is_right(n, sql) for sql in each] for n, each in enumerate(task.samples)],
         )
 
@@ -160,14 +163,25 @@ class _Judge:
         found = self._known.get((place, sql))
         return found is not None and found.scores[self._task.measures[0]] == 1
 
-    def _record(self, place: int, sql: str) -> Judged:
+    def _labels(self, answers: Sequence[str]) -> list[dict[str, Any]]:
+        """Say what each gold query has, and in what the answer differs from it."""
+        columns = columns_of()
+        return [
+            {
+                "difficulty": _level(example),
+                "clauses": clauses_of(example.gold_sql) if example.gold_sql else (),
+                "tags": _tags(example, sql, columns) if example.gold_sql else (),
+            }
+            for example, sql in zip(self._task.examples, answers, strict=True)
+        ]
+
+    def _record(self, place: int, sql: str, labels: Mapping[str, Any]) -> Judged:
         task, example = self._task, self._task.examples[place]
         samples, found = task.samples[place], self._known.get((place, sql))
         turns = task.turns[place] if task.turns else ()
         return Judged(
             id=example.id,
             db_id=example.db_id,
-            difficulty=_level(example),
             question=example.question,
             sql=sql,
             scores=found.scores if found else {},
@@ -178,8 +192,7 @@ class _Judge:
             right=sum(self._is_right(place, one) for one in samples) if len(samples) > 1 else 0,
             # Of the first episode that answers with the query, else of the first one.
             turns=turns[samples.index(sql) if sql in samples else 0] if turns else 0,
-            clauses=clauses_of(example.gold_sql) if example.gold_sql else (),
-            tags=_tags(example, sql, self._columns) if example.gold_sql else (),
+            **labels,
         )
 
     def _votes(self) -> list[list[str | None]]:

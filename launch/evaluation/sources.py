@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from launch import cli
 from launch.evaluation.decoding import Decode
-from launch.evaluation.targets import Target
 from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
@@ -18,6 +17,7 @@ from sqlenv.types import Example
 if TYPE_CHECKING:
     from launch.config import JobConfig
     from launch.evaluation.client import CachedClient
+    from launch.evaluation.targets import Target
     from launch.wiring import SqlSide
 
 RECORDED_SAMPLES = 8

@@ -21,9 +21,9 @@ from sqlglot.errors import SqlglotError
 from sqlglot.tokens import Token, TokenType
 
 from launch.evaluation.results import VERDICTS, read_report
-from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
 from launch.evaluation.verdicts import PREDICTIONS, Verdict
 from launch.folders import CONFIG, RESULT, VERSIONS, flat
+from launch.reporting.comparison import gain, summary
 from launch.reporting.record import RECORDS, RECORDS_VERSION
 from minirl.run.files import PART
 from sqlenv.errors import UserError
@@ -144,7 +144,9 @@ def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
                 for step, groups in _recorded(folder / RECORDS, own):
                     payload.add(number, step, groups, {})
         run["tests"] = _tests(run["scores"])
-        run["measured"] = {name: _measured(each) for name, each in run["scores"].items() if each}
+        run["measured"] = {
+            name: summary([*each.values()]) for name, each in run["scores"].items() if each
+        }
         del run["scores"]
         told.append(run)
         notes += [f"{run['name']}: {line}" for line in _joined(own)]
@@ -334,28 +336,7 @@ def _tests(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Compare accuracy before and after, on the questions that both have."""
     before, after = scores.get("before", {}), scores.get("after", {})
     names = [name for name in before if name in after]
-    return compare([before[name] for name in names], [after[name] for name in names])
-
-
-def compare(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Give the difference of two runs on the same questions, with what is said for it."""
-    if not first:
-        return {}
-    gain = paired_difference(first, second)
-    found = {"gain": gain.difference, "ci95": list(gain.ci95), "p": gain.p}
-    if {*first, *second} <= {0.0, 1.0}:
-        counts = mcnemar([one == 1 for one in first], [one == 1 for one in second])
-        found |= {"mcnemar": asdict(counts)}
-    return found
-
-
-def _measured(scores: Mapping[str, float]) -> dict[str, Any]:
-    values = list(scores.values())
-    return {
-        "mean": sum(values) / len(values),
-        "ci95": list(mean_interval(values)),
-        "questions": len(values),
-    }
+    return gain([before[name] for name in names], [after[name] for name in names])
 
 
 def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:

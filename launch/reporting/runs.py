@@ -36,11 +36,6 @@ class Column:
     facts: Mapping[str, Any]
     answers: Mapping[str, str]
 
-    @property
-    def is_binary(self) -> bool:
-        """Tell whether each question is right or wrong, nothing between."""
-        return {0.0, 1.0}.issuperset(self.scores.values())
-
 
 @dataclass(slots=True)
 class Run:
