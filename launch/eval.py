@@ -171,8 +171,9 @@ def _answer_and_judge(
 ) -> Path:
     import yaml
 
+    from launch.evaluation import sources
     from launch.evaluation.evaluate import judge_answers
-    from launch.evaluation.sources import Answers, answers_of
+    from launch.evaluation.sources import Answers, Asking
     from launch.folders import claim_data, claimed
     from launch.wiring import SqlSide
 
@@ -188,7 +189,7 @@ def _answer_and_judge(
         examples = sql.examples(split, limit=limit)
         questions = _questions(options, config, examples)
         # Weights that cannot be read leave no folder behind.
-        answers = answers_of(target, config, decode, sql, examples, out)
+        answers = sources.answers_of(Asking(target, config, decode, sql, out), examples)
         claim_data(out, {split: examples})
         seconds = {"seconds": round(perf_counter() - start, 1)}
         prompt = sql.single_turn_prompt if decode.kind == "judge" else sql.evaluation_prompt
@@ -273,47 +274,30 @@ def _check(options: Options) -> None:
         UserError: Some do not.
     """
     is_file, is_split = options.predictions is not None, options.data in SPLITS
-    url = options.endpoint or ""
-    rules = [
-        (
-            is_file and (options.cfg or options.overrides),
-            "--predictions: needs no --cfg and no settings",
-        ),
-        (
-            is_file and (url or options.checkpoint),
-            "--predictions: needs no model; leave --endpoint and --checkpoint out",
-        ),
-        (
-            not is_file and not options.cfg,
-            "say --cfg FILE, or --predictions FILE to judge without a model",
-        ),
-        (not is_file and options.seed is not None, "--seed: set seed=N, as in the config"),
-        (
-            not is_file and is_split and (options.data_root or options.file),
-            f"--data-root and --file: --data {options.data} is a split of the config; set "
-            "data.root=FOLDER, or give a test set such as --data spider-dev",
-        ),
-        (
-            options.json and options.json.exists() and not options.json.is_file(),
-            f"--json {options.json}: is no plain file; name a file",
-        ),
-        (url and options.checkpoint, "--endpoint and --checkpoint: give one of the two"),
-        (url and not options.model, "--endpoint: say --model NAME too"),
-        (options.model and not url and not is_file, "--model: say --endpoint URL too"),
-        (
-            url and not url.startswith(("http://", "https://")),
-            f"--endpoint {url}: write a URL, for example http://127.0.0.1:30000/v1",
-        ),
-        (
-            "@" in url.partition("://")[2].partition("/")[0],
-            "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY",
-        ),
-        (
-            options.checkpoint and not options.checkpoint.is_dir(),
-            f"--checkpoint {options.checkpoint}: no such folder",
-        ),
-    ]
-    for is_wrong, message in rules:
+    url, model, checkpoint, out = (
+        options.endpoint or "", options.model, options.checkpoint, options.json,
+    )  # fmt: skip
+    split = f"--data {options.data} is a split of the config"
+    mistakes = {
+        "--predictions: needs no --cfg and no settings": is_file
+        and (options.cfg or options.overrides),
+        "--predictions: needs no model": is_file and (url or checkpoint),
+        "say --cfg FILE, or --predictions FILE": not is_file and not options.cfg,
+        "--seed: set seed=N, as in the config": not is_file and options.seed is not None,
+        f"--data-root and --file: {split}; set data.root=FOLDER, or give a test set": is_split
+        and not is_file
+        and (options.data_root or options.file),
+        f"--json {out}: is no plain file": out and out.exists() and not out.is_file(),
+        "--endpoint and --checkpoint: give one of the two": url and checkpoint,
+        "--endpoint: say --model NAME too": url and not model,
+        "--model: say --endpoint URL too": model and not url and not is_file,
+        f"--endpoint {url}: write a URL, such as http://127.0.0.1:30000/v1": url
+        and not url.startswith(("http://", "https://")),
+        "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY": "@"
+        in url.partition("://")[2].partition("/")[0],
+        f"--checkpoint {checkpoint}: no such folder": checkpoint and not checkpoint.is_dir(),
+    }
+    for message, is_wrong in mistakes.items():
         if is_wrong:
             raise UserError(message)
 

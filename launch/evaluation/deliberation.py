@@ -8,14 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
 from functools import partial
 
 from launch import cli
-from launch.config import JobConfig
 from launch.evaluation.client import CachedClient
 from launch.evaluation.endpoint import Endpoint
-from launch.wiring import SqlSide
-from rewards.verbal import Ask, Choice, Task, Texts, deliberate
+from launch.evaluation.sources import Answers, Asking, Sampled
+from rewards import verbal
+from rewards.verbal import Ask, Choice, Task, Texts
 from sqlenv.dialects import transpile
 from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
@@ -30,34 +31,46 @@ Game = Generator[list[Ask], Texts, Choice]
 Play = Callable[[Mapping[str, Game], CachedClient], Iterator[tuple[str, Choice]]]
 
 
-def choose_all(
+_COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
+
+
+def deliberate(
+    asking: Asking,
     examples: Sequence[Example],
     client: CachedClient,
     play: Play,
-    sql: SqlSide,
-    config: JobConfig,
-    progress: Callable[[int, int, str], None],
-) -> list[Choice]:
-    """Deliberate on all questions; what was answered before is not asked again.
+    show: Callable[[int, int, str], None],
+) -> Answers:
+    """Let the model write several queries for each question, judge them, and take the best.
 
     Raises:
         UserError: The model refuses every request.
     """
+    config = asking.config
     games = {
-        example.id: deliberate(_task(example, sql, config), config.verbal, seed=config.seed)
-        for example in examples
+        one.id: verbal.deliberate(_task(one, asking), config.verbal, seed=config.seed)
+        for one in examples
     }
-    choices: dict[str, Choice] = {}
+    found: dict[str, Choice] = {}
     for name, choice in play(games, client):
-        choices[name] = choice
+        found[name] = choice
         written = client.spent.completion_tokens
-        progress(len(choices), len(examples), f"{written:,} tokens written")
+        show(len(found), len(examples), f"{written:,} tokens written")
     if client.refusal:
         raise UserError(f"the model took no request at all: {client.refusal}")
-    return [choices[example.id] for example in examples]
+    choices = [found[one.id] for one in examples]
+    return Answers(
+        [Sampled((choice.sql,), choice=asdict(choice)) for choice in choices],
+        {
+            **{name: sum(getattr(choice, name) for choice in choices) for name in _COUNTS},
+            "cost": {kind: asdict(cost) for kind, cost in sorted(client.cost.items())},
+        },
+    )
 
 
-def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
+def _task(example: Example, asking: Asking) -> Task:
+    sql = asking.sql
+
     def execute(queries: Sequence[str]) -> Sequence[Result]:
         texts = [transpile(query, example.dialect) for query in queries]
         pairs = [(example.database, text) for text in texts if isinstance(text, str)]
@@ -67,7 +80,7 @@ def _task(example: Example, sql: SqlSide, config: JobConfig) -> Task:
     return Task(
         prompt=sql.single_turn_prompt(example),
         judge_prompt=partial(sql.judge_prompt, example),
-        extract=partial(extract_sql, tag=config.env.wrapping),
+        extract=partial(extract_sql, tag=asking.config.env.wrapping),
         execute=execute,
         name=example.id,
     )

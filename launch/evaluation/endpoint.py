@@ -31,9 +31,9 @@ class Endpoint:
 
     Args:
         url: Up to and including `/v1`.
-        model: The name that the endpoint knows the model by.
+        model: The endpoint's name of it.
         config: How to ask.
-        top_p: Draw only from the likeliest tokens that together reach it; 1 is not sent.
+        top_p: 1 is not sent.
 
     Raises:
         UserError: The `openai` package is not there.

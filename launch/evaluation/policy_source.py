@@ -5,39 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from launch import cli
-from launch.config import JobConfig
-from launch.evaluation import sources
+from launch.evaluation import deliberation
 from launch.evaluation.cache import DiskCache
 from launch.evaluation.client import Answer, CachedClient, Model, Request
-from launch.evaluation.decoding import Decode
-from launch.evaluation.deliberation import play_in_step
 from launch.evaluation.policy_client import PolicyModel
 from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre
-from launch.evaluation.sources import Answers, Sampled, Show, answer_settings
-from launch.evaluation.targets import Target
+from launch.evaluation.sources import Answers, Asking, Sampled, Show
 from launch.policy import load_policy
 from launch.serving import serving
-from launch.wiring import SqlSide
 from sqlenv.types import Example
 
 SAMPLES = "samples"
 
 
-def sample(
-    target: Target,
-    config: JobConfig,
-    decode: Decode,
-    sql: SqlSide,
-    examples: Sequence[Example],
-    out: Path,
-    show: Show,
-) -> Answers:
+def sample(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
     """Sample replies to the questions that have none yet; without any such nothing is loaded."""
-    folder, notes = out / SAMPLES, {}
+    folder, notes = asking.out / SAMPLES, {}
     kept: list[Any] = [None] * len(examples)
     if folder.exists():
         cache = DiskCache(folder)
@@ -45,36 +31,30 @@ def sample(
         cache.close()
     if None in kept:
         done = kept.index(None)
-        kept[done:], notes = _sample(target, config, decode, sql, examples, done, folder, show)
+        kept[done:], notes = _sample(asking, examples, done, show)
     samples = [_read(one) for one in kept]
-    return Answers(samples, {"sampler": config.rollout.backend, **notes})
+    return Answers(samples, {"sampler": asking.config.rollout.backend, **notes})
 
 
 def _sample(
-    target: Target,
-    config: JobConfig,
-    decode: Decode,
-    sql: SqlSide,
-    examples: Sequence[Example],
-    done: int,
-    folder: Path,
-    show: Show,
+    asking: Asking, examples: Sequence[Example], done: int, show: Show
 ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    assert target.policy is not None
+    config, policy, sql = asking.config, asking.target.policy, asking.sql
+    assert policy is not None
     show(done, len(examples), cli.COMPILING)
     # Weights that cannot be read leave nothing in the folder.
-    model, tokenizer = load_policy(target.policy, config)
+    model, tokenizer = load_policy(policy, config)
     sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)
     is_agentic = sql.evaluation_turns > 1
     taken = TakenAsTheyAre(sql.evaluation_prompt, config.env.wrapping)
-    cache, found = DiskCache(folder), []
-    with serving(config, target.policy.model, folder.parent) as servers:
+    cache, found = DiskCache(asking.out / SAMPLES), []
+    with serving(config, policy.model, asking.out) as servers:
         evaluator = Evaluator(
             model,
             tokenizer,
             sql.evaluation_environment() if is_agentic else taken,
             config.sampler,
-            decode,
+            asking.decode,
             seed=config.seed,
             max_turns=sql.evaluation_turns,
             servers=servers,
@@ -92,31 +72,22 @@ def _sample(
     return found, notes
 
 
-def deliberate(
-    target: Target,
-    config: JobConfig,
-    _decode: Decode,
-    sql: SqlSide,
-    examples: Sequence[Example],
-    out: Path,
-    show: Show,
-) -> Answers:
+def deliberate(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
     """Let a policy write several queries for each question, judge them, and take the best."""
-    policy = target.policy
+    config, policy = asking.config, asking.target.policy
     assert policy is not None
     with ExitStack() as stack:
 
         def load() -> PolicyModel:
             model, tokenizer = load_policy(policy, config)
-            servers = stack.enter_context(serving(config, policy.model, out))
+            servers = stack.enter_context(serving(config, policy.model, asking.out))
             return PolicyModel(model, tokenizer, config, servers)
 
-        verbal = config.verbal
-        settings = answer_settings(target, verbal.temperature, verbal.max_tokens)
-        client = stack.enter_context(
-            CachedClient(_LoadedWhenAsked(load), out, settings, seed=config.seed)
-        )
-        found = sources.deliberate(examples, client, play_in_step, sql, config, show)
+        settings = asking.answer_settings(config.verbal.temperature)
+        client = CachedClient(_LoadedWhenAsked(load), asking.out, settings, seed=config.seed)
+        with client:
+            play = deliberation.play_in_step
+            found = deliberation.deliberate(asking, examples, client, play, show)
     return Answers(found.samples, {**found.notes, "sampler": config.rollout.backend})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
@@ -24,7 +24,7 @@ from minirl.sglang.pool import EVENTS
 from minirl.sglang.sampler import Servers
 from minirl.train.recording import TRAJECTORIES, group_line, open_records
 from minirl.train.samplers import gather_metrics, make_sampler
-from minirl.types import Decoding, Trajectory
+from minirl.types import Decoding, Environment, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.evaluators.votes import without_rows
 from sqlenv.sql.extraction import extract_sql
@@ -36,18 +36,6 @@ _FIRST_EPISODE = 2**30
 CHUNK = 128
 
 Record = Callable[[Episode], Mapping[str, Any]]
-
-
-class Environment(Protocol):
-    """What an evaluation needs of an environment."""
-
-    def reset(self, example: Example) -> tuple[Episode, Observation]:
-        """Ask the question."""
-        ...
-
-    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
-        """Take a reply."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +210,18 @@ class TakenAsTheyAre:
 
 class WithoutRows:
     """An environment whose episodes, when they are over, hold votes in place of rows: those of all
-    samples of many questions are in memory together.
+    samples of many questions are in memory together. Episodes are recorded while they have rows.
     """
 
     def __init__(self, environment: Environment, record: Record | None = None) -> None:
         self._environment, self._record = environment, record
 
-    def reset(self, example: Example) -> tuple[Episode, Observation]:
+    def reset(self, example: Example) -> tuple[Episode, Any]:
         """Start an episode."""
         return self._environment.reset(example)
 
-    def step(self, episode: Episode, reply: str) -> tuple[Episode, Observation | None]:
-        """Take a reply; the episode is recorded while it has rows."""
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Any]:
+        """Take a reply."""
         after, observation = self._environment.step(episode, reply)
         if observation is None:
             kept = (replace(one, result=without_rows(one.result)) for one in after.attempts)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch import cli
-from launch.evaluation.decoding import Decode
 from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
@@ -17,6 +16,7 @@ from sqlenv.types import Example
 if TYPE_CHECKING:
     from launch.config import JobConfig
     from launch.evaluation.client import CachedClient
+    from launch.evaluation.decoding import Decode
     from launch.evaluation.targets import Target
     from launch.wiring import SqlSide
 
@@ -56,45 +56,40 @@ class Answers:
     notes: Mapping[str, Any] = field(default_factory=dict)
 
 
-def answers_of(
-    target: Target,
-    config: JobConfig,
-    decode: Decode,
-    sql: SqlSide,
-    examples: Sequence[Example],
-    out: Path,
-) -> Answers:
-    """Let a model answer the questions, or what is left of them.
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A model that is asked: who, how, and the folder where answers are kept."""
 
-    Args:
-        target: Who answers.
-        config: The job.
-        decode: How questions are answered.
-        sql: Its prompts.
-        examples: The questions.
-        out: Folder of the results, where answers are kept.
+    target: Target
+    config: JobConfig
+    decode: Decode
+    sql: SqlSide
+    out: Path
+
+    def answer_settings(self, temperature: float | None, top_p: float = 1.0) -> list[tuple]:
+        """List what decides an answer beside its messages and seed."""
+        model = [("model", self.target.identity), ("temperature", temperature)]
+        top = [("top_p", top_p)] if top_p < 1 else []
+        return [*model, ("max_tokens", self.config.verbal.max_tokens), *top]
+
+
+def answers_of(asking: Asking, examples: Sequence[Example]) -> Answers:
+    """Let a model answer the questions, or what is left of them.
 
     Raises:
         UserError: The model cannot be used.
     """
     with cli.progress_bar("answers") as show:
-        if target.policy is None:
-            return _ask_endpoint(target, config, decode, sql, examples, out, show)
+        if asking.target.policy is None:
+            return _ask_endpoint(asking, examples, show)
         from launch.evaluation import policy_source  # imports JAX
 
-        ask = policy_source.deliberate if decode.kind == "judge" else policy_source.sample
-        return ask(target, config, decode, sql, examples, out, show)
+        is_judge = asking.decode.kind == "judge"
+        ask = policy_source.deliberate if is_judge else policy_source.sample
+        return ask(asking, examples, show)
 
 
-def _ask_endpoint(
-    target: Target,
-    config: JobConfig,
-    decode: Decode,
-    sql: SqlSide,
-    examples: Sequence[Example],
-    out: Path,
-    show: Show,
-) -> Answers:
+def _ask_endpoint(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
     """Ask an endpoint; every answer is paid for once.
 
     Its temperature is that of the decoding unless that of `verbal` is null, where none is sent.
@@ -102,85 +97,47 @@ def _ask_endpoint(
     from launch.evaluation.client import CachedClient
     from launch.evaluation.endpoint import Endpoint
 
-    env, verbal = config.env, config.verbal
-    if isinstance(env, AgenticConfig) and config.evaluation.episode == "agentic":
+    config, decode, target = asking.config, asking.decode, asking.target
+    is_judge, verbal = decode.kind == "judge", config.verbal
+    if isinstance(config.env, AgenticConfig) and config.evaluation.episode == "agentic":
         raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
-    if decode.kind != "judge" and verbal.temperature is not None:
+    if not is_judge and verbal.temperature is not None:
         verbal = verbal.model_copy(update={"temperature": decode.temperature})
-    top_p = decode.top_p if decode.temperature and decode.kind != "judge" else 1.0
+    top_p = 1.0 if is_judge or not decode.temperature else decode.top_p
     endpoint = Endpoint(target.url, target.identity, verbal, top_p=top_p)
-    settings = answer_settings(target, verbal.temperature, verbal.max_tokens, top_p)
+    settings = asking.answer_settings(verbal.temperature, top_p)
     try:
-        with CachedClient(endpoint, out, settings, seed=config.seed) as client:
-            if decode.kind == "judge":
-                from launch.evaluation.deliberation import play_apart
+        with CachedClient(endpoint, asking.out, settings, seed=config.seed) as client:
+            if not is_judge:
+                return _ask(asking, examples, client, show)
+            from launch.evaluation.deliberation import deliberate, play_apart
 
-                play = play_apart(endpoint, verbal.parallel, verbal.timeout_s)
-                return deliberate(examples, client, play, sql, config, show)
-            return _ask(examples, client, decode, sql, config, show)
+            play = play_apart(endpoint, verbal.parallel, verbal.timeout_s)
+            return deliberate(asking, examples, client, play, show)
     finally:
         # After a failure or an interruption calls under way end, and no more begin.
         endpoint.stop()
         endpoint.close()
 
 
-def _ask(
-    examples: Sequence[Example],
-    client: CachedClient,
-    decode: Decode,
-    sql: SqlSide,
-    config: JobConfig,
-    show: Show,
-) -> Answers:
+def _ask(asking: Asking, examples: Sequence[Example], client: CachedClient, show: Show) -> Answers:
     """Ask for replies to each question."""
     from rewards.verbal import Ask
 
     texts: list[list[str | None]] = []
     for at in range(0, len(examples), _CHUNK):
-        prompts = [(one.id, sql.single_turn_prompt(one)) for one in examples[at : at + _CHUNK]]
+        prompts = (asking.sql.single_turn_prompt(one) for one in examples[at : at + _CHUNK])
         asks = [
-            (name, [Ask("generate", number, prompt) for number in range(decode.samples)])
-            for name, prompt in prompts
+            [Ask("generate", number, prompt) for number in range(asking.decode.samples)]
+            for prompt in prompts
         ]
-        texts += client.texts(asks)
+        names = [one.id for one in examples[at : at + _CHUNK]]
+        texts += client.texts(list(zip(names, asks, strict=True)))
         if client.refusal:
             raise UserError(f"the endpoint took no request at all: {client.refusal}")
         show(len(texts), len(examples), f"{client.spent.completion_tokens:,} tokens written")
     replies = [tuple(text or "" for text in each) for each in texts]
-    samples = [
-        Sampled(tuple(extract_sql(text, config.env.wrapping) for text in each), each)
-        for each in replies
-    ]
+    tag = asking.config.env.wrapping
+    samples = [Sampled(tuple(extract_sql(text, tag) for text in each), each) for each in replies]
     refused = sum(text is None for each in texts for text in each)
     return Answers(samples, {**asdict(client.spent), "refused": refused})
-
-
-def deliberate(
-    examples: Sequence[Example],
-    client: CachedClient,
-    play: Any,
-    sql: SqlSide,
-    config: JobConfig,
-    show: Show,
-) -> Answers:
-    """Let the model write several queries for each question, judge them, and take the best."""
-    from launch.evaluation.deliberation import choose_all
-
-    choices = choose_all(examples, client, play, sql, config, show)
-    counts = ("attempts", "executable", "refused", "judged", "left_out")
-    return Answers(
-        [Sampled((choice.sql,), choice=asdict(choice)) for choice in choices],
-        {
-            **{name: sum(getattr(choice, name) for choice in choices) for name in counts},
-            "cost": {kind: asdict(cost) for kind, cost in sorted(client.cost.items())},
-        },
-    )
-
-
-def answer_settings(
-    target: Target, temperature: float | None, max_tokens: int, top_p: float = 1.0
-) -> list[tuple[str, Any]]:
-    """List what decides an answer beside its messages and seed."""
-    top = [("top_p", top_p)] if top_p < 1 else []
-    model = [("model", target.identity), ("temperature", temperature)]
-    return [*model, ("max_tokens", max_tokens), *top]

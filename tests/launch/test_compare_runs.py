@@ -34,7 +34,7 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
         )
         for number, mark in enumerate(right)
     ]
-    settings = {
+    settings: dict[str, Any] = {
         "data": data,
         "questions": len(right),
         "fingerprint": "f",
@@ -131,16 +131,6 @@ def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
     assert second.startswith("| mine | ")
 
 
-def test_results_with_one_name_make_one_row(tmp_path, capsys):
-    dev = sheet(tmp_path / "a.json", "10")
-    other = sheet(tmp_path / "b.json", "11", data="spider-test")
-    run(f"x={dev}", f"x={other}")
-    printed = capsys.readouterr().out
-    assert "Spider test" in printed
-    assert "Beside" not in printed
-    assert sum(line.startswith("│ x ") for line in printed.splitlines()) == 1
-
-
 def test_a_column_says_how_much_of_a_test_set_it_is_of(tmp_path):
     part = sheet(tmp_path / "part.json", "10")
     whole = sheet(tmp_path / "whole.json", "1" * 535, data="spider-dk")
@@ -149,17 +139,6 @@ def test_a_column_says_how_much_of_a_test_set_it_is_of(tmp_path):
     heads = table.read_text().splitlines()[0].split(" | ")
     assert heads[2:4] == ["Spider dev EX (2 of 1,034)", "Spider dev TS (2 of 1,034)"]
     assert heads[4] == "DK"
-
-
-def test_later_rows_of_a_column_are_of_the_same_questions(tmp_path):
-    """Also where the first row has no result in it."""
-    base = sheet(tmp_path / "base.json", "10")
-    runs = [f"base={base}"]
-    for name, fingerprint in (("one", "f"), ("two", "g")):
-        dev = sheet(tmp_path / name / "dev.json", "10")
-        test = sheet(tmp_path / name / "t.json", "1", data="spider-test", fingerprint=fingerprint)
-        runs += [f"{name}={dev}", f"{name}={test}"]
-    assert "one (greedy) and two (greedy): other questions" in mistake(*runs)
 
 
 def test_rows_are_split_by_decoding(tmp_path, capsys):

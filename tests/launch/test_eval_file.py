@@ -335,16 +335,6 @@ def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
     assert json.loads(out.read_text()) == whole
 
 
-def test_short_work_writes_nothing_but_its_result(spider, tmp_path, monkeypatch):
-    monkeypatch.setattr(judging, "_MOST", 2)
-    made = []
-    mkdir = Path.mkdir
-    monkeypatch.setattr(Path, "mkdir", lambda path, **how: made.append(path) or mkdir(path, **how))
-    evaluate(write(tmp_path / "mixed.sql", MIXED), spider, tmp_path / "o.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mixed.sql", "o.json"]
-    assert not any(path.name.endswith(".part") for path in made)
-
-
 def test_shared_predictions_on_real_questions(shared, tmp_path):
     root = tmp_path / "root"
     root.mkdir()

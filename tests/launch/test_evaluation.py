@@ -56,7 +56,9 @@ class Parrot(Evaluator):
     def free_memory(self) -> None:
         pass
 
-    def _sample(self, examples: Sequence[Example], *_: Any, first: int) -> list[Any]:
+    def _sample(
+        self, examples: Sequence[Example], decode: Any, environment: Any, *, first: int
+    ) -> list[Any]:
         self.asked.append((first, len(examples)))
         table = Table(("a",), ())
         attempts = [Attempt("", "SELECT 1", table, correct=int(e.id) % 2 == 0) for e in examples]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.evaluation.cache import Progress
-from launch.evaluation.decoding import ERROR_SQL, Decode, choose, majority
+from launch.evaluation.decoding import ERROR_SQL, Decode, choose
 from launch.evaluation.judging import Judgements, Task, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
@@ -134,12 +134,6 @@ def test_without_any_result_others_than_spider_draw_one():
     # A question in between with a result takes nothing from the generator.
     ran = [nothing[0], [None, "v"] + [None] * 6, nothing[0]]
     assert choose(samples, ran, spider=False) == ["b", "b", "a"]
-
-
-def test_a_majority_of_128_samples():
-    ballots = [str(number) for number in range(64)] + ["63"] * 64
-    assert majority(ballots) == 63
-    assert majority([]) is None
 
 
 @pytest.mark.parametrize(
