@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import eval as eval_command
-from launch import prepare, report
+from launch import report
 from launch.evaluation.results import Judged, ModelFacts, Settings, summarise, write_report
 from launch.evaluation.verdicts import Verdict
 from launch.reporting.payload import read_payload
@@ -223,15 +222,6 @@ def test_a_result_with_gaps_is_refused(tmp_path):
     }.items():  # fmt: skip
         changed = change(base, tmp_path / f"{name}.json", **values)
         assert f"{name}.json: " in mistake(base, changed)
-
-
-@pytest.mark.parametrize("command", [report.main, eval_command.main, prepare.main])
-def test_a_seed_is_told_before_the_work(command, capsys):
-    with pytest.raises(SystemExit) as caught:
-        command(["a", "--seed", "-1"])
-    assert caught.value.code == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "-1: should be a whole number from 0 on" in line
 
 
 def test_nothing_is_written_over(tmp_path):

@@ -166,12 +166,10 @@ def test_a_full_disk_names_the_file(root, tmp_path, command, more, name):
     assert done.stderr.splitlines()[-1].startswith(f"error: {name}: No space left on device")
 
 
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/full"])
-def test_verdicts_go_into_a_plain_file(root, path, tmp_path, command):
-    words = [*arguments(EVAL, root)[:-1], path]
-    done = command("launch.eval", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"--json {path}: is no plain file" in done.stderr.splitlines()[-1]
+def test_verdicts_go_into_a_plain_file(root, capsys, monkeypatch):
+    words = [*arguments(EVAL, root)[:-1], "/dev/full"]
+    assert status_of(EVAL, words, monkeypatch) == 2
+    assert "--json /dev/full: is no plain file" in capsys.readouterr().err
 
 
 LONG: dict[str, str] = {

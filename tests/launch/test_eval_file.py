@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -363,18 +362,3 @@ def test_a_result_beside_another_one(spider, tmp_path, capsys):
     assert named == {("spider_ex", f"spider/dev/{n}") for n in (1, 3)} | {
         ("spider_ts", f"spider/dev/{n}") for n in (1, 2, 3)
     }
-
-
-def test_accuracy_on_one_database_is_compared_with_and_without_a_test_suite(spider, tmp_path):
-    path = write(tmp_path / "p.sql", GOLDS)
-    with_suite, without = tmp_path / "a.json", tmp_path / "b.json"
-    evaluate(path, spider, with_suite)
-    evaluate(path, spider, without, "--comparators", "spider_ex")
-    page = ["--out", str(tmp_path / "page.html")]
-    report.main([f"a={with_suite}", f"b={without}", "--against", "a", *page])
-    other = shutil.copytree(spider / "test_suite_database", tmp_path / "suite")
-    (other / "pets" / "pets_v1.sqlite").unlink()
-    smaller = tmp_path / "c.json"
-    evaluate(path, spider, smaller, "--test-suite", str(other))
-    with pytest.raises(UserError, match="other test suite under the name spider-dev"):
-        report.main([f"a={with_suite}", f"c={smaller}", "--against", "a", *page])

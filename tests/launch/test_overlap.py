@@ -93,7 +93,7 @@ def test_a_papers_run_holds_out_databases_of_each_source(whole, name):
     assert not {e.db_id for e in found["train"]} & held
     check_questions(config)
     # An evaluation of the questions held out is known by what they are drawn from.
-    validation = rooted(config.data.of("validation"), config.data.root)
+    validation = rooted(config.data.of("validation"), whole)
     assert len(of_sources(validation)) == len(sources)
 
 
