@@ -52,7 +52,7 @@ _FILE_TEMPERATURE = 0.8
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class EvalOptions:
     """The command line; docs/evaluation.md explains it."""
 
     cfg: str | None
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> None:
         _compare(options.against, result)
 
 
-def _evaluate_file(options: Options) -> Path:
+def _evaluate_file(options: EvalOptions) -> Path:
     """Judge a file of predictions on a published test set."""
     path, name = options.predictions, options.data
     root, file = folder_and_file(options.data_root, options.file)
@@ -138,7 +138,7 @@ def _evaluate_file(options: Options) -> Path:
         )
 
 
-def _evaluate_model(options: Options) -> Path:
+def _evaluate_model(options: EvalOptions) -> Path:
     """Let a checkpoint or an endpoint answer, and judge its answers."""
     from launch.config import load_config
     from launch.inputs import check_data
@@ -167,13 +167,13 @@ def _evaluate_model(options: Options) -> Path:
 
 
 def _answer_and_judge(
-    options: Options, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
+    options: EvalOptions, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
 ) -> Path:
     import yaml
 
     from launch.evaluation import sources
     from launch.evaluation.evaluate import judge_answers
-    from launch.evaluation.sources import Answers, Asking
+    from launch.evaluation.sources import Answers, EvaluationJob
     from launch.folders import claim_data, claimed
     from launch.wiring import SqlSide
 
@@ -189,7 +189,7 @@ def _answer_and_judge(
         examples = sql.examples(split, limit=limit)
         questions = _questions(options, config, examples)
         # Weights that cannot be read leave no folder behind.
-        answers = sources.answers_of(Asking(target, config, decode, sql, out), examples)
+        answers = sources.answers_of(EvaluationJob(target, config, decode, sql, out), examples)
         claim_data(out, {split: examples})
         seconds = {"seconds": round(perf_counter() - start, 1)}
         prompt = sql.single_turn_prompt if decode.kind == "judge" else sql.evaluation_prompt
@@ -211,19 +211,19 @@ def _answer_and_judge(
             )
 
 
-def _questions(options: Options, config: JobConfig, examples: tuple[Any, ...]) -> Any:
+def _questions(options: EvalOptions, config: JobConfig, examples: tuple[Any, ...]) -> Any:
     """Find what answers are judged by, before any is asked for."""
-    from launch.evaluation.evaluate import Questions, prepare
+    from launch.evaluation.evaluate import QuestionSet, prepare
 
     if options.data in SPLITS and not options.comparators:
-        return Questions(options.data, examples, (config.env.match,))
+        return QuestionSet(options.data, examples, (config.env.match,))
     root = config.data.root or Path()
     source = config.data.test.sources[0]
     place = source.model_copy(update={"path": root / source.path})
     return prepare(options.data, examples, place, root, options.rule)
 
 
-def _on_test_set(config: JobConfig, options: Options) -> tuple[JobConfig, Split]:
+def _on_test_set(config: JobConfig, options: EvalOptions) -> tuple[JobConfig, Split]:
     """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
     if own := [split for split in SPLITS if split == options.data]:
         return config, own[0]
@@ -267,7 +267,7 @@ def _compare(other: Path, result: Path) -> None:
     cli.output.print(f"Questions on which they differ: {differing}", soft_wrap=True)
 
 
-def _check(options: Options) -> None:
+def _check(options: EvalOptions) -> None:
     """Refuse options that do not belong together.
 
     Raises:
@@ -302,7 +302,7 @@ def _check(options: Options) -> None:
             raise UserError(message)
 
 
-def _read(arguments: Sequence[str]) -> Options:
+def _read(arguments: Sequence[str]) -> EvalOptions:
     parser = cli.make_parser("launch.eval", __doc__ or "", needs_config=False)
     names = (*SPLITS, *TEST_SETS)
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
@@ -387,7 +387,7 @@ def _read(arguments: Sequence[str]) -> Options:
         metavar="RUN",
         help="another result to compare this one with: paired tests, and questions that differ",
     )
-    return Options(**vars(parser.parse_intermixed_args(arguments)))
+    return EvalOptions(**vars(parser.parse_intermixed_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ Write = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ScoreOptions:
     """The command line."""
 
     db: str | None
@@ -119,7 +119,9 @@ def main(arguments: Sequence[str]) -> None:
         _score_pair(pair, options, config)
 
 
-def _score_pair(fields: Mapping[str, str | None], options: Options, config: ExecutorConfig) -> None:
+def _score_pair(
+    fields: Mapping[str, str | None], options: ScoreOptions, config: ExecutorConfig
+) -> None:
     pair = make_pair(fields, options.dialect)
     check_contents(pair.example.database)
     with open_workbench(config.model_copy(update={"workers": 1})) as bench:
@@ -134,7 +136,7 @@ def _score_pair(fields: Mapping[str, str | None], options: Options, config: Exec
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
 
-def _score_file_of_pairs(options: Options, path: Path, config: ExecutorConfig) -> None:
+def _score_file_of_pairs(options: ScoreOptions, path: Path, config: ExecutorConfig) -> None:
     if not (options.json or options.out):
         raise UserError("--file gives JSON lines: add --json, or --out FILE")
     pairs = read_pairs(path, options.dialect)
@@ -144,7 +146,9 @@ def _score_file_of_pairs(options: Options, path: Path, config: ExecutorConfig) -
             write(record)
 
 
-def _score_predictions(options: Options, paths: Sequence[Path], config: ExecutorConfig) -> None:
+def _score_predictions(
+    options: ScoreOptions, paths: Sequence[Path], config: ExecutorConfig
+) -> None:
     if options.data is None:
         raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
@@ -214,7 +218,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]  # alike but for their endings
 
 
-def _keep_inputs(options: Options) -> None:
+def _keep_inputs(options: ScoreOptions) -> None:
     """Refuse to write over a file that is read.
 
     Raises:
@@ -229,7 +233,7 @@ def _keep_inputs(options: Options) -> None:
 
 
 @contextmanager
-def _lines(options: Options) -> Generator[Write]:
+def _lines(options: ScoreOptions) -> Generator[Write]:
     """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
     if options.out is None:
         yield _print if options.json else lambda _record: None
@@ -249,7 +253,7 @@ def _print(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 
-def _examples(options: Options) -> tuple[Example, ...]:
+def _examples(options: ScoreOptions) -> tuple[Example, ...]:
     """Read the questions that the options name.
 
     Raises:
@@ -272,7 +276,7 @@ def _examples(options: Options) -> tuple[Example, ...]:
         raise UserError(f"--data {file} as --layout {layout}: {error}") from None
 
 
-def _limits(options: Options) -> ExecutorConfig:
+def _limits(options: ScoreOptions) -> ExecutorConfig:
     named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
     try:
         return ExecutorConfig(**{name: value for name, value in named.items() if value is not None})
@@ -282,7 +286,7 @@ def _limits(options: Options) -> ExecutorConfig:
         raise UserError(f"--{option}: {first['msg']}") from None
 
 
-def _read(arguments: Sequence[str]) -> Options:
+def _read(arguments: Sequence[str]) -> ScoreOptions:
     parser = cli.Parser(
         prog="python -m launch.score",
         description=__doc__,
@@ -334,7 +338,7 @@ def _read(arguments: Sequence[str]) -> Options:
     limits.add_argument("--timeout-s", type=float, help="wall time (default: 30)")
     limits.add_argument("--max-rows", type=int, help="rows of a result (default: 1,000,000)")
     limits.add_argument("--max-bytes", type=int, help="size of a result (default: 64,000,000)")
-    return Options(**vars(parser.parse_args(arguments)))
+    return ScoreOptions(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

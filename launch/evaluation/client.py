@@ -19,7 +19,7 @@ ANSWERS = "answers"
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ModelRequest:
     """One call of a model; equal requests have equal keys, also on another day.
 
     Attributes:
@@ -71,7 +71,7 @@ class Model(Protocol):
     """Whoever answers: an endpoint, or a policy in this process."""
 
     def answer(
-        self, requests: Sequence[Request], record: Callable[[Request, Answer], None], /
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None], /
     ) -> None:
         """Answer requests, recording each answer as soon as it is there."""
         ...
@@ -116,7 +116,7 @@ class CachedClient:
         found = {one.key: self._find(one.key) for each in requests for one in each}
         new = [one for each in requests for one in each if found[one.key] is None]
 
-        def record(request: Request, answer: Answer) -> None:
+        def record(request: ModelRequest, answer: Answer) -> None:
             found[request.key] = answer
             if answer.text is None:
                 self._refused[request.key] = answer
@@ -160,7 +160,7 @@ class CachedClient:
             cost.prompt_tokens += answer.prompt_tokens
             cost.completion_tokens += answer.completion_tokens
 
-    def _request(self, name: str, ask: Ask) -> Request:
+    def _request(self, name: str, ask: Ask) -> ModelRequest:
         stream = f"{self._seed} {name} {ask.kind} {ask.number}"
         seed = int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4]) % 2**31
-        return Request(ask.kind, ask.messages, seed, self._settings)
+        return ModelRequest(ask.kind, ask.messages, seed, self._settings)

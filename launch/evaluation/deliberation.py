@@ -14,7 +14,7 @@ from functools import partial
 from launch import cli
 from launch.evaluation.client import CachedClient
 from launch.evaluation.endpoint import Endpoint
-from launch.evaluation.sources import Answers, Asking, Sampled
+from launch.evaluation.sources import Answers, EvaluationJob, Sampled
 from rewards import verbal
 from rewards.verbal import Ask, Choice, Task, Texts
 from sqlenv.dialects import transpile
@@ -35,7 +35,7 @@ _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
 
 def deliberate(
-    asking: Asking,
+    job: EvaluationJob,
     examples: Sequence[Example],
     client: CachedClient,
     play: Play,
@@ -46,9 +46,9 @@ def deliberate(
     Raises:
         UserError: The model refuses every request.
     """
-    config = asking.config
+    config = job.config
     games = {
-        one.id: verbal.deliberate(_task(one, asking), config.verbal, seed=config.seed)
+        one.id: verbal.deliberate(_task(one, job), config.verbal, seed=config.seed)
         for one in examples
     }
     found: dict[str, Choice] = {}
@@ -68,8 +68,8 @@ def deliberate(
     )
 
 
-def _task(example: Example, asking: Asking) -> Task:
-    sql = asking.sql
+def _task(example: Example, job: EvaluationJob) -> Task:
+    sql = job.sql
 
     def execute(queries: Sequence[str]) -> Sequence[Result]:
         texts = [transpile(query, example.dialect) for query in queries]
@@ -80,7 +80,7 @@ def _task(example: Example, asking: Asking) -> Task:
     return Task(
         prompt=sql.single_turn_prompt(example),
         judge_prompt=partial(sql.judge_prompt, example),
-        extract=partial(extract_sql, tag=asking.config.env.wrapping),
+        extract=partial(extract_sql, tag=job.config.env.wrapping),
         execute=execute,
         name=example.id,
     )

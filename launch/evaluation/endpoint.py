@@ -11,7 +11,7 @@ from threading import Event
 from typing import Any
 
 from launch.config import VerbalConfig
-from launch.evaluation.client import Answer, Request
+from launch.evaluation.client import Answer, ModelRequest
 from sqlenv.errors import UserError
 
 KEY = "OPENAI_API_KEY"
@@ -60,7 +60,7 @@ class Endpoint:
         self._warned: set[str] = set()
 
     def answer(
-        self, requests: Sequence[Request], record: Callable[[Request, Answer], None]
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
     ) -> None:
         """Ask, and record every answer as it arrives.
 
@@ -68,7 +68,7 @@ class Endpoint:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
 
-        def call(request: Request) -> None:
+        def call(request: ModelRequest) -> None:
             record(request, self._call(request))
 
         futures = [self._calls.submit(call, request) for request in requests]
@@ -94,7 +94,7 @@ class Endpoint:
         if self._stopped.is_set():
             raise self._openai.OpenAIError("stopped")
 
-    def _call(self, request: Request) -> Answer:
+    def _call(self, request: ModelRequest) -> Answer:
         problem = ""
         for _ in range(self._config.retries + 1):
             try:
@@ -118,7 +118,7 @@ class Endpoint:
             "answers so far are kept: run the same command again to resume"
         )
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: ModelRequest) -> dict[str, Any]:
         config = self._config
         optional = {
             "temperature": config.temperature,

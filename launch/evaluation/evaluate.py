@@ -22,8 +22,8 @@ from launch.evaluation.judging import (
     PARTIAL,
     REFERENCED,
     SUITED,
-    Judgements,
-    Task,
+    AllVerdicts,
+    JudgingTask,
     judge,
     read_measures,
 )
@@ -32,7 +32,7 @@ from launch.evaluation.results import (
     VERDICTS,
     ModelFacts,
     Report,
-    Settings,
+    ReportSettings,
     is_done,
     read_report,
     summarise,
@@ -65,7 +65,7 @@ _SHOWN_MEASURES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class QuestionSet:
     """The questions that are judged, and what they are judged by and on.
 
     Attributes:
@@ -102,7 +102,7 @@ def prepare(
     source: SourceConfig,
     root: Path,
     rule: Rule,
-) -> Questions:
+) -> QuestionSet:
     """Find what the questions of a test set are judged by and on, and check every database.
 
     Raises:
@@ -130,7 +130,7 @@ def prepare(
             "bring the evaluation suite up to date"
         )
     check_databases([example.database for example in examples], *suite.values())
-    return Questions(name, examples, measures, suite, references)
+    return QuestionSet(name, examples, measures, suite, references)
 
 
 def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
@@ -153,7 +153,7 @@ def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> Non
 
 
 def judge_answers(
-    questions: Questions,
+    questions: QuestionSet,
     answers: Answers,
     decode: Decode,
     executor: Executor,
@@ -187,7 +187,7 @@ def judge_answers(
     """
     samples = [one.queries for one in answers.samples]
     suite = {path for paths in questions.suite.values() for path in paths}
-    settings = Settings(
+    settings = ReportSettings(
         data=questions.name,
         questions=len(questions.examples),
         fingerprint=fingerprint(questions.examples),
@@ -213,7 +213,7 @@ def judge_answers(
         report = read_report(result)
     else:
         turns = [one.turns for one in answers.samples]
-        task = Task(
+        task = JudgingTask(
             questions.examples,
             samples,
             questions.measures,
@@ -254,9 +254,9 @@ def _origin(name: str) -> str:
 def _write_files(
     folder: Path,
     report: Report,
-    questions: Questions,
+    questions: QuestionSet,
     answers: Answers,
-    found: Judgements,
+    found: AllVerdicts,
     prompts: Sequence[Observation],
     executor: Executor,
 ) -> None:

@@ -13,7 +13,7 @@ from launch.cli import progress_bar
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
 from launch.evaluation.official import as_line
-from launch.evaluation.results import NO_GOLD, Judged
+from launch.evaluation.results import NO_GOLD, QuestionVerdict
 from launch.evaluation.testsets import TEST_SETS
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.execution import ColumnsOf, columns_of
@@ -68,7 +68,7 @@ def read_measures(text: str | None, name: str, default: str = "") -> tuple[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class JudgingTask:
     """Samples, and how they are judged.
 
     Attributes:
@@ -92,7 +92,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _QueryVerdict:
     """What one query of a question came to; JSON's form of it is the list of its fields.
 
     Attributes:
@@ -111,14 +111,14 @@ _Asked = Sequence[tuple[int, str]]
 """Queries for questions, which are given by number."""
 
 
-class Judgements(NamedTuple):
+class AllVerdicts(NamedTuple):
     """The verdicts on all questions, and of each question which samples are right."""
 
-    questions: list[Judged]
+    questions: list[QuestionVerdict]
     right: list[list[bool]]
 
 
-def judge(task: Task, executor: Executor, progress: Progress) -> Judgements:
+def judge(task: JudgingTask, executor: Executor, progress: Progress) -> AllVerdicts:
     """Judge all questions, or what is left of them.
 
     Raises:
@@ -130,13 +130,13 @@ def judge(task: Task, executor: Executor, progress: Progress) -> Judgements:
 class _Judge:
     """Judges the samples of a task; none of them twice by one measure."""
 
-    def __init__(self, task: Task, executor: Executor, progress: Progress) -> None:
+    def __init__(self, task: JudgingTask, executor: Executor, progress: Progress) -> None:
         self._task, self._executor, self._progress = task, executor, progress
-        self._known: dict[tuple[int, str], _Found] = {}
+        self._known: dict[tuple[int, str], _QueryVerdict] = {}
         # Questions without a gold query, as some of a config's own are, cannot be judged.
         self._judged = [bool(one.gold_sql or one.id in task.references) for one in task.examples]
 
-    def run(self) -> Judgements:
+    def run(self) -> AllVerdicts:
         task = self._task
         answers = [samples[0] for samples in task.samples]
         if len(task.samples[0]) > 1:
@@ -154,7 +154,7 @@ class _Judge:
             labels = thread.submit(self._labels, answers)
             self._score("verdicts", [[sql] for sql in answers], task.measures)
         questions = zip(answers, labels.result(), strict=True)
-        return Judgements(
+        return AllVerdicts(
             [self._record(place, *one) for place, one in enumerate(questions)],
             [[self._is_right(n, sql) for sql in each] for n, each in enumerate(task.samples)],
         )
@@ -175,11 +175,11 @@ class _Judge:
             for example, sql in zip(self._task.examples, answers, strict=True)
         ]
 
-    def _record(self, place: int, sql: str, labels: Mapping[str, Any]) -> Judged:
+    def _record(self, place: int, sql: str, labels: Mapping[str, Any]) -> QuestionVerdict:
         task, example = self._task, self._task.examples[place]
         samples, found = task.samples[place], self._known.get((place, sql))
         turns = task.turns[place] if task.turns else ()
-        return Judged(
+        return QuestionVerdict(
             id=example.id,
             db_id=example.db_id,
             question=example.question,
@@ -235,7 +235,8 @@ class _Judge:
         found = self._resume(phase, max(map(len, queries)), work)
         for place, (texts, each) in enumerate(zip(queries, found, strict=True)):
             self._known |= {
-                (place, sql): _Found(*values) for sql, values in zip(texts, each, strict=False)
+                (place, sql): _QueryVerdict(*values)
+                for sql, values in zip(texts, each, strict=False)
             }
 
     def _resume(
@@ -257,7 +258,7 @@ class _Judge:
                 show(len(found), total, "")
         return found
 
-    def _judge_some(self, asked: _Asked, measures: Sequence[str]) -> list[_Found]:
+    def _judge_some(self, asked: _Asked, measures: Sequence[str]) -> list[_QueryVerdict]:
         """Judge queries; how they end is said of the comparator that comes first."""
         task = self._task
         scores: list[dict[str, float]] = [{} for _ in asked]
@@ -276,7 +277,7 @@ class _Judge:
                 for name in partial:
                     found[name] = max((PARTIAL[name](*pair) for pair in pairs), default=0.0)
         return [
-            _Found({name: found[name] for name in measures}, *end, is_late)
+            _QueryVerdict({name: found[name] for name in measures}, *end, is_late)
             for found, end, is_late in zip(scores, ends, late, strict=True)
         ]
 
@@ -313,15 +314,15 @@ class _Judge:
         )
 
 
-def _values(found: _Found) -> tuple[Any, ...]:
+def _values(found: _QueryVerdict) -> tuple[Any, ...]:
     return found.scores, found.predicted, found.gold, found.is_late
 
 
-def _joined(first: _Found | None, more: _Found) -> _Found:
+def _joined(first: _QueryVerdict | None, more: _QueryVerdict) -> _QueryVerdict:
     if first is None:
         return more
     scores = {**first.scores, **more.scores}
-    return _Found(scores, first.predicted, first.gold, first.is_late or more.is_late)
+    return _QueryVerdict(scores, first.predicted, first.gold, first.is_late or more.is_late)
 
 
 def _by_form(measures: Sequence[str]) -> Iterator[tuple[Callable[[str], str], list[str]]]:

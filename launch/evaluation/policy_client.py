@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from launch.config import JobConfig
-from launch.evaluation.client import Answer, Request
+from launch.evaluation.client import Answer, ModelRequest
 from minirl.model.decoder import Decoder
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.sglang.sampler import Servers
 from minirl.train.samplers import make_sampler
-from minirl.types import Decoding
-from minirl.types import Request as Sample
+from minirl.types import Decoding, Request
 
 # Episode numbers name random streams: these lie above those of evaluations.
 _FIRST_EPISODE = 2**30
@@ -49,10 +48,10 @@ class PolicyModel:
         self._max_tokens = min(tokens for tokens in longest if tokens is not None)
 
     def answer(
-        self, requests: Sequence[Request], record: Callable[[Request, Answer], None]
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
     ) -> None:
         """Sample an answer to each request, and record it; a prompt too long has none."""
-        waiting: dict[int, tuple[Request, int]] = {}
+        waiting: dict[int, tuple[ModelRequest, int]] = {}
         for request in requests:
             ids = self._tokenizer.encode_chat(request.messages)
             if len(ids) > self._limits.max_prompt_tokens:
@@ -62,7 +61,7 @@ class PolicyModel:
             while episode in waiting:
                 episode += 1
             waiting[episode] = request, len(ids)
-            self._sampler.submit(Sample(episode, tuple(ids), self._max_tokens, self._decoding))
+            self._sampler.submit(Request(episode, tuple(ids), self._max_tokens, self._decoding))
         while waiting:
             for episode, reply in self._sampler.advance(max_steps=_STEPS):
                 self._sampler.release(episode)

@@ -10,10 +10,10 @@ from typing import Any
 from launch import cli
 from launch.evaluation import deliberation
 from launch.evaluation.cache import DiskCache
-from launch.evaluation.client import Answer, CachedClient, Model, Request
+from launch.evaluation.client import Answer, CachedClient, Model, ModelRequest
 from launch.evaluation.policy_client import PolicyModel
 from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre
-from launch.evaluation.sources import Answers, Asking, Sampled, Show
+from launch.evaluation.sources import Answers, EvaluationJob, Sampled, Show
 from launch.policy import load_policy
 from launch.serving import serving
 from sqlenv.types import Example
@@ -21,9 +21,9 @@ from sqlenv.types import Example
 SAMPLES = "samples"
 
 
-def sample(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
+def sample(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
     """Sample replies to the questions that have none yet; without any such nothing is loaded."""
-    folder, notes = asking.out / SAMPLES, {}
+    folder, notes = job.out / SAMPLES, {}
     kept: list[Any] = [None] * len(examples)
     if folder.exists():
         cache = DiskCache(folder)
@@ -31,15 +31,15 @@ def sample(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
         cache.close()
     if None in kept:
         done = kept.index(None)
-        kept[done:], notes = _sample(asking, examples, done, show)
+        kept[done:], notes = _sample(job, examples, done, show)
     samples = [_read(one) for one in kept]
-    return Answers(samples, {"sampler": asking.config.rollout.backend, **notes})
+    return Answers(samples, {"sampler": job.config.rollout.backend, **notes})
 
 
 def _sample(
-    asking: Asking, examples: Sequence[Example], done: int, show: Show
+    job: EvaluationJob, examples: Sequence[Example], done: int, show: Show
 ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    config, policy, sql = asking.config, asking.target.policy, asking.sql
+    config, policy, sql = job.config, job.target.policy, job.sql
     assert policy is not None
     show(done, len(examples), cli.COMPILING)
     # Weights that cannot be read leave nothing in the folder.
@@ -47,14 +47,14 @@ def _sample(
     sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)
     is_agentic = sql.evaluation_turns > 1
     taken = TakenAsTheyAre(sql.evaluation_prompt, config.env.wrapping)
-    cache, found = DiskCache(asking.out / SAMPLES), []
-    with serving(config, policy.model, asking.out) as servers:
+    cache, found = DiskCache(job.out / SAMPLES), []
+    with serving(config, policy.model, job.out) as servers:
         evaluator = Evaluator(
             model,
             tokenizer,
             sql.evaluation_environment() if is_agentic else taken,
             config.sampler,
-            asking.decode,
+            job.decode,
             seed=config.seed,
             max_turns=sql.evaluation_turns,
             servers=servers,
@@ -72,22 +72,22 @@ def _sample(
     return found, notes
 
 
-def deliberate(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
+def deliberate(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
     """Let a policy write several queries for each question, judge them, and take the best."""
-    config, policy = asking.config, asking.target.policy
+    config, policy = job.config, job.target.policy
     assert policy is not None
     with ExitStack() as stack:
 
         def load() -> PolicyModel:
             model, tokenizer = load_policy(policy, config)
-            servers = stack.enter_context(serving(config, policy.model, asking.out))
+            servers = stack.enter_context(serving(config, policy.model, job.out))
             return PolicyModel(model, tokenizer, config, servers)
 
-        settings = asking.answer_settings(config.verbal.temperature)
-        client = CachedClient(_LoadedWhenAsked(load), asking.out, settings, seed=config.seed)
+        settings = job.answer_settings(config.verbal.temperature)
+        client = CachedClient(_LoadedWhenAsked(load), job.out, settings, seed=config.seed)
         with client:
             play = deliberation.play_in_step
-            found = deliberation.deliberate(asking, examples, client, play, show)
+            found = deliberation.deliberate(job, examples, client, play, show)
     return Answers(found.samples, {**found.notes, "sampler": config.rollout.backend})
 
 
@@ -99,7 +99,7 @@ class _LoadedWhenAsked:
         self._model: Model | None = None
 
     def answer(
-        self, requests: Sequence[Request], record: Callable[[Request, Answer], None]
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
     ) -> None:
         """Answer requests."""
         if requests:

@@ -30,7 +30,7 @@ _LEVELS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class QuestionVerdict:
     """One question under every measure.
 
     Attributes:
@@ -86,7 +86,7 @@ class ModelFacts:
 
 
 @checked(frozen=True)
-class Settings:
+class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
     Attributes:
@@ -138,7 +138,7 @@ class Report(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    settings: Settings
+    settings: ReportSettings
     measures: dict[str, dict[str, Any]]
     pass_at: dict[str, float] = {}
     parts: dict[str, dict[str, dict[str, Any]]]
@@ -146,11 +146,13 @@ class Report(BaseModel):
     failing_golds: list[str]
     late: list[str] = []
     notes: dict[str, Any] = {}
-    questions: list[Judged]
+    questions: list[QuestionVerdict]
 
     @field_validator("questions")
     @classmethod
-    def _have_every_score(cls, questions: list[Judged], info: ValidationInfo) -> list[Judged]:
+    def _have_every_score(
+        cls, questions: list[QuestionVerdict], info: ValidationInfo
+    ) -> list[QuestionVerdict]:
         measures = info.data.get("measures", {}).keys()
         if not questions or any(one.scores and one.scores.keys() != measures for one in questions):
             raise ValueError(f"should each have the scores {', '.join(measures)}")
@@ -161,14 +163,14 @@ class Report(BaseModel):
         """Name the measure that counts; empty where nothing could be judged."""
         return next(iter(self.measures), "")
 
-    def is_right(self, question: Judged) -> bool:
+    def is_right(self, question: QuestionVerdict) -> bool:
         """Tell whether an answer is right by the measure that counts."""
         return question.scores.get(self.first) == 1
 
 
 def summarise(
-    settings: Settings,
-    questions: Sequence[Judged],
+    settings: ReportSettings,
+    questions: Sequence[QuestionVerdict],
     *,
     seed: int,
     notes: Mapping[str, Any] | None = None,
@@ -176,7 +178,7 @@ def summarise(
     """Summarise verdicts, given in the order of the data; the seed is the bootstrap's."""
     judged = [one for one in questions if one.scores]
 
-    def parts(keys: Callable[[Judged], Sequence[str]]) -> dict[str, dict[str, Any]]:
+    def parts(keys: Callable[[QuestionVerdict], Sequence[str]]) -> dict[str, dict[str, Any]]:
         return _parts(judged, keys, seed)
 
     names = list(judged[0].scores) if judged else []
@@ -199,7 +201,7 @@ def summarise(
     )
 
 
-def _has_turns(judged: Sequence[Judged]) -> bool:
+def _has_turns(judged: Sequence[QuestionVerdict]) -> bool:
     return any(one.turns for one in judged)
 
 
@@ -220,7 +222,7 @@ def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
     return {category: round(rate, 6) for category, rate in rates.items()}
 
 
-def _pass_at(judged: Sequence[Judged]) -> dict[str, float]:
+def _pass_at(judged: Sequence[QuestionVerdict]) -> dict[str, float]:
     """Average pass@k over questions for k of 1, 2, 4 and so on, and for all samples."""
     samples = judged[0].samples if judged else 0
     if not samples:
@@ -233,9 +235,9 @@ def _pass_at(judged: Sequence[Judged]) -> dict[str, float]:
 
 
 def _parts(
-    judged: Sequence[Judged], keys: Callable[[Judged], Sequence[str]], seed: int
+    judged: Sequence[QuestionVerdict], keys: Callable[[QuestionVerdict], Sequence[str]], seed: int
 ) -> dict[str, dict[str, Any]]:
-    parts: defaultdict[str, list[Judged]] = defaultdict(list)
+    parts: defaultdict[str, list[QuestionVerdict]] = defaultdict(list)
     for one in judged:
         for key in keys(one):
             parts[key].append(one)
@@ -277,7 +279,7 @@ def read_report(path: Path) -> Report:
     return read_json(path, Report, advice="give a result of launch.eval, or make it again")
 
 
-def is_done(path: Path, settings: Settings) -> bool:
+def is_done(path: Path, settings: ReportSettings) -> bool:
     """Tell whether a report of these settings is there.
 
     Raises:

@@ -39,7 +39,7 @@ Record = Callable[[Episode], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _SampledGroup:
     """The final episodes of a question, and what is written down of them."""
 
     episodes: tuple[Episode, ...]
@@ -147,14 +147,14 @@ class Evaluator:
 
     def _sample(
         self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
-    ) -> list[_Group]:
+    ) -> list[_SampledGroup]:
         """Sample episodes, each process those of its share of the questions."""
         if self._start is not None:
             self.set_weights(self._start, version=0)
         share = distributed.own_share(len(examples))
         own = [examples[place] for place in share]
 
-        def groups() -> list[_Group]:
+        def groups() -> list[_SampledGroup]:
             sampled = rollout(
                 self._sampler,
                 self._tokenizer,
@@ -167,26 +167,28 @@ class Evaluator:
                 max_turns=self._max_turns,
             )
             return [
-                _Group(tuple(one.episode for one in group), _line(group, self._tokenizer.decode))
+                _SampledGroup(
+                    tuple(one.episode for one in group), _line(group, self._tokenizer.decode)
+                )
                 for group in sampled
             ]
 
         return [group for part in distributed.gather(groups) for group in part]
 
-    def _verdict(self, example: Example, group: _Group) -> Verdict:
+    def _verdict(self, example: Example, group: _SampledGroup) -> Verdict:
         """Give the verdict on a greedy answer; an episode may have none."""
         answer = group.episodes[0].answer
         sql, correct = (answer.sql, answer.correct) if answer else ("", False)
         return Verdict.of(example, sql, correct=correct, turns=self._turns(group))
 
-    def _sampled(self, group: _Group) -> Sampled:
+    def _sampled(self, group: _SampledGroup) -> Sampled:
         answers = [episode.answer for episode in group.episodes]
         # A reply without an answer is a sample too, of which nothing runs.
         queries = tuple(answer.sql if answer else "" for answer in answers)
         replies = tuple(answer.text if answer else "" for answer in answers)
         return Sampled(queries, replies, self._turns(group), group.line)
 
-    def _turns(self, group: _Group) -> tuple[int, ...]:
+    def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
         """Count the replies of each episode, where there may be several."""
         return tuple(len(one.attempts) for one in group.episodes) if self._max_turns > 1 else ()
 

@@ -57,7 +57,7 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class EvaluationJob:
     """A model that is asked: who, how, and the folder where answers are kept."""
 
     target: Target
@@ -73,23 +73,23 @@ class Asking:
         return [*model, ("max_tokens", self.config.verbal.max_tokens), *top]
 
 
-def answers_of(asking: Asking, examples: Sequence[Example]) -> Answers:
+def answers_of(job: EvaluationJob, examples: Sequence[Example]) -> Answers:
     """Let a model answer the questions, or what is left of them.
 
     Raises:
         UserError: The model cannot be used.
     """
     with cli.progress_bar("answers") as show:
-        if asking.target.policy is None:
-            return _ask_endpoint(asking, examples, show)
+        if job.target.policy is None:
+            return _ask_endpoint(job, examples, show)
         from launch.evaluation import policy_source  # imports JAX
 
-        is_judge = asking.decode.kind == "judge"
+        is_judge = job.decode.kind == "judge"
         ask = policy_source.deliberate if is_judge else policy_source.sample
-        return ask(asking, examples, show)
+        return ask(job, examples, show)
 
 
-def _ask_endpoint(asking: Asking, examples: Sequence[Example], show: Show) -> Answers:
+def _ask_endpoint(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
     """Ask an endpoint; every answer is paid for once.
 
     Its temperature is that of the decoding unless that of `verbal` is null, where none is sent.
@@ -97,7 +97,7 @@ def _ask_endpoint(asking: Asking, examples: Sequence[Example], show: Show) -> An
     from launch.evaluation.client import CachedClient
     from launch.evaluation.endpoint import Endpoint
 
-    config, decode, target = asking.config, asking.decode, asking.target
+    config, decode, target = job.config, job.decode, job.target
     is_judge, verbal = decode.kind == "judge", config.verbal
     if isinstance(config.env, AgenticConfig) and config.evaluation.episode == "agentic":
         raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
@@ -105,30 +105,32 @@ def _ask_endpoint(asking: Asking, examples: Sequence[Example], show: Show) -> An
         verbal = verbal.model_copy(update={"temperature": decode.temperature})
     top_p = 1.0 if is_judge or not decode.temperature else decode.top_p
     endpoint = Endpoint(target.url, target.identity, verbal, top_p=top_p)
-    settings = asking.answer_settings(verbal.temperature, top_p)
+    settings = job.answer_settings(verbal.temperature, top_p)
     try:
-        with CachedClient(endpoint, asking.out, settings, seed=config.seed) as client:
+        with CachedClient(endpoint, job.out, settings, seed=config.seed) as client:
             if not is_judge:
-                return _ask(asking, examples, client, show)
+                return _ask(job, examples, client, show)
             from launch.evaluation.deliberation import deliberate, play_apart
 
             play = play_apart(endpoint, verbal.parallel, verbal.timeout_s)
-            return deliberate(asking, examples, client, play, show)
+            return deliberate(job, examples, client, play, show)
     finally:
         # After a failure or an interruption calls under way end, and no more begin.
         endpoint.stop()
         endpoint.close()
 
 
-def _ask(asking: Asking, examples: Sequence[Example], client: CachedClient, show: Show) -> Answers:
+def _ask(
+    job: EvaluationJob, examples: Sequence[Example], client: CachedClient, show: Show
+) -> Answers:
     """Ask for replies to each question."""
     from rewards.verbal import Ask
 
     texts: list[list[str | None]] = []
     for at in range(0, len(examples), _CHUNK):
-        prompts = (asking.sql.single_turn_prompt(one) for one in examples[at : at + _CHUNK])
+        prompts = (job.sql.single_turn_prompt(one) for one in examples[at : at + _CHUNK])
         asks = [
-            [Ask("generate", number, prompt) for number in range(asking.decode.samples)]
+            [Ask("generate", number, prompt) for number in range(job.decode.samples)]
             for prompt in prompts
         ]
         names = [one.id for one in examples[at : at + _CHUNK]]
@@ -137,7 +139,7 @@ def _ask(asking: Asking, examples: Sequence[Example], client: CachedClient, show
             raise UserError(f"the endpoint took no request at all: {client.refusal}")
         show(len(texts), len(examples), f"{client.spent.completion_tokens:,} tokens written")
     replies = [tuple(text or "" for text in each) for each in texts]
-    tag = asking.config.env.wrapping
+    tag = job.config.env.wrapping
     samples = [Sampled(tuple(extract_sql(text, tag) for text in each), each) for each in replies]
     refused = sum(text is None for each in texts for text in each)
     return Answers(samples, {**asdict(client.spent), "refused": refused})

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.evaluation.results import Judged
+from launch.evaluation.results import QuestionVerdict
 from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
 from launch.reporting.record import RECORDS, RECORDS_VERSION, question, shown
 from minirl.run.files import whole_file
@@ -26,7 +26,7 @@ def write_trajectories(
     folder: Path,
     examples: Sequence[Example],
     sampled: Sequence[Sampled],
-    judged: Sequence[Judged],
+    judged: Sequence[QuestionVerdict],
     right: Sequence[Sequence[bool]],
     *,
     prompts: Sequence[Observation],
@@ -58,7 +58,7 @@ def write_trajectories(
                 file.write(json.dumps(told) + "\n")
 
 
-_Row = tuple[Example, Sampled, Judged, Sequence[bool]]
+_Row = tuple[Example, Sampled, QuestionVerdict, Sequence[bool]]
 
 
 def _lines(rows: Sequence[_Row], executor: Executor) -> Iterator[Mapping[str, Any]]:
@@ -80,7 +80,7 @@ def _lines(rows: Sequence[_Row], executor: Executor) -> Iterator[Mapping[str, An
         yield {
             **told,
             "trajectories": [
-                {"turns": [_turn(sql, reply, correct, next(results), judged)]}
+                {"turns": [_turn(sql, reply, next(results), judged, correct=correct)]}
                 for sql, reply, correct in zip(queries, replies, right, strict=False)
             ],
         }
@@ -100,7 +100,9 @@ def _run(asked: Sequence[tuple[Example, str]], executor: Executor) -> Iterator[R
     return (next(found) if isinstance(text, str) else text for text in texts)
 
 
-def _turn(sql: str, reply: str, correct: bool, result: Result, judged: Judged) -> dict[str, Any]:  # noqa: FBT001
+def _turn(
+    sql: str, reply: str, result: Result, judged: QuestionVerdict, *, correct: bool
+) -> dict[str, Any]:
     is_answer = sql == judged.sql
     told = shown(result)
     if is_answer and not isinstance(result, Table) and judged.predicted == "ok":

@@ -18,7 +18,7 @@ from rich.table import Table as RichTable
 
 from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
 from launch.evaluation.testsets import TEST_SETS
-from launch.reporting.runs import Column, Key, Run
+from launch.reporting.runs import Key, Run, ScoreColumn
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -196,7 +196,7 @@ class Comparison:
             return _label(key)
         return f"{_label(key)} ({count:,} of {published.questions:,})"
 
-    def _cell(self, column: Column | None) -> str:
+    def _cell(self, column: ScoreColumn | None) -> str:
         if column is None:
             return _NONE
         found = summary([*column.scores.values()], seed=self.seed)
@@ -229,7 +229,9 @@ def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _difference(base: Column, column: Column, seed: int) -> tuple[Mapping[str, Any], tuple]:
+def _difference(
+    base: ScoreColumn, column: ScoreColumn, seed: int
+) -> tuple[Mapping[str, Any], tuple]:
     pairs = [[one.scores[name] for name in base.scores] for one in (base, column)]
     return gain(*pairs, seed=seed), tuple(
         {

@@ -23,7 +23,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ScoreColumn:
     """The scores of one run on one test set by one measure.
 
     Attributes:
@@ -52,7 +52,7 @@ class Run:
     base: str = ""
     reward: str = ""
     decode: str = ""
-    columns: dict[Key, Column] = field(default_factory=dict)
+    columns: dict[Key, ScoreColumn] = field(default_factory=dict)
 
 
 def read_runs(arguments: Sequence[str]) -> list[Run]:
@@ -116,7 +116,7 @@ def reports_in(folder: Path) -> list[Path]:
     return [own] if own.exists() else sorted(folder.glob(f"*/{VERDICTS}"))
 
 
-def _columns(report: Report) -> Iterator[tuple[str, Column]]:
+def _columns(report: Report) -> Iterator[tuple[str, ScoreColumn]]:
     settings = report.settings
     judged = [one for one in report.questions if one.scores]
     answers = {one.id: one.sql for one in judged}
@@ -129,7 +129,7 @@ def _columns(report: Report) -> Iterator[tuple[str, Column]]:
             "SQLite": settings.versions.get("sqlite"),
             "time limit": settings.timeout_s,
         }
-        yield measure, Column({one.id: one.scores[measure] for one in judged}, facts, answers)
+        yield measure, ScoreColumn({one.id: one.scores[measure] for one in judged}, facts, answers)
 
 
 def _of_training(name: str, folder: Path) -> Run:
@@ -152,7 +152,7 @@ def _of_training(name: str, folder: Path) -> Run:
         )
     config = _config(run)
     base, match = (config.get(key) or {} for key in ("model", "env"))
-    column = Column(
+    column = ScoreColumn(
         {one.id: float(one.correct) for one in verdicts},
         {"questions": [(one.id, one.gold) for one in verdicts], "comparator": match.get("match")},
         {one.id: one.sql for one in verdicts},

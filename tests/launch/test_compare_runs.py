@@ -11,7 +11,13 @@ import pytest
 import yaml
 
 from launch import report
-from launch.evaluation.results import Judged, ModelFacts, Settings, summarise, write_report
+from launch.evaluation.results import (
+    ModelFacts,
+    QuestionVerdict,
+    ReportSettings,
+    summarise,
+    write_report,
+)
 from launch.evaluation.verdicts import Verdict
 from launch.reporting.payload import read_payload
 from minirl.errors import UserError as ModelError
@@ -21,7 +27,7 @@ from sqlenv.errors import UserError
 def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> Path:
     """Write a result; of each question 1 is right by both measures, + by EX alone, 0 by none."""
     judged = [
-        Judged(
+        QuestionVerdict(
             id=f"{data}/{number}",
             db_id="d",
             difficulty="easy",
@@ -45,7 +51,7 @@ def sheet(path: Path, right: str, *, data: str = "spider-dev", **more: Any) -> P
         "versions": {"sqlite": "3"},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_report(path, summarise(Settings(**settings | more), judged, seed=0))
+    write_report(path, summarise(ReportSettings(**settings | more), judged, seed=0))
     return path
 
 
@@ -246,11 +252,11 @@ def test_a_part_is_no_result(tmp_path):
     assert "has no result.json; repeat" in mistake(base, short)
 
 
-SETTINGS = Settings("d", ModelFacts("m"), "greedy")
+SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")
 
 
 def test_a_report_tells_turns_apart_where_there_are_any():
-    judged = Judged("1", "d", "", "?", "s", {"spider_ex": 1.0}, "ok", "ok", turns=2)
+    judged = QuestionVerdict("1", "d", "", "?", "s", {"spider_ex": 1.0}, "ok", "ok", turns=2)
     several = [judged, replace(judged, id="2", scores={"spider_ex": 0.0}), replace(judged, turns=3)]
     parts = summarise(SETTINGS, several, seed=0).parts["turns"]
     assert {turns: (part["share"], part["spider_ex"]) for turns, part in parts.items()} == {
@@ -261,7 +267,7 @@ def test_a_report_tells_turns_apart_where_there_are_any():
 
 
 def test_a_part_is_as_sure_as_its_questions():
-    judged = Judged("1", "d", "hard", "?", "s", {"ex_f": 0.5}, "ok", "ok")
+    judged = QuestionVerdict("1", "d", "hard", "?", "s", {"ex_f": 0.5}, "ok", "ok")
     easy = replace(judged, id="2", difficulty="easy", scores={"ex_f": 1.0})
     blind = replace(judged, id="3", scores={}, gold="none")
     found = summarise(SETTINGS, [judged, easy, blind], seed=0)

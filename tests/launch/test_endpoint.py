@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launch.config import VerbalConfig
-from launch.evaluation.client import Answer, CachedClient, Cost, Request
+from launch.evaluation.client import Answer, CachedClient, Cost, ModelRequest
 from launch.evaluation.endpoint import Endpoint
 from launch.folders import claimed
 from rewards.verbal import Ask
@@ -29,7 +29,7 @@ def ask(chat: Chat, text: str = "?", timeout_s: float = 20.0) -> list[Answer]:
     answers: list[Answer] = []
     one = Endpoint(chat.url, "m", VerbalConfig(retries=1, timeout_s=timeout_s, parallel=1))
     try:
-        asked = Request("generate", (Message("user", text),), 0, ())
+        asked = ModelRequest("generate", (Message("user", text),), 0, ())
         one.answer([asked], lambda _, answer: answers.append(answer))
     finally:
         one.close()
@@ -94,7 +94,7 @@ def test_a_server_that_hangs_or_is_gone_is_told():
     hang = Failure(delay_s=0.6)
     with (
         serve(Chat(lambda body, earlier: hang)) as chat,
-        pytest.raises(UserError, match=r"still failing after 2 tries \(Request timed out"),
+        pytest.raises(UserError, match=r"still failing after 2 tries \(ModelRequest timed out"),
     ):
         ask(chat, timeout_s=0.1)
     with pytest.raises(UserError, match=r"Connection error.*[Rr]efused"):

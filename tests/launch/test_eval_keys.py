@@ -15,7 +15,7 @@ from launch import cli
 from launch import eval as command
 from launch.config import load_config
 from launch.evaluation import sources
-from launch.evaluation.sources import Answers, Asking, Sampled
+from launch.evaluation.sources import Answers, EvaluationJob, Sampled
 from launch.evaluation.targets import Target
 from launch.policy import policy_in
 from minirl.errors import UserError as ModelError
@@ -45,8 +45,8 @@ def measure(place, monkeypatch, capsys):
     monkeypatch.setattr(cli, "use_accelerator", lambda _name: None)
     asked = []
 
-    def sampled(asking: Asking, examples) -> Answers:
-        out = asking.out
+    def sampled(job: EvaluationJob, examples) -> Answers:
+        out = job.out
         if not (out / "samples").exists():
             asked.append(out)
             (out / "samples").mkdir()

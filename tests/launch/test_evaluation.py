@@ -69,9 +69,9 @@ class Parrot(Evaluator):
 
 
 def _group(episode: Episode, line: dict[str, Any]) -> Any:
-    from launch.evaluation.sampling import _Group
+    from launch.evaluation.sampling import _SampledGroup
 
-    return _Group((episode,), line)
+    return _SampledGroup((episode,), line)
 
 
 def silent(*_: object) -> None:

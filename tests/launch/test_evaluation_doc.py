@@ -9,7 +9,7 @@ import pytest
 
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import GREEDY
-from launch.evaluation.judging import MEASURES, Task, judge
+from launch.evaluation.judging import MEASURES, JudgingTask, judge
 from launch.evaluation.testsets import TEST_SETS
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
@@ -33,7 +33,7 @@ def test_verdicts_on_the_examples(tmp_path):
     examples = [
         Example(str(number), "?", "pet", path, gold) for number, (gold, *_) in enumerate(rows)
     ]
-    task = Task(examples, [[row[1]] for row in rows], tuple(measures), GREEDY)
+    task = JudgingTask(examples, [[row[1]] for row in rows], tuple(measures), GREEDY)
     limits = ExecutorConfig(isolation="thread")
     with Progress(tmp_path / "part", {}) as progress, Executor(limits) as executor:
         judged = judge(task, executor, progress).questions

@@ -9,7 +9,7 @@ import pytest
 
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import ERROR_SQL, Decode, choose
-from launch.evaluation.judging import Judgements, Task, judge
+from launch.evaluation.judging import AllVerdicts, JudgingTask, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
@@ -76,7 +76,7 @@ def asked(database: Path) -> list[Example]:
     ]
 
 
-def judged(task: Task, limits: ExecutorConfig, part: Path) -> Judgements:
+def judged(task: JudgingTask, limits: ExecutorConfig, part: Path) -> AllVerdicts:
     with Progress(part, {}) as progress, Executor(limits) as executor:
         return judge(task, executor, progress)
 
@@ -86,7 +86,7 @@ def test_thirty_questions(database, tmp_path):
     samples = [[SQLS[letter] for letter in case] for case in CASES]
     # Steps end a query at the same place on every machine, seconds would not.
     limits = ExecutorConfig(max_steps=200_000, isolation="thread")
-    task = Task(asked(database), samples, ("set",), Decode(8, 0.8))
+    task = JudgingTask(asked(database), samples, ("set",), Decode(8, 0.8))
     answers = [one.sql for one in judged(task, limits, tmp_path / "part").questions]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
@@ -95,7 +95,7 @@ def test_thirty_questions(database, tmp_path):
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
     samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
     turns = [[1, 2, 3], [4, 3, 2]]
-    task = Task(asked(database)[:2], samples, ("set",), Decode(3, 0.8), turns=turns)
+    task = JudgingTask(asked(database)[:2], samples, ("set",), Decode(3, 0.8), turns=turns)
     found = judged(task, ExecutorConfig(isolation="thread"), tmp_path / "part")
     # The elected query; none runs in the second question, and its first episode stands for it.
     assert [(one.sql, one.turns) for one in found.questions] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
@@ -110,7 +110,7 @@ def test_rows_of_votes_are_never_together(database, tmp_path, isolation):
     """Sixteen results of 60,000 rows: 7 MB each where they are read, and one of 32 digits kept."""
     samples = [[f"{LARGE} WHERE n > {number // 9}" for number in range(16)]]
     limits = ExecutorConfig(workers=1, isolation=isolation)
-    task = Task(asked(database)[:1], samples, ("set",), Decode(16, 0.8))
+    task = JudgingTask(asked(database)[:1], samples, ("set",), Decode(16, 0.8))
     tracemalloc.start()
     [answer] = judged(task, limits, tmp_path / "part").questions
     peak_bytes = tracemalloc.get_traced_memory()[1]
