@@ -18,6 +18,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 from __future__ import annotations
 
 import os
+from argparse import _ArgumentGroup
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -304,14 +305,20 @@ def _check(options: EvalOptions) -> None:
 
 def _read(arguments: Sequence[str]) -> EvalOptions:
     parser = cli.make_parser("launch.eval", __doc__ or "", needs_config=False)
-    names = (*SPLITS, *TEST_SETS)
-    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    _add_source(parser.add_argument_group("whose answers"))
+    _add_questions(parser.add_argument_group("which questions"))
+    _add_judging(parser.add_argument_group("judging and results"))
+    return EvalOptions(**vars(parser.parse_intermixed_args(arguments)))
 
-    source = parser.add_argument_group("whose answers")
+
+_FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+
+
+def _add_source(source: _ArgumentGroup) -> None:
     source.add_argument(
         "--checkpoint",
-        **folder,
+        **_FOLDER,
         help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
         "model folder (default: what reinforcement learning starts from: the model that the warm "
         "start left in the config's run folder, else model.path)",
@@ -322,7 +329,7 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
     source.add_argument("--model", metavar="NAME", help="the endpoint's name of the model")
     source.add_argument(
         "--predictions",
-        **file,
+        **_FILE,
         help="a file of queries, with no model: one a line, JSON lines, BIRD's or OmniSQL's JSON, "
         "or Spider 2's folder",
     )
@@ -343,7 +350,10 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
     source.add_argument(
         "--seed", type=cli.read_seed, metavar="N", help="of a file's samples (default: 0)"
     )
-    asked = parser.add_argument_group("which questions")
+
+
+def _add_questions(asked: _ArgumentGroup) -> None:
+    names = (*SPLITS, *TEST_SETS)
     asked.add_argument(
         "--data",
         choices=names,
@@ -353,7 +363,7 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
     )
     asked.add_argument(
         "--data-root",
-        **folder,
+        **_FOLDER,
         help="OmniSQL's data/ folder, the data set's own, or one that holds several downloads "
         "(default: the config's data.root)",
     )
@@ -363,7 +373,9 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
         metavar="NAME",
         help="question file in place of the data set's own: in its folder, or a path",
     )
-    judged = parser.add_argument_group("judging and results")
+
+
+def _add_judging(judged: _ArgumentGroup) -> None:
     judged.add_argument(
         "--comparators",
         metavar="NAME,NAME",
@@ -371,14 +383,14 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
     )
     judged.add_argument(
         "--test-suite",
-        **folder,
+        **_FOLDER,
         help="Spider's test suite (default: test_suite_database in the data or beside it)",
     )
     judged.add_argument("--timeout-s", type=float, help="wall time of one query (default: 60)")
-    judged.add_argument("--json", **file, help="write all verdicts here")
+    judged.add_argument("--json", **_FILE, help="write all verdicts here")
     judged.add_argument(
         "--out",
-        **folder,
+        **_FOLDER,
         help="folder of the results (default: evals/, named after model, data, decoding, seed)",
     )
     judged.add_argument(
@@ -387,7 +399,6 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
         metavar="RUN",
         help="another result to compare this one with: paired tests, and questions that differ",
     )
-    return EvalOptions(**vars(parser.parse_intermixed_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -264,8 +264,8 @@ def _rank(part: tuple[str, Any]) -> tuple[int, str]:
 
 def write_report(path: Path, report: Report) -> None:
     """Write a report whole or not at all, a question a line."""
-    head = report.model_dump(mode="json", exclude={"questions"})
-    lines = ",\n  ".join(json.dumps(asdict(one)) for one in report.questions)
+    head = report.model_dump(mode="json")
+    lines = ",\n  ".join(map(json.dumps, head.pop("questions")))
     text = json.dumps(head, indent=1).removesuffix("\n}")
     write_text(path, f'{text},\n "questions": [\n  {lines}\n ]\n}}\n')
 
