@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
-    from launch.evaluation.evaluate import Rule
+    from launch.evaluation.evaluate import QuestionSet, Rule
     from launch.evaluation.targets import Target
+    from sqlenv.types import Example
 
 DIFFERING = "differing.jsonl"
 _FILE_TEMPERATURE = 0.8
@@ -195,7 +196,7 @@ def _answer_and_judge(
         seconds = {"seconds": round(perf_counter() - start, 1)}
         prompt = sql.single_turn_prompt if decode.kind == "judge" else sql.evaluation_prompt
         # A config's own questions have its limits, as in training.
-        is_own = options.data in SPLITS and not options.comparators
+        is_own = options.data in SPLITS and not options.comparators and options.timeout_s is None
         limits = config.executor if is_own else read_limits(options.timeout_s)
         with Executor(limits) as executor:
             return judge_answers(
@@ -212,7 +213,9 @@ def _answer_and_judge(
             )
 
 
-def _questions(options: EvalOptions, config: JobConfig, examples: tuple[Any, ...]) -> Any:
+def _questions(
+    options: EvalOptions, config: JobConfig, examples: tuple[Example, ...]
+) -> QuestionSet:
     """Find what answers are judged by, before any is asked for."""
     from launch.evaluation.evaluate import QuestionSet, prepare
 

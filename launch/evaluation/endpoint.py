@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
 from threading import Event
 from typing import Any
@@ -68,17 +68,17 @@ class Endpoint:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
 
-        def call(request: ModelRequest) -> None:
-            record(request, self._call(request))
-
-        futures = [self._calls.submit(call, request) for request in requests]
+        waiting = {self._calls.submit(self._call, request): request for request in requests}
         try:
-            for future in as_completed(futures):
-                future.result()
+            for future in as_completed(list(waiting)):
+                record(waiting.pop(future), future.result())
         finally:
-            for future in futures:
+            # After a failure too: those under way are paid for all the same.
+            for future in waiting:
                 future.cancel()
-            wait(futures)  # after a failure too: those under way are paid for all the same
+            for future in as_completed(waiting):
+                if not future.cancelled() and future.exception() is None:
+                    record(waiting[future], future.result())
 
     def stop(self) -> None:
         """Begin no more calls, nor repetitions of calls."""

@@ -94,7 +94,7 @@ def test_a_server_that_hangs_or_is_gone_is_told():
     hang = Failure(delay_s=0.6)
     with (
         serve(Chat(lambda body, earlier: hang)) as chat,
-        pytest.raises(UserError, match=r"still failing after 2 tries \(ModelRequest timed out"),
+        pytest.raises(UserError, match=r"still failing after 2 tries \(Request timed out"),
     ):
         ask(chat, timeout_s=0.1)
     with pytest.raises(UserError, match=r"Connection error.*[Rr]efused"):
