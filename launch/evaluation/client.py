@@ -80,11 +80,8 @@ class Model(Protocol):
 class CachedClient:
     """Asks a model only what it has not answered before. Threads may share one.
 
-    Args:
-        model: Answers.
-        folder: Of the results; answers are kept in `answers/` there.
-        settings: What decides an answer beside its messages.
-        seed: Of all random streams.
+    Answers are kept in `answers/` of the folder of results, by messages, seed and what else decides
+    them (`settings`).
     """
 
     def __init__(

@@ -29,12 +29,6 @@ class Endpoint:
     The `openai` client repeats what fails and may pass (408, 409, 429, 5xx, no connection), as a
     `retry-after` says; answers that are no completion are asked for again here.
 
-    Args:
-        url: Up to and including `/v1`.
-        model: The endpoint's name of it.
-        config: How to ask.
-        top_p: 1 is not sent.
-
     Raises:
         UserError: The `openai` package is not there.
     """

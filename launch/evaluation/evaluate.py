@@ -165,22 +165,11 @@ def judge_answers(
     folder: Path | None,
     path: Path | None,
 ) -> Path:
-    """Judge answers, or what is left of them, write all files, and print the numbers.
+    """Judge answers, or what is left of them, write all files, print the numbers, and return the
+    file of the report.
 
-    Args:
-        questions: What was asked.
-        answers: What a source gave.
-        decode: How samples give an answer.
-        executor: Runs queries.
-        model: Whose answers they are.
-        seed: Of the samples and of the bootstrap.
-        prompts: As the model was shown them; none of a file of predictions.
-        rule: What makes two samples one vote.
-        folder: Of the results; None for the report alone.
-        path: Of the report; None for the one in the folder.
-
-    Returns:
-        The file of the report.
+    The report goes to `path`, or into the folder of the results; without a folder there is the
+    report alone. Prompts are as the model was shown them; a file of predictions has none.
 
     Raises:
         UserError: The file is of other settings.

@@ -20,12 +20,7 @@ _STEPS = 32
 
 
 class PolicyModel:
-    """Samples answers; the seed of the job and a request's own decide each.
-
-    Args:
-        config: The job: temperature and the longest answer (`verbal`), slots and token limits.
-        servers: Those that sample in place of the native sampler.
-    """
+    """Samples answers; the seed of the job and a request's own decide each."""
 
     def __init__(
         self,

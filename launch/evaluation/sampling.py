@@ -49,16 +49,8 @@ class _SampledGroup:
 class Evaluator:
     """Samples replies with one sampler, so that it compiles once.
 
-    Args:
-        model: Gives the structure and the first weights.
-        environment: Judges replies, or takes them as they are.
-        config: Slots and token limits.
-        decode: How questions are answered.
-        validation: How those of `accuracy` are.
-        seed: Seed of samples.
-        max_turns: The most replies to a question.
-        servers: Those that sample in place of the native sampler.
-        record: Writes an episode down for a person to look at; None for no record of any.
+    Servers, if there are any, sample in place of the native sampler. `decode` is how questions are
+    answered, `validation` how those of `accuracy` are; `record` writes an episode down.
     """
 
     def __init__(

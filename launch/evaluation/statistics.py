@@ -96,11 +96,6 @@ def tango(only_first: int, only_second: int, count: int) -> tuple[float, float]:
 
     Wilson's for pairs (Tango, Statistics in Medicine 17, 1998): the differences that a score test
     does not refuse. Runs that agree on all of n questions have the interval ±z²/(n + z²).
-
-    Args:
-        only_first: Questions that the first run alone has right.
-        only_second: Questions that the second run alone has right.
-        count: All questions.
     """
     from scipy.optimize import bisect
 

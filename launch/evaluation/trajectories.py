@@ -32,17 +32,7 @@ def write_trajectories(
     prompts: Sequence[Observation],
     limits: ExecutorConfig,
 ) -> None:
-    """Write down the question, the first samples and their results, a line a question.
-
-    Args:
-        folder: Of the results.
-        examples: The questions.
-        sampled: What a source gave to each.
-        judged: The verdict on each.
-        right: Whether each sample is right.
-        prompts: As the model was shown them; none of a file of predictions.
-        limits: Of the evaluation's queries.
-    """
+    """Write down each question, its first samples and their results; `right` is by sample."""
     update = {name: min(value, getattr(limits, name)) for name, value in _LIMITS.items()}
     with (
         Executor(limits.model_copy(update=update)) as executor,
