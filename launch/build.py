@@ -9,29 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any
-
-import jax
-import jax.numpy as jnp
-from jax.sharding import Mesh
+from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig
 from launch.data.preflight import held_out, load_split
 from launch.data.prompts import Prompts
 from launch.data.reply_format import ReplyFormat
+from launch.evaluation.testsets import Split
 from launch.reporting.record import episode_record
-from launch.testsets import Split
 from minirl.config import LoraConfig
-from minirl.model import huggingface
-from minirl.model.config import ModelConfig, read_config
-from minirl.model.decoder import Decoder
-from minirl.model.lora import add_adapters
-from minirl.model.sharding import choose_mesh, make_mesh
-from minirl.model.tiny import make_tiny
-from minirl.model.tokenizer import ChatTokenizer
-from minirl.run import distributed
-from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import TrainingTask
 from rewards.astra import AstraReward
 from rewards.columns import binary_accuracy, csmr, fractional_accuracy
 from rewards.compose import build_reward
@@ -51,6 +37,16 @@ from sqlenv.executor import Executor
 from sqlenv.schema.rendering import sample_columns
 from sqlenv.types import Episode, Example, Observation, SqlError, Table
 
+# Evaluating an endpoint needs the SQL side alone, and no JAX.
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from minirl.model.config import ModelConfig
+    from minirl.model.decoder import Decoder
+    from minirl.model.tokenizer import ChatTokenizer
+    from minirl.sglang.sampler import Servers
+    from minirl.train.rollouts import TrainingTask
+
 _log = logging.getLogger(__name__)
 
 # First prompts kept: those of a step.
@@ -67,6 +63,8 @@ class SqlSide:
         self._config = config
         self._root = config.data.root or folder / "data"
         if config.data.demo is not None:
+            from minirl.run import distributed
+
             distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
         self._prompts = Prompts(config.prompt, config.env)
@@ -158,6 +156,8 @@ class SqlSide:
         validate: Callable[[Any, int], float],
     ) -> TrainingTask:
         """Give the learner what it sees of the job."""
+        from minirl.train.rollouts import TrainingTask
+
         return TrainingTask(
             environment=self.environment(tokenizer),
             score=self.reward,
@@ -273,6 +273,8 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
     made = folder / "model"
     assert config.model.tiny is not None
     if not (made / "model.safetensors").exists():
+        from minirl.model.tiny import make_tiny
+
         form = ReplyFormat.of(config)
         texts = (
             f"{sql.first_prompt(example)[-1].content}\n{form.answer(example.gold_sql)}"
@@ -286,6 +288,13 @@ def load_model(
     config: JobConfig, folder: Path, *, lora: LoraConfig | None = None
 ) -> tuple[Decoder, ChatTokenizer]:
     """Read the policy and its tokenizer from a Hugging Face folder, and add adapters."""
+    import jax.numpy as jnp
+
+    from minirl.model import huggingface
+    from minirl.model.config import read_config
+    from minirl.model.lora import add_adapters
+    from minirl.model.tokenizer import ChatTokenizer
+
     tokenizer = ChatTokenizer(folder)
     dtype = jnp.dtype(config.model.dtype)
     # Frozen weights need no more precision than the computation has.
@@ -304,6 +313,10 @@ def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
     Raises:
         UserError: The job's mesh has another number of devices.
     """
+    import jax
+
+    from minirl.model.sharding import make_mesh
+
     mesh = make_mesh(mesh_sizes(config, shape, jax.device_count()))
     if config.mesh == "auto" and mesh.size > 1:
         sizes = mesh.shape
@@ -318,6 +331,8 @@ def serving(config: JobConfig, model: Path, folder: Path) -> AbstractContextMana
     """Return the servers that sample from a model's folder; None for the native sampler."""
     if config.rollout.backend == "native":
         return nullcontext()
+    from minirl.sglang.sampler import Servers
+
     return Servers(
         config.rollout.sglang, model, config.sampler,
         dtype=config.model.dtype, seed=config.seed, folder=folder,
@@ -328,5 +343,7 @@ def mesh_sizes(config: JobConfig, shape: ModelConfig, devices: int) -> Mapping[s
     """Return how many devices lie along each axis of the job's mesh."""
     if config.mesh != "auto":
         return config.mesh.model_dump()
+    from minirl.model.sharding import choose_mesh
+
     prompts = config.train.prompts_per_step // config.train.mini_batches
     return choose_mesh(devices, prompts=prompts, heads=shape.num_attention_heads)

@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 import rewards.config
 from launch import config_merge
 from launch.data.reply_format import ReplyFormat
-from launch.testsets import SPLITS as SPLITS
-from launch.testsets import Split
+from launch.evaluation.testsets import SPLITS as SPLITS
+from launch.evaluation.testsets import Split
 from minirl.config import (
     MeshConfig,
     ModelSource,

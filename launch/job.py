@@ -12,16 +12,23 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder, serving
-from launch.config import JobConfig, Split
+from launch.config import JobConfig
 from launch.data.contamination import check_overlap
-from launch.evaluation import GREEDY, Evaluator, ci95
-from launch.official import write_official
+from launch.evaluation.decoding import GREEDY, Decode
+from launch.evaluation.official import write_official
+from launch.evaluation.sampling import Evaluator
+from launch.evaluation.statistics import paired_difference
+from launch.evaluation.testsets import Split
+from launch.evaluation.verdicts import Verdict, accuracy, ci95
 from launch.plan import check_memory
-from launch.run_folder import RESULT, check_alike, claim_data, claimed_run, fingerprints
-from launch.statistics import paired_difference
+from launch.run_folder import (
+    RESULT,
+    check_alike,
+    claim_data,
+    claimed_run,
+    fingerprints,
+)
 from launch.texts import write_json
-from launch.verdicts import Verdict, accuracy
-from launch.votes import Decode
 from launch.warm_start import start_model
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run import distributed

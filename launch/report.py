@@ -14,18 +14,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from launch import cli
-from launch.reporting.comparison import Comparison
+from launch.evaluation.results import VERDICTS
+from launch.evaluation.verdicts import PREDICTIONS
+from launch.reporting.comparison import Comparison, Difference
 from launch.reporting.page import render
 from launch.reporting.payload import read_payload
-from launch.runs import read_runs, split_name
-from launch.testsets import VERDICTS
+from launch.reporting.runs import read_runs, split_name
 from launch.texts import write_json, write_text
-from launch.verdicts import PREDICTIONS
 from sqlenv.errors import UserError
 
 _BYTES = 1_000_000
@@ -139,16 +138,9 @@ def _write(options: argparse.Namespace, found: Comparison) -> None:
         write_json(options.json, found.record())
 
 
-def _beside(found: Comparison, each: Any) -> dict[str, Any]:
-    data, measure = each.key
-    return {
-        "base": found.runs[0].name,
-        "run": f"{each.run}, {data} {measure}",
-        "gain": each.paired.difference,
-        "ci95": list(each.paired.ci95),
-        "p": each.paired.p,
-        "mcnemar": asdict(each.counts) if each.counts else None,
-    }
+def _beside(found: Comparison, each: Difference) -> dict[str, Any]:
+    run = f"{each.run.name}, {' '.join(each.key)}"
+    return {"base": found.runs[0].name, "run": run, **each.test}
 
 
 def _summary(run: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ import argparse
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -26,24 +27,29 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from launch import cli
-from launch.crew import (
-    make_pair_scorer,
-    make_trajectory_scorer,
-    open_workbench,
-    spread,
-)
-from launch.families import Means, episode_means, pair_means, render_episodes, render_pairs
-from launch.page import render_page
-from launch.pairs import Pair, make_pair, read_pairs, warn_of_failing, write_scores
-from launch.predictions import (
+from launch.evaluation.pairs import make_pair, read_pairs, warn_of_failing, write_scores
+from launch.evaluation.predictions import (
     Paired,
     Played,
     is_trajectories,
     pair_up,
     read_trajectories,
-    short_names,
 )
-from launch.testsets import check_databases, check_golds
+from launch.evaluation.process_pool import (
+    make_pair_scorer,
+    make_trajectory_scorer,
+    open_workbench,
+    spread,
+)
+from launch.evaluation.testsets import check_databases, check_golds
+from launch.reporting.pair_view import render_page
+from launch.reporting.score_tables import (
+    Means,
+    episode_means,
+    pair_means,
+    render_episodes,
+    render_pairs,
+)
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
@@ -57,40 +63,70 @@ from sqlenv.types import Example
 Write = Callable[[Mapping[str, Any]], None]
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreOptions:
+    """The command line."""
+
+    db: str | None
+    gold: str | None
+    pred: str | None
+    file: Path | None
+    predictions: Sequence[Path] | None
+    data_root: Path | None
+    data: Path | None
+    layout: Layout
+    out: Path | None
+    json: bool
+    dialect: str
+    timeout_s: float | None
+    max_rows: int | None
+    max_bytes: int | None
+
+    @property
+    def place(self) -> tuple[Path, Path]:
+        """The data set's folder, and the file of the questions in it."""
+        data = self.data or Path()
+        return (self.data_root, data) if self.data_root else (data.parent, Path(data.name))
+
+    @property
+    def files(self) -> list[Path]:
+        """Where the file of the questions may be."""
+        root, file = self.place
+        return [root / base / file for base in (DATASETS[self.layout].omnisql, "")]
+
+
 def main(arguments: Sequence[str]) -> None:
-    """Run the command."""
-    options = _parser().parse_args(arguments)
-    _score(options, _executor_config(options))
-
-
-def _score(options: argparse.Namespace, config: ExecutorConfig) -> None:
-    """Do what the options ask for: one pair, a file of pairs, or files of predictions."""
+    """Run the command: one pair, a file of pairs, or files of predictions."""
+    options = _read(arguments)
+    config = _limits(options)
     _keep_inputs(options)
-    one = (options.db, options.gold, options.pred)
-    asked = [any(part is not None for part in one), options.file, options.predictions]
-    if sum(map(bool, asked)) != 1:
+    pair = {"db": options.db, "gold": options.gold, "pred": options.pred}
+    given = [any(part is not None for part in pair.values()), options.file, options.predictions]
+    if sum(map(bool, given)) != 1:
         raise UserError(
             "give one pair (--db, --gold and --pred), a file of pairs (--file) or files of "
             "predictions (--predictions)"
         )
     if options.file:
-        _score_file_of_pairs(options, config)
+        _score_file_of_pairs(options, options.file, config)
     elif options.predictions:
-        _score_predictions(options, config)
+        _score_predictions(options, options.predictions, config)
     elif options.out:
         raise UserError("--out goes with --file and --predictions; one pair is printed")
-    elif None in one:
+    elif None in pair.values():
         raise UserError("one pair takes all of --db, --gold and --pred")
     else:
-        fields = {"db": options.db, "gold": options.gold, "pred": options.pred}
-        _score_pair(make_pair(fields, options.dialect), config, as_json=options.json)
+        _score_pair(pair, options, config)
 
 
-def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
+def _score_pair(
+    fields: Mapping[str, str | None], options: ScoreOptions, config: ExecutorConfig
+) -> None:
+    pair = make_pair(fields, options.dialect)
     check_contents(pair.example.database)
     with open_workbench(config.model_copy(update={"workers": 1})) as bench:
         score = bench.score(pair.example, pair.pred)
-    if as_json:
+    if options.json:
         _print(score.record())
         warn_of_failing([] if score.gold_ran else [pair.example.db_id])
     else:
@@ -100,24 +136,26 @@ def _score_pair(pair: Pair, config: ExecutorConfig, *, as_json: bool) -> None:
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
 
-def _score_file_of_pairs(options: argparse.Namespace, config: ExecutorConfig) -> None:
+def _score_file_of_pairs(options: ScoreOptions, path: Path, config: ExecutorConfig) -> None:
     if not (options.json or options.out):
         raise UserError("--file gives JSON lines: add --json, or --out FILE")
-    pairs = read_pairs(options.file, options.dialect)
+    pairs = read_pairs(path, options.dialect)
     with _lines(options) as write:
         check_databases(pair.example.database for pair in pairs)
         for record in write_scores(pairs, config):
             write(record)
 
 
-def _score_predictions(options: argparse.Namespace, config: ExecutorConfig) -> None:
+def _score_predictions(
+    options: ScoreOptions, paths: Sequence[Path], config: ExecutorConfig
+) -> None:
     if options.data is None:
         raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
     paired: list[tuple[str, Paired]] = []
     played: list[tuple[str, Sequence[Played]]] = []
     # All files are read before the first result is written over an older one.
-    for name, path in zip(short_names(options.predictions), options.predictions, strict=True):
+    for name, path in zip(short_names(paths), paths, strict=True):
         if is_trajectories(path):
             played.append((name, read_trajectories(path, examples)))
         else:
@@ -168,7 +206,19 @@ def _score_episodes(
     return means
 
 
-def _keep_inputs(options: argparse.Namespace) -> None:
+def short_names(paths: Sequence[Path]) -> list[str]:
+    """Name files by their stems, led by as many folders as it takes to tell them apart: runs call
+    all their files alike.
+    """
+    parts = [(*path.parts[:-1], path.stem) for path in paths]
+    for count in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(set(paths)):
+            return names
+    return [str(path) for path in paths]  # alike but for their endings
+
+
+def _keep_inputs(options: ScoreOptions) -> None:
     """Refuse to write over a file that is read.
 
     Raises:
@@ -177,16 +227,13 @@ def _keep_inputs(options: argparse.Namespace) -> None:
     out = options.out
     if out is None or not out.exists():
         return
-    read = [path for path in (options.file, *(options.predictions or ())) if path is not None]
-    if options.data is not None:
-        root, file = _place(options)
-        read += [root / base / file for base in (DATASETS[options.layout].omnisql, "")]
-    if any(path.exists() and path.samefile(out) for path in read):
+    read = [options.file, *(options.predictions or ()), *(options.files if options.data else ())]
+    if any(path is not None and path.exists() and path.samefile(out) for path in read):
         raise UserError(f"--out {out}: is read too; write to another file")
 
 
 @contextmanager
-def _lines(options: argparse.Namespace) -> Generator[Write]:
+def _lines(options: ScoreOptions) -> Generator[Write]:
     """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
     if options.out is None:
         yield _print if options.json else lambda _record: None
@@ -206,19 +253,19 @@ def _print(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 
-def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
+def _examples(options: ScoreOptions) -> tuple[Example, ...]:
     """Read the questions that the options name.
 
     Raises:
         UserError: They are not there, or not as --layout says.
     """
-    (root, file), layout = _place(options), options.layout
+    (root, file), layout = options.place, options.layout
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"
         option = "--data-root" if options.data_root else f"--data {options.data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
+    if not any(path.is_file() for path in options.files):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
     dialect = NAMES[options.dialect]
@@ -229,14 +276,7 @@ def _examples(options: argparse.Namespace) -> tuple[Example, ...]:
         raise UserError(f"--data {file} as --layout {layout}: {error}") from None
 
 
-def _place(options: argparse.Namespace) -> tuple[Path, Path]:
-    """Return the data set's folder, and the file of the questions in it."""
-    if options.data_root is None:
-        return options.data.parent, Path(options.data.name)
-    return options.data_root, options.data
-
-
-def _executor_config(options: argparse.Namespace) -> ExecutorConfig:
+def _limits(options: ScoreOptions) -> ExecutorConfig:
     named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
     try:
         return ExecutorConfig(**{name: value for name, value in named.items() if value is not None})
@@ -246,7 +286,7 @@ def _executor_config(options: argparse.Namespace) -> ExecutorConfig:
         raise UserError(f"--{option}: {first['msg']}") from None
 
 
-def _parser() -> argparse.ArgumentParser:
+def _read(arguments: Sequence[str]) -> ScoreOptions:
     parser = cli.Parser(
         prog="python -m launch.score",
         description=__doc__,
@@ -265,37 +305,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="files of predictions, each a column of the result",
     )
-    _add_data(files)
-    files.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines here")
-    parser.add_argument("--json", action="store_true", help="JSON in place of a page or of tables")
-    _add_dialect(parser)
-    _add_limits(parser)
-    return parser
-
-
-def _add_data(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
+    files.add_argument(
         "--data-root",
         type=Path,
         metavar="DIR",
         help="the data set's folder, which holds its databases (default: the folder of --data)",
     )
-    parser.add_argument(
+    files.add_argument(
         "--data",
         type=Path,
         metavar="FILE",
         help="file of the questions and gold queries; with --data-root, relative to it",
     )
-    parser.add_argument(
+    files.add_argument(
         "--layout",
         default="spider",
         choices=get_args(Layout),
         metavar="NAME",
         help=f"how the data set is laid out: {', '.join(get_args(Layout))} (default: spider)",
     )
-
-
-def _add_dialect(parser: argparse.ArgumentParser) -> None:
+    files.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines here")
+    parser.add_argument("--json", action="store_true", help="JSON in place of a page or of tables")
     parser.add_argument(
         "--dialect",
         default="sqlite",
@@ -304,13 +334,11 @@ def _add_dialect(parser: argparse.ArgumentParser) -> None:
         help=f"what queries are written in, where a record does not say it: {', '.join(NAMES)} "
         "(default: sqlite); others run on SQLite where they mean the same there",
     )
-
-
-def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits of one query")
     limits.add_argument("--timeout-s", type=float, help="wall time (default: 30)")
     limits.add_argument("--max-rows", type=int, help="rows of a result (default: 1,000,000)")
     limits.add_argument("--max-bytes", type=int, help="size of a result (default: 64,000,000)")
+    return ScoreOptions(**vars(parser.parse_args(arguments)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from launch.config import JobConfig
-from launch.testsets import TEST_SETS, Split
+from launch.evaluation.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import detect
 from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from launch.config import SPLITS, JobConfig
+from launch.config import JobConfig
 from launch.data.contamination import check_overlap, check_published
+from launch.evaluation.testsets import SPLITS, Split
 from launch.run_folder import check_place
-from launch.testsets import Split
 from minirl.config import check_installed
 from minirl.errors import UserError as ModelError
 from minirl.model.config import check_folder

@@ -14,7 +14,6 @@ from typing import TypeVar
 import apsw
 
 from launch.cli import progress_bar
-from launch.crew import crew
 from launch.data.check_cache import CheckCache
 from launch.data.contamination import QuestionIndex, database_overlaps
 from launch.data.inspection import DatabaseJob, open_inspector, open_reader
@@ -37,6 +36,7 @@ from launch.data.summary import (
     Summary,
     describe_lengths,
 )
+from launch.evaluation.process_pool import process_pool
 from minirl.run.files import naming, settle
 from sqlenv.data.descriptions import stream_descriptions
 from sqlenv.data.issues import Checked
@@ -158,7 +158,7 @@ def _databases(
     broken: dict[Path, str] = {}
     open_work = partial(open_reader, request)
     with (
-        crew(open_work, request.job.executor, most=len(used)) as do,
+        process_pool(open_work, request.job.executor, most=len(used)) as do,
         progress_bar("reading databases") as update,
     ):
         for jobs in _batched(_database_jobs(request, surveys), BATCH):
@@ -233,7 +233,7 @@ def _checking(request: PrepareRequest, total: int) -> Generator[tuple[Check, Che
     path, open_work = _scratch(request.folder, GOLD_ISSUES), partial(open_inspector, request)
     with (
         CheckCache(request.folder / CHECKS, settings) as cache,
-        crew(open_work, job.executor, most=-(-total // _TOGETHER), chunk=1) as do,
+        process_pool(open_work, job.executor, most=-(-total // _TOGETHER), chunk=1) as do,
         naming(path),
         path.open("w", encoding="utf-8") as file,
         progress_bar("questions") as update,

@@ -20,19 +20,17 @@ import yaml
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import Token, TokenType
 
+from launch.evaluation.results import VERDICTS, read_report
+from launch.evaluation.verdicts import PREDICTIONS, Verdict
+from launch.reporting.comparison import gain, summary
+from launch.reporting.record import RECORDS, RECORDS_VERSION
 from launch.run_folder import CONFIG, RESULT, VERSIONS, flat
-from launch.sheet import read_sheet
-from launch.statistics import mcnemar, mean_interval, paired_difference
-from launch.testsets import VERDICTS
-from launch.verdicts import PREDICTIONS, Verdict
 from minirl.run.files import PART
 from sqlenv.errors import UserError
 from sqlenv.evaluators.features import clauses_of
 
 VERSION = 1
 """Of the payload's form, which the page checks."""
-_RECORDS = "trajectories.jsonl"
-_RECORDS_VERSION = 2
 _QUESTIONS = 64
 """Questions of an evaluation in a piece."""
 _APART = frozenset({"seed", "run.name", "run.dir"})
@@ -138,15 +136,17 @@ def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
             answers, right = _answers(place if path.is_dir() or where != "answers" else path)
             run["scores"][where] = {one: float(score) for one, score in right.items()}
             if right:
-                recorded = dict(_recorded(place / _RECORDS, own)) if path.is_dir() else {}
+                recorded = dict(_recorded(place / RECORDS, own)) if path.is_dir() else {}
                 kept = {str(one.get("id")): one for each in recorded.values() for one in each}
                 groups = (kept.get(one["id"], one) for one in answers)
                 payload.add(number, where, groups, right)
             if where == "before" and run["kind"] == "run":
-                for step, groups in _recorded(folder / _RECORDS, own):
+                for step, groups in _recorded(folder / RECORDS, own):
                     payload.add(number, step, groups, {})
         run["tests"] = _tests(run["scores"])
-        run["measured"] = {name: _measured(each) for name, each in run["scores"].items() if each}
+        run["measured"] = {
+            name: summary([*each.values()]) for name, each in run["scores"].items() if each
+        }
         del run["scores"]
         told.append(run)
         notes += [f"{run['name']}: {line}" for line in _joined(own)]
@@ -167,12 +167,21 @@ def _read_run(name: str, path: Path) -> dict[str, Any]:
         "name": name,
         "kind": "run" if is_run else "evaluation",
         "settings": {key: value for key, value in flat(settings) if key},
-        "result": _json(path / RESULT) if path.is_dir() else {},
+        "result": _json(path / RESULT) if is_run else _notes(path),
         "versions": _json(path / VERSIONS) if path.is_dir() else {},
         "numbers": _numbers(path / "metrics.jsonl") if is_run else {},
         "command": f"python -m launch.train --cfg {folder}/{CONFIG}" if is_run else "",
         "scores": {},
     }
+
+
+def _notes(path: Path) -> dict[str, Any]:
+    """Give what an evaluation says of itself, under the names that a run's result has."""
+    report = path / VERDICTS if path.is_dir() else path
+    if not report.exists() or report.name.endswith(PART):
+        return {}
+    found = read_report(report)
+    return {"decode": found.settings.decode, **found.notes}
 
 
 def _numbers(path: Path) -> dict[str, list[Any]]:
@@ -200,7 +209,7 @@ def _recorded(path: Path, notes: list[Note]) -> Iterator[tuple[int, list[Group]]
     if not path.exists() or head is None:
         notes.append((_place_of(path), "no trajectories; groups are not shown"))
         return
-    if not isinstance(head, dict) or head.get("version") != _RECORDS_VERSION:
+    if not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
         words = "of an older version, without whole groups; they are not shown"
         notes.append((_place_of(path), words))
         return
@@ -237,13 +246,13 @@ def _answers(path: Path) -> tuple[list[Group], dict[str, float]]:
         return [_group(asdict(one), one.correct) for one in verdicts], {
             one.id: one.correct for one in verdicts
         }
-    found = read_sheet(sheet)
+    found = read_report(sheet)
     golds = {one.id: one.gold for one in verdicts}
-    right = {one.id: one.scores[found.first] for one in found.questions}
+    right = {one.id: one.scores[found.first] for one in found.questions if one.scores}
     groups = [
         _group(
             asdict(one) | {"gold": golds.get(one.id, "")},
-            one.scores[found.first] == 1,
+            found.is_right(one),
             tags=[tag for tag in one.tags if tag != "none"],
             result={"status": one.predicted},
         )
@@ -327,28 +336,7 @@ def _tests(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     """Compare accuracy before and after, on the questions that both have."""
     before, after = scores.get("before", {}), scores.get("after", {})
     names = [name for name in before if name in after]
-    return compare([before[name] for name in names], [after[name] for name in names])
-
-
-def compare(first: Sequence[float], second: Sequence[float]) -> dict[str, Any]:
-    """Give the difference of two runs on the same questions, with what is said for it."""
-    if not first:
-        return {}
-    gain = paired_difference(first, second)
-    found = {"gain": gain.difference, "ci95": list(gain.ci95), "p": gain.p}
-    if {*first, *second} <= {0.0, 1.0}:
-        counts = mcnemar([one == 1 for one in first], [one == 1 for one in second])
-        found |= {"mcnemar": asdict(counts)}
-    return found
-
-
-def _measured(scores: Mapping[str, float]) -> dict[str, Any]:
-    values = list(scores.values())
-    return {
-        "mean": sum(values) / len(values),
-        "ci95": list(mean_interval(values)),
-        "questions": len(values),
-    }
+    return gain([before[name] for name in names], [after[name] for name in names])
 
 
 def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from rewards.progress.reward import ProgressiveReward
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.types import Attempt, Episode, Example, Result, Table, Value, status_of
 
+RECORDS = "trajectories.jsonl"
+RECORDS_VERSION = 2
+"""Of the lines' form, which the first line names (`minirl.train.recording`)."""
 ROWS = 20
 _COLUMNS = 100
 _CELL_CHARS = 200
@@ -37,16 +40,6 @@ def episode_record(
     Returns:
         `example`, which all episodes of a question share, and `turns`, one for each reply.
     """
-    example = episode.example
-    told = {
-        "id": example.id,
-        "db_id": example.db_id,
-        "difficulty": example.difficulty,
-        "question": example.question,
-        **({"evidence": example.evidence} if example.evidence else {}),
-        "gold": example.gold_sql,
-        "gold_result": shown(gold),
-    }
     parts = _parts(reward, episode)
     turns = [
         {
@@ -60,7 +53,20 @@ def episode_record(
         }
         for attempt, part in zip(episode.attempts, parts, strict=True)
     ]
-    return {"example": told, "turns": turns}
+    return {"example": question(episode.example, gold), "turns": turns}
+
+
+def question(example: Example, gold: Result | None) -> dict[str, Any]:
+    """Write a question down, with what its gold query gives, if it has one."""
+    return {
+        "id": example.id,
+        "db_id": example.db_id,
+        "difficulty": example.difficulty,
+        "question": example.question,
+        **({"evidence": example.evidence} if example.evidence else {}),
+        "gold": example.gold_sql,
+        **({"gold_result": shown(gold)} if gold is not None else {}),
+    }
 
 
 def shown(result: Result) -> dict[str, Any]:

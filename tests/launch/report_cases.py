@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from launch.statistics import mean_interval, paired_difference
-from launch.verdicts import Verdict
+from launch.evaluation.statistics import mean_interval, paired_difference
+from launch.evaluation.verdicts import Verdict
 
 TAGS = ("WHERE_ERROR", "SELECT_ERROR", "JOIN_MISSING", "GROUP_BY_ERROR")
 LEVELS = ("easy", "medium", "hard")

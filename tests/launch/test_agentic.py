@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import yaml
 
-from launch import evaluation, job
+from launch import job
 from launch.config import load_config
 from launch.data.reply_format import ReplyFormat, write_call
-from launch.eval_job import accuracies
-from launch.verdicts import read_verdicts
-from launch.votes import Decode
+from launch.evaluation import sampling
+from launch.evaluation.decoding import GREEDY, Decode
+from launch.evaluation.verdicts import read_verdicts
 from minirl.config import SamplerConfig, TinyConfig
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
@@ -148,7 +148,7 @@ class Courses(Script):
 @pytest.fixture
 def courses(tokenizer, monkeypatch):
     sampler = Courses(tokenizer)
-    monkeypatch.setattr(evaluation, "make_sampler", lambda *_, **__: sampler)
+    monkeypatch.setattr(sampling, "make_sampler", lambda *_, **__: sampler)
     return sampler
 
 
@@ -156,7 +156,7 @@ def evaluator(tokenizer: ChatTokenizer, executor: Executor, decode: Decode, **mo
     env = Agentic(CONFIG, executor=executor, first_prompt=lambda e: (Message("user", e.question),))
     limits = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
     model: Any = None
-    return evaluation.Evaluator(model, tokenizer, env, limits, decode, seed=0, max_turns=3, **more)
+    return sampling.Evaluator(model, tokenizer, env, limits, decode, seed=0, max_turns=3, **more)
 
 
 def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, courses, tmp_path):
@@ -164,32 +164,27 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, course
     asked = [replace(example, id=str(number)) for number in range(4)]
     with Executor(ExecutorConfig(isolation="thread")) as executor:
         path = tmp_path / "predictions.jsonl"
-        asks = evaluator(tokenizer, executor, evaluation.GREEDY)
+        asks = evaluator(tokenizer, executor, GREEDY)
         found = asks.predict(asked, path, progress=lambda *_: None)
         assert [one.turns for one in found] == [(3,), (1,), (3,), (1,)]
         assert read_verdicts(path) == found
-        numbers = accuracies([found[0], found[1], replace(found[2], correct=False)])
-        assert numbers["turns"] == {
-            "1": {"questions": 1, "share": 0.333333, "ex": 1.0},
-            "3": {"questions": 2, "share": 0.666667, "ex": 0.5},
-        }
         several = evaluator(tokenizer, executor, Decode(2, 0.8, top_p=0.95))
         courses._given.clear()
-        (voted,) = several.predict([example], tmp_path / "voted.jsonl", progress=lambda *_: None)
-    assert voted.turns == (3, 1)
-    assert voted.answer_turns == 3  # both give one query: the first of them answers
+        (sampled,) = several.sample([example], first=0)
+    assert sampled.turns == (3, 1)
+    assert len(sampled.queries) == 2
 
 
 def test_validations_are_sampled_as_the_settings_say(tokenizer, example, courses):
     """Paper 004, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
     with Executor(ExecutorConfig(isolation="thread")) as executor:
         manner = Decode(1, 0.6, top_p=0.95)
-        asks = evaluator(tokenizer, executor, evaluation.GREEDY, validation=manner)
+        asks = evaluator(tokenizer, executor, GREEDY, validation=manner)
         assert asks.accuracy([example]) == 1
         assert set(courses.drawn) == {Decoding(0.6, 0.95)}
         courses.drawn.clear()
         courses._given.clear()
-        asks._answer([example], first=0)
+        asks.sample([example], first=0)
         assert set(courses.drawn) == {Decoding(0.0, 1.0)}
 
 
@@ -206,11 +201,11 @@ def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
     monkeypatch.setattr(job, "Evaluator", refuse)
     monkeypatch.setattr(job, "start_model", lambda config, *_: config.folder / "model")
     drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
-    for overrides, wanted in ((drawn, Decode(1, 0.6, top_p=0.95)), ([], evaluation.GREEDY)):
+    for overrides, wanted in ((drawn, Decode(1, 0.6, top_p=0.95)), ([], GREEDY)):
         config = load_config(str(tiny), [f"run.dir={tmp_path / str(len(overrides))}", *overrides])
         with pytest.raises(EvaluatorMadeError) as caught:
             job.train(config, accelerator="cpu")
-        assert caught.value.args == (evaluation.GREEDY, wanted)
+        assert caught.value.args == (GREEDY, wanted)
 
 
 def test_a_response_is_what_qwens_template_makes_of_a_message_of_a_tool(tokenizer):
@@ -310,10 +305,10 @@ def test_a_run_with_a_tool(command, tiny, tmp_path):
         line = ["--cfg", config, "run.dir=run", setting, "--checkpoint", "run", "--out", episode]
         done = command("launch.eval", *line, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-    parts = json.loads((tmp_path / "agentic/result.json").read_text())["turns"]
+    parts = json.loads((tmp_path / "agentic/verdicts.json").read_text())["parts"]["turns"]
     assert sum(part["questions"] for part in parts.values()) == 6
     assert {int(turns) for turns in parts} <= {1, 2, 3}
-    assert "turns" not in json.loads((tmp_path / "single_turn/result.json").read_text())
+    assert "turns" not in json.loads((tmp_path / "single_turn/verdicts.json").read_text())["parts"]
     # Training measures the episode with the tool.
     ours = (tmp_path / "agentic/predictions.jsonl").read_bytes()
     assert ours == (tmp_path / "run/after/predictions.jsonl").read_bytes()

@@ -10,7 +10,7 @@ import yaml
 
 from launch.config import dump, load_config
 from launch.config_merge import merge, packaged
-from launch.votes import Decode
+from launch.evaluation.decoding import Decode
 from rewards.config import AstraConfig, AtrConfig, ExpoConfig, ProgressiveConfig
 from sqlenv.config import DiagnosedConfig, SingleTurnConfig
 from sqlenv.errors import UserError

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import measured, prepare, train
+from launch import prepare, train
 from launch.config import JobConfig, dump, load_config
 from launch.data.contamination import check_overlap
-from launch.data.preflight import check_inputs, check_questions, held_out, load_split
-from launch.testsets import SPLITS, TEST_SETS
+from launch.data.preflight import check_inputs, check_questions, held_out, load_split, rooted
+from launch.evaluation.digests import of_sources
+from launch.evaluation.testsets import SPLITS, TEST_SETS
 from sqlenv.data.layouts import SETS
 from sqlenv.errors import UserError
 
@@ -88,7 +89,8 @@ def test_a_papers_run_holds_out_databases_of_each_source(whole, name):
     assert not {e.db_id for e in found["train"]} & held
     check_questions(config)
     # An evaluation of the questions held out is known by what they are drawn from.
-    assert len(measured.data(config, "validation")["measured"]) == len(sources)
+    validation = rooted(config.data.of("validation"), whole)
+    assert len(of_sources(validation)) == len(sources)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,11 @@ def status_of(command: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -
     return caught.value.code
 
 
-CASES = [(name, command) for name, damage in DAMAGES.items() for command in damage.commands]
+# Each damage by one command, and all commands in turn.
+CASES = [
+    (name, damage.commands[number % len(damage.commands)])
+    for number, (name, damage) in enumerate(DAMAGES.items())
+]
 
 
 @pytest.mark.parametrize(("name", "command"), CASES)
@@ -116,14 +120,13 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
 
 
 @pytest.mark.parametrize(
-    ("place", "words"),
+    ("place", "words", "command"),
     [
-        (".", "spider_data: "),
-        ("database", "spider_data/database: "),
-        ("database/pets", "spider_data/database/pets"),
+        (".", "spider_data: ", SCORE),
+        ("database", "spider_data/database: ", EVAL),
+        ("database/pets", "spider_data/database/pets", PAIRS),
     ],
 )
-@pytest.mark.parametrize("command", [EVAL, SCORE, PAIRS])
 def test_a_folder_that_may_not_be_read_is_named_and_not_what_is_missing_in_it(
     root, place, words, command, tmp_path
 ):
@@ -149,8 +152,6 @@ _WITHOUT_RIGHTS = ["setpriv", f"--bounding-set={_RIGHTS}", f"--inh-caps={_RIGHTS
     ("command", "more", "name"),
     [
         (PAIRS, ["--out", "/dev/full"], "/dev/full"),
-        (PAIRS, [], "standard output"),
-        (SCORE, [], "standard output"),
         (EVAL, [], "standard output"),
     ],
 )
@@ -165,18 +166,14 @@ def test_a_full_disk_names_the_file(root, tmp_path, command, more, name):
     assert done.stderr.splitlines()[-1].startswith(f"error: {name}: No space left on device")
 
 
-@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/full"])
-def test_verdicts_go_into_a_plain_file(root, path, tmp_path, command):
-    words = [*arguments(EVAL, root)[:-1], path]
-    done = command("launch.eval", *words, cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"--json {path}: is no plain file" in done.stderr.splitlines()[-1]
+def test_verdicts_go_into_a_plain_file(root, capsys, monkeypatch):
+    words = [*arguments(EVAL, root)[:-1], "/dev/full"]
+    assert status_of(EVAL, words, monkeypatch) == 2
+    assert "--json /dev/full: is no plain file" in capsys.readouterr().err
 
 
 LONG: dict[str, str] = {
     "conditions": "SELECT name FROM pet WHERE age = 1" + " OR age = 1" * 200_000,
-    "brackets": "(" * 2_000_000,
-    "comments": "/*" * 1_000_000,
     "orders": "select a from t order by " * 80_000,
     "names": "[" * 2_000_000,
 }

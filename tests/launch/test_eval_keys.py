@@ -4,7 +4,6 @@ is not.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -12,12 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from launch import cli, eval_job
+from launch import cli
 from launch import eval as command
-from launch.asked import Asked
 from launch.config import load_config
+from launch.evaluation import sources
+from launch.evaluation.sources import Answers, EvaluationJob, Sampled
+from launch.evaluation.targets import Target
 from launch.policy import policy_in
-from launch.run_folder import RESULT, claimed
 from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
 
@@ -43,19 +43,25 @@ def place(tmp_path: Path) -> Path:
 def measure(place, monkeypatch, capsys):
     """Return `measure(folder)`: what an evaluation of it does, sampling left out."""
     monkeypatch.setattr(cli, "use_accelerator", lambda _name: None)
+    asked = []
 
-    def evaluate(*_arguments: object, out: Path, settings: str, **_more: object) -> None:
-        with claimed(out, settings, key="--out"):
-            (out / RESULT).write_text(json.dumps({"questions": 5}))
+    def sampled(job: EvaluationJob, examples) -> Answers:
+        out = job.out
+        if not (out / "samples").exists():
+            asked.append(out)
+            (out / "samples").mkdir()
+        return Answers([Sampled(("SELECT 1",)) for _ in examples])
 
-    monkeypatch.setattr(eval_job, "evaluate", evaluate)
+    monkeypatch.setattr(sources, "answers_of", sampled)
 
     def run(folder: Path, *, data: str = "data") -> str:
+        before = len(asked)
         line = ["--cfg", str(place / "job.yaml"), "--checkpoint", str(folder)]
         where = ["--data", "validation", f"data.root={place / data}", "--out", str(place / "out")]
         command.main([*line, *where])
         told = capsys.readouterr().out
-        return "complete" if "This evaluation is complete" in told else "measured"
+        assert ("This evaluation is complete" in told) == (before == len(asked))
+        return "measured" if before < len(asked) else "complete"
 
     return run
 
@@ -103,7 +109,8 @@ def test_a_checkpoint_is_told_by_its_files(place):
             (run / "checkpoints" / number / "tree").mkdir(parents=True, exist_ok=True)
             (run / "checkpoints" / number / "tree" / "manifest").write_bytes(content)
         found += [
-            Asked.find(config, None, None, run / "checkpoints" / number).identity for number in "12"
+            Target.find(config, None, None, run / "checkpoints" / number).identity
+            for number in "12"
         ]
     assert found[0] == found[1] == found[4] != found[2]
     assert policy_in(run / "checkpoints" / "1").model == run / "model"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from launch import eval as command
-from launch.predictions import read_predictions
 from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
 
@@ -60,11 +58,6 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
         "\n".join(GOLDS[:-1]),
         "4 predictions for 5 questions, the last one is {path}:4",
     ),
-    "one line long": (
-        "p.sql",
-        "\n".join([*GOLDS, "SELECT 1"]),
-        "6 predictions for 5 questions, the first one too many is {path}:6",
-    ),
     "a tab inside": (
         "p.sql",
         lines(2, "SELECT\tname\tFROM pet"),
@@ -80,7 +73,6 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
         lines(1, "SELECT\rage"),
         "{path}:2: a carriage return inside",
     ),
-    "no text": ("p.sql", b"SELECT '\xff'\n", "{path}: cannot be read as text, byte 8 is not UTF-8"),
     "other databases": (
         "p.json",
         json.dumps(dict.fromkeys("01234", "x\t----- bird -----\tbank")),
@@ -92,15 +84,10 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
         "{path}: its numbers should run from 0 to 1, and 1 is not there",
     ),
     "broken JSON": ("p.json", '{"0": ', "{path}: not of BIRD's form"),
-    "a list of numbers": (
-        "p.json",
-        "[1, 2]",
-        "{path}: entry 0: neither a query nor an object with `pred_sqls`",
-    ),
     "a broken line": (
         "p.jsonl",
         '{"pred": "x"}\n{"pred"\n',
-        "{path}:2: not a JSON object with `pred` or `sql`",
+        "{path}:2: neither a query nor a JSON object with `pred`",
     ),
     "an id left out": (
         "p.jsonl",
@@ -110,7 +97,7 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
     "an unknown id": (
         "p.jsonl",
         '{"id": "bird/dev/1", "sql": ""}\n',
-        "{path}:1: 1 predictions are of no question of --data, the first is bird",
+        "{path}:1: the id bird/dev/1 is of no question of --data",
     ),
     "an id twice": (
         "p.jsonl",
@@ -138,9 +125,6 @@ PREDICTIONS: dict[str, tuple[str, bytes | str, str]] = {
         '{path}: not of BIRD\'s form {{"0": "SQL\\t----- bird -----\\tdb_id"}}',
     ),
     "an empty file": ("p.sql", "", "{path}: no prediction in it"),
-    "empty lines of JSON": ("p.jsonl", "\n", "{path}: no prediction in it"),
-    "an empty list": ("p.json", "[]", "{path}: no prediction in it"),
-    "an empty object": ("p.json", "{}", "{path}: no prediction in it"),
     "an empty folder": ("p", "", "{path}: no .sql file in it"),
     "nothing": ("", "", "{path}: no such file"),
 }
@@ -181,13 +165,6 @@ def test_a_folder_too_deep_is_found_and_told(root, tmp_path, caplog):
     assert "5 questions, spider-dev as published has 1034" in caplog.text
 
 
-def test_a_folder_deeper_than_that(root, tmp_path):
-    shutil.copytree(root, tmp_path / "x" / "1" / "2" / "3")
-    assert f"{tmp_path / 'x'}: no spider-dev; expected" in refused(
-        gold_file(tmp_path), tmp_path / "x"
-    )
-
-
 @pytest.mark.parametrize(
     ("make", "data", "whose"),
     [
@@ -216,42 +193,18 @@ LAYOUTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda r: (r / "dev.json").unlink(),
         "{root}: no spider-dev; expected dev.json or val.json with database",
     ),
-    "questions cut off": (
-        lambda r: (r / "dev.json").write_text((r / "dev.json").read_text()[:-20]),
-        "{root}/dev.json: broken JSON after 4 whole records",
-    ),
     "no question in the file": (
         lambda r: (r / "dev.json").write_text("[]"),
         "{root}/dev.json: expected a list of records, found none",
-    ),
-    "a gold left out": (
-        lambda r: (r / "dev.json").write_text((r / "dev.json").read_text().replace(GOLDS[2], " ")),
-        "1 of 5 questions have no gold query, the first is spider/dev/2",
     ),
     "no databases": (lambda r: shutil.rmtree(r / "database"), "{root}: no folder database or"),
     "a database left out": (
         lambda r: (r / "database" / "shop" / "shop.sqlite").unlink(),
         "{root}/database/shop/shop.sqlite is not there, but question spider/dev/3 needs it",
     ),
-    "an empty database": (
-        lambda r: (r / "database" / "shop" / "shop.sqlite").write_bytes(b""),
-        "{root}/database/shop/shop.sqlite: the database file is empty",
-    ),
-    "no database at all": (
-        lambda r: (r / "database" / "shop" / "shop.sqlite").write_bytes(b"<html>"),
-        "{root}/database/shop/shop.sqlite: not a SQLite database",
-    ),
-    "unfinished writes": (
-        lambda r: (r / "database" / "shop" / "shop.sqlite-journal").write_bytes(b"x"),
-        "{root}/database/shop/shop.sqlite-journal: unfinished writes",
-    ),
     "a suite of other databases": (
         lambda r: shutil.rmtree(r / "test_suite_database" / "pets"),
         "{root}/test_suite_database/pets: no database of the test suite in it",
-    ),
-    "an empty variant": (
-        lambda r: (r / "test_suite_database" / "pets" / "pets_v1.sqlite").write_bytes(b""),
-        "{root}/test_suite_database/pets/pets_v1.sqlite: the database file is empty",
     ),
 }
 
@@ -263,35 +216,6 @@ def test_layouts(root, tmp_path, case):
     assert words.format(root=root) in refused(gold_file(tmp_path), root)
 
 
-# Databases that open, and cannot be read.
-
-
-@pytest.fixture
-def large(root) -> Path:
-    """A database of several pages."""
-    path = root / "database" / "pets" / "pets.sqlite"
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE more (text TEXT)")
-    connection.executemany("INSERT INTO more VALUES (?)", [(f"{n:02}" * 500,) for n in range(50)])
-    connection.commit()
-    connection.close()
-    return path
-
-
-def test_a_corrupt_database(root, large, tmp_path):
-    content = bytearray(large.read_bytes())
-    content[8192:20000] = b"\xa5" * (20000 - 8192)
-    large.write_bytes(content)
-    line = refused(gold_file(tmp_path), root)
-    assert line.startswith(f"{large}: the database is corrupt (")
-
-
-def test_a_database_that_was_cut_off(root, large, tmp_path):
-    large.write_bytes(large.read_bytes()[: large.stat().st_size // 2])
-    line = refused(gold_file(tmp_path), root)
-    assert line.startswith(f"{large}: the database is corrupt (")
-
-
 LOCK = """
 import sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
@@ -301,15 +225,16 @@ sys.stdin.read()
 """
 
 
-def test_a_locked_database(root, large, tmp_path):
+def test_a_locked_database(root, tmp_path):
     """By another process: locks within one are no locks."""
-    start = [sys.executable, "-c", LOCK, str(large)]
+    path = root / "database" / "pets" / "pets.sqlite"
+    start = [sys.executable, "-c", LOCK, str(path)]
     with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
         line = refused(gold_file(tmp_path), root)
         other.communicate()
-    assert f"{large}: the database is locked by another program" in line
+    assert f"{path}: the database is locked by another program" in line
 
 
 # Options.
@@ -322,7 +247,7 @@ def test_a_locked_database(root, large, tmp_path):
         (["--comparators", ","], "--comparators ,: names none"),
         (["--comparators", "spider2_local"], "these questions have gold queries alone"),
         (["--test-suite", "nowhere"], "--test-suite nowhere: no such folder"),
-        (["--decode", "beam@3"], "--decode beam@3: write greedy or vote@n"),
+        (["--decode", "beam@3"], "--decode beam@3: write greedy, vote@n"),
         (["--timeout-s", "-1"], "--timeout-s -1.0: write a number of seconds above 0"),
         (
             ["--timeout-s", "1e30"],
@@ -330,6 +255,7 @@ def test_a_locked_database(root, large, tmp_path):
         ),
         (["--cfg", "progress-demo.yaml"], "--predictions: needs no --cfg"),
         (["--endpoint", "http://x/v1"], "--predictions: needs no model"),
+        (["--decode", "judge@3"], "--decode judge@3: needs a model"),
         (["--against", "nowhere.json"], "nowhere.json: no such file or folder"),
     ],
 )
@@ -337,12 +263,12 @@ def test_options(root, tmp_path, more, words):
     assert words in refused(gold_file(tmp_path), root, *more)
 
 
-def test_a_pipe_of_predictions_is_a_file_of_them(tmp_path):
+def test_a_pipe_of_predictions_is_a_file_of_them(root, tmp_path):
     pipe = tmp_path / "pipe.sql"
     os.mkfifo(pipe)
     writer = threading.Thread(target=pipe.write_text, args=("SELECT 1\nSELECT 2\n",))
     writer.start()
-    assert read_predictions(pipe) == ["SELECT 1", "SELECT 2"]
+    assert "2 predictions for 5 questions" in refused(pipe, root)
     writer.join()
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from diskcache import Cache, JSONDisk
 
 from launch import eval as evaluation
-from launch import verbal
 from minirl.config import TinyConfig
 from minirl.errors import UserError as ModelError
 from minirl.model.tiny import make_tiny
@@ -45,6 +45,9 @@ def fake(place: Path) -> Iterator[Fake]:
     server.close()
 
 
+JUDGE = ("--decode", "judge@2")
+
+
 def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[str, Any]:
     command.main(
         [
@@ -54,7 +57,8 @@ def run(command: Any, place: Path, fake: Fake, out: Path, *more: str) -> dict[st
             *("rollout.sglang.tolerance=1e9", LONG, *more),
         ]
     )
-    return json.loads((out / "result.json").read_text())
+    report = json.loads((out / "verdicts.json").read_text())
+    return {"questions": len(report["questions"]), **report["notes"]}
 
 
 def asked(fake: Fake) -> list[dict[str, Any]]:
@@ -84,9 +88,10 @@ def test_votes_of_a_checkpoint_are_sampled_by_the_servers(place, fake, tmp_path,
 def test_an_interrupted_evaluation_goes_on_with_the_rest(place, fake, tmp_path):
     out = tmp_path / "out"
     run(evaluation, place, fake, out)
-    (out / "result.json").unlink()
-    lines = (out / "predictions.jsonl").read_text().splitlines(keepends=True)
-    (out / "predictions.jsonl").write_text(lines[0])
+    (out / "verdicts.json").unlink()
+    with Cache(str(out / "samples"), disk=JSONDisk) as samples:
+        for name in list(samples)[1:]:
+            del samples[name]
     before = len(asked(fake))
     result = run(evaluation, place, fake, out)
     assert len(asked(fake)) - before == QUESTIONS - 1
@@ -103,13 +108,13 @@ def test_the_name_of_a_folder_has_the_sampler(place, fake, tmp_path, monkeypatch
 
 
 def test_candidates_and_judgements_are_sampled_by_the_servers(place, fake, tmp_path):
-    result = run(verbal, place, fake, tmp_path / "out")
+    result = run(evaluation, place, fake, tmp_path / "out", *JUDGE)
     assert result["sampler"] == "sglang"
     calls = sum(cost["calls"] for cost in result["cost"].values())
     assert calls == len(asked(fake)) >= 2 * QUESTIONS
     assert result["executable"] == result["attempts"] > 0
     with pytest.raises(UserError, match="--out"):
-        run(verbal, place, fake, tmp_path / "out", "rollout.backend=native")
+        run(evaluation, place, fake, tmp_path / "out", *JUDGE, "rollout.backend=native")
     choices = (tmp_path / "out" / "choices.jsonl").read_text().splitlines()
     assert {json.loads(line)["sql"].replace(" ", "") for line in choices} == {"SELECT1"}
 

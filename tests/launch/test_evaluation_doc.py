@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launch.judging import MEASURES, Task, judge
-from launch.sheet import journal
-from launch.testsets import TEST_SETS
-from launch.votes import Decode
+from launch.evaluation.cache import Progress
+from launch.evaluation.decoding import GREEDY
+from launch.evaluation.judging import MEASURES, JudgingTask, judge
+from launch.evaluation.testsets import TEST_SETS
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example
@@ -33,10 +33,10 @@ def test_verdicts_on_the_examples(tmp_path):
     examples = [
         Example(str(number), "?", "pet", path, gold) for number, (gold, *_) in enumerate(rows)
     ]
-    task = Task(examples, [[row[1]] for row in rows], tuple(measures), Decode(1, 0.0))
+    task = JudgingTask(examples, [[row[1]] for row in rows], tuple(measures), GREEDY)
     limits = ExecutorConfig(isolation="thread")
-    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
-        judged = judge(task, executor, found)
+    with Progress(tmp_path / "part", {}) as progress, Executor(limits) as executor:
+        judged = judge(task, executor, progress).questions
     assert len(rows) > 10
     for row, one in zip(rows, judged, strict=True):
         expected = [float(cell) for cell in row[2:]]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.page import align, clean, differing_cells, render_page
+from launch.reporting.pair_view import align, clean, differing_cells, render_page
 from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor

@@ -14,7 +14,7 @@ from launch import prepare
 from launch.config import PromptConfig, load_config
 from launch.data.preflight import check_inputs, held_out, load_split
 from launch.data.prompts import Prompts
-from launch.testsets import SPLITS
+from launch.evaluation.testsets import SPLITS
 from sqlenv.config import DataConfig, SingleTurnConfig
 from sqlenv.data.loading import LoadedData, load, read_all
 from sqlenv.demo import generate

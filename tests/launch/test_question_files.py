@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.testsets import find
+from launch.evaluation.testsets import find
 from sqlenv.errors import UserError
 
 from .small_sets import make_bird, make_spider

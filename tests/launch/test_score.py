@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launch.families import pair_means
-from launch.predictions import pair_up, read_predictions, short_names
-from launch.score import main
+from launch.evaluation.predictions import pair_up
+from launch.reporting.score_tables import pair_means
+from launch.score import main, short_names
 from rewards.execution import columns_of
 from rewards.progress.diagnosis import CATEGORIES
 from rewards.workbench import MODES, Workbench
 from sqlenv.config import DemoConfig, ExecutorConfig, SourceConfig
-from sqlenv.data.layouts import DATASETS
 from sqlenv.data.loading import read_all
 from sqlenv.demo import generate
 from sqlenv.envs.tags import TAG_SENTENCES
@@ -105,34 +104,6 @@ def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkey
     assert [float(cell) for cell in rows["PaVeRL-SQL reward"]] == [10, 10]
 
 
-def test_mistakes_are_one_line(tmp_path, root):
-    known = [f"spider/train_spider/{n}" for n in range(2)]
-    files = {
-        "short.sql": "SELECT 1\n",
-        "broken.jsonl": '{"pred": "SELECT 1"}\n{"prediction": 1}\n',
-        "list.jsonl": '["SELECT 1"]\n',
-        "other.jsonl": json.dumps({"id": "bird/dev/0", "sql": ""}),
-        "twice.jsonl": "\n".join(json.dumps({"id": known[0], "sql": ""}) for _ in "ab"),
-        "some.jsonl": json.dumps({"id": known[0], "sql": ""}) + '\n{"sql": ""}\n',
-    }
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    for name, words in [
-        ("short.sql", "1 predictions for 20 questions"),
-        ("broken.jsonl", "broken.jsonl:2: not a JSON object with `pred` or `sql`"),
-        ("list.jsonl", "list.jsonl:1: not a JSON object"),
-        ("none.sql", "none.sql: no such file"),
-        ("other.jsonl", "of no question of --data, the first is bird/dev/0; theirs are such as "),
-        ("twice.jsonl", "the id spider/train_spider/0 is there twice"),
-        ("some.jsonl", "1 of 2 lines have no `id`"),
-    ]:
-        arguments = ["--predictions", str(tmp_path / name), "--data-root", str(root)]
-        with pytest.raises(UserError) as caught:
-            main([*arguments, "--data", "train_spider.json"])
-        assert words in str(caught.value)
-        assert "\n" not in str(caught.value)
-
-
 @pytest.mark.parametrize("flag", ["--file", "--predictions"])
 def test_what_is_read_is_not_written_over(tmp_path, flag):
     path = tmp_path / "pairs.jsonl"
@@ -155,19 +126,6 @@ def test_predictions_of_our_own_runs_are_matched_by_id(tmp_path, examples, execu
     assert (score["questions"], score["EX set %"]) == (len(sample), 100)
 
 
-def test_every_option_is_explained_and_every_layout_offered(capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    for words in (
-        "--predictions FILE [FILE ...] files of predictions",
-        "--data-root DIR the data set's folder",
-        "--data FILE file of the questions",
-        "--layout NAME how the data set is laid out: " + ", ".join(DATASETS),
-    ):
-        assert words in text
-
-
 @pytest.mark.parametrize(
     ("files", "names"),
     [
@@ -188,10 +146,10 @@ def test_files_are_named_apart(files, names):
     assert short_names([Path(file) for file in files]) == names
 
 
-def test_lines_are_kept_as_they_are(tmp_path):
+def test_lines_are_kept_as_they_are(tmp_path, examples):
     path = tmp_path / "p.sql"
     path.write_text("SELECT 'a\u2028b'\n\nSELECT 2\n", encoding="utf-8")
-    assert read_predictions(path) == ["SELECT 'a\u2028b'", "", "SELECT 2"]
+    assert [sql for _, sql in pair_up(path, examples[:3])] == ["SELECT 'a\u2028b'", "", "SELECT 2"]
 
 
 def test_five_models_on_spider(shared):

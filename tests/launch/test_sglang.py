@@ -18,7 +18,6 @@ import yaml
 from flax import nnx
 
 from launch import eval as evaluation
-from launch import verbal
 from launch.build import SqlSide, serving
 from launch.config import JobConfig, load_config
 from launch.data.reply_format import write_call
@@ -130,21 +129,26 @@ class Proxy:
         return Failure(200, text)
 
 
+def notes_of(out: Path) -> dict[str, Any]:
+    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))["notes"]
+
+
 @pytest.mark.timeout(600)
 def test_a_real_server_writes_candidates_and_is_paid_once(sglang_python, place, tmp_path):
     out = tmp_path / "out"
-    named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--out", str(out)]
+    named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--decode", "judge"]
+    named += ["--out", str(out)]
     with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
         proxy = Proxy(server)
         with serve_chat(Chat(proxy.answer, proxy.before)) as chat:
             line = [*named, "--endpoint", chat.url]
             proxy.client = subprocess.Popen(
-                [sys.executable, "-m", "launch.verbal", *line],
+                [sys.executable, "-m", "launch.eval", *line],
                 env=os.environ | {"PYTHONPATH": str(ROOT)},
             )
             assert proxy.client.wait(120) != 0
-            verbal.main(line)
-            result = json.loads((out / "result.json").read_text(encoding="utf-8"))
+            evaluation.main(line)
+            result = notes_of(out)
             assert chat.requests == sum(proxy.paid.values()) + 1  # the one that it died of
     assert set(proxy.paid.values()) == {1}
     costs = result["cost"].values()
@@ -152,7 +156,7 @@ def test_a_real_server_writes_candidates_and_is_paid_once(sglang_python, place, 
     for name, tokens in proxy.usage.items():
         assert sum(cost[name] for cost in costs) == tokens > 0
     choices = [json.loads(line) for line in (out / "choices.jsonl").read_text().splitlines()]
-    assert len(choices) == QUESTIONS == result["questions"]
+    assert len(choices) == QUESTIONS
     assert result["executable"] >= sum(len(choice["candidates"]) for choice in choices) > 0
     # Judging is beyond a model this small: its judgements are left out, and counted.
     sets = [choice for choice in choices if len(choice["candidates"]) == 2]
@@ -161,7 +165,7 @@ def test_a_real_server_writes_candidates_and_is_paid_once(sglang_python, place, 
     assert result["left_out"] > 0
     assert all(choice["sql"] in choice["candidates"] for choice in sets)
     with pytest.raises(UserError, match="still failing after 2 tries"):
-        verbal.main([*named[:-1], str(tmp_path / "gone"), "--endpoint", f"{server}/v1"])
+        evaluation.main([*named[:-1], str(tmp_path / "gone"), "--endpoint", f"{server}/v1"])
 
 
 @pytest.mark.timeout(600)
@@ -169,8 +173,8 @@ def test_an_evaluation_asks_a_real_server_by_text(sglang_python, place, tmp_path
     named = ["--cfg", str(place / "verbal.yaml"), "--model", "tiny", "--out", str(tmp_path / "out")]
     with serve(sglang_python, place / "model", tmp_path / "sglang.log") as server:
         evaluation.main([*named, "--endpoint", f"{server}/v1", "--decode", "vote@2"])
-    result = json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))
-    assert (result["questions"], result["calls"]) == (QUESTIONS, 2 * QUESTIONS)
+    result = notes_of(tmp_path / "out")
+    assert result["calls"] == 2 * QUESTIONS
     assert result["refused"] == 0
     lines = (tmp_path / "out" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     samples = [sample for line in lines for sample in json.loads(line)["samples"]]
@@ -236,11 +240,11 @@ def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tm
         def run(command: Any, out: str, *more: str) -> dict[str, Any]:
             line = ["--cfg", str(path), "--checkpoint", str(place / "model"), "--accel", "cpu"]
             command.main([*line, "--out", str(tmp_path / out), *more])
-            return json.loads((tmp_path / out / "result.json").read_text(encoding="utf-8"))
+            return notes_of(tmp_path / out)
 
         assert run(evaluation, "here")["sampler"] == "native"
         assert run(evaluation, "there", *there)["sampler"] == "sglang"
-        result = run(verbal, "verbal", *there)
+        result = run(evaluation, "verbal", "--decode", "judge", *there)
     ours, theirs = (tmp_path / name / "predictions.jsonl" for name in ("here", "there"))
     assert ours.read_bytes() == theirs.read_bytes()
     assert result["sampler"] == "sglang"

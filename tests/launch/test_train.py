@@ -280,9 +280,6 @@ def test_evaluation_on_a_test_set(command, place, tiny):
     assert len(said["prompt"]) == 16
     assert {question["samples"] for question in questions} == {2}
     assert all(set(question["scores"]) == {"spider_ex", "csmr"} for question in questions)
-    result = json.loads((place / "set" / "result.json").read_text())
-    assert result["measures"] == sheet["measures"]
-    assert result["pass_at"] == sheet["pass_at"]
     table = command("launch.report", "set", "--against", "set", "--markdown", "t.md", cwd=place)
     assert table.returncode == 0, table.stderr
     assert "| tiny | progressive | pass@2 |" in (place / "t.md").read_text()
@@ -343,8 +340,8 @@ def test_an_evaluation_that_fails_leaves_no_folder(command, place, tiny, tmp_pat
     line = ["--cfg", tiny, "run.dir=finished"]
     done = command("launch.eval", *line, "--checkpoint", "finished", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: "), done.stderr
+    assert "Traceback" not in done.stderr
     # No prompt fits: found when questions are read.
     short = [*line, "--checkpoint", "finished/model", "sampler.max_prompt_tokens=5"]
     done = command("launch.eval", *short, cwd=tmp_path)

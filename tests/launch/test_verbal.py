@@ -1,4 +1,4 @@
-"""Verbal RL against a real HTTP server that fails, talks nonsense, and sees its client killed."""
+"""Verbal RL (`--decode judge@K`) against an HTTP server that fails, and sees its client killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launch import verbal
+from launch import eval as command
 from minirl.config import TinyConfig
 from minirl.model.tiny import make_tiny
 from sqlenv.errors import UserError
@@ -65,14 +65,24 @@ class Brain:
         return "<think>SQL1: 1</think>\n<scores>\n{}\n</scores>".format("\n".join(lines))
 
 
+JUDGE = f"judge@{CANDIDATES}"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Repetitions follow at once."""
+    for name in ("INITIAL_RETRY_DELAY", "MAX_RETRY_DELAY"):
+        monkeypatch.setattr(f"openai._base_client.{name}", 0.001)
+
+
+def words(place: Path, out: Path, chat: Chat, *overrides: str) -> list[str]:
+    named = ["--cfg", str(place / "verbal.yaml"), "--endpoint", chat.url, "--model", "m/one"]
+    return [*named, "--decode", JUDGE, "--out", str(out), *overrides]
+
+
 def launch(place: Path, out: Path, chat: Chat, *overrides: str) -> dict:
-    verbal.main(
-        [
-            *("--cfg", str(place / "verbal.yaml"), "--endpoint", chat.url, "--model", "m/one"),
-            *("--out", str(out), *overrides),
-        ]
-    )
-    return json.loads((out / "result.json").read_text(encoding="utf-8"))
+    command.main(words(place, out, chat, *overrides))
+    return json.loads((out / "verdicts.json").read_text(encoding="utf-8"))
 
 
 def lines(path: Path) -> list[dict]:
@@ -82,7 +92,6 @@ def lines(path: Path) -> list[dict]:
 def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     out, brain = tmp_path / "out", Brain(golds)
-
     met = threading.Event()
 
     def answer(body, earlier):
@@ -92,20 +101,20 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
         return brain(body, earlier)
 
     with serve(Chat(answer)) as chat:
-        result = launch(place, out, chat)
+        report = launch(place, out, chat)
         requests = chat.requests
-        assert launch(place, out, chat) == result  # complete: nobody is asked
+        assert launch(place, out, chat) == report  # complete: nobody is asked
         assert chat.requests == requests == sum(chat.paid.values())
         assert 1 < chat.most_at_once <= SETTINGS["parallel"]
         assert chat.keys == {f"Bearer {SECRET}"}
-        costs = result["cost"].values()
-        assert sum(cost["calls"] for cost in costs) == requests
+        notes = report["notes"]
+        assert sum(cost["calls"] for cost in notes["cost"].values()) == requests
         for name in ("prompt_tokens", "completion_tokens"):
-            assert sum(cost[name] for cost in costs) == chat.tokens[name]
-    assert not any(SECRET in path.read_text() for path in out.rglob("*") if path.is_file())
+            assert sum(cost[name] for cost in notes["cost"].values()) == chat.tokens[name]
+    assert not any(SECRET.encode() in path.read_bytes() for path in out.rglob("*.*"))
     choices = {choice["id"]: choice for choice in lines(out / "choices.jsonl")}
     predictions = lines(out / "predictions.jsonl")
-    assert len(predictions) == len(choices) == QUESTIONS == result["questions"]
+    assert len(predictions) == len(choices) == QUESTIONS == len(report["questions"])
     for prediction in predictions:
         choice = choices[prediction["id"]]
         known = prediction["gold"] in choice["candidates"]
@@ -113,22 +122,16 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
         assert (prediction["sql"] == prediction["gold"]) is known
         assert choice["judged"] == JUDGEMENTS
         assert len(choice["candidates"]) == len(choice["scores"]) <= CANDIDATES
-    assert result["ex"] == pytest.approx(
-        sum(p["correct"] for p in predictions) / QUESTIONS, abs=1e-6
-    )
-    assert result["ex"] > 0
-    assert result["attempts"] == sum(choice["attempts"] for choice in choices.values())
+    assert report["settings"]["decode"] == JUDGE
+    accuracy = sum(p["correct"] for p in predictions) / QUESTIONS
+    assert report["measures"]["set"]["mean"] == pytest.approx(accuracy, abs=1e-6)
+    assert accuracy > 0
+    assert notes["attempts"] == sum(choice["attempts"] for choice in choices.values())
     official = (out / "predictions.sql").read_text().splitlines()
     assert official == [prediction["sql"] for prediction in predictions]
-    assert len(json.loads((out / "predictions_bird.json").read_text())) == QUESTIONS
-    printed = capsys.readouterr().out
-    assert f"{result['attempts']} attempts" in printed
+    assert f"{notes['attempts']} attempts" in capsys.readouterr().out
     body = chat.bodies[0]
-    assert (body["model"], body["temperature"], body["max_completion_tokens"]) == (
-        "m/one",
-        0.8,
-        4096,
-    )
+    assert (body["temperature"], body["max_completion_tokens"]) == (0.8, 4096)
 
 
 FAILURES = (
@@ -142,8 +145,7 @@ FAILURES = (
 )
 
 
-def test_failures_that_pass_change_nothing(place, golds, tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+def test_failures_that_pass_change_nothing(place, golds, tmp_path):
     brain, kinds = Brain(golds), iter(range(10**6))
     with serve(Chat(brain)) as chat:
         plain = launch(place, tmp_path / "plain", chat)
@@ -155,67 +157,9 @@ def test_failures_that_pass_change_nothing(place, golds, tmp_path, monkeypatch):
         shaken = launch(place, tmp_path / "shaken", chat)
         assert set(chat.seen.values()) == {3}
         assert set(chat.paid.values()) == {1}
-    same = {"seconds", "versions"}
-    assert {k: v for k, v in plain.items() if k not in same} == {
-        k: v for k, v in shaken.items() if k not in same
-    }
-    for name in ("predictions.jsonl", "predictions.sql"):
-        assert (tmp_path / "plain" / name).read_text() == (tmp_path / "shaken" / name).read_text()
-
-
-def test_judgements_that_are_garbage_are_left_out_and_counted(place, golds, tmp_path):
-    brain = Brain(golds)
-
-    def answer(body, earlier):
-        judges = "scoring machine" in body["messages"][-1]["content"]
-        return "They are all fine." if judges else brain(body, earlier)
-
-    with serve(Chat(answer)) as chat:
-        result = launch(place, tmp_path / "out", chat)
-    judged = QUESTIONS * JUDGEMENTS
-    assert (result["judged"], result["left_out"]) == (0, judged)
-    assert result["cost"]["judge"]["calls"] == 2 * judged  # asked for again once, and no more
-
-
-@pytest.mark.timeout(400)
-def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path):
-    with serve(Chat(Brain(golds))) as chat:
-        plain = launch(place, tmp_path / "plain", chat)
-        whole = chat.requests
-    out = tmp_path / "killed"
-    command = [
-        *(sys.executable, "-m", "launch.verbal", "--cfg", str(place / "verbal.yaml")),
-        *("--model", "m/one", "--out", str(out), "verbal.parallel=1"),
-    ]
-    alive: list[subprocess.Popen] = []
-    kill_at = {whole // 4, whole // 2, whole - 2}
-
-    def before(count: int) -> None:
-        if count in kill_at:
-            kill_at.discard(count)
-            alive[-1].kill()
-            alive[-1].wait(20)
-
-    # The server kills its client before it answers: that call is the only one asked for again.
-    def answer(body, earlier):
-        return Failure(hang_up=True) if alive[-1].poll() is not None else brain(body, earlier)
-
-    brain = Brain(golds)
-    with serve(Chat(answer, before)) as chat:
-        for _ in range(4):
-            environment = os.environ | {"PYTHONPATH": str(ROOT)}
-            line = [*command, "--endpoint", chat.url]
-            alive.append(subprocess.Popen(line, env=environment, stderr=subprocess.PIPE))
-            alive[-1].communicate(timeout=100)
-        assert [process.returncode for process in alive] == [-signal.SIGKILL] * 3 + [0]
-        assert set(chat.paid.values()) == {1}
-        assert chat.requests == whole + 3
-    result = json.loads((out / "result.json").read_text())
-    for name in ("ex", "cost", "attempts", "executable", "judged"):
-        assert result[name] == plain[name], name
-    assert (out / "predictions.jsonl").read_text() == (
-        tmp_path / "plain" / "predictions.jsonl"
-    ).read_text()
+    for report in (plain, shaken):
+        del report["notes"]["seconds"]
+    assert plain == shaken
 
 
 def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Popen:
@@ -223,12 +167,42 @@ def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Pop
     # Whoever started the tests may have them ignore this signal, and children inherit that.
     code = (
         "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-        "runpy.run_module('launch.verbal', run_name='__main__', alter_sys=True)"
+        "runpy.run_module('launch.eval', run_name='__main__', alter_sys=True)"
     )
-    named = ["--cfg", str(place / "verbal.yaml"), "--endpoint", chat.url, "--model", "m/one"]
-    line = [sys.executable, "-c", code, *named, "--out", str(out), *overrides]
+    line = [sys.executable, "-c", code, *words(place, out, chat, *overrides)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.timeout(400)
+def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path):
+    brain = Brain(golds)
+    with serve(Chat(brain)) as chat:
+        plain = launch(place, tmp_path / "plain", chat)
+        whole = chat.requests
+    out = tmp_path / "killed"
+    alive: list[subprocess.Popen] = []
+
+    def before(count: int) -> None:
+        if count == whole // 2:
+            alive[-1].kill()
+            alive[-1].wait(20)
+
+    # The server kills its client before it answers: that call is the only one asked for again.
+    def answer(body, earlier):
+        return Failure(hang_up=True) if alive[-1].poll() is not None else brain(body, earlier)
+
+    with serve(Chat(answer, before)) as chat:
+        for status in (-signal.SIGKILL, 0):
+            alive.append(start(place, out, chat, "verbal.parallel=1"))
+            told = alive[-1].communicate(timeout=100)[1]
+            assert alive[-1].returncode == status, told
+        assert set(chat.paid.values()) == {1}
+        assert chat.requests == whole + 1
+    report = json.loads((out / "verdicts.json").read_text())
+    for one in (report, plain):
+        del one["notes"]["seconds"]
+    assert report == plain
 
 
 def read_until(words: str, process: subprocess.Popen) -> str:
@@ -264,7 +238,7 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
         assert "the same command" in told
         assert "Traceback" not in told
         assert "HTTP Request" not in told
-        assert len(lines(out / "answers.jsonl")) == sum(chat.paid.values()) >= 8
+        assert sum(chat.paid.values()) >= 8
         launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
 
@@ -293,32 +267,14 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_pat
     assert "Traceback" not in told
 
 
-def test_a_second_process_in_a_folder_is_refused(place, golds, tmp_path):
-    brain, out = Brain(golds), tmp_path / "out"
-    patient = "verbal.timeout_s=600"  # while the other one starts
-    others: list[subprocess.Popen] = []
-
-    def answer(body, earlier):
-        if not earlier and len(chat.seen) == 5:
-            others.append(start(place, out, chat, patient))
-            assert "another process writes here" in others[0].communicate(timeout=100)[1]
-        return brain(body, earlier)
-
-    with serve(Chat(answer)) as chat:
-        result = launch(place, out, chat, patient)
-        assert set(chat.paid.values()) == {1}
-    assert others[0].returncode == 2
-    assert result["questions"] == QUESTIONS
-
-
 def test_a_folder_of_other_settings_is_refused_and_kept(place, golds, tmp_path):
     out = tmp_path / "out"
     with serve(Chat(Brain(golds))) as chat:
         launch(place, out, chat)
-        before, asked = (out / "answers.jsonl").read_bytes(), chat.requests
+        asked = chat.requests
         with pytest.raises(UserError, match=r"verbal\.judgements is 4 there and 5 here"):
             launch(place, out, chat, "verbal.judgements=5")
-        assert ((out / "answers.jsonl").read_bytes(), chat.requests) == (before, asked)
+        assert chat.requests == asked
 
 
 def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsys):
@@ -334,52 +290,32 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsy
         with pytest.raises(UserError, match="OPENAI_API_KEY"):
             launch(place, out, chat, "verbal.parallel=1")
         told[0] = Failure(400, '{"error": {"message": "too long"}}')
-        assert launch(place, out, chat)["refused"] > 0
-        assert f"Delete {out / 'result.json'}" in capsys.readouterr().out
+        assert launch(place, out, chat)["notes"]["refused"] > 0
+        assert f"delete {out / 'verdicts.json'}" in capsys.readouterr().out
         told[0] = None
-        (out / "result.json").unlink()
+        (out / "verdicts.json").unlink()
         result = launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
         plain = launch(place, tmp_path / "plain", chat)
-    for name in ("refused", "cost", "ex", "attempts", "executable", "judged"):
-        assert result[name] == plain[name], name
-    assert len(lines(out / "choices.jsonl")) == QUESTIONS
+    for one in (result, plain):
+        del one["notes"]["seconds"]
+    assert result == plain
 
 
 @pytest.mark.parametrize(
     ("failure", "words"),
     [
         (Failure(401), "OPENAI_API_KEY"),
-        (Failure(403), "OPENAI_API_KEY"),
         (Failure(404), "--model m/one"),
         (Failure(400), "took no request at all: 400"),
-        (Failure(500), "still failing after 2 tries .*the same command goes on"),
-        (Failure(200, "{}"), "still failing after 2 tries"),
+        (Failure(500), "still failing after 2 tries .*same command"),
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, monkeypatch, failure, words):
-    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
+def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, failure, words):
     with serve(Chat(lambda body, earlier: failure)) as chat, pytest.raises(UserError, match=words):
         launch(place, tmp_path / "out", chat, "verbal.retries=1")
-    assert not (tmp_path / "out" / "result.json").exists()
-
-
-def test_after_an_outage_the_same_command_goes_on(place, golds, tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.endpoint._FIRST_PAUSE_S", 0.001)
-    brain, out = Brain(golds), tmp_path / "out"
-    down = [True]
-
-    def answer(body, earlier):
-        return Failure(500) if down[0] and len(chat.paid) >= 10 else brain(body, earlier)
-
-    with serve(Chat(answer)) as chat:
-        with pytest.raises(UserError, match="still failing"):
-            launch(place, out, chat)
-        down[0] = False
-        result = launch(place, out, chat)
-        assert set(chat.paid.values()) == {1}
-    assert result["questions"] == QUESTIONS
+    assert not (tmp_path / "out" / "verdicts.json").exists()
 
 
 def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
@@ -393,7 +329,7 @@ def test_one_question_that_is_refused_is_counted(place, golds, tmp_path):
 
     with serve(Chat(answer)) as chat:
         result = launch(place, tmp_path / "out", chat, "evaluation.questions=null")
-    assert result["refused"] == CANDIDATES
+    assert result["notes"]["refused"] == CANDIDATES
     empty = [p for p in lines(tmp_path / "out" / "predictions.jsonl") if not p["sql"]]
     assert [p["question"] for p in empty] == [first]
     # Spider's evaluator needs a line for it all the same.
@@ -409,28 +345,27 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
             place, tmp_path / "out", chat,
             "data.test.sources.0.file=blind.json", "data.test.drop_failing_gold=false",
         )  # fmt: skip
-    assert "ex" not in result
-    assert result["questions"] == QUESTIONS
+    assert result["measures"] == {}
+    assert len(result["questions"]) == QUESTIONS
     assert all(p["sql"] for p in lines(tmp_path / "out" / "predictions.jsonl"))
-    assert "accuracy" not in capsys.readouterr().out
+    assert "95 % interval" not in capsys.readouterr().out
 
 
 def test_a_policy_of_ours_answers_in_process(place, tmp_path):
     make_tiny(tmp_path / "model", ["SELECT name FROM t"], TinyConfig(**TINY["model"]["tiny"]), 0)
-    results = []
+    reports = []
     for name in ("one", "two"):
         out = tmp_path / name
         line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(tmp_path / "model")]
-        verbal.main([*line, "--out", str(out), "sampler.max_prompt_tokens=4000"])
-        results.append(json.loads((out / "result.json").read_text()))
-    one = results[0]
+        more = ["--decode", JUDGE, "--out", str(out), "sampler.max_prompt_tokens=4000"]
+        command.main([*line, *more])
+        reports.append(json.loads((out / "verdicts.json").read_text())["notes"])
+        del reports[-1]["seconds"]
+    one, two = reports
+    assert one == two
     assert one["attempts"] == QUESTIONS * SETTINGS["attempts"]
     assert one["cost"]["generate"]["calls"] == one["attempts"]
     assert 0 < one["cost"]["generate"]["completion_tokens"] <= one["attempts"] * 16
-    answers = [(tmp_path / name / "answers.jsonl").read_text() for name in ("one", "two")]
-    assert sorted(answers[0].splitlines()) == sorted(answers[1].splitlines())
-    texts = {line["text"] for line in map(json.loads, answers[0].splitlines())}
-    assert len(texts) > QUESTIONS  # another number, another answer
 
 
 @pytest.mark.parametrize(
@@ -446,7 +381,7 @@ def test_a_policy_of_ours_answers_in_process(place, tmp_path):
 )
 def test_mistakes_are_told_before_anything_is_made(place, arguments, words):
     with pytest.raises(Exception, match=words) as caught:
-        verbal.main(["--cfg", str(place / "verbal.yaml"), *arguments])
+        command.main(["--cfg", str(place / "verbal.yaml"), "--decode", "judge", *arguments])
     assert type(caught.value).__name__ == "UserError"
 
 

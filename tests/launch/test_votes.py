@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from launch import judging
-from launch.judging import Task, judge
-from launch.sheet import journal
-from launch.votes import ERROR_SQL, Decode, choose, majority
+from launch.evaluation.cache import Progress
+from launch.evaluation.decoding import ERROR_SQL, Decode, choose
+from launch.evaluation.judging import AllVerdicts, JudgingTask, judge
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
@@ -77,29 +76,30 @@ def asked(database: Path) -> list[Example]:
     ]
 
 
+def judged(task: JudgingTask, limits: ExecutorConfig, part: Path) -> AllVerdicts:
+    with Progress(part, {}) as progress, Executor(limits) as executor:
+        return judge(task, executor, progress)
+
+
 def test_thirty_questions(database, tmp_path):
     assert len(CASES) == 30
     samples = [[SQLS[letter] for letter in case] for case in CASES]
     # Steps end a query at the same place on every machine, seconds would not.
     limits = ExecutorConfig(max_steps=200_000, isolation="thread")
-    decode = Decode(8, 0.8)
-    task = Task(asked(database), samples, ("set",), decode)
-    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
-        answers = [one.sql for one in judge(task, executor, found)]
+    task = JudgingTask(asked(database), samples, ("set",), Decode(8, 0.8))
+    answers = [one.sql for one in judged(task, limits, tmp_path / "part").questions]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
 
 
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
     samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
-    task = Task(
-        asked(database)[:2], samples, ("set",), Decode(3, 0.8), turns=[[1, 2, 3], [4, 3, 2]]
-    )
-    limits = ExecutorConfig(isolation="thread")
-    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
-        judged = judge(task, executor, found)
+    turns = [[1, 2, 3], [4, 3, 2]]
+    task = JudgingTask(asked(database)[:2], samples, ("set",), Decode(3, 0.8), turns=turns)
+    found = judged(task, ExecutorConfig(isolation="thread"), tmp_path / "part")
     # The elected query; none runs in the second question, and its first episode stands for it.
-    assert [(one.sql, one.turns) for one in judged] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
+    assert [(one.sql, one.turns) for one in found.questions] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
+    assert found.right == [[False, True, True], [False] * 3]
 
 
 LARGE = "WITH c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 60000) SELECT n, n FROM c"
@@ -110,16 +110,12 @@ def test_rows_of_votes_are_never_together(database, tmp_path, isolation):
     """Sixteen results of 60,000 rows: 7 MB each where they are read, and one of 32 digits kept."""
     samples = [[f"{LARGE} WHERE n > {number // 9}" for number in range(16)]]
     limits = ExecutorConfig(workers=1, isolation=isolation)
-    task = Task(asked(database)[:1], samples, ("set",), Decode(16, 0.8))
-    with journal(tmp_path / "v.json", {}) as found, Executor(limits) as executor:
-        tracemalloc.start()
-        ballots = judging.elect(task, executor.config, found)
-        peak_bytes = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        votes = found.of("votes")[0]
-    assert ballots == [samples[0][0]]
-    assert votes == [votes[0]] * 9 + [votes[9]] * 7
-    assert votes[0] != votes[9]
+    task = JudgingTask(asked(database)[:1], samples, ("set",), Decode(16, 0.8))
+    tracemalloc.start()
+    [answer] = judged(task, limits, tmp_path / "part").questions
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert answer.sql == samples[0][0]
     assert peak_bytes < (40e6 if isolation == "thread" else 2e6)
 
 
@@ -138,12 +134,6 @@ def test_without_any_result_others_than_spider_draw_one():
     # A question in between with a result takes nothing from the generator.
     ran = [nothing[0], [None, "v"] + [None] * 6, nothing[0]]
     assert choose(samples, ran, spider=False) == ["b", "b", "a"]
-
-
-def test_a_majority_of_128_samples():
-    ballots = [str(number) for number in range(64)] + ["63"] * 64
-    assert majority(ballots) == 63
-    assert majority([]) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launch.crew import make_pair_scorer, spread
+from launch.evaluation.process_pool import make_pair_scorer, spread
 from launch.texts import read_lines
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
@@ -36,14 +36,9 @@ def make_pair(
     *,
     check: Callable[[Path], None] = check_database,
 ) -> Pair:
-    """Make a pair of what a user gives.
+    """Make a pair of `db`, `gold` and `pred`; there may be `id` and `dialect`.
 
     A prediction that is no text is one without SQL, as in BIRD's evaluator.
-
-    Args:
-        fields: `db`, `gold` and `pred`; there may be `id` and `dialect`.
-        dialect: What both queries are written in, unless the fields say it.
-        check: Refuses a file that is no database.
 
     Raises:
         UserError: The database cannot be used, the gold query is blank or the dialect is unknown.

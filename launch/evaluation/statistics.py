@@ -1,4 +1,8 @@
-"""How sure one can be of a number: intervals, paired tests, pass@k."""
+"""How sure one can be of a number: intervals, paired tests, pass@k.
+
+Wilson's and Tango's intervals stand here: SciPy has no Tango, its Wilson takes whole counts alone,
+and importing `scipy.stats` takes longer than judging a file of predictions.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 RESAMPLES = 10_000
 """As in EXPO-SQL (paper 001, section 6.7)."""
@@ -18,11 +24,10 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """What two runs on the same questions say of each other.
+    """Difference of the means of two runs on the same questions: second less first.
 
     Attributes:
-        difference: Mean of the second run less that of the first.
-        ci95: Its 95 % interval.
+        ci95: 95 % interval.
         p: Two-sided p-value of the bootstrap.
     """
 
@@ -33,13 +38,7 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """Questions on which two runs differ.
-
-    Attributes:
-        only_first: Right in the first run alone.
-        only_second: Right in the second run alone.
-        p: Two-sided p-value of the exact test.
-    """
+    """Questions that one of two runs alone has right, and the exact test's two-sided p-value."""
 
     only_first: int
     only_second: int
@@ -52,6 +51,8 @@ def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np
     Raises:
         ValueError: There is no question.
     """
+    import numpy as np
+
     if not values:
         raise ValueError("no question to draw")
     # Questions with equal scores are alike: how often each score is drawn is all that counts. In
@@ -67,15 +68,9 @@ def mean_interval(
 ) -> tuple[float, float]:
     """Return the 95 % interval of a mean over independent questions.
 
-    Of a rate (all values are 0 or 1) it is Wilson's score interval, which is right for few
-    questions and for rates of 0 and 1: 3 of 3 right are [0.44, 1]. Of other values it is the
-    percentile bootstrap's; where all of them are one value in [0, 1] there is nothing to draw from,
-    and it is Wilson's with that value for the rate, which is rather too long than too short.
-
-    Args:
-        values: One a question.
-        resamples: Number of resamples.
-        seed: Of the resamples.
+    Of a rate (all values are 0 or 1) it is Wilson's score interval: 3 of 3 right are [0.44, 1]. Of
+    other values it is the percentile bootstrap's; where all of them are one value in [0, 1] there
+    is nothing to draw from, and it is Wilson's with that value for the rate.
 
     Raises:
         ValueError: There is no question.
@@ -100,25 +95,21 @@ def tango(only_first: int, only_second: int, count: int) -> tuple[float, float]:
     """Return the 95 % score interval of the difference of two rates on the same questions.
 
     Wilson's for pairs (Tango, Statistics in Medicine 17, 1998): the differences that a score test
-    does not refuse; at 0 the test is McNemar's without correction. Runs that agree on all of n
-    questions have the interval ±z²/(n + z²), not a point.
-
-    Args:
-        only_first: Questions that the first run alone has right.
-        only_second: Questions that the second run alone has right.
-        count: All questions.
+    does not refuse. Runs that agree on all of n questions have the interval ±z²/(n + z²).
     """
+    from scipy.optimize import bisect
 
-    def solve(bound: float) -> float:
+    def limit(bound: float) -> float:
         """Find the difference at which the statistic, which falls, is at the bound."""
-        low, high = -1.0, 1.0
-        for _ in range(60):
-            middle = (low + high) / 2
-            above = _tango_score(only_first, only_second, count, middle) > bound
-            low, high = (middle, high) if above else (low, middle)
-        return (low + high) / 2
 
-    return solve(_Z), solve(-_Z)
+        def excess(difference: float) -> float:
+            return _tango_score(only_first, only_second, count, difference) - bound
+
+        if excess(1.0) >= 0:
+            return 1.0
+        return -1.0 if excess(-1.0) <= 0 else float(bisect(excess, -1.0, 1.0, xtol=1e-14))
+
+    return limit(_Z), limit(-_Z)
 
 
 def _tango_score(only_first: int, only_second: int, count: int, difference: float) -> float:
@@ -139,24 +130,16 @@ def _tango_score(only_first: int, only_second: int, count: int, difference: floa
 def paired_difference(
     first: Sequence[float], second: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
 ) -> Paired:
-    """Say what two runs on the same questions say of each other.
+    """Compare two runs on the same questions.
 
     The interval of rates (all scores are 0 or 1) is Tango's; of other scores it is the percentile
-    bootstrap's of their differences, and where these are all alike, the one that `mean_interval`
-    takes for a mean, carried over from [0, 1] to [-1, 1].
+    bootstrap's of their differences, and where these are all alike, Wilson's carried over from
+    [0, 1] to [-1, 1].
 
-    The p-value is the test of EXPO-SQL (paper 001, section 6.7), paired bootstrap, which does not
-    say how it counts: here the share of resampled differences on the other side of zero or on it,
-    of the side that has fewer, times two. With `(count + 1) / (resamples + 1)` for a share no
-    p-value is 0. The one-sided p-value of Koehn (2004) is half of it. A few questions that all
-    differ in one direction leave the bootstrap nothing on the other side; so p is never below
-    2^(1 - m), the smallest p-value of an exact test of m differing questions (signs, McNemar).
-
-    Args:
-        first: Scores by question.
-        second: Scores of the same questions in the same order.
-        resamples: Number of resamples.
-        seed: Of the resamples.
+    The p-value is the paired bootstrap of EXPO-SQL (paper 001, section 6.7), which does not say how
+    it counts: here twice the share of resampled differences on the side of zero that has fewer, a
+    zero included, with `(count + 1) / (resamples + 1)` for a share. It is never below 2^(1 - m),
+    the least that an exact test of m differing questions can find.
 
     Raises:
         ValueError: There is no question, or the runs have different numbers of them.
@@ -179,31 +162,23 @@ def paired_difference(
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
-    """Count the questions that only one of two runs gets right, and test the counts.
-
-    The exact test: under the null hypothesis the smaller count is binomial with probability 1/2.
+    """Count the questions that only one of two runs gets right, and test the counts exactly.
 
     Raises:
         ValueError: The runs have different numbers of questions.
     """
+    from scipy.stats import binomtest
+
     pairs = list(zip(first, second, strict=True))
     only_first = sum(a and not b for a, b in pairs)
     only_second = sum(b and not a for a, b in pairs)
-    n, k = only_first + only_second, min(only_first, only_second)
-    tail = sum(math.comb(n, i) for i in range(k + 1))
-    # Whole numbers until the end: 2**n has no float from 1024 questions on.
-    return McNemar(only_first, only_second, min(1.0, (2 * tail) / (1 << n)))
+    count = only_first + only_second
+    p = float(binomtest(only_first, count, 0.5).pvalue) if count else 1.0
+    return McNemar(only_first, only_second, p)
 
 
 def pass_at_k(correct: int, samples: int, k: int) -> float:
     """Estimate the chance that one of k samples is right, without bias (Chen et al. 2021, eq. 1).
-
-    With k = samples this is OmniSQL's pass@k: any sample is right.
-
-    Args:
-        correct: Samples that are right.
-        samples: All samples of the question.
-        k: From 1 to `samples`.
 
     Raises:
         ValueError: There are fewer samples than k.
@@ -214,5 +189,7 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
 
 
 def _percentiles(means: np.ndarray) -> tuple[float, float]:
+    import numpy as np
+
     low, high = np.percentile(means, [2.5, 97.5])
     return float(low), float(high)

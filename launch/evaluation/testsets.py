@@ -29,10 +29,6 @@ _log = logging.getLogger(__name__)
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """The splits of a job's config."""
-VERDICTS = "verdicts.json"
-"""The file of verdicts in a folder of results."""
-
-
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""
 
@@ -42,17 +38,14 @@ _SUITES = (
     *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
 )
 # Where Spider 2's gold results lie, likewise.
+_GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
 _SEARCHED = 1_000
 """Folders that are looked at."""
-_GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
 _LONGEST_S = 1_000_000
 
 
 def read_limits(timeout_s: float | None) -> ExecutorConfig:
-    """Make the settings that official comparators run queries with.
-
-    Args:
-        timeout_s: What `--timeout-s` says, or None.
+    """Make the settings that official comparators run queries with, for `--timeout-s`.
 
     Raises:
         UserError: The limit is no time.
@@ -66,16 +59,24 @@ def read_limits(timeout_s: float | None) -> ExecutorConfig:
     return OFFICIAL.model_copy(update={"timeout_s": timeout_s})
 
 
+def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
+    """Read `--data-root` and `--file` as people write them: a path of a question file does for
+    either, and says where the data is.
+    """
+    if root is not None and root.is_file():
+        return root.parent, str(root.absolute())
+    if root is None and Path(file).is_absolute():
+        return Path(file).parent, file
+    return root, file
+
+
 def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
-    """Find and read a test set below a data root.
+    """Find and read a test set below a data root; return where it is, and all its questions.
 
     Args:
         name: Of `TEST_SETS`.
         root: The data set's own folder, OmniSQL's `data/`, or a folder of several downloads.
         file: Question file to read in place of the set's own: relative to its folder, or absolute.
-
-    Returns:
-        Where it was found, and all its questions.
 
     Raises:
         UserError: It is not there, is another data set, or a database is missing.
@@ -137,11 +138,12 @@ def _folders(layout: Layout, root: Path) -> list[Path]:
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:
     """Find a question file, and the folder that has databases for it: its own goes first."""
     named = SETS[name]
-    folders = _folders(named.layout, root)
+    folders = [Path(file).parent] if Path(file).is_absolute() else []
+    folders += _folders(named.layout, root)
     found = [folder for folder in folders if (folder / file).is_file()]
     own = [_source(named, folder, file) for folder in found]
-    elsewhere = (_source(named, folder, str((found[0] / file).absolute())) for folder in folders
-                 if found)  # fmt: skip
+    path = str((found[0] / file).absolute()) if found else file
+    elsewhere = (_source(named, folder, path) for folder in folders)
     first = own[0] if own else _source(named, root, file)
     return next(filter(_has_databases, (*own, *elsewhere)), first)
 
@@ -192,12 +194,7 @@ def _tell_of_missing(name: str, path: Path, found: int) -> None:
 
 
 def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | None:
-    """Find the folder of the test suite's databases.
-
-    Args:
-        given: What the user says, or None to look for it.
-        source: The data set.
-        root: The data root.
+    """Find the folder of the test suite's databases: the one that the user names, or one nearby.
 
     Raises:
         UserError: The folder that the user names is not there.

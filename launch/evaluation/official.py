@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.evaluation.verdicts import Verdict
 from launch.texts import write_text
-from launch.verdicts import Verdict
 from sqlenv.sql.lexer import one_line
 
 BIRD_MARK = "\t----- bird -----\t"

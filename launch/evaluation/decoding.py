@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from sqlenv.errors import UserError
 
@@ -21,6 +21,8 @@ ERROR_SQL = "Error SQL"
 _RANDOM_SEED = 42
 """OmniSQL's seed of the choice where no sample of a BIRD question runs."""
 
+Kind = Literal["vote", "pass", "judge"]
+
 
 @dataclass(frozen=True, slots=True)
 class Decode:
@@ -29,14 +31,15 @@ class Decode:
     Attributes:
         samples: Replies to a question.
         temperature: Of the sampler; 0 is greedy.
-        kind: Which of the samples answers: that of the majority (`vote`), or the first one that is
-            right, as an oracle would choose (`pass`).
+        kind: Which of the samples answers: that of the majority (`vote`), the first one that is
+            right, as an oracle would choose (`pass`), or the one that the model itself judges best
+            (`judge`, PaVeRL-SQL's verbal RL).
         top_p: Of the sampler: draw only from the likeliest tokens that together reach it.
     """
 
     samples: int
     temperature: float
-    kind: Literal["vote", "pass"] = "vote"
+    kind: Kind = "vote"
     top_p: float = 1.0
 
     @property
@@ -45,8 +48,10 @@ class Decode:
         return f"{self.kind}@{self.samples}" if self.temperature else "greedy"
 
     @classmethod
-    def parse(cls, text: str, *, vote_temperature: float, top_p: float = 1.0) -> Decode:
-        """Read `greedy`, `vote@n` or `pass@n`.
+    def parse(
+        cls, text: str, *, vote_temperature: float, top_p: float = 1.0, candidates: int = 0
+    ) -> Decode:
+        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`.
 
         Raises:
             UserError: It is none of these.
@@ -54,16 +59,20 @@ class Decode:
         if text == "greedy":
             return cls(1, 0.0)
         kind, _, count = text.partition("@")
-        if (kind == "vote" or kind == "pass") and re.fullmatch("[1-9][0-9]{0,5}", count):
-            return cls(int(count), vote_temperature, kind, top_p)
-        raise UserError(f"--decode {text}: write greedy or vote@n, or pass@n, for example vote@8")
+        if text == "judge" and candidates:
+            count = str(candidates)
+        known = next((one for one in get_args(Kind) if one == kind), None)
+        if known and re.fullmatch("[1-9][0-9]{0,5}", count):
+            return cls(int(count), vote_temperature, known, top_p)
+        raise UserError(f"--decode {text}: write greedy, vote@n, pass@n or judge@n, such as vote@8")
+
+
+GREEDY = Decode(samples=1, temperature=0.0)
 
 
 def majority(ballots: Sequence[str | None]) -> int | None:
-    """Return the first of the samples with the commonest vote; ties go to the vote seen first.
-
-    Returns:
-        Its number; None where no sample has a vote.
+    """Return the number of the first sample with the commonest vote, None where none has a vote;
+    ties go to the vote seen first.
     """
     counts = Counter(vote for vote in ballots if vote is not None)  # in the order of first sight
     if not counts:
@@ -77,13 +86,8 @@ def choose(
 ) -> list[str]:
     """Choose a query for each question of a data set, as OmniSQL does.
 
-    Where none of a question's samples runs, Spider's is `Error SQL`, and all others' are drawn by
-    one generator, question after question.
-
-    Args:
-        samples: The samples of each question.
-        ballots: Their votes.
-        spider: Whether the questions are Spider's or of its variants.
+    Where none of a question's samples runs, that of Spider and its variants is `Error SQL`, and all
+    others' are drawn by one generator, question after question.
     """
     draw = Random(_RANDOM_SEED)
     chosen = []

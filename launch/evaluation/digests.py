@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch.config import JobConfig
-from launch.data.preflight import rooted
-from launch.testsets import Split
-from sqlenv.config import SourceConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import locate
 from sqlenv.data.prepared import DATABASES
 from sqlenv.data.records import read_records
 from sqlenv.executor.database import fingerprint
+from sqlenv.types import Observation
 
 if TYPE_CHECKING:
     from launch.policy import PolicySource
@@ -33,17 +31,22 @@ def digest(files: Collection[Path]) -> str:
     with ThreadPoolExecutor() as threads:
         contents = threads.map(fingerprint, files)
         lines = sorted(f"{path.name} {found}" for path, found in zip(files, contents, strict=True))
-    return _short(os.fsencode("\n".join(lines)))
+    return short(os.fsencode("\n".join(lines)))
 
 
-def weights(source: PolicySource) -> str:
+def short(content: bytes) -> str:
+    """Digest bytes."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def of_weights(source: PolicySource) -> str:
     """Digest what a policy is read from: model, tokenizer, checkpoint and form of its adapters."""
     model = [path for path in source.model.iterdir() if path.suffix in _MODEL_FILES]
     lora = source.lora and source.lora.model_dump(mode="json")
     parts: list[Any] = [digest([path for path in model if path.is_file()]), lora]
     if source.checkpoint is not None:
         parts += sorted(_files(source.checkpoint))
-    return _short(json.dumps(parts).encode())
+    return short(json.dumps(parts).encode())
 
 
 def _files(checkpoint: Path) -> Iterator[tuple[str, int, str]]:
@@ -54,21 +57,21 @@ def _files(checkpoint: Path) -> Iterator[tuple[str, int, str]]:
             yield str(path.relative_to(checkpoint)), size, contents
 
 
-def data(config: JobConfig, split: Split) -> dict[str, Any]:
-    """Give the settings of a job's data without its paths, and digests of what a split is read
-    from. Of demo data the settings say it all.
+def of_prompts(prompts: Iterable[Observation]) -> str:
+    """Digest the prompts of all questions, as the model is shown them."""
+    total = hashlib.sha256()
+    for prompt in prompts:
+        total.update(json.dumps([[m.role, m.content] for m in prompt]).encode())
+    return total.hexdigest()[:16]
+
+
+def of_sources(data: DataConfig) -> list[dict[str, str]]:
+    """Digest the question files and databases that a split is read from.
 
     Raises:
         UserError: A source is not there, or is damaged.
     """
-    settings = config.data.model_dump(mode="json", exclude={"root": True})
-    for section in settings.values():
-        for source in section.get("sources", ()) if isinstance(section, dict) else ():
-            source.pop("path")
-    if config.data.root is None:
-        return settings
-    chosen = rooted(config.data.of(split), config.data.root).sources
-    return {**settings, "measured": [_contents(source) for source in chosen]}
+    return [_contents(source) for source in data.sources]
 
 
 def _contents(source: SourceConfig) -> dict[str, str]:
@@ -82,7 +85,3 @@ def _contents(source: SourceConfig) -> dict[str, str]:
     }
     databases = [path for name in names if (path := location.database(name))]
     return {"files": digest(location.files), "databases": digest(databases)}
-
-
-def _short(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()[:16]

@@ -5,35 +5,29 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed, wait
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module
-from random import random
 from threading import Event
 from typing import Any
 
 from launch.config import VerbalConfig
-from launch.journal import Answer, Request
+from launch.evaluation.client import Answer, ModelRequest
 from sqlenv.errors import UserError
 
 KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
 _REFUSED = (400, 413, 422)
 """Statuses of one request that will never be taken: too long, or against a policy."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+_PASSING = (408, 409, 429)
+"""Statuses below 500 that the client asks again after."""
 _log = logging.getLogger(__name__)
-
-Record = Callable[[Request, Answer], None]
 
 
 class Endpoint:
     """Asks over HTTP, several requests at a time. Threads may share one.
 
-    Args:
-        url: Up to and including `/v1`.
-        model: The name that the endpoint knows the model by.
-        config: How to ask.
-        top_p: Draw only from the likeliest tokens that together reach it; 1 is not sent.
+    The `openai` client repeats what fails and may pass (408, 409, 429, 5xx, no connection), as a
+    `retry-after` says; answers that are no completion are asked for again here.
 
     Raises:
         UserError: The `openai` package is not there.
@@ -48,36 +42,40 @@ class Endpoint:
             ) from None
         self._openai, self._url, self._model, self._config = openai, url, model, config
         self._top_p = top_p if top_p < 1 else None
-        # Servers of one's own take no key, and the client insists on one.
-        key = os.environ.get(KEY) or "none"
+        self._stopped = Event()
         self._client = openai.OpenAI(
-            base_url=url, api_key=key, timeout=config.timeout_s, max_retries=0
+            base_url=url,
+            api_key=os.environ.get(KEY) or "none",  # servers of one's own take none
+            timeout=config.timeout_s,
+            max_retries=config.retries,
+            http_client=openai.DefaultHttpxClient(event_hooks={"request": [self._check]}),
         )
         self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
-        self._stopped = Event()
         self._warned: set[str] = set()
 
-    def answer(self, requests: Sequence[Request], record: Record) -> None:
+    def answer(
+        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
+    ) -> None:
         """Ask, and record every answer as it arrives.
 
         Raises:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
 
-        def call(request: Request) -> None:
-            record(request, self._call(request))
-
-        futures = [self._calls.submit(call, request) for request in requests]
+        waiting = {self._calls.submit(self._call, request): request for request in requests}
         try:
-            for future in as_completed(futures):
-                future.result()
+            for future in as_completed(list(waiting)):
+                record(waiting.pop(future), future.result())
         finally:
-            for future in futures:
+            # After a failure too: those under way are paid for all the same.
+            for future in waiting:
                 future.cancel()
-            wait(futures)  # after a failure too: those under way are paid for all the same
+            for future in as_completed(waiting):
+                if not future.cancelled() and future.exception() is None:
+                    record(waiting[future], future.result())
 
     def stop(self) -> None:
-        """Begin no more calls, and wait no longer between repetitions."""
+        """Begin no more calls, nor repetitions of calls."""
         self._stopped.set()
 
     def close(self) -> None:
@@ -85,12 +83,14 @@ class Endpoint:
         self._calls.shutdown(cancel_futures=True)
         self._client.close()
 
-    def _call(self, request: Request) -> Answer:
-        """Ask once, and again after failures that may pass."""
+    def _check(self, _request: object) -> None:
+        """Refuse to send a request after `stop`; the client passes its own errors on."""
+        if self._stopped.is_set():
+            raise self._openai.OpenAIError("stopped")
+
+    def _call(self, request: ModelRequest) -> Answer:
         problem = ""
-        for failures in range(self._config.retries + 1):
-            if self._stopped.is_set():
-                raise UserError("stopped")
+        for _ in range(self._config.retries + 1):
             try:
                 return self._read(self._client.chat.completions.create(**self._body(request)))
             except self._openai.APIStatusError as error:
@@ -98,19 +98,21 @@ class Endpoint:
                 if error.status_code in _REFUSED:
                     self._warn(f"refused a request: {problem}")
                     return Answer(None, refusal=problem)
-                if error.status_code < 500 and error.status_code not in (408, 409, 429):
+                if error.status_code < 500 and error.status_code not in _PASSING:
                     raise UserError(self._advice(error.status_code, problem)) from None
-                self._pause(failures, problem, wished=error.response.headers.get("retry-after"))
-            except (self._openai.APIError, ValueError, RecursionError) as error:
-                # No connection, too slow, cut short, or something that is no completion.
+                break
+            except self._openai.OpenAIError as error:
                 problem = _brief(error)
-                self._pause(failures, problem)
+                break
+            except (ValueError, RecursionError) as error:  # no completion, though all went well
+                problem = _brief(error)
+                self._warn(f"{problem}; trying again")
         raise UserError(
             f"{self._url}: still failing after {self._config.retries + 1} tries ({problem}); "
-            "answers so far are kept, the same command goes on"
+            "answers so far are kept: run the same command again to resume"
         )
 
-    def _body(self, request: Request) -> dict[str, Any]:
+    def _body(self, request: ModelRequest) -> dict[str, Any]:
         config = self._config
         optional = {
             "temperature": config.temperature,
@@ -134,24 +136,13 @@ class Endpoint:
             text = completion.choices[0].message.content
         except (AttributeError, LookupError, TypeError):
             raise ValueError("the answer is no chat completion") from None
-        counts = [_count(completion, name) for name in ("prompt_tokens", "completion_tokens")]
-        if None in counts:
+        read, written = (_count(completion, f"{name}_tokens") for name in ("prompt", "completion"))
+        if read is None or written is None:
             self._warn("answers do not tell their tokens, which count as 0")
-        read, written = (count or 0 for count in counts)
-        return Answer(_sound(text) if isinstance(text, str) else "", read, written)
-
-    def _pause(self, failures: int, problem: str, *, wished: str | None = None) -> None:
-        """Wait as the endpoint wishes, else twice as long each time, a little at random."""
-        if failures >= self._config.retries:
-            return
-        self._warn(f"{problem}; trying again")
-        pause_s = _FIRST_PAUSE_S * 2**failures * (0.75 + random() / 2)
-        with suppress(TypeError, ValueError):  # none, or a date
-            pause_s = max(0.0, float(wished or ""))
-        self._stopped.wait(min(pause_s, _LONGEST_PAUSE_S))
+        return Answer(_sound(text) if isinstance(text, str) else "", read or 0, written or 0)
 
     def _warn(self, problem: str) -> None:
-        """Tell a problem once."""
+        """Report a problem once."""
         if problem not in self._warned:
             self._warned.add(problem)
             _log.warning("%s: %s", self._url, problem)
@@ -166,7 +157,7 @@ class Endpoint:
 
 
 def _brief(error: Exception) -> str:
-    """Say what went wrong in a line; of a connection that failed, also why."""
+    """Describe an error in a line; of a connection that failed, also why."""
     words = " ".join(f"{error} {error.__cause__ or ''}".split())
     return words[:200] or type(error).__name__
 

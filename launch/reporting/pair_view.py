@@ -44,15 +44,7 @@ def render_page(
     *,
     width: int = 120,
 ) -> Group:
-    """Lay a prediction out: clauses, results, trees and what every family says.
-
-    Args:
-        sql: The prediction.
-        gold_sql: The gold query.
-        score: What the workbench says of it, with both results.
-        columns: Column names by table of the database.
-        width: Of the terminal; each result takes half of it.
-    """
+    """Lay a prediction out: clauses, results, trees and what every family says."""
     trees = Columns(
         [
             _tree("gold", gold_sql, columns),

@@ -118,13 +118,6 @@ def render_pairs(means: Sequence[Means], *, width: int) -> list[RichTable]:
     ]
 
 
-def render_means(
-    title: str, rows: Sequence[str], means: Sequence[Means], *, width: int
-) -> list[RichTable]:
-    """Lay out some rows of means, one column a file."""
-    return list(_tables(title, [{name: name for name in rows}], means, width))
-
-
 def render_episodes(means: Sequence[Means], *, width: int) -> list[RichTable]:
     """Lay out the mean rewards of files of episodes, one column a file."""
     return list(_tables("Trajectory rewards, means", [EPISODE_ROWS], means, width))

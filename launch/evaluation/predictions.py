@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from launch.official import BIRD_MARK
+from launch.evaluation.decoding import Decode
+from launch.evaluation.official import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
 from rewards.types import Turn
 from sqlenv.errors import UserError
@@ -27,14 +28,11 @@ class _Prediction:
 
     Attributes:
         place: The line as messages name it, such as `file.sql:12`.
-        sqls: One query, or several samples.
-        id: Of the question, or None.
-        db_id: Of its database, or None.
-        question: Its text, or None.
+        queries: One, or several samples.
     """
 
     place: str
-    sqls: tuple[str, ...]
+    queries: tuple[str, ...]
     id: str | None = None
     db_id: str | None = None
     question: str | None = None
@@ -51,24 +49,24 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
             without either are not as many as the questions; or one says that it is for another
             question or database.
     """
-    return [(example, one.sqls[0]) for example, one in _paired(path, examples)]
+    return [(example, one.queries[0]) for example, one in _paired(path, examples)]
 
 
-def read_samples(path: Path, examples: Sequence[Example]) -> list[tuple[str, ...]]:
-    """Read the predictions for all questions: one query or several samples each.
+def read_samples(path: Path, examples: Sequence[Example], decode: Decode) -> list[tuple[str, ...]]:
+    """Read as many samples for each question as the decoding takes, the first ones.
 
     Args:
         path: One query a line; JSON lines; BIRD's or OmniSQL's JSON; or a folder as Spider 2's, of
             a file of SQL a question.
         examples: The questions, each of which the file has to answer.
+        decode: How samples give an answer.
 
     Raises:
-        UserError: As `pair_up`; or a question is left out, is there twice, or has fewer samples
-            than others.
+        UserError: As `pair_up`; or a question is left out, is there twice, or has another number of
+            samples than others, or than the decoding takes.
     """
-    pairs = _paired(path, examples)
     found: dict[str, _Prediction] = {}
-    for example, one in pairs:
+    for example, one in _paired(path, examples):
         if example.id in found:
             raise UserError(f"{one.place}: a second prediction for {example.id}; leave one out")
         found[example.id] = one
@@ -78,18 +76,39 @@ def read_samples(path: Path, examples: Sequence[Example]) -> list[tuple[str, ...
             f"{left[0]}; predict an empty query where there is none"
         )
     predictions = [found[example.id] for example in examples]
-    counts = Counter(len(one.sqls) for one in predictions)
-    if len(counts) > 1:
-        usual = max(counts, key=lambda count: counts[count])
-        odd = next(one for one in predictions if len(one.sqls) != usual)
+    count = Counter(len(one.queries) for one in predictions).most_common(1)[0][0]
+    if odd := [one for one in predictions if len(one.queries) != count]:
         raise UserError(
-            f"{odd.place}: {len(odd.sqls)} samples where others have {usual}; give every question "
-            "as many"
+            f"{odd[0].place}: {len(odd[0].queries)} samples where others have {count}; give every "
+            "question as many"
         )
-    return [one.sqls for one in predictions]
+    if count > 1 and not decode.temperature:
+        raise UserError(
+            f"{path}: {count} samples a question; say --decode vote@{count} or pass@{count}"
+        )
+    if count < decode.samples:
+        raise UserError(
+            f"{path}: {count} samples a question, and --decode {decode.name} takes {decode.samples}"
+        )
+    return [one.queries[: decode.samples] for one in predictions]
 
 
-def _refuse_strangers(pairs: Sequence[tuple[Example, _Prediction]]) -> None:
+_Pairs = list[tuple[Example, _Prediction]]
+
+
+def _paired(path: Path, examples: Sequence[Example]) -> _Pairs:
+    predictions = _predictions(path)
+    if not predictions:
+        raise UserError(f"{path}: no prediction in it; give one for each question")
+    if any(one.id is not None for one in predictions):
+        pairs = _by_id(predictions, examples)
+    else:
+        pairs = _by_question(predictions, examples) or _by_order(path, predictions, examples)
+    _refuse_strangers(pairs)
+    return pairs
+
+
+def _refuse_strangers(pairs: _Pairs) -> None:
     """Refuse a prediction that says it is for another question, or for another database."""
     # Where no text is known, it is written otherwise, which says nothing.
     asked = {example.question for example, _ in pairs}
@@ -105,74 +124,51 @@ def _refuse_strangers(pairs: Sequence[tuple[Example, _Prediction]]) -> None:
             )
 
 
-def _paired(path: Path, examples: Sequence[Example]) -> list[tuple[Example, _Prediction]]:
-    predictions = _predictions(path)
-    if not predictions:
-        raise UserError(f"{path}: no prediction in it; give one for each question")
-    if any(one.id is not None for one in predictions):
-        pairs = _by_id(path, predictions, examples)
-    else:
-        pairs = _by_question(predictions, examples) or _by_order(path, predictions, examples)
-    _refuse_strangers(pairs)
-    return pairs
-
-
-def _by_id(
-    path: Path, predictions: Sequence[_Prediction], examples: Sequence[Example]
-) -> list[tuple[Example, _Prediction]]:
+def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
     # Spider 2 names its questions, and its own form of predictions knows no other name.
     known = {example.id.removeprefix("spider2/"): example for example in examples}
     known |= {example.id: example for example in examples}
-    count = len(predictions)
-    if nameless := [one for one in predictions if one.id is None]:
-        raise UserError(
-            f"{nameless[0].place}: {len(nameless)} of {count} lines have no `id`; add it"
-        )
-    if unknown := [one for one in predictions if one.id not in known]:
-        raise UserError(
-            f"{unknown[0].place}: {len(unknown)} predictions are of no question of --data, the "
-            f"first is {unknown[0].id}; theirs are such as {min(known)}: check --data"
-        )
-    pairs = [(known[str(one.id)], one) for one in predictions]
-    times = Counter(example.id for example, _ in pairs)
-    if twice := [one for example, one in pairs if times[example.id] > 1]:
-        raise UserError(f"{twice[-1].place}: the id {twice[-1].id} is there twice; leave one out")
-    return pairs
+    seen: set[str | None] = set()
+    for one in predictions:
+        problem = ""
+        if one.id is None:
+            problem = "has no `id`, though others do; add it"
+        elif one.id not in known:
+            problem = (
+                f"the id {one.id} is of no question of --data; theirs are such as {min(known)}"
+            )
+        elif one.id in seen:
+            problem = f"the id {one.id} is there twice; leave one out"
+        if problem:
+            raise UserError(f"{one.place}: {problem}")
+        seen.add(one.id)
+    return [(known[str(one.id)], one) for one in predictions]
 
 
-def _by_question(
-    predictions: Sequence[_Prediction], examples: Sequence[Example]
-) -> list[tuple[Example, _Prediction]] | None:
+def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs | None:
     """Find the questions by their text; None where it does not tell them, or tells none."""
     named: list[tuple[str | None, str]] = [(None, example.question) for example in examples]
     named += [(example.db_id, example.question) for example in examples]
     counts = Counter(named)
     known = dict(zip(named, [*examples, *examples], strict=True))
-    pairs = []
-    for one in predictions:
-        if one.question is None:
-            return None
-        name = (one.db_id, one.question)
-        pairs.append((known.get(name), counts[name], one))
-    if all(example is None for example, _, _ in pairs):
+    names = [(one.db_id, one.question or "") for one in predictions]
+    if any(one.question is None for one in predictions) or not any(name in known for name in names):
         return None
-    found = []
-    for example, count, one in pairs:
-        if example is None:
+    for name, one in zip(names, predictions, strict=True):
+        if name not in known:
             raise UserError(
                 f"{one.place}: its `question` is none of --data, though others are; check --data, "
                 "or add the field `id`"
             )
-        if count > 1:
-            return None
-        found.append((example, one))
-    return found
+    if any(counts[name] > 1 for name in names):
+        return None
+    return [(known[name], one) for name, one in zip(names, predictions, strict=True)]
 
 
 def _by_order(
     path: Path, predictions: Sequence[_Prediction], examples: Sequence[Example]
-) -> list[tuple[Example, _Prediction]]:
-    while len(predictions) > len(examples) and not any(predictions[-1].sqls):
+) -> _Pairs:
+    while len(predictions) > len(examples) and not any(predictions[-1].queries):
         predictions = predictions[:-1]  # blank lines at the end are no predictions
     if len(predictions) != len(examples):
         last = predictions[min(len(predictions), len(examples) + 1) - 1].place
@@ -185,21 +181,14 @@ def _by_order(
     return list(zip(examples, predictions, strict=True))
 
 
-def read_predictions(path: Path) -> list[str]:
-    """Read one query a line; empty lines of a file of SQL are empty queries.
-
-    A file that ends in .json has BIRD's form, or OmniSQL's.
-    """
-    return [one.sqls[0] for one in _predictions(path)]
-
-
 def _predictions(path: Path) -> list[_Prediction]:
     if path.is_dir():
-        return _files(path)
-    if path.suffix == ".jsonl":
-        return [_record(f"{path}:{number}", line) for number, line in read_lines(path)]
+        return _folder(path)
     if path.suffix == ".json":
         return _json(path)
+    if path.suffix == ".jsonl":
+        found = ((f"{path}:{number}", line) for number, line in read_lines(path))
+        return [_record(place, _parsed(line)) for place, line in found]
     lines = read_plain_lines(path)
     return [_line(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]
 
@@ -215,37 +204,26 @@ def _line(place: str, line: str) -> _Prediction:
     return _Prediction(place, (sql,), db_id=rest[0] if rest else None)
 
 
-def _record(place: str, line: str) -> _Prediction:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        record = None
-    if found := _named(place, record):
-        return found
-    raise UserError(
-        f"{place}: not a JSON object with `pred` or `sql`, nor with several as `samples` or "
-        "`pred_sqls`; write one a line"
-    )
-
-
 _QUERY_FIELDS = ("samples", "pred_sqls", "pred", "sql")
 """Where a record may have its queries; the first that is there and not empty counts."""
 
 
-def _named(place: str, record: Any) -> _Prediction | None:
+def _record(place: str, record: Any) -> _Prediction:
     """Read a record; a query that is no text is an empty one, as in BIRD's evaluator."""
-    if not isinstance(record, dict):
-        return None
-    fields = [name for name in _QUERY_FIELDS if name in record]
+    if isinstance(record, str):
+        return _Prediction(place, (record,))
+    fields = [name for name in _QUERY_FIELDS if isinstance(record, dict) and name in record]
     if not fields:
-        return None
-    name = next((name for name in fields if record[name]), fields[-1])
-    queries = record[name]
+        raise UserError(
+            f"{place}: neither a query nor a JSON object with `pred` or `sql`, or with several as "
+            "`samples` or `pred_sqls`"
+        )
+    queries = record[next((name for name in fields if record[name]), fields[-1])]
     if not isinstance(queries, list) or not queries:
         queries = [queries]
-    texts = {key: record.get(key) for key in ("id", "instance_id", "db_id", "question")}
     id, instance, db_id, question = (
-        None if text is None else str(text).strip() for text in texts.values()
+        None if record.get(key) is None else str(record[key]).strip()
+        for key in ("id", "instance_id", "db_id", "question")
     )
     return _Prediction(place, tuple(map(_text, queries)), id or instance, db_id, question)
 
@@ -254,94 +232,55 @@ def _text(query: Any) -> str:
     return query if isinstance(query, str) else ""
 
 
+def _parsed(text: str) -> Any:
+    """Parse JSON; a string cannot be told from a query, and is none here, as what is broken."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return None if isinstance(found, str) else found
+
+
 def _json(path: Path) -> list[_Prediction]:
-    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object."""
-    entries = _parsed(path)
-    if not isinstance(entries, list):
-        return _bird(path, entries)
-    found = []
-    for number, entry in enumerate(entries):
-        place = f"{path}: entry {number}"
-        one = _Prediction(place, (entry,)) if isinstance(entry, str) else _named(place, entry)
-        if one is None:
-            raise UserError(
-                f"{place}: neither a query nor an object with `pred_sqls`; give OmniSQL's or "
-                "BIRD's form"
-            )
-        found.append(one)
-    return found
-
-
-def read_bird(path: Path) -> list[str]:
-    """Read BIRD's form, `{"0": "SQL\\t----- bird -----\\tdb_id"}`, in the order of its numbers.
-
-    An entry that is no text is an empty query, as in BIRD's evaluator.
-
-    Raises:
-        UserError: It is not of this form, or numbers are left out.
+    """Read OmniSQL's list (of records with `pred_sqls`, or of queries), or BIRD's object, in the
+    order of its numbers; an entry that is no text is an empty query, as in BIRD's evaluator.
     """
-    return [one.sqls[0] for one in _bird(path, _parsed(path))]
-
-
-def _bird(path: Path, entries: Any) -> list[_Prediction]:
+    entries = _parsed(read_text(path))
+    if isinstance(entries, list):
+        return [_record(f"{path}: entry {n}", entry) for n, entry in enumerate(entries)]
     try:
         queries = {int(number): query for number, query in entries.items()}
     except (ValueError, AttributeError):
-        raise UserError(_NO_FORM.format(path=path)) from None
-    numbers = range(len(queries))
-    if left := [number for number in numbers if number not in queries]:
+        form = f'{{"0": "SQL{BIRD_MARK}db_id"}}'.replace("\t", "\\t")
+        raise UserError(
+            f"{path}: not of BIRD's form {form}; one query a line goes into a file that does not "
+            "end in .json"
+        ) from None
+    if left := [number for number in range(len(queries)) if number not in queries]:
         raise UserError(
             f"{path}: its numbers should run from 0 to {len(queries) - 1}, and {left[0]} is not "
             "there"
         )
-    return [_bird_entry(f'{path}: entry "{number}"', queries[number]) for number in numbers]
+    found = []
+    for number in range(len(queries)):
+        sql, _, db_id = _text(queries[number]).partition(BIRD_MARK)
+        place = f'{path}: entry "{number}"'
+        found.append(_Prediction(place, (sql,), db_id=db_id.strip() or None))
+    return found
 
 
-_WRITTEN_MARK = BIRD_MARK.replace("\t", "\\t")
-_NO_FORM = (
-    f'{{path}}: not of BIRD\'s form {{{{"0": "SQL{_WRITTEN_MARK}db_id"}}}}; one query a line '
-    "goes into a file that does not end in .json"
-)
-
-
-def _parsed(path: Path) -> Any:
-    text = read_text(path)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise UserError(_NO_FORM.format(path=path)) from None
-
-
-def _bird_entry(place: str, entry: Any) -> _Prediction:
-    sql, _, db_id = _text(entry).partition(BIRD_MARK)
-    return _Prediction(place, (sql,), db_id=db_id.strip() or None)
-
-
-def _files(folder: Path) -> list[_Prediction]:
+def _folder(folder: Path) -> list[_Prediction]:
     """Read a folder of Spider 2's form: the query of question local001 is in local001.sql."""
     paths = sorted(folder.glob("*.sql"))
     if not paths:
         raise UserError(f"{folder}: no .sql file in it; give a file of predictions, or Spider 2's")
-    return [_Prediction(str(path), (_unfenced(read_text(path)),), id=path.stem) for path in paths]
-
-
-def _unfenced(text: str) -> str:
-    """Take a query out of its fence, as Spider 2's evaluate.py does."""
-    match = re.search(r"```sql\n(.*?)\n```", text, re.DOTALL)
-    return match[1].strip() if match else text
-
-
-def short_names(paths: Sequence[Path]) -> list[str]:
-    """Name files by their stems, led by as many folders as it takes to tell them apart.
-
-    Runs call all their files alike.
-    """
-    parts = [(*path.parts[:-1], path.stem) for path in paths]
-    for count in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(each[-count:]) for each in parts]
-        if len(set(names)) == len(set(paths)):
-            return names
-    return [str(path) for path in paths]  # alike but for their endings
+    found = []
+    for path in paths:
+        text = read_text(path)
+        # As Spider 2's evaluate.py takes a query out of its fence.
+        match = re.search(r"```sql\n(.*?)\n```", text, re.DOTALL)
+        found.append(_Prediction(str(path), (match[1].strip() if match else text,), id=path.stem))
+    return found
 
 
 def is_trajectories(path: Path) -> bool:
@@ -391,4 +330,4 @@ def _turn(record: Mapping[str, Any]) -> Turn:
     kind, sql = record.get("kind", "answer"), record["sql"]
     if kind not in get_args(AttemptKind) or not isinstance(sql, str):
         raise ValueError(kind)
-    return Turn(str(record["reply"]), sql, kind)
+    return Turn(str(record.get("reply", "")), sql, kind)

@@ -1,0 +1,297 @@
+"""The report of an evaluation: every question under every measure, and what the numbers are of."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic.dataclasses import dataclass as checked
+
+from launch.evaluation.statistics import mean_interval, pass_at_k
+from launch.texts import write_text
+from minirl.run.files import read_json
+from rewards.progress.diagnosis import UNPARSED, mismatch_rates
+from sqlenv.errors import UserError
+
+VERDICTS = "verdicts.json"
+"""The report's name in a folder of results."""
+NO_GOLD = "none"
+"""Status of the gold query where there is none, as in most questions of Spider 2."""
+# Spider's, BIRD's and SynSQL's words for difficulty.
+_LEVELS = (
+    *("easy", "medium", "hard", "extra"),
+    *("simple", "moderate", "challenging", "complex", "highly complex"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionVerdict:
+    """One question under every measure.
+
+    Attributes:
+        sql: The answer that was judged.
+        scores: By measure; 1 is right. Empty where there is nothing to judge by.
+        predicted: How the answer ended on the question's own database.
+        gold: How the gold query ended there, `none` where there is none.
+        is_late: Whether a limit of time decided a score.
+        samples: Queries that were sampled; 0 where the answer is the only one.
+        right: Samples that are right by the first measure.
+        turns: Replies of the answer's episode; 0 where the model has no tool.
+        clauses: What the gold query has (`sqlenv.evaluators.features.clauses_of`), if there is one.
+        tags: In what the answer differs from the gold query in structure (Progress-SQL's diagnostic
+            tree), `none` where in nothing, `unparsed` where it is no query; none without a gold
+            query, or where the tree cannot read it.
+    """
+
+    id: str
+    db_id: str
+    difficulty: str
+    question: str
+    sql: str
+    scores: Mapping[str, float]
+    predicted: str
+    gold: str
+    is_late: bool = False
+    samples: int = 0
+    right: int = 0
+    turns: int = 0
+    clauses: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+
+
+@checked(frozen=True)
+class ModelFacts:
+    """Whose answers were judged.
+
+    Attributes:
+        model: Folder of its weights, or the endpoint's name of it.
+        weights: Digest of a policy's weights: then it is known by them, wherever they lie.
+        base: What learning started from.
+        reward: What it learned from.
+        sampler: Where it is not the native one.
+    """
+
+    name: str
+    model: str | None = None
+    checkpoint: str | None = None
+    weights: str | None = None
+    base: str | None = None
+    reward: str | None = None
+    sampler: str | None = None
+
+
+@checked(frozen=True)
+class ReportSettings:
+    """What was judged, and how; two reports with equal settings have equal verdicts.
+
+    Attributes:
+        data: Name of the questions.
+        fingerprint: Of the questions; `databases` and `suite` are digests of files' contents.
+        prompt: Digest of the prompts, `predictions` of the samples.
+        comparators: Program and commit of each measure.
+    """
+
+    data: str
+    model: ModelFacts
+    decode: str
+    questions: int = 0
+    fingerprint: str = ""
+    databases: str = ""
+    suite: str | None = None
+    seed: int = 0
+    prompt: str | None = None
+    vote_by: str | None = None
+    predictions: str = ""
+    comparators: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 0.0
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the settings as JSON has them; weights are known by their digest, not by names."""
+        found = json.loads(json.dumps(asdict(self)))
+        if self.model.weights:
+            found["model"] = {key: found["model"][key] for key in ("weights", "sampler")}
+        return found
+
+
+class Report(BaseModel):
+    """What the file holds.
+
+    Attributes:
+        measures: Mean and 95 % interval by measure.
+        pass_at: Chance that one of k samples is right by the first measure, by k.
+        parts: Shares of the questions, means and 95 % intervals by difficulty, by database, by
+            clause of the gold query and by tag, of both of which a question may have several, and
+            by turns where the model may call a tool (paper 004, table 3 and figure 5).
+        mismatch: Share of answers that differ from the gold query in SELECT, JOIN, WHERE and GROUP,
+            the mean of the four (Progress-SQL's table 8), and the share that is no query, which
+            differs in all of them; empty without gold queries.
+        failing_golds: Questions whose gold query does not run.
+        late: Questions on which a limit of time decided a score.
+        notes: What the source says of its work: calls, tokens, refusals, seconds.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    settings: ReportSettings
+    measures: dict[str, dict[str, Any]]
+    pass_at: dict[str, float] = {}
+    parts: dict[str, dict[str, dict[str, Any]]]
+    mismatch: dict[str, float] = {}
+    failing_golds: list[str]
+    late: list[str] = []
+    notes: dict[str, Any] = {}
+    questions: list[QuestionVerdict]
+
+    @field_validator("questions")
+    @classmethod
+    def _have_every_score(
+        cls, questions: list[QuestionVerdict], info: ValidationInfo
+    ) -> list[QuestionVerdict]:
+        measures = info.data.get("measures", {}).keys()
+        if not questions or any(one.scores and one.scores.keys() != measures for one in questions):
+            raise ValueError(f"should each have the scores {', '.join(measures)}")
+        return questions
+
+    @property
+    def first(self) -> str:
+        """Name the measure that counts; empty where nothing could be judged."""
+        return next(iter(self.measures), "")
+
+    def is_right(self, question: QuestionVerdict) -> bool:
+        """Tell whether an answer is right by the measure that counts."""
+        return question.scores.get(self.first) == 1
+
+
+def summarise(
+    settings: ReportSettings,
+    questions: Sequence[QuestionVerdict],
+    *,
+    seed: int,
+    notes: Mapping[str, Any] | None = None,
+) -> Report:
+    """Summarise verdicts, given in the order of the data; the seed is the bootstrap's."""
+    judged = [one for one in questions if one.scores]
+
+    def parts(keys: Callable[[QuestionVerdict], Sequence[str]]) -> dict[str, dict[str, Any]]:
+        return _parts(judged, keys, seed)
+
+    names = list(judged[0].scores) if judged else []
+    return Report(
+        settings=settings,
+        measures={name: _summary([one.scores[name] for one in judged], seed) for name in names},
+        pass_at=_pass_at(judged),
+        parts={
+            "difficulty": parts(lambda one: (one.difficulty or "unknown",)),
+            "database": parts(lambda one: (one.db_id,)),
+            "clause": parts(lambda one: one.clauses),
+            "tag": parts(lambda one: one.tags),
+            **({"turns": parts(lambda one: (str(one.turns),))} if _has_turns(judged) else {}),
+        },
+        mismatch=_mismatch([one.tags for one in judged if one.tags]),
+        failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
+        late=[one.id for one in judged if one.is_late],
+        notes=dict(notes or {}),
+        questions=list(questions),
+    )
+
+
+def _has_turns(judged: Sequence[QuestionVerdict]) -> bool:
+    return any(one.turns for one in judged)
+
+
+def _summary(scores: Sequence[float], seed: int) -> dict[str, Any]:
+    low, high = mean_interval(scores, seed=seed)
+    return {
+        "mean": round(sum(scores) / len(scores), 6),
+        "ci95": [round(low, 6), round(high, 6)],
+        "questions": len(scores),
+    }
+
+
+def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
+    if not tags:
+        return {}
+    unparsed = sum(UNPARSED in each for each in tags) / len(tags)
+    rates = {**mismatch_rates(tags), UNPARSED: unparsed}
+    return {category: round(rate, 6) for category, rate in rates.items()}
+
+
+def _pass_at(judged: Sequence[QuestionVerdict]) -> dict[str, float]:
+    """Average pass@k over questions for k of 1, 2, 4 and so on, and for all samples."""
+    samples = judged[0].samples if judged else 0
+    if not samples:
+        return {}
+    sizes = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
+    return {
+        str(k): round(sum(pass_at_k(one.right, one.samples, k) for one in judged) / len(judged), 6)
+        for k in (*sizes, samples)
+    }
+
+
+def _parts(
+    judged: Sequence[QuestionVerdict], keys: Callable[[QuestionVerdict], Sequence[str]], seed: int
+) -> dict[str, dict[str, Any]]:
+    parts: defaultdict[str, list[QuestionVerdict]] = defaultdict(list)
+    for one in judged:
+        for key in keys(one):
+            parts[key].append(one)
+    found = {}
+    for name, part in sorted(parts.items(), key=_rank):
+        summaries = {
+            measure: _summary([one.scores[measure] for one in part], seed)
+            for measure in part[0].scores
+        }
+        found[name] = {
+            "questions": len(part),
+            "share": round(len(part) / len(judged), 6),
+            **{measure: one["mean"] for measure, one in summaries.items()},
+            "ci95": {measure: one["ci95"] for measure, one in summaries.items()},
+        }
+    return found
+
+
+def _rank(part: tuple[str, Any]) -> tuple[int, str]:
+    """Order levels of difficulty from easy to hard, all other names by the alphabet."""
+    name = part[0]
+    return (_LEVELS.index(name.lower()) if name.lower() in _LEVELS else len(_LEVELS), name)
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write a report whole or not at all, a question a line."""
+    head = report.model_dump(mode="json")
+    lines = ",\n  ".join(map(json.dumps, head.pop("questions")))
+    text = json.dumps(head, indent=1).removesuffix("\n}")
+    write_text(path, f'{text},\n "questions": [\n  {lines}\n ]\n}}\n')
+
+
+def read_report(path: Path) -> Report:
+    """Read a report.
+
+    Raises:
+        UserError: It is none.
+    """
+    return read_json(path, Report, advice="give a result of launch.eval, or make it again")
+
+
+def is_done(path: Path, settings: ReportSettings) -> bool:
+    """Tell whether a report of these settings is there.
+
+    Raises:
+        UserError: What is there is no report, or one of other settings.
+    """
+    if not path.exists():
+        return False
+    there, here = read_report(path).settings.deciding(), settings.deciding()
+    if differing := [key for key in here if there[key] != here[key]]:
+        key = differing[0]
+        raise UserError(
+            f"{path}: holds verdicts of other settings ({key} is {there[key]!r:.120} there and "
+            f"{here[key]!r:.120} here); name another file"
+        )
+    return True

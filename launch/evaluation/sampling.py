@@ -1,0 +1,250 @@
+"""Replies of a policy to questions, from one sampler: in a run of launch.train, and alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from launch.evaluation.decoding import GREEDY, Decode
+from launch.evaluation.sources import RECORDED_SAMPLES, Sampled
+from launch.evaluation.verdicts import Verdict, accuracy, read_verdicts
+from minirl.config import SamplerConfig
+from minirl.errors import UserError
+from minirl.model.decoder import Decoder
+from minirl.model.lora import split
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.run import distributed
+from minirl.run.files import naming
+from minirl.sample.rollout import rollout
+from minirl.sglang.pool import EVENTS
+from minirl.sglang.sampler import Servers
+from minirl.train.recording import TRAJECTORIES, group_line, open_records
+from minirl.train.rollouts import gather_metrics, make_sampler
+from minirl.types import Decoding, Environment, Trajectory
+from sqlenv.envs.single_turn import FirstPrompt
+from sqlenv.evaluators.votes import without_rows
+from sqlenv.sql.extraction import extract_sql
+from sqlenv.types import Attempt, Episode, Example, Observation, SqlError, Wrapping
+
+# Episode numbers name random streams: those of evaluations lie above all of training.
+_FIRST_EPISODE = 2**30
+# Questions between two writes of the predictions: what an interruption may cost.
+CHUNK = 128
+
+Record = Callable[[Episode], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _SampledGroup:
+    """The final episodes of a question, and what is written down of them."""
+
+    episodes: tuple[Episode, ...]
+    line: Mapping[str, Any] | None
+
+
+class Evaluator:
+    """Samples replies with one sampler, so that it compiles once.
+
+    Servers, if there are any, sample in place of the native sampler. `decode` is how questions are
+    answered, `validation` how those of `accuracy` are; `record` writes an episode down.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: ChatTokenizer,
+        environment: Environment,
+        config: SamplerConfig,
+        decode: Decode,
+        *,
+        seed: int,
+        validation: Decode = GREEDY,
+        max_turns: int = 1,
+        servers: Servers | None = None,
+        record: Record | None = None,
+    ) -> None:
+        self._tokenizer, self._environment = tokenizer, WithoutRows(environment)
+        self._recorded = WithoutRows(environment, record)
+        self._config, self._decode, self._validation = config, decode, validation
+        self._max_turns = max_turns
+        self._sampler = make_sampler(
+            model, config, tokenizer, group_size=decode.samples, seed=seed, servers=servers
+        )
+        # Servers have other weights until they are told.
+        self._start = None if servers is None else split(model)[1]
+
+    def set_weights(self, params: Any, *, version: int) -> None:
+        """Measure these weights next, once: the memory of their copy is given back then."""
+        self._start = None
+        self._sampler.set_weights(params, version=version)
+
+    def free_memory(self) -> None:
+        """Give back what is needed only to sample."""
+        self._sampler.free_memory()
+
+    def notes(self) -> dict[str, Any]:
+        """Report failures of servers. All processes have to ask."""
+        told = gather_metrics(self._sampler)
+        events = {name: int(told[name]) for name in EVENTS if told.get(name)}
+        return {"servers": events} if events else {}
+
+    def accuracy(self, examples: Sequence[Example]) -> float:
+        """Return the share of correct answers, sampled as validations are; 0 for no question."""
+        groups = self._sample(examples, self._validation, self._environment, first=0)
+        self.free_memory()
+        return accuracy([self._verdict(*one) for one in zip(examples, groups, strict=True)])
+
+    def predict(
+        self,
+        examples: Sequence[Example],
+        path: Path,
+        *,
+        progress: Callable[[int, int, str], None],
+    ) -> list[Verdict]:
+        """Answer questions greedily, writing each verdict to a file of JSON lines.
+
+        Questions that the file already answers are not asked again.
+
+        Raises:
+            UserError: The file answers other questions.
+        """
+        done = distributed.from_first(lambda: _found(path))
+        records = open_records(path.with_name(TRAJECTORIES), resume_step=len(done))
+        asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
+        if asked != [(verdict.id, verdict.gold) for verdict in done]:
+            raise UserError(f"{path}: holds predictions for other questions; move it away")
+        chunk = CHUNK * distributed.count()
+        for start in range(len(done), len(examples), chunk):
+            part = examples[start : start + chunk]
+            groups = self._sample(part, self._decode, self._recorded, first=start)
+            # Before the verdicts: a question that is done has its record.
+            lines = (group.line for group in groups if group.line is not None)
+            for number, line in enumerate(lines, start + 1):
+                records.write(number, line)
+            new = [self._verdict(*one) for one in zip(part, groups, strict=True)]
+            distributed.from_first(partial(_append, path, new))
+            done += new
+            progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
+        self.free_memory()
+        return done
+
+    def sample(self, examples: Sequence[Example], *, first: int) -> list[Sampled]:
+        """Sample replies to questions, of which the first has this number."""
+        groups = self._sample(examples, self._decode, self._recorded, first=first)
+        return [self._sampled(group) for group in groups]
+
+    def _sample(
+        self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
+    ) -> list[_SampledGroup]:
+        """Sample episodes, each process those of its share of the questions."""
+        if self._start is not None:
+            self.set_weights(self._start, version=0)
+        share = distributed.own_share(len(examples))
+        own = [examples[place] for place in share]
+
+        def groups() -> list[_SampledGroup]:
+            sampled = rollout(
+                self._sampler,
+                self._tokenizer,
+                environment,
+                own,
+                config=self._config,
+                group_size=decode.samples,
+                first_episode=_FIRST_EPISODE + (first + share.start) * decode.samples,
+                decoding=Decoding(decode.temperature, decode.top_p),
+                max_turns=self._max_turns,
+            )
+            return [
+                _SampledGroup(
+                    tuple(one.episode for one in group), _line(group, self._tokenizer.decode)
+                )
+                for group in sampled
+            ]
+
+        return [group for part in distributed.gather(groups) for group in part]
+
+    def _verdict(self, example: Example, group: _SampledGroup) -> Verdict:
+        """Give the verdict on a greedy answer; an episode may have none."""
+        answer = group.episodes[0].answer
+        sql, correct = (answer.sql, answer.correct) if answer else ("", False)
+        return Verdict.of(example, sql, correct=correct, turns=self._turns(group))
+
+    def _sampled(self, group: _SampledGroup) -> Sampled:
+        answers = [episode.answer for episode in group.episodes]
+        # A reply without an answer is a sample too, of which nothing runs.
+        queries = tuple(answer.sql if answer else "" for answer in answers)
+        replies = tuple(answer.text if answer else "" for answer in answers)
+        return Sampled(queries, replies, self._turns(group), group.line)
+
+    def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
+        """Count the replies of each episode, where there may be several."""
+        return tuple(len(one.attempts) for one in group.episodes) if self._max_turns > 1 else ()
+
+
+class TakenAsTheyAre:
+    """An environment of one reply, which it does not judge: the evaluation does, once."""
+
+    def __init__(self, first_prompt: FirstPrompt, wrapping: Wrapping) -> None:
+        self._first_prompt, self._wrapping = first_prompt, wrapping
+
+    def reset(self, example: Example) -> tuple[Episode, Observation]:
+        """Ask the question."""
+        return Episode(example), self._first_prompt(example)
+
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, None]:
+        """Take the query out of a reply."""
+        sql = extract_sql(reply, self._wrapping)
+        attempt = Attempt(reply, sql, SqlError("not judged"), correct=False)
+        return Episode(episode.example, (attempt,)), None
+
+
+class WithoutRows:
+    """An environment whose episodes, when they are over, hold votes in place of rows: those of all
+    samples of many questions are in memory together. Episodes are recorded while they have rows.
+    """
+
+    def __init__(self, environment: Environment, record: Record | None = None) -> None:
+        self._environment, self._record = environment, record
+
+    def reset(self, example: Example) -> tuple[Episode, Any]:
+        """Start an episode."""
+        return self._environment.reset(example)
+
+    def step(self, episode: Episode, reply: str) -> tuple[Episode, Any]:
+        """Take a reply."""
+        after, observation = self._environment.step(episode, reply)
+        if observation is None:
+            kept = (replace(one, result=without_rows(one.result)) for one in after.attempts)
+            record = self._record(after) if self._record is not None else None
+            after = Answered(after.example, tuple(kept), record)
+        return after, observation
+
+
+@dataclass(frozen=True, slots=True)
+class Answered(Episode):
+    """An episode that is over, with what is written down of it."""
+
+    record: Mapping[str, Any] | None = None
+
+
+def _line(
+    group: Sequence[Trajectory], decode: Callable[[Sequence[int]], str]
+) -> Mapping[str, Any] | None:
+    """Write down the first samples of a question; None where none was recorded."""
+    kept = [one for one in group if isinstance(one.episode, Answered) and one.episode.record]
+    kept = kept[:RECORDED_SAMPLES]
+    return group_line(kept, [one.episode.record for one in kept], decode) if kept else None
+
+
+def _found(path: Path) -> list[Verdict]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return read_verdicts(path) if path.exists() else []
+
+
+def _append(path: Path, verdicts: Sequence[Verdict]) -> None:
+    with naming(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
