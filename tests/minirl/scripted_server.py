@@ -1,6 +1,6 @@
 """A server of canned bytes that speaks as SGLang does: for measuring clients, never the server.
 
-    python benchmarks/_scripted_server.py ANSWER_S ID,ID,...
+    python tests/minirl/scripted_server.py ANSWER_S ID,ID,...
 
 Prints its port. Every reply is the ids given here, some time after its request; requests are not
 parsed but looked through. Nothing is checked.
