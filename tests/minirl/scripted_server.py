@@ -134,7 +134,7 @@ def _template(ids: tuple[int, ...]) -> bytes:
 
 async def _serve() -> None:
     server = await asyncio.get_running_loop().create_server(Scripted, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
     await server.serve_forever()
 
 
