@@ -1,4 +1,4 @@
-"""Measure the speed of a step here (`grpo_step.py`); every other benchmark is a command of its own."""
+"""Measure the speed of a step (`grpo_step.py`); every other benchmark is a command of its own."""
 
 from benchmarks.grpo_step import main
 

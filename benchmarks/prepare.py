@@ -135,47 +135,35 @@ def questions(records: int, databases: int) -> Iterator[dict[str, Any]]:
 def measure(root: Path, out: Path, arguments: list[str]) -> None:
     """Run the command, and print memory by what it says it does."""
     command = [sys.executable, "-m", "launch.prepare", "--data-root", str(root), "--out", str(out)]
-    start = time.monotonic()
+    start_s, peaks = time.monotonic(), [0.0]
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, bufsize=1)
-    peak: list[float] = [0.0]
-    watch = threading.Thread(target=_watch, args=(process, peak), daemon=True)
-    watch.start()
+    threading.Thread(target=_watch, args=(process, peaks), daemon=True).start()
     assert process.stderr is not None
     for line in process.stderr:
-        seconds = time.monotonic() - start
-        print(f"{seconds:7.0f} s  {sum(_memory(process.pid)):7.0f} MB  {line}", end="", flush=True)
+        seconds = time.monotonic() - start_s
+        print(f"{seconds:7.0f} s  {_memory_mb(process.pid):7.0f} MB  {line}", end="", flush=True)
     status = process.wait()
-    took = time.monotonic() - start
-    print(f"status {status}, {took:.0f} s, at most {peak[0]:.0f} MB with all helpers")
+    report = {"seconds": round(time.monotonic() - start_s), "peak_mb": round(max(peaks))}
+    print(json.dumps(report | {"status": status, "cpu_count": os.cpu_count()}))
     sys.exit(status)
 
 
-def _watch(process: subprocess.Popen[str], peak: list[float]) -> None:
+def _watch(process: subprocess.Popen[str], peaks: list[float]) -> None:
     while process.poll() is None:
-        peak[0] = max(peak[0], sum(_memory(process.pid)))
+        peaks.append(max(peaks.pop(), _memory_mb(process.pid)))
         time.sleep(_EVERY_S)
 
 
-def _memory(pid: int) -> Iterator[float]:
-    """Yield the memory of a process and of its helpers in MB, as far as it is their own."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    family = {pid}
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    page = os.sysconf("SC_PAGE_SIZE")
-    for member in family:
-        try:
-            resident, shared = map(int, Path(f"/proc/{member}/statm").read_text().split()[1:3])
-        except (OSError, ValueError):
-            continue
-        yield (resident - shared) * page / 1e6
+def _memory_mb(pid: int) -> float:
+    """Return the memory of a process and of its helpers, as far as it is their own."""
+    try:
+        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        children = [int(one) for task in tasks for one in (task / "children").read_text().split()]
+    except (OSError, ValueError):  # it has just ended
+        return 0.0
+    own = (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return own + sum(map(_memory_mb, children))
 
 
 if __name__ == "__main__":
