@@ -37,7 +37,7 @@ _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _SETTING = re.compile(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)+)=(-?[\w.]+)`")
 _FILE = re.compile(r"`((?:minirl|sqlenv|rewards|launch|tests|docs)/[\w./-]*)`")
 _RUNS = re.compile(r"launch\.\w|launch/|benchmarks/|minirl-sql:")
-_LINK = re.compile(r"\]\(([^)#:]+)\)")
+_LINK = re.compile(r"\]\(([^)#:]*)(?:#([\w-]+))?\)")
 
 
 def found(pattern: re.Pattern[str], page: Path) -> list[Any]:
@@ -75,8 +75,16 @@ def test_names_exist(page):
         assert name in names_in(ROOT / path), f"{path}::{name}"
     for path in found(_FILE, page):
         assert (ROOT / path).exists(), path
-    for link in found(_LINK, page):
-        assert (page.parent / link).exists(), link
+    for link, anchor in found(_LINK, page):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that a page's headings have as targets of links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).lower().replace(" ", "-") for one in headings}
 
 
 def test_every_function_of_a_paper_has_a_test():
