@@ -1,11 +1,11 @@
 """How much memory and time launch.prepare takes for many records in SynSQL's form.
 
     python benchmarks/prepare.py --records 1000000 --databases 5000
-    python benchmarks/prepare.py --records 100000 --databases 500 --beside -- --sample progress
+    python benchmarks/prepare.py --records 100000 --databases 500 -- --sample expo
 
 Makes databases and data.json in a temporary folder (some 2 GB for a million), prepares them in
-another process, and prints the memory of that process and of its helpers as the work goes on.
-`--beside` puts train sets of BIRD's and Spider's form and size there too.
+another process, and prints the memory of that process and of its helpers as the work goes on. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -34,64 +33,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--databases", type=int, default=5_000)
-    parser.add_argument("--beside", action="store_true", help="BIRD's and Spider's train sets too")
-    parser.add_argument("--folder", type=Path, help="keep the data here, and use it again")
     parser.add_argument("arguments", nargs="*", help="for launch.prepare, after --")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
-        root = folder / f"SynSQL-2.5M-{options.records}-{options.databases}"
-        if not (root / "data.json").exists():
-            make(root, records=options.records, databases=options.databases)
-        if options.beside and not (folder / "spider").exists():
-            make_beside(folder)
-        print(f"{(root / 'data.json').stat().st_size / 1e9:.2f} GB of records", flush=True)
-        out = folder / "prepared"
-        shutil.rmtree(out, ignore_errors=True)
-        measure(folder if options.beside else root, out, options.arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "SynSQL-2.5M"
+        make(root, records=options.records, databases=options.databases)
+        measure(root, Path(folder) / "prepared", options.arguments)
 
 
 def make(root: Path, *, records: int, databases: int) -> None:
     """Write a folder in SynSQL's layout; the same numbers give the same records."""
-    (root / "databases").mkdir(parents=True, exist_ok=True)
     for number in range(databases):
         make_database(root / "databases", number)
-    scratch = root / ".data.json"
-    with scratch.open("w") as file:
+    with (root / "data.json").open("w") as file:
         file.write("[")
         for number, record in enumerate(questions(records, databases)):
             file.write(",\n" * bool(number) + json.dumps(record))
         file.write("]")
-    scratch.rename(root / "data.json")
-
-
-def make_beside(folder: Path) -> None:
-    """Write train sets as large as BIRD's and Spider's, with as many databases, in their forms."""
-    for place, file, databases, gold, records, count in (
-        ("train", "train.json", "train_databases", "SQL", 9_428, 69),
-        ("spider", "train_spider.json", "database", "query", 8_659, 146),
-    ):
-        (folder / place / databases).mkdir(parents=True)
-        for number in range(count):
-            make_database(folder / place / databases, number)
-        asked = [
-            {
-                "db_id": one["db_id"],
-                "question": f"{place}: {one['question']}",
-                gold: one["sql"],
-                **({"evidence": ""} if gold == "SQL" else {}),
-            }
-            for one in questions(records, count)
-        ]
-        (folder / place / file).write_text(json.dumps(asked))
+    print(f"{(root / 'data.json').stat().st_size / 1e9:.2f} GB of records", flush=True)
 
 
 def make_database(folder: Path, number: int) -> None:
-    name = f"db_{number}"
-    (folder / name).mkdir(exist_ok=True)
-    rng = Random(number)
-    path = folder / name / f"{name}.sqlite"
-    path.unlink(missing_ok=True)
+    rng, path = Random(number), folder / f"db_{number}" / f"db_{number}.sqlite"
+    path.parent.mkdir(parents=True)
     with sqlite3.connect(path) as db:
         db.executescript(
             "PRAGMA synchronous = off; PRAGMA page_size = 1024;"

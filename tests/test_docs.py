@@ -191,19 +191,26 @@ def test_every_comparator_is_named():
     assert set(COMPARATORS) <= set(re.findall(r"`([a-z0-9_]+)`", EVALUATION.read_text("utf-8")))
 
 
-def test_the_example_of_the_readme_prints_what_it_says(tmp_path):
+def test_the_examples_print_what_the_pages_say(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL)
-    (_, code), (_, expected) = blocks
+    (_, code), (_, expected) = re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL)
     without_jax = "\nimport sys\nassert not {'jax', 'flax', 'minirl'} & set(sys.modules)\n"
     for _ in range(2):  # what the first run made does not stand in the way of the second
-        run = subprocess.run(
-            [sys.executable, "-c", code + without_jax],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
-        assert (run.stdout, run.stderr) == (expected, "")
+        assert run(code + without_jax, tmp_path) == expected
+    text = (ROOT / "docs" / "executor.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)  # on the same database
+    assert run(code + without_jax, tmp_path) == "('name',) (('Ada',),)\n"
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.stderr == ""
+    return done.stdout
