@@ -287,16 +287,16 @@ def test_a_database_that_is_not_there_is_named(tmp_path):
 # environment of its own: MINIRL_TRL_PYTHON and so on name its interpreter.
 
 
-def shown_lines(library: str) -> str:
-    """Return the lines that docs/rewards.md shows to a user of a library."""
+def readme_lines(library: str) -> str:
+    """Return the lines that the README shows to a user of a library."""
     text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     name = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL-gym"}[library]
     (block,) = re.findall(rf"^{name}, with .*:\n\n((?: {{4}}.*\n)+)", text, re.MULTILINE)
     return textwrap.dedent(block)
 
 
-def test_three_lines_are_shown_for_each_library():
-    assert [shown_lines(name).count("\n") for name in ("trl", "verl", "skyrl")] == [3, 3, 3]
+def test_the_readme_shows_three_lines_a_library():
+    assert [readme_lines(name).count("\n") for name in ("trl", "verl", "skyrl")] == [3, 3, 3]
 
 
 def step(library: str, folder: Path) -> dict:
@@ -310,7 +310,7 @@ def step(library: str, folder: Path) -> dict:
         )
     script = Path(__file__).parent / "adapters" / f"{library}_step.py"
     run = subprocess.run(
-        [python or sys.executable, str(script), str(folder), shown_lines(library)],
+        [python or sys.executable, str(script), str(folder), readme_lines(library)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
