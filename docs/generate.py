@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -173,9 +174,10 @@ def _code(names: Iterable[str]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Keep text as it is where Markdown would read a column or a tag."""
+    """Write text for Markdown: no columns and tags of its own, and None as YAML has it."""
     parts = text.replace("|", r"\|").split("`")
-    return "`".join(part if at % 2 else part.replace("<", "&lt;") for at, part in enumerate(parts))
+    parts[::2] = [re.sub(r"\bNone\b", "`null`", one.replace("<", "&lt;")) for one in parts[::2]]
+    return "`".join(parts)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
