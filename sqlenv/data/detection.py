@@ -126,7 +126,7 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
         known = "; ".join(f"{name}: {_expected(name)}" for name in ("bird-dev", "spider-dev"))
         raise UserError(
             f"{root}: no data set recognised: {_listing(root)}; expected such as {known} "
-            "(docs/data.md), there or up to two folders deeper"
+            "(README, 'Data'), there or up to two folders deeper"
         )
     if not names:
         for line in found.unused:
