@@ -6,7 +6,7 @@
 #     -v "$PWD/runs:/home/minirl/runs" -v "$PWD/data:/home/minirl/data:ro" \
 #     -v "$PWD/models:/home/minirl/models:ro" minirl-sql:gpu --cfg progress.yaml
 #
-# Arguments are those of launch.train; without any it runs the demo. More: docs/deployment.md.
+# Arguments are those of launch.train; without any it runs the demo. More: docs/scaling.md.
 
 # What is large and changes less has layers of its own.
 # hadolint global ignore=DL3059

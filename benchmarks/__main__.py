@@ -1,16 +1,5 @@
-"""Run every benchmark but those that take long by nature, each in a process of its own."""
+"""Measure the speed of a step (`grpo_step.py`); every other benchmark is a command of its own."""
 
-import subprocess
-import sys
-from pathlib import Path
+from benchmarks.grpo_step import main
 
-LONG = (
-    *("learn", "hostile_load", "plans", "kill", "gpu", "verdicts", "evaluators", "mutations"),
-    "push",
-)
-
-for script in sorted(Path(__file__).parent.glob("[!_]*.py")):
-    if script.stem in LONG:
-        continue
-    print(script.stem, flush=True)
-    subprocess.run([sys.executable, str(script)], check=True)
+main()

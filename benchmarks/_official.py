@@ -1,22 +1,40 @@
-"""Ask an official evaluator for its verdicts; runs in an environment that has what it imports.
+"""Ask an official evaluator for its verdicts, in an environment that has what it imports.
 
-    python benchmarks/_official.py JOB.json > VERDICTS.json
-
-The job names the program, its folder, files in the program's own form and where databases are. The
-program's own code reads them and decides; here its verdicts are only noted, question by question.
-Nothing is imported of this project, whose environment need not be the program's.
+`ask` runs this file there with a job: the program, its folder, files in the program's own form and
+where databases are. The program's own code reads and decides; here its verdicts are only noted,
+question by question. Nothing of this project is imported, since that environment may lack it.
 """
 
 import contextlib
 import importlib
 import io
 import json
+import subprocess
 import sys
-import time
+import tempfile
 import types
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
+
+
+def ask(python: Path, program: str, folder: Path, **job: Any) -> dict[str, Any]:
+    """Run one of the programs below.
+
+    Args:
+        python: The interpreter of an environment that has what the program imports.
+        program: Name of the function.
+        folder: The program's own.
+        job: What it is asked.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        request = Path(place) / "job.json"
+        request.write_text(json.dumps({**job, "program": program, "folder": str(folder.resolve())}))
+        command = [python.absolute(), Path(__file__).resolve(), request]
+        found = subprocess.run(command, stdout=subprocess.PIPE, cwd=place, check=False)
+    if found.returncode:
+        sys.exit(f"{folder}: the official program failed; its own words are above")
+    return json.loads(found.stdout)
 
 
 def spider(job):
@@ -197,11 +215,8 @@ def main():
     job = json.loads(Path(sys.argv[1]).read_text())
     out = sys.stdout
     sys.path.insert(0, job["folder"])
-    start_s = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         answer = PROGRAMS[job["program"]](job)
-    sqlite_version = importlib.import_module("sqlite3").sqlite_version
-    answer |= {"seconds": time.perf_counter() - start_s, "sqlite": sqlite_version}
     json.dump(answer, out)
 
 

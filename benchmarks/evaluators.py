@@ -3,13 +3,12 @@
     python benchmarks/evaluators.py --data ../shared/data --python official/bin/python \
         --spider test-suite-sql-eval
 
-Measures whole processes, one program after the other, several times: execution accuracy and test
-suite of 412 questions, with the levels of difficulty. Their start, what they import, reading and
-opening the databases count. The official program runs once for each of the two measures. Ours is
-measured twice: the comparators in a program of few lines (`ours`), and `python -m launch.eval`
-(`command`), which also looks for damage in the databases, takes their fingerprints, and writes
-intervals and breakdowns. Prints one JSON object with medians of wall and CPU time; exit status 1
-when verdicts differ.
+Measures whole processes, start-up included, by turns: execution accuracy and test suite of 412
+questions, with the levels of difficulty. The official program runs once for each of the two
+measures. Ours is measured twice: the comparators in a program of few lines (`ours`), and
+`python -m launch.eval` (`command`), which also fingerprints the databases and writes intervals and
+breakdowns. Prints one JSON object with medians of wall and CPU time; exit status 1 when verdicts
+differ.
 """
 
 from __future__ import annotations
@@ -17,82 +16,64 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ask import ask
+from benchmarks.verdicts import SPIDER, SUITE, Predictions, ask_spider, read_lines, spider_gold
 from sqlenv.config import OFFICIAL
-from sqlenv.evaluators.comparators import Case
 from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
-NAMES = ("spider_ex", "spider_ts")
-DATABASES = {"spider_ex": "spider_data/database", "spider_ts": "test_suite_database"}
+DATABASES = {"spider_ex": SPIDER, "spider_ts": SUITE}
 
 
 def main() -> None:
     options = parse_arguments()
     if options.ours:
-        json.dump(judge(options.data, options.predictions), sys.stdout)
+        json.dump(judge(read(options)), sys.stdout)
         return
     programs = {"official": run_official, "ours": run_ours, "command": run_command}
-
     seconds: dict[str, list[tuple[float, float]]] = {who: [] for who in programs}
     answers: dict[str, Any] = {}
     for _ in range(options.repeats):
         for who, run in programs.items():
             answers[who], times = timed(run, options)
             seconds[who].append(times)
-    wall, cpu = (
-        {who: median(each[at] for each in times) for who, times in seconds.items()} for at in (0, 1)
-    )
+    report: dict[str, Any] = {"predictions": options.predictions.name}
+    for at, name in enumerate(("wall", "cpu")):
+        taken = {who: statistics.median(each[at] for each in seconds[who]) for who in programs}
+        report[f"{name}_s"] = {who: round(value, 3) for who, value in taken.items()}
+        ratios = {who: round(taken["official"] / taken[who], 1) for who in ("ours", "command")}
+        report[f"times_less_{name}"] = ratios
     is_equal = answers["official"] == answers["ours"] == answers["command"]
-    report = {
-        "predictions": options.predictions.name,
-        "questions": len(answers["ours"]["levels"]),
-        "wall_s": rounded(wall),
-        "cpu_s": rounded(cpu),
-        "times_as_fast": ratios(wall),
-        "times_less_cpu": ratios(cpu),
-        "verdicts_equal": is_equal,
-        "right": {name: sum(answers["ours"][name]) for name in NAMES},
-    }
-    print(json.dumps(report))
+    right = {name: sum(answers["ours"][name]) for name in DATABASES}
+    print(json.dumps(report | {"verdicts_equal": is_equal, "right": right}))
     sys.exit(not is_equal)
 
 
-def timed(run: Callable[[argparse.Namespace], Any], options: argparse.Namespace) -> Any:
+def timed(
+    run: Callable[[argparse.Namespace], Any], options: argparse.Namespace
+) -> tuple[Any, tuple[float, float]]:
     """Measure a call that starts processes: its answer, then wall and CPU time in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start_s = time.perf_counter()
+    before, start_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     answer = run(options)
     wall_s = time.perf_counter() - start_s
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return answer, (wall_s, cpu_s)
+    return answer, (wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
 
 def run_official(options: argparse.Namespace) -> dict[str, Any]:
     found = {
-        name: ask(
-            options.python,
-            "spider",
-            options.spider,
-            {
-                "gold": str(gold_file(options.data)),
-                "predicted": str(predictions_file(options.data, options.predictions)),
-                "databases": str(options.data.resolve() / DATABASES[name]),
-                "keep_distinct": False,
-            },
-        )
-        for name in NAMES
+        name: ask_spider(options, read(options), folder, keep_distinct=False)
+        for name, folder in DATABASES.items()
     }
-    verdicts = {name: [float(one) for one in found[name]["verdicts"]] for name in NAMES}
+    verdicts = {name: [float(one) for one in found[name]["verdicts"]] for name in DATABASES}
     return {**verdicts, "levels": found["spider_ex"]["levels"]}
 
 
@@ -107,64 +88,35 @@ def run_command(options: argparse.Namespace) -> dict[str, Any]:
         out = Path(folder) / "verdicts.json"
         command = [sys.executable, "-m", "launch.eval", "--data=spider-dev", f"--json={out}"]
         command += [f"--data-root={options.data}", "--file=dev_visible.json"]
-        command += [f"--predictions={predictions_file(options.data, options.predictions)}"]
+        command += [f"--predictions={predictions(options)}"]
         subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         questions = json.loads(out.read_text())["questions"]
-    verdicts = {name: [one["scores"][name] for one in questions] for name in NAMES}
+    verdicts = {name: [one["scores"][name] for one in questions] for name in DATABASES}
     return {**verdicts, "levels": [one["difficulty"] for one in questions]}
 
 
-def judge(data: Path, predictions: Path) -> dict[str, Any]:
+def judge(file: Predictions) -> dict[str, Any]:
     """Judge every question under both comparators, and grade it."""
     with Executor(OFFICIAL) as executor:
         executor.start()
-        cases = read_cases(data, predictions)
-        levels = [grade(case.gold) for case in cases]
-        judged = executor.judge(cases, NAMES)
-    verdicts = {name: [one.scores[name] for one in judged] for name in NAMES}
-    return {**verdicts, "levels": levels}
+        levels = [grade(gold) for gold, _ in file.gold]
+        judged = executor.judge(file.cases(), tuple(DATABASES))
+    return {name: [one.scores[name] for one in judged] for name in DATABASES} | {"levels": levels}
 
 
-def read_cases(data: Path, predictions: Path) -> list[Case]:
-    gold = [line.split("\t") for line in gold_file(data).read_text().splitlines()]
-    predicted = predictions_file(data, predictions).read_text().splitlines()
-    suites = {
-        name: tuple(sorted((data / DATABASES["spider_ts"] / name).glob("*.sqlite")))
-        for _, name in gold
-    }
-    databases = data / DATABASES["spider_ex"]
-    return [
-        Case(sql.strip(), wanted, databases / name / f"{name}.sqlite", suites[name])
-        for sql, (wanted, name) in zip(predicted, gold, strict=True)
-    ]
+def predictions(options: argparse.Namespace) -> Path:
+    return options.data / "predictions/spider_dev" / options.predictions
 
 
-def gold_file(data: Path) -> Path:
-    return data.resolve() / "spider_data/dev_visible_gold.sql"
-
-
-def predictions_file(data: Path, name: Path) -> Path:
-    return data.resolve() / "predictions/spider_dev" / name
-
-
-def ratios(seconds: dict[str, float]) -> dict[str, float]:
-    """Say how many times as long the official program takes as each of ours."""
-    official = seconds["official"]
-    return {who: round(official / value, 1) for who, value in seconds.items() if who != "official"}
-
-
-def median(values: Iterable[float]) -> float:
-    ordered = sorted(values)
-    return ordered[len(ordered) // 2]
-
-
-def rounded(seconds: dict[str, float]) -> dict[str, float]:
-    return {who: round(value, 3) for who, value in seconds.items()}
+def read(options: argparse.Namespace) -> Predictions:
+    data, lines = options.data, read_lines(predictions(options))
+    predicted = [line.split("\t")[0] for line in lines]
+    return Predictions("", predicted, spider_gold(data), data / SPIDER, data / SUITE)
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the shared data")
+    parser.add_argument("--data", type=lambda text: Path(text).resolve(), required=True)
     parser.add_argument("--python", type=Path, help="interpreter of the official program")
     parser.add_argument("--spider", type=Path, help="folder of the official program")
     parser.add_argument("--predictions", type=Path, default=Path("gpt4_zero_shot.sql"))

@@ -12,6 +12,7 @@ error a table; exit status 1 if an episode was lost, counted twice or changed.
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import os
@@ -27,10 +28,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
+import jax
 import numpy as np
 
 from benchmarks._faults import SPOILS, Proxy, Spoil, child_of, session
-from benchmarks._served import machine, make_parser
 from minirl.sglang import process
 from minirl.sglang.process import ChildServer
 from minirl.types import Trajectory
@@ -194,9 +195,15 @@ def provoke(
 
 
 def main() -> None:
-    parser = make_parser(__doc__)
+    jax.config.update("jax_platforms", "cpu")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    installed = os.environ.get("MINIRL_SGLANG_PYTHON")
+    parser.add_argument(
+        "--python", default=installed, required=not installed, help="with SGLang installed"
+    )
     parser.add_argument("--episodes", type=int, default=24)
     parser.add_argument("--only", default="", help="faults whose names have these words")
+    parser.add_argument("--out", type=Path, help="also write the JSON here")
     options = parser.parse_args()
     told = Told()
     logging.getLogger("minirl.sglang.pool").addHandler(told)
@@ -225,7 +232,9 @@ def main() -> None:
                     proxy.freed = threading.Event()
         servers.close()
     report = {
-        **machine(),
+        "date": time.strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "episodes": len(examples),
         "turns": TURNS,
         "differ_with_old_weights": differ,

@@ -14,9 +14,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from benchmarks import markdown
 
 CONFIGS = ("progress-demo.yaml", "expo-demo.yaml", "paverl-demo.yaml", "astra-demo.yaml")
 _HEAD = ("config", "seed", "before %", "after %", "gain, points", "95 % interval", "seconds")
@@ -30,7 +31,7 @@ def main() -> None:
         for config in options.configs
         for seed in options.seeds
     ]
-    print(table(results))
+    print(markdown(_HEAD, map(_row, results)))
     print(json.dumps({"cpu_count": os.cpu_count(), "runs": results}))
 
 
@@ -43,12 +44,6 @@ def learn(config: str, seed: int, folder: Path) -> dict[str, Any]:
         subprocess.run([sys.executable, *command, *overrides], check=True, stdout=sys.stderr)
     result = json.loads((run / "result.json").read_text())
     return {key: result[key] for key in ("ex_before", "ex_after", "gain", "gain_ci95", "seconds")}
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """Lay the results out as Markdown."""
-    rows = [_HEAD, ("---",) * len(_HEAD), *map(_row, results)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _row(result: dict[str, Any]) -> tuple[str, ...]:

@@ -22,22 +22,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from benchmarks import markdown
+
 MODELS = tuple(f"qwen2.5-coder-{size}" for size in ("1.5b", "7b", "14b", "32b"))
 TOPOLOGIES = ("v5e:4x4", "v5p:4x4x4", "v6e:8x8", "h100x8")
 SCALE = ("v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16", "v5e:16x16")
 SCALE += ("v5p:2x2x4", "v5p:2x4x4", "v5p:4x4x4", "v5p:4x4x8", "v5p:4x8x8")
 _JOB = ("--cfg", "progress.yaml", "sampler.slots=512")
-_HEAD = (
-    "model",
-    "chips",
-    "mesh",
-    "samplers",
-    "fits",
-    "micro-batch, groups x answers",
-    "GiB update / generation",
-    "of",
-    "plan s",
-)
+_HEAD = ("model", "chips", "mesh", "samplers", "fits", "micro-batch, groups x answers")
+_HEAD += ("GiB update / generation", "of", "plan s")
 
 
 def main() -> None:
@@ -51,7 +44,7 @@ def main() -> None:
         for model in models
         for topology in topologies
     ]
-    print(table(plans))
+    print(markdown(_HEAD, map(_row, plans)))
     for one in plans:
         if "refused" in one:
             print(f"\n{one['model']} on {one['topology']}: {one['refused']}")
@@ -59,7 +52,7 @@ def main() -> None:
 
 
 def plan(model: str, topology: str, folder: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Plan a model for a topology; a refusal is a result too."""
+    """Plan a model for a topology, or read the plan; a refusal is a result too."""
     words = "-".join([model, topology.replace(":", "-"), *overrides]).replace("/", "_")
     kept, made = folder / f"{words}.json", folder / f"{words}.partial"
     if kept.exists():
@@ -69,26 +62,15 @@ def plan(model: str, topology: str, folder: Path, overrides: Sequence[str]) -> d
     command += ["--model", model, "--topology", topology, "--json", str(made)]
     started = perf_counter()
     ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    last = ended.stderr.strip().splitlines()[-1:]
     if ended.returncode == 2:
+        refused = {"model": model, "topology": topology}
+        refused["refused"] = ended.stderr.strip().splitlines()[-1].removeprefix("error: ")
         seconds = round(perf_counter() - started, 1)
-        refused = {
-            "model": model,
-            "topology": topology,
-            "refused": last[0].removeprefix("error: "),
-            "plan_s": seconds,
-        }
-        made.write_text(json.dumps(refused))
+        made.write_text(json.dumps({**refused, "plan_s": seconds}))
     elif ended.returncode:
         raise SystemExit(f"{model} on {topology}: status {ended.returncode}: {ended.stderr}")
     made.rename(kept)
     return json.loads(kept.read_text())
-
-
-def table(plans: Sequence[dict[str, Any]]) -> str:
-    """Lay plans out as Markdown."""
-    rows = [_HEAD, ("---",) * len(_HEAD), *map(_row, plans)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _row(one: dict[str, Any]) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """How much memory and time launch.prepare takes for many records in SynSQL's form.
 
     python benchmarks/prepare.py --records 1000000 --databases 5000
-    python benchmarks/prepare.py --records 100000 --databases 500 --beside -- --sample progress
+    python benchmarks/prepare.py --records 100000 --databases 500 -- --sample expo
 
 Makes databases and data.json in a temporary folder (some 2 GB for a million), prepares them in
-another process, and prints the memory of that process and of its helpers as the work goes on.
-`--beside` puts train sets of BIRD's and Spider's form and size there too.
+another process, and prints the memory of that process and of its helpers as the work goes on. The
+last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -34,64 +33,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--databases", type=int, default=5_000)
-    parser.add_argument("--beside", action="store_true", help="BIRD's and Spider's train sets too")
-    parser.add_argument("--folder", type=Path, help="keep the data here, and use it again")
     parser.add_argument("arguments", nargs="*", help="for launch.prepare, after --")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = options.folder or Path(temporary)
-        root = folder / f"SynSQL-2.5M-{options.records}-{options.databases}"
-        if not (root / "data.json").exists():
-            make(root, records=options.records, databases=options.databases)
-        if options.beside and not (folder / "spider").exists():
-            make_beside(folder)
-        print(f"{(root / 'data.json').stat().st_size / 1e9:.2f} GB of records", flush=True)
-        out = folder / "prepared"
-        shutil.rmtree(out, ignore_errors=True)
-        measure(folder if options.beside else root, out, options.arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder) / "SynSQL-2.5M"
+        make(root, records=options.records, databases=options.databases)
+        measure(root, Path(folder) / "prepared", options.arguments)
 
 
 def make(root: Path, *, records: int, databases: int) -> None:
     """Write a folder in SynSQL's layout; the same numbers give the same records."""
-    (root / "databases").mkdir(parents=True, exist_ok=True)
     for number in range(databases):
         make_database(root / "databases", number)
-    scratch = root / ".data.json"
-    with scratch.open("w") as file:
+    with (root / "data.json").open("w") as file:
         file.write("[")
         for number, record in enumerate(questions(records, databases)):
             file.write(",\n" * bool(number) + json.dumps(record))
         file.write("]")
-    scratch.rename(root / "data.json")
-
-
-def make_beside(folder: Path) -> None:
-    """Write train sets as large as BIRD's and Spider's, with as many databases, in their forms."""
-    for place, file, databases, gold, records, count in (
-        ("train", "train.json", "train_databases", "SQL", 9_428, 69),
-        ("spider", "train_spider.json", "database", "query", 8_659, 146),
-    ):
-        (folder / place / databases).mkdir(parents=True)
-        for number in range(count):
-            make_database(folder / place / databases, number)
-        asked = [
-            {
-                "db_id": one["db_id"],
-                "question": f"{place}: {one['question']}",
-                gold: one["sql"],
-                **({"evidence": ""} if gold == "SQL" else {}),
-            }
-            for one in questions(records, count)
-        ]
-        (folder / place / file).write_text(json.dumps(asked))
+    print(f"{(root / 'data.json').stat().st_size / 1e9:.2f} GB of records", flush=True)
 
 
 def make_database(folder: Path, number: int) -> None:
-    name = f"db_{number}"
-    (folder / name).mkdir(exist_ok=True)
-    rng = Random(number)
-    path = folder / name / f"{name}.sqlite"
-    path.unlink(missing_ok=True)
+    rng, path = Random(number), folder / f"db_{number}" / f"db_{number}.sqlite"
+    path.parent.mkdir(parents=True)
     with sqlite3.connect(path) as db:
         db.executescript(
             "PRAGMA synchronous = off; PRAGMA page_size = 1024;"
@@ -135,47 +99,35 @@ def questions(records: int, databases: int) -> Iterator[dict[str, Any]]:
 def measure(root: Path, out: Path, arguments: list[str]) -> None:
     """Run the command, and print memory by what it says it does."""
     command = [sys.executable, "-m", "launch.prepare", "--data-root", str(root), "--out", str(out)]
-    start = time.monotonic()
+    start_s, peaks = time.monotonic(), [0.0]
     process = subprocess.Popen([*command, *arguments], stderr=subprocess.PIPE, text=True, bufsize=1)
-    peak: list[float] = [0.0]
-    watch = threading.Thread(target=_watch, args=(process, peak), daemon=True)
-    watch.start()
+    threading.Thread(target=_watch, args=(process, peaks), daemon=True).start()
     assert process.stderr is not None
     for line in process.stderr:
-        seconds = time.monotonic() - start
-        print(f"{seconds:7.0f} s  {sum(_memory(process.pid)):7.0f} MB  {line}", end="", flush=True)
+        seconds = time.monotonic() - start_s
+        print(f"{seconds:7.0f} s  {_memory_mb(process.pid):7.0f} MB  {line}", end="", flush=True)
     status = process.wait()
-    took = time.monotonic() - start
-    print(f"status {status}, {took:.0f} s, at most {peak[0]:.0f} MB with all helpers")
+    report = {"seconds": round(time.monotonic() - start_s), "peak_mb": round(max(peaks))}
+    print(json.dumps(report | {"status": status, "cpu_count": os.cpu_count()}))
     sys.exit(status)
 
 
-def _watch(process: subprocess.Popen[str], peak: list[float]) -> None:
+def _watch(process: subprocess.Popen[str], peaks: list[float]) -> None:
     while process.poll() is None:
-        peak[0] = max(peak[0], sum(_memory(process.pid)))
+        peaks.append(max(peaks.pop(), _memory_mb(process.pid)))
         time.sleep(_EVERY_S)
 
 
-def _memory(pid: int) -> Iterator[float]:
-    """Yield the memory of a process and of its helpers in MB, as far as it is their own."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            parents[int(entry.name)] = int(fields[1])
-    family = {pid}
-    while more := {child for child, parent in parents.items() if parent in family} - family:
-        family |= more
-    page = os.sysconf("SC_PAGE_SIZE")
-    for member in family:
-        try:
-            resident, shared = map(int, Path(f"/proc/{member}/statm").read_text().split()[1:3])
-        except (OSError, ValueError):
-            continue
-        yield (resident - shared) * page / 1e6
+def _memory_mb(pid: int) -> float:
+    """Return the memory of a process and of its helpers, as far as it is their own."""
+    try:
+        resident, shared = map(int, Path(f"/proc/{pid}/statm").read_text().split()[1:3])
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        children = [int(one) for task in tasks for one in (task / "children").read_text().split()]
+    except (OSError, ValueError):  # it has just ended
+        return 0.0
+    own = (resident - shared) * os.sysconf("SC_PAGE_SIZE") / 1e6
+    return own + sum(map(_memory_mb, children))
 
 
 if __name__ == "__main__":

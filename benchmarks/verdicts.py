@@ -5,14 +5,13 @@
         --out verdicts.json
 
 Runs the official programs, from folders of their repositories and in an environment that has what
-they import (nltk, sqlparse, tqdm, func_timeout, pandas, psycopg2, pymysql), on every file of
-predictions that can be executed, and our comparators on the same files. Programs that are not given
-are left out. Prints a line a file and comparator; OUT lists every differing verdict and level of
-difficulty. Exit status 1 if there is one. Also compares with the verdicts that a published toolkit
-left beside its failures.
+they import (nltk, sqlparse, tqdm, func_timeout, pandas, psycopg2, pymysql), and our comparators on
+the same predictions. Programs that are not given are left out. `--mutations` compares gold queries
+of Spider dev and BIRD that are changed in one place, instead of predictions; OUT then also says how
+many of them each comparator takes for right. `--only` takes files whose names contain a word.
 
-R-VES is a measurement, so only its rule can be equal: the reward of given ratios, and which
-predictions are rewarded at all; rewards that differ are counted.
+Prints a line a file and comparator; OUT lists every differing verdict and level of difficulty. Exit
+status 1 if there is one of another cause than those of `CAUSES`.
 """
 
 from __future__ import annotations
@@ -22,12 +21,15 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks._ask import ask
+from benchmarks._mutants import mutants
+from benchmarks._official import ask
 from benchmarks._spider2_cases import stage, stage_omnisql
 from sqlenv.config import OFFICIAL
 from sqlenv.evaluators.bird import ves_reward
@@ -36,6 +38,13 @@ from sqlenv.evaluators.hardness import grade
 from sqlenv.executor import Executor
 
 FAILURES = "ibm_spider_dev_failures.jsonl"
+SPIDER, SUITE, BIRD = "spider_data/database", "test_suite_database", "bird_dev/dev_databases"
+CAUSES = {
+    "write": "the official program runs a first statement that writes; it gives no rows, which is "
+    "right where the gold query gives none"
+}
+"""Faults of the official programs that make verdicts differ, by the change that shows them."""
+RULES = ("set", "bag", "bag_ordered", "test_suite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,140 +57,210 @@ class Comparison:
     official_right: float
     differing: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def unexplained(self) -> int:
+        """Count what differs for no known cause."""
+        return sum(one["change"] not in CAUSES for one in self.differing)
+
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """A file of predictions beside gold queries."""
+    """Predictions beside gold queries (SQL and database), and what was changed in each, if any."""
 
     name: str
     predicted: list[str]
     gold: list[tuple[str, str]]
+    folder: Path = Path()
+    suites: Path | None = None
+    changes: list[str] = field(default_factory=list)
+
+    def cases(self) -> list[Case]:
+        found = []
+        for sql, (gold, name) in zip(self.predicted, self.gold, strict=True):
+            database = self.folder / name / f"{name}.sqlite"
+            files = sorted((self.suites / name).glob("*.sqlite")) if self.suites else [database]
+            found.append(Case(sql, gold, database, tuple(files)))
+        return found
+
+    @contextmanager
+    def staged(self) -> Generator[dict[str, str]]:
+        """Write gold queries, and predictions as a list and in BIRD's form."""
+        with tempfile.TemporaryDirectory() as place:
+            files = {name: Path(place) / name for name in ("gold", "lines", "bird")}
+            files["gold"].write_text("".join(f"{sql}\t{name}\n" for sql, name in self.gold))
+            files["lines"].write_text("".join(f"{sql}\n" for sql in self.predicted))
+            pairs = enumerate(zip(self.predicted, self.gold, strict=True))
+            entries = {
+                str(at): f"{sql}\t----- bird -----\t{name}" for at, (sql, (_, name)) in pairs
+            }
+            files["bird"].write_text(json.dumps(entries))
+            yield {name: str(path) for name, path in files.items()}
 
 
 def main() -> None:
     options = parse_arguments()
-    found = []
-    for one in compare_all(options):
-        found.append(one)
-        share = one.official_right / max(1, one.questions)
-        print(
-            f"{one.file:52} {one.what:24} {one.questions:6,} verdicts, official mean {share:.4f}, "
-            f"{len(one.differing)} differ",
-            flush=True,
-        )
-    differing = sum(len(one.differing) for one in found)
-    print(f"{sum(one.questions for one in found):,} verdicts compared, {differing} differ")
-    if options.out:
-        options.out.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
-    sys.exit(differing > 0)
-
-
-def compare_all(options: argparse.Namespace) -> Iterator[Comparison]:
+    options.data = options.data.resolve()
+    found, passing = [], {}
     with Executor(OFFICIAL) as executor:
-        yield from compare_toolkit(options.data, executor)
-        if options.spider:
-            yield from compare_spider(options, executor)
-            yield from compare_levels(options)
-        if options.bird:
-            yield from compare_bird(options, executor)
-            yield compare_rewards(options)
-        if options.omnisql:
-            yield from compare_omnisql(options, executor)
-        if options.spider2:
-            yield from compare_spider2(options, executor)
+        for one in (compare_mutants if options.mutations else compare_all)(options, executor):
+            if isinstance(one, Mapping):
+                passing |= one
+                continue
+            found.append(one)
+            share = one.official_right / max(1, one.questions)
+            print(
+                f"{one.file:52} {one.what:24} {one.questions:6,} verdicts, official mean "
+                f"{share:.4f}, {len(one.differing)} differ",
+                flush=True,
+            )
+    differing = sum(len(one.differing) for one in found)
+    unexplained = sum(one.unexplained for one in found)
+    print(
+        f"{sum(one.questions for one in found):,} verdicts compared, {differing} differ, "
+        f"{differing - unexplained} of them by known faults of the programs"
+    )
+    if options.out:
+        report = {"comparisons": [asdict(one) for one in found], "passing": passing}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+    sys.exit(unexplained > 0)
+
+
+def compare_all(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
+    spiders = [file for file in spider_files(options.data) if options.only in file.name]
+    birds = [file for file in bird_files(options.data) if options.only in file.name]
+    yield from compare_toolkit(options.data, executor)
+    if options.spider:
+        for file in spiders:
+            yield from compare_spider(options, executor, file)
+        yield from compare_levels(options)
+    if options.bird:
+        for file in birds:
+            for metric, name in (("ex", "bird_ex"), ("f1", "bird_soft_f1")):
+                theirs = [float(one) for one in ask_bird(options, file, metric)]
+                yield differences(file, name, theirs, scores(executor, file.cases(), name))
+        yield compare_rewards(options)
+    if options.omnisql:
+        for file in birds:
+            yield compare_omnisql_bird(options, executor, file)
+        for file in spiders if options.spider else ():
+            yield from compare_omnisql_spider(options, executor, file)
+    if options.spider2:
+        yield from compare_spider2(options, executor)
 
 
 def spider_files(data: Path) -> Iterator[Predictions]:
     """Read the predictions on Spider dev, as the official program reads its files."""
-    gold = [
-        (sql.strip(), name.strip())
-        for sql, name in (
-            line.split("\t") for line in read_lines(data / "spider_data/dev_visible_gold.sql")
-        )
-    ]
+    gold = spider_gold(data)
     for path in sorted((data / "predictions/spider_dev").glob("*.sql")):
-        yield Predictions(path.name, [line.split("\t")[0] for line in read_lines(path)], gold)
-    failures = read_failures(data)
+        predicted = [line.split("\t")[0] for line in read_lines(path)]
+        yield Predictions(path.name, predicted, gold, data / SPIDER, data / SUITE)
     questions = json.loads((data / "spider_data/dev_visible.json").read_text())
     asked = {one["question"]: (one["query"], one["db_id"]) for one in questions}
-    known = [one for one in failures if one["question"] in asked]
-    yield Predictions(
-        FAILURES,
-        [" ".join(one["pred"].split()) for one in known],
-        [asked[one["question"]] for one in known],
-    )
+    known = [one for one in read_failures(data) if one["question"] in asked]
+    predicted = [" ".join(one["pred"].split()) for one in known]
+    golds = [asked[one["question"]] for one in known]
+    yield Predictions(FAILURES, predicted, golds, data / SPIDER, data / SUITE)
+
+
+def spider_gold(data: Path) -> list[tuple[str, str]]:
+    lines = read_lines(data / "spider_data/dev_visible_gold.sql")
+    return [(sql.strip(), name.strip()) for sql, name in (line.split("\t") for line in lines)]
 
 
 def read_failures(data: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in read_lines(data / "predictions/failures" / FAILURES)]
 
 
+def bird_files(data: Path) -> Iterator[Predictions]:
+    questions = json.loads((data / "bird_dev/dev.json").read_text())
+    # The gold queries are in SQLite's dialect; predictions in another one may run all the same.
+    sqlite = {one["question_id"]: " ".join(one["SQL"].split()) for one in questions}
+    for path in sorted((data / "predictions").glob("bird_*/*.jsonl")):
+        records = [json.loads(line) for line in read_lines(path)]
+        gold = [(sqlite[one["question_id"]], one["db_id"]) for one in records]
+        predicted = [one["pred"] for one in records]
+        yield Predictions(f"{path.parent.name}/{path.name}", predicted, gold, data / BIRD)
+
+
+def mutated(name: str, gold: Sequence[tuple[str, str]], *folders: Path) -> Predictions:
+    made = [(change, sql, pair) for pair in gold for change, sql in mutants(pair[0])]
+    changes, predicted, golds = (list(column) for column in zip(*made, strict=True))
+    return Predictions(name, predicted, golds, *folders, changes=changes)
+
+
+def compare_mutants(
+    options: argparse.Namespace, executor: Executor
+) -> Iterator[Comparison | Mapping[str, Any]]:
+    """Compare on changed gold queries; then count those that each comparator takes for right."""
+    data = options.data
+    questions = json.loads((data / "bird_dev/dev.json").read_text())
+    birds = [(" ".join(one["SQL"].split()), one["db_id"]) for one in questions]
+    spiders = list(dict.fromkeys(spider_gold(data)))
+    files = [
+        mutated("Spider dev, changed", spiders, data / SPIDER, data / SUITE),
+        # Without a suite: Spider's program takes all files beside the database, which is one.
+        mutated("BIRD, changed", birds, data / BIRD),
+    ]
+    names = (*RULES, "bird_ex", "bird_soft_f1", "spider_ex", "spider_ts")
+    for file in files:
+        cases = file.cases()
+        judged = [one.scores for one in executor.judge(cases, names)]
+        ours = {name: [one[name] for one in judged] for name in names}
+        if options.spider:
+            for name in ("spider_ex", "spider_ts"):
+                official = ask_pairs(options, cases, on_suite=name == "spider_ts")
+                yield differences(file, name, official, ours[name])
+        if options.bird:
+            for name, metric in (("bird_ex", "ex"), ("bird_soft_f1", "f1")):
+                yield differences(file, name, ask_bird(options, file, metric), ours[name])
+        passing: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for change, one in zip(file.changes, judged, strict=True):
+            passing[change].update({name: int(one[name] == 1) for name in names}, mutants=1)
+        yield {file.name: passing}
+
+
 def compare_toolkit(data: Path, executor: Executor) -> Iterator[Comparison]:
     """Compare with the verdicts of IBM's toolkit, which its file of failures holds."""
     failures = read_failures(data)
     gold = [(one["gold"][0], one["db_id"]) for one in failures]
-    file = Predictions(FAILURES, [one["pred"] for one in failures], gold)
-    cases = spider_cases(data, file)
+    predicted = [one["pred"] for one in failures]
+    file = Predictions(FAILURES, predicted, gold, data / SPIDER, data / SUITE)
     for name, metric in (
         ("bag_ordered", "execution_accuracy"),
         ("bird_ex", "bird_execution_accuracy"),
     ):
         theirs = [float(one["metrics"][metric]) for one in failures]
-        yield differences(file, f"{name}, {metric}", theirs, scores(executor, cases, name))
+        yield differences(file, f"{name}, {metric}", theirs, scores(executor, file.cases(), name))
 
 
-def compare_spider(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
-    data = options.data
-    for file in spider_files(data):
-        cases = spider_cases(data, file)
-        for name, databases, keep in (
-            ("spider_ex", "spider_data/database", False),
-            ("spider_ts", "test_suite_database", False),
-            ("spider_ex_keep_distinct", "spider_data/database", True),
-            ("spider_ts_keep_distinct", "test_suite_database", True),
-        ):
-            job = {"databases": str(data / databases), "keep_distinct": keep}
-            answer = ask_spider(options, file, job)
-            ours = scores(executor, cases, name)
-            yield differences(file, name, answer["verdicts"], ours)
-        ours = [grade(case.gold) for case in cases]
-        yield differences(file, "hardness", answer["levels"], ours)
-
-
-def ask_spider(options: argparse.Namespace, file: Predictions, job: dict[str, Any]) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        gold, predicted = Path(folder) / "gold.sql", Path(folder) / "predicted.sql"
-        gold.write_text("".join(f"{sql}\t{name}\n" for sql, name in file.gold))
-        predicted.write_text("".join(f"{sql}\n" for sql in file.predicted))
-        files = {"gold": str(gold), "predicted": str(predicted)}
-        return ask(options.python, "spider", options.spider, files | job)
-
-
-def spider_cases(data: Path, file: Predictions) -> list[Case]:
-    folder = data / "test_suite_database"
-    suites = {name: tuple(sorted((folder / name).glob("*.sqlite"))) for _, name in file.gold}
-    return [
-        Case(sql, gold, data / f"spider_data/database/{name}/{name}.sqlite", suites[name])
-        for sql, (gold, name) in zip(file.predicted, file.gold, strict=True)
-    ]
+def compare_spider(
+    options: argparse.Namespace, executor: Executor, file: Predictions
+) -> Iterator[Comparison]:
+    answer: dict[str, Any] = {}
+    for ending, keep in (("", False), ("_keep_distinct", True)):
+        for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
+            answer = ask_spider(options, file, databases, keep_distinct=keep)
+            name = f"spider_{kind}{ending}"
+            yield differences(file, name, answer["verdicts"], scores(executor, file.cases(), name))
+    yield differences(file, "hardness", answer["levels"], [grade(gold) for gold, _ in file.gold])
 
 
 def compare_levels(options: argparse.Namespace) -> Iterator[Comparison]:
     """Compare the levels of all gold queries of Spider, by the schemas of tables.json."""
     folder = options.data / "spider_data"
-    schemas = {
-        one["db_id"]: schema(one) for one in json.loads((folder / "tables.json").read_text())
-    }
+    tables = json.loads((folder / "tables.json").read_text())
+    schemas = {one["db_id"]: schema(one) for one in tables}
     for name in ("train_spider.json", "dev_visible.json"):
         records = json.loads((folder / name).read_text())
         queries = [(one["query"], one["db_id"]) for one in records]
-        job = {"queries": queries, "schemas": schemas}
-        levels = ask(options.python, "spider_levels", options.spider, job)["levels"]
+        answer = ask(
+            options.python, "spider_levels", options.spider, queries=queries, schemas=schemas
+        )
         # A query that the official parser cannot read has no level: its program ends there.
-        read = [at for at, level in enumerate(levels) if not level.startswith("failed")]
+        read = [at for at, one in enumerate(answer["levels"]) if not one.startswith("failed")]
         file = Predictions(name, [], [queries[at] for at in read])
-        ours = [grade(queries[at][0]) for at in read]
-        yield differences(file, "hardness", [levels[at] for at in read], ours)
+        ours = [grade(sql) for sql, _ in file.gold]
+        yield differences(file, "hardness", [answer["levels"][at] for at in read], ours)
 
 
 def schema(entry: Any) -> dict[str, list[str]]:
@@ -192,77 +271,11 @@ def schema(entry: Any) -> dict[str, list[str]]:
     return tables
 
 
-def bird_files(data: Path) -> Iterator[Predictions]:
-    questions = json.loads((data / "bird_dev/dev.json").read_text())
-    for path in sorted((data / "predictions").glob("bird_*/*.jsonl")):
-        records = [json.loads(line) for line in read_lines(path)]
-        # The gold queries are in SQLite's dialect; predictions in another one may run all the same.
-        sqlite = {one["question_id"]: one["SQL"] for one in questions}
-        gold = [(" ".join(sqlite[one["question_id"]].split()), one["db_id"]) for one in records]
-        predicted = [one["pred"] for one in records]
-        yield Predictions(f"{path.parent.name}/{path.name}", predicted, gold)
-
-
-def bird_cases(data: Path, file: Predictions) -> list[Case]:
-    folder = data / "bird_dev/dev_databases"
-    return [
-        Case(sql, gold, folder / name / f"{name}.sqlite")
-        for sql, (gold, name) in zip(file.predicted, file.gold, strict=True)
-    ]
-
-
-def compare_bird(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
-    for file in bird_files(options.data):
-        cases = bird_cases(options.data, file)
-        for metric, name in (("ex", "bird_ex"), ("f1", "bird_soft_f1"), ("ves", "bird_r_ves")):
-            if metric == "ves" and not options.r_ves:
-                continue
-            answer = ask_bird(options, file, metric)
-            ours = scores(executor, cases, name)
-            official = [float(one) for one in answer["verdicts"]]
-            if metric == "ves":
-                again = [float(one) for one in ask_bird(options, file, metric)["verdicts"]]
-                yield from compare_ves(file, official, again, ours)
-            else:
-                yield differences(file, name, official, ours)
-
-
-def compare_ves(
-    file: Predictions, official: Sequence[float], again: Sequence[float], ours: Sequence[float]
-) -> Iterator[Comparison]:
-    """Compare which predictions are rewarded; how much, with what two official runs differ by."""
-    first, second = ([reward**0.5 for reward in rewards] for rewards in (official, again))
-    rewarded = [[float(score > 0) for score in scores] for scores in (first, ours)]
-    yield differences(file, "bird_r_ves above 0", *rewarded)
-    means = [100 * sum(scores) / len(scores) for scores in (first, second, ours)]
-    equal = [
-        sum(abs(one - other) < 1e-9 for one, other in zip(first, others, strict=True) if one)
-        for others in (second, ours)
-    ]
-    print(
-        f"{file.name}: R-VES {means[0]:.2f}, official again {means[1]:.2f}, ours {means[2]:.2f}; "
-        f"of {sum(rewarded[0]):.0f} rewards above 0 equal {equal[0]} and {equal[1]}",
-        flush=True,
-    )
-
-
-def ask_bird(options: argparse.Namespace, file: Predictions, metric: str) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        gold, predicted = Path(folder) / "gold.sql", Path(folder) / "predicted.json"
-        gold.write_text("".join(f"{sql}\t{name}\n" for sql, name in file.gold))
-        entries = {
-            str(number): f"{sql}\t----- bird -----\t{name}"
-            for number, (sql, (_, name)) in enumerate(zip(file.predicted, file.gold, strict=True))
-        }
-        predicted.write_text(json.dumps(entries))
-        databases = f"{options.data / 'bird_dev/dev_databases'}/"
-        job = {"gold": str(gold), "predicted": str(predicted), "databases": databases}
-        folder = options.bird / "evaluation"
-        return ask(options.python, "bird", folder, job | {"metric": metric})
-
-
 def compare_rewards(options: argparse.Namespace) -> Comparison:
-    """Compare the reward of ratios of times, drawn with outliers and near the limits of bins."""
+    """Compare R-VES's reward of ratios of times, drawn with outliers and near the limits of bins.
+
+    R-VES itself is a measurement, which the official program does not repeat either.
+    """
     rng = random.Random(0)
     ratios = []
     for _ in range(500):
@@ -270,55 +283,42 @@ def compare_rewards(options: argparse.Namespace) -> Comparison:
         drawn = [middle * rng.lognormvariate(0, 0.2) for _ in range(100)]
         drawn[: rng.randrange(4)] = [middle * 50] * rng.randrange(4)
         ratios.append(drawn)
-    job = {"ratios": ratios}
-    official = ask(options.python, "ves_rewards", options.bird / "evaluation", job)["rewards"]
+    answer = ask(options.python, "ves_rewards", options.bird / "evaluation", ratios=ratios)
     file = Predictions("drawn ratios", [], [("", "")] * len(ratios))
-    return differences(file, "reward of R-VES", official, [ves_reward(one) for one in ratios])
+    ours = [ves_reward(one) for one in ratios]
+    return differences(file, "reward of R-VES", answer["rewards"], ours)
 
 
-def compare_omnisql(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
-    folder = options.omnisql / "train_and_evaluate"
-    for file in bird_files(options.data):
-        cases = bird_cases(options.data, file)
-        databases = str(options.data / "bird_dev/dev_databases")
-        records = [{"question": "", "SQL": sql, "db_id": name} for sql, name in file.gold]
-        with tempfile.TemporaryDirectory() as place:
-            # The program tells BIRD's files by their names.
-            files = {name: Path(place) / f"{name}_bird.json" for name in ("gold", "predicted")}
-            files["gold"].write_text(json.dumps(records))
-            files["predicted"].write_text(
-                json.dumps([{"pred_sqls": [sql]} for sql in file.predicted])
-            )
-            job = {name: str(path) for name, path in files.items()} | {"databases": databases}
-            answer = ask(options.python, "omnisql_bird", folder, job)
-        yield differences(
-            file, "omnisql_bird", answer["verdicts"], scores(executor, cases, "omnisql_bird")
-        )
-    if options.spider:
-        for file in spider_files(options.data):
-            yield from compare_omnisql_spider(options, executor, file)
+def compare_omnisql_bird(
+    options: argparse.Namespace, executor: Executor, file: Predictions
+) -> Comparison:
+    records = [{"question": "", "SQL": sql, "db_id": name} for sql, name in file.gold]
+    with tempfile.TemporaryDirectory() as place:
+        # The program tells BIRD's files by their names.
+        files = {name: Path(place) / f"{name}_bird.json" for name in ("gold", "predicted")}
+        files["gold"].write_text(json.dumps(records))
+        files["predicted"].write_text(json.dumps([{"pred_sqls": [sql]} for sql in file.predicted]))
+        job = {name: str(path) for name, path in files.items()} | {"databases": str(file.folder)}
+        answer = ask(options.python, "omnisql_bird", options.omnisql / "train_and_evaluate", **job)
+    ours = scores(executor, file.cases(), "omnisql_bird")
+    return differences(file, "omnisql_bird", answer["verdicts"], ours)
 
 
 def compare_omnisql_spider(
     options: argparse.Namespace, executor: Executor, file: Predictions
 ) -> Iterator[Comparison]:
     """Let OmniSQL write the predictions, and Spider's program judge what it wrote."""
-    data = options.data
-    with tempfile.TemporaryDirectory() as place:
-        gold, predicted = Path(place) / "gold.sql", Path(place) / "predicted.json"
-        gold.write_text("".join(f"{sql}\t{name}\n" for sql, name in file.gold))
-        predicted.write_text(json.dumps([{"pred_sqls": [sql]} for sql in file.predicted]))
-        files = {"gold": str(gold), "predicted": str(predicted)}
-        job = files | {"databases": str(data / "spider_data/database")}
+    with file.staged() as job, tempfile.NamedTemporaryFile("w", suffix=".json") as predicted:
+        json.dump([{"pred_sqls": [sql]} for sql in file.predicted], predicted)
+        predicted.flush()
         folder = options.omnisql / "train_and_evaluate"
-        written = ask(options.python, "omnisql_spider", folder, job)["written"]
-    theirs = Predictions(file.name, written, file.gold)
-    cases = spider_cases(data, file)
-    for name, databases in (("ex", "spider_data/database"), ("ts", "test_suite_database")):
-        job = {"databases": str(data / databases), "keep_distinct": False}
-        verdicts = ask_spider(options, theirs, job)["verdicts"]
-        what = f"omnisql_spider_{name}"
-        yield differences(file, what, verdicts, scores(executor, cases, what))
+        job = {"gold": job["gold"], "predicted": predicted.name, "databases": str(file.folder)}
+        written = ask(options.python, "omnisql_spider", folder, **job)["written"]
+    theirs = Predictions(file.name, written, file.gold, file.folder, file.suites)
+    for kind, databases in (("ex", SPIDER), ("ts", SUITE)):
+        verdicts = ask_spider(options, theirs, databases, keep_distinct=False)["verdicts"]
+        name = f"omnisql_spider_{kind}"
+        yield differences(file, name, verdicts, scores(executor, file.cases(), name))
 
 
 def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator[Comparison]:
@@ -326,24 +326,60 @@ def compare_spider2(options: argparse.Namespace, executor: Executor) -> Iterator
         cases = dict(stage(options.data / "spider2-lite", Path(place)))
         job = {"stage": place, "predicted": f"{place}/predicted", "gold": f"{place}/gold"}
         folder = options.spider2 / "spider2-lite/evaluation_suite"
-        found = ask(options.python, "spider2", folder, job)["verdicts"]
-        ours = scores(executor, list(cases.values()), "spider2_local")
-        queries = [case.predicted for case in cases.values()]
-        file = Predictions("gold results, changed", queries, [(name, "") for name in cases])
-        yield differences(file, "spider2_local", [found[name] for name in cases], ours)
+        found = ask(options.python, "spider2", folder, **job)["verdicts"]
+        yield compare_instances(executor, cases, "spider2_local", found)
         if options.omnisql:
             chosen = stage_omnisql(Path(place), cases)
-            job = {
-                "results": f"{place}/gold/exec_result",
-                "databases": f"{place}/omnisql",
-                **{name: f"{place}/{name}.json" for name in ("gold", "predicted", "standards")},
-            }
+            job = {name: f"{place}/{name}.json" for name in ("gold", "predicted", "standards")}
+            job |= {"results": f"{place}/gold/exec_result", "databases": f"{place}/omnisql"}
             program = options.omnisql / "train_and_evaluate"
-            found = ask(options.python, "omnisql_spider2", program, job)["verdicts"]
-            ours = scores(executor, list(chosen.values()), "omnisql_spider2")
-            queries = [case.predicted for case in chosen.values()]
-            file = Predictions("gold results, changed", queries, [(name, "") for name in chosen])
-            yield differences(file, "omnisql_spider2", [found[name] for name in chosen], ours)
+            found = ask(options.python, "omnisql_spider2", program, **job)["verdicts"]
+            yield compare_instances(executor, chosen, "omnisql_spider2", found)
+
+
+def compare_instances(
+    executor: Executor, cases: Mapping[str, Case], name: str, found: Mapping[str, Any]
+) -> Comparison:
+    queries = [case.predicted for case in cases.values()]
+    file = Predictions("gold results, changed", queries, [(one, "") for one in cases])
+    ours = scores(executor, list(cases.values()), name)
+    return differences(file, name, [found[one] for one in cases], ours)
+
+
+def ask_spider(
+    options: argparse.Namespace, file: Predictions, databases: str, *, keep_distinct: bool
+) -> Any:
+    with file.staged() as job:
+        return ask(
+            options.python,
+            "spider",
+            options.spider,
+            gold=job["gold"],
+            predicted=job["lines"],
+            databases=str(options.data / databases),
+            keep_distinct=keep_distinct,
+        )
+
+
+def ask_pairs(options: argparse.Namespace, cases: Sequence[Case], *, on_suite: bool) -> list[Any]:
+    files = [case.suite[0] if on_suite else case.database for case in cases]
+    pairs = [(case.predicted, case.gold, str(one)) for case, one in zip(cases, files)]  # noqa: B905
+    return ask(options.python, "spider_pairs", options.spider, pairs=pairs, keep_distinct=False)[
+        "verdicts"
+    ]
+
+
+def ask_bird(options: argparse.Namespace, file: Predictions, metric: str) -> list[Any]:
+    with file.staged() as job:
+        return ask(
+            options.python,
+            "bird",
+            options.bird / "evaluation",
+            gold=job["gold"],
+            predicted=job["bird"],
+            databases=f"{file.folder}/",
+            metric=metric,
+        )["verdicts"]
 
 
 def scores(executor: Executor, cases: Sequence[Case], name: str) -> list[float]:
@@ -364,6 +400,7 @@ def differences(
             "ours": ours[at],
             "gold": file.gold[at][0],
             "predicted": file.predicted[at] if file.predicted else "",
+            "change": file.changes[at] if file.changes else "",
         }
         for at, (one, other) in enumerate(zip(theirs, ours, strict=True))
         if not is_same(one, other)
@@ -385,10 +422,11 @@ def read_lines(path: Path) -> list[str]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the shared data")
-    parser.add_argument("--python", type=Path, required=True, help="interpreter of the programs")
+    parser.add_argument("--python", type=Path, help="interpreter of the programs")
     for name in ("spider", "bird", "omnisql", "spider2"):
         parser.add_argument(f"--{name}", type=Path, help="folder of the program's repository")
-    parser.add_argument("--r-ves", action="store_true", help="also measure R-VES; takes minutes")
+    parser.add_argument("--mutations", action="store_true", help="changed gold queries instead")
+    parser.add_argument("--only", default="", help="files of predictions with this in their names")
     parser.add_argument("--out", type=Path, help="JSON file of all comparisons")
     return parser.parse_args()
 

@@ -1,32 +1,43 @@
-"""The pages for people name only what exists, and the example of the README runs."""
+"""The pages for people name only what exists, and their commands and examples work."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
+import shlex
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
 
-from launch.config import JobConfig
+from docs.generate import fill
+from launch.config import JobConfig, load_config
+from rewards.columns import binary_accuracy, csmr, fractional_accuracy
+from sqlenv.config import ExecutorConfig
+from sqlenv.evaluators.comparators import COMPARATORS, Case
+from sqlenv.executor import Executor
+from sqlenv.types import Table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAPERS = ROOT / "docs" / "papers.md"
+EVALUATION = ROOT / "docs" / "evaluation.md"
+LOG = ROOT / "docs" / "LOG.md"  # also names scripts that are gone
 
 _NAME = re.compile(r"`((?:minirl|sqlenv|rewards|launch)(?:\.\w+)*):([\w.]+)`")
 _TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 _SETTING = re.compile(r"`([a-z_0-9]+(?:\.[a-z_0-9]+)+)=(-?[\w.]+)`")
 _FILE = re.compile(r"`((?:minirl|sqlenv|rewards|launch|tests|docs)/[\w./-]*)`")
-_LINK = re.compile(r"\]\(([^)#:]+)\)")
+_RUNS = re.compile(r"launch\.\w|launch/|benchmarks/|minirl-sql:")
+_LINK = re.compile(r"\]\(([^)#:]*)(?:#([\w-]+))?\)")
 
 
 def found(pattern: re.Pattern[str], page: Path) -> list[Any]:
@@ -64,8 +75,16 @@ def test_names_exist(page):
         assert name in names_in(ROOT / path), f"{path}::{name}"
     for path in found(_FILE, page):
         assert (ROOT / path).exists(), path
-    for link in found(_LINK, page):
-        assert (page.parent / link).exists(), link
+    for link, anchor in found(_LINK, page):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the names that a page's headings have as targets of links."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one).lower().replace(" ", "-") for one in headings}
 
 
 def test_every_function_of_a_paper_has_a_test():
@@ -102,19 +121,96 @@ def test_settings_named_with_a_value_have_it_as_default():
         assert yaml.safe_load(text) in values, f"{key}={text}: the default is {values}"
 
 
-def test_the_example_of_the_readme_prints_what_it_says(tmp_path):
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_tables_from_the_code_are_up_to_date(page):
+    text = page.read_text(encoding="utf-8")
+    assert fill(text) == text, "run python docs/generate.py"
+
+
+def commands(page: Path) -> list[list[str]]:
+    """List the words of every command of ours, those of indented blocks."""
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"(?m)^    (?! ).*(?:\n {5,}\S.*)*", text)
+    joined = [re.sub(r"\\\n *", " ", block) for block in blocks]
+    return [shlex.split(line, comments=True) for line in joined if _RUNS.search(line)]
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one != LOG], ids=lambda page: page.name)
+def test_commands_are_ones_that_we_have(page):
+    sources = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("launch/**/*.py"))
+    for words in commands(page):
+        for word in words:
+            if word.startswith(("launch/", "tests/", "benchmarks/")):
+                assert (ROOT / word).exists(), word
+        modules = [word for word in words if word.startswith("launch.")]
+        for module in modules:
+            assert module_file(module).exists(), module
+        flags = [word for word in words if word.startswith("--")] if modules else []
+        for flag in flags:
+            assert flag in sources or flag[2:].replace("-", "_") in sources, (flag, words)
+
+
+_OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_\-0-9]+)*=")
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one != LOG], ids=lambda page: page.name)
+def test_settings_of_commands_agree(page):
+    for words in commands(page):
+        if any(word.startswith(("launch.report", "benchmarks/")) for word in words):
+            continue
+        overrides = [word for word in words if _OVERRIDE.match(word)]
+        named = dict(pairwise(words)).get("--cfg", "")
+        is_ours = (ROOT / "launch" / "configs" / named).is_file()
+        load_config(named if is_ours else "progress.yaml", overrides)
+
+
+def test_examples_of_evaluators_are_judged_as_the_page_says(tmp_path):
+    lines = EVALUATION.read_text(encoding="utf-8")
+    lines = lines[lines.index("| gold |") :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in lines]
+    (_, _, *names), _, *rows = rows
+    path = tmp_path / "pet.sqlite"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE pet (name TEXT, age INT)")
+        pets = [("ann", 3), ("bob", 5), ("cid", 5), ("ann", 9)]
+        db.executemany("INSERT INTO pet VALUES (?, ?)", pets)
+    columns = {"ex_f": fractional_accuracy, "ex_b": binary_accuracy, "csmr": csmr}
+    assert len(rows) > 10
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        cases = [Case(predicted, gold, path) for gold, predicted, *_ in rows]
+        judged = executor.judge(cases, [name for name in names if name in COMPARATORS])
+        for (gold, predicted, *told), one in zip(rows, judged, strict=True):
+            tables = [executor.execute(path, sql) for sql in (predicted, gold)]
+            assert all(isinstance(table, Table) for table in tables)
+            scores = {**one.scores} | {name: score(*tables) for name, score in columns.items()}
+            expected = [float(cell) for cell in told]
+            assert [scores[name] for name in names] == pytest.approx(expected, abs=5e-4), predicted
+
+
+def test_every_comparator_is_named():
+    assert set(COMPARATORS) <= set(re.findall(r"`([a-z0-9_]+)`", EVALUATION.read_text("utf-8")))
+
+
+def test_the_examples_print_what_the_pages_say(tmp_path):
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL)
-    (_, code), (_, expected) = blocks
+    (_, code), (_, expected) = re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL)
     without_jax = "\nimport sys\nassert not {'jax', 'flax', 'minirl'} & set(sys.modules)\n"
     for _ in range(2):  # what the first run made does not stand in the way of the second
-        run = subprocess.run(
-            [sys.executable, "-c", code + without_jax],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=110,
-        )
-        assert (run.stdout, run.stderr) == (expected, "")
+        assert run(code + without_jax, tmp_path) == expected
+    text = (ROOT / "docs" / "executor.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)  # on the same database
+    assert run(code + without_jax, tmp_path) == "('name',) (('Ada',),)\n"
+
+
+def run(code: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+    assert done.stderr == ""
+    return done.stdout

@@ -51,7 +51,7 @@ def check_data(config: JobConfig, split: Split) -> None:
     if not root.is_dir():
         raise UserError(
             f"data.root: there is no folder {root.absolute()}; download the data there "
-            "(README, 'Data') or set data.root=FOLDER"
+            "(docs/data.md) or set data.root=FOLDER"
         )
     for number, source in enumerate(rooted(config.data.of(split), root).sources):
         try:
@@ -148,6 +148,6 @@ def check_model(config: JobConfig) -> None:
         check_folder(config.model.path)
     except ModelError as error:
         raise UserError(
-            f"model.path: {error}; download the weights there (README, 'Weights') or set "
+            f"model.path: {error}; download the weights there (docs/training.md) or set "
             "model.path=FOLDER"
         ) from None

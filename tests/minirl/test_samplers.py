@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks._scripted_server import scripted
 from minirl.config import SamplerConfig, SglangConfig
 from minirl.errors import UserError
 from minirl.model.lora import split
@@ -20,6 +19,7 @@ from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import gather_metrics, make_sampler
 
 from .fake_sglang import Fake
+from .scripted_server import scripted
 
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 

@@ -219,7 +219,7 @@ def test_wrong_settings_are_one_line(settings, words):
 
 def readme_lines(library: str) -> str:
     """Return the lines that the README shows to a user of a library."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
     name = {"trl": "TRL", "verl": "verl", "skyrl": "SkyRL-gym"}[library]
     (block,) = re.findall(rf"^{name}, with .*:\n\n((?: {{4}}.*\n)+)", text, re.MULTILINE)
     return textwrap.dedent(block)

@@ -2,7 +2,7 @@
 
     python tests/rewards/adapters/skyrl_step.py FOLDER LINES
 
-LINES are the README's, which make `env` out of `row`. Needs skyrl-gym (`pip install . skyrl-gym`).
+LINES are those of docs/rewards.md, which make `env` out of `row`. Needs skyrl-gym.
 Prints one JSON object.
 """
 
@@ -54,7 +54,7 @@ def main(folder: Path, lines: str) -> None:
         for family in families
     }
     names: dict[str, Any] = {"row": row_of(database)}
-    exec(lines, names)  # noqa: S102  (the README's own lines)
+    exec(lines, names)  # noqa: S102  (the page's own lines)
     told["readme"] = [names["env"].step(reply) for reply in REPLIES["diagnosed"]]
     sys.stdout.write(json.dumps(told) + "\n")
 

@@ -2,7 +2,7 @@
 
     python tests/rewards/adapters/trl_step.py FOLDER LINES
 
-LINES are the README's, which make `trainer`.
+LINES are those of docs/rewards.md, which make `trainer`.
 Needs TRL beside the `cpu` extra (`pip install '.[cpu]' trl`).
 Prints one JSON object.
 """
@@ -56,7 +56,7 @@ def main(folder: Path, lines: str) -> None:
         "args": settings(folder),
         "dataset": Dataset.from_list(rows[:ROWS]),
     }
-    exec(lines, names)  # noqa: S102  (the README's own lines)
+    exec(lines, names)  # noqa: S102  (the page's own lines)
     names["trainer"].train()
     steps = names["trainer"].state.global_step
     told["readme"] = {"steps": steps, "reward": names["reward"].__name__}

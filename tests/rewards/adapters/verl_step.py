@@ -2,7 +2,7 @@
 
     python tests/rewards/adapters/verl_step.py FOLDER LINES
 
-LINES are the README's overrides of verl's settings. Needs verl (`pip install . verl`).
+LINES are docs/rewards.md's overrides of verl's settings. Needs verl (`pip install . verl`).
 Prints one JSON object.
 """
 

@@ -1,6 +1,6 @@
 """A server of canned bytes that speaks as SGLang does: for measuring clients, never the server.
 
-    python benchmarks/_scripted_server.py ANSWER_S ID,ID,...
+    python tests/minirl/scripted_server.py ANSWER_S ID,ID,...
 
 Prints its port. Every reply is the ids given here, some time after its request; requests are not
 parsed but looked through. Nothing is checked.
@@ -134,7 +134,7 @@ def _template(ids: tuple[int, ...]) -> bytes:
 
 async def _serve() -> None:
     server = await asyncio.get_running_loop().create_server(Scripted, "127.0.0.1", 0, backlog=4096)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201
     await server.serve_forever()
 
 
