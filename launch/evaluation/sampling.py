@@ -74,8 +74,8 @@ class Evaluator:
         self._sampler = make_sampler(
             model, config, tokenizer, group_size=decode.samples, seed=seed, servers=servers
         )
-        # Servers have other weights until they are told.
-        self._start = None if servers is None else split(model)[1]
+        # Told when they are first needed: whoever sets others first does without a copy of these.
+        self._start: Any = split(model)[1]
 
     def set_weights(self, params: Any, *, version: int) -> None:
         """Measure these weights next, once: the memory of their copy is given back then."""

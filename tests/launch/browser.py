@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import shlex
 import subprocess
 from base64 import b64decode
 from collections.abc import Generator
@@ -142,15 +143,11 @@ def browser(folder: Path) -> Generator[Browser]:
         f"--user-data-dir={folder}",
     ]  # fmt: skip
 
-    def connect() -> None:
-        # Its ends are 3 and 4; they may have been others' numbers.
-        ours, theirs = os.dup(from_us), os.dup(to_us)
-        os.dup2(ours, 3)
-        os.dup2(theirs, 4)
-
+    # Its ends are 3 and 4. A shell moves them there: JAX warns of a fork, which preexec_fn needs.
+    command = f"exec {shlex.join(line)} 3<&{from_us} 4>&{to_us}"
     process = subprocess.Popen(
-        line, preexec_fn=connect, close_fds=False, stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        ["bash", "-c", command], pass_fds=(from_us, to_us),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
         yield Browser(to_it, from_it)

@@ -151,12 +151,12 @@ DAMAGES: dict[str, Damage] = {
     ),
     "lists without end": Damage(
         lambda r: (r / "dev.json").write_text("[" * DEEP),
-        ("dev.json: ", "levels"),
+        ("dev.json: ", "broken JSON"),
         (EVAL, SCORE),
     ),
     "objects within objects": Damage(
         lambda r: (r / "dev.json").write_text('[{"a":' + '{"b": ' * DEEP + "1" + "}" * DEEP),
-        ("dev.json: ", "levels"),
+        ("dev.json: ", "broken JSON"),
         (EVAL, SCORE),
     ),
     "a blank gold query": Damage(

@@ -80,7 +80,7 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny
         ([*train, "--processes", "2"], "--processes N and --process I belong together"),
         ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "from 0 to 1"),
         (["launch.score"], "give one pair (--db, --gold and --pred), a file of pairs (--file)"),
-        ([*evaluate, "--decode", "beam"], "--decode beam: write greedy or vote@n"),
+        ([*evaluate, "--decode", "beam"], "--decode beam: write greedy, vote@n"),
         ([*evaluate, "--checkpoint", away], f"--checkpoint {away}: no such folder"),
         ([*evaluate, "--data", "dev"], "invalid choice: 'dev'"),
         ([*train, "train.lora={}", "train.optimizer.kind=muon"], "train.optimizer.kind: muon"),

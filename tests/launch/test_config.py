@@ -101,7 +101,6 @@ def test_a_wrong_setting_is_named_with_its_path(override, words):
         ("sampler.max_reply_tokens=9999", "larger than sampler.max_response_tokens"),
         ("env.wrapping=fence", "env.wrapping: the progressive reward judges the <sql> tag"),
         ("warm_start.optimizer.schedule=ramp_cosine", "warm_start.optimizer.warmup_steps: "),
-        ("warm_start.optimizer.lr_ramp=code", "warm_start.optimizer.lr_ramp: "),
         ("train.mini_batches=17", "train.mini_batches: 17 are more than"),
         ("model.tiny.heads=5", "model.tiny.kv_heads: 4 does not divide heads = 5"),
         ("model.tiny.hidden_size=129", "model.tiny.hidden_size: 129 is not a multiple of"),
@@ -315,5 +314,5 @@ def test_decoding_is_greedy_or_a_vote():
     assert Decode.parse("vote@8", vote_temperature=0.8) == Decode(8, 0.8)
     assert Decode.parse("pass@2", vote_temperature=0.6, top_p=0.95) == Decode(2, 0.6, "pass", 0.95)
     for text in ("vote", "vote@", "vote@0", "vote@-1", "vote@x", "Greedy", "beam@4", ""):
-        with pytest.raises(UserError, match="write greedy or vote@n"):
+        with pytest.raises(UserError, match="write greedy, vote@n"):
             Decode.parse(text, vote_temperature=0.8)
