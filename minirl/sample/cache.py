@@ -71,8 +71,7 @@ class CacheShape:
     @property
     def own_lengths(self) -> tuple[int, ...]:
         """Return how many positions of each slot a decode program may look at."""
-        parts = (_rounded(self.own_tokens // 4), _rounded(self.own_tokens // 2), self.own_tokens)
-        return tuple(sorted(set(parts)))
+        return tuple(sorted({_rounded(self.own_tokens // 2), self.own_tokens}))
 
     @property
     def tokens(self) -> int:

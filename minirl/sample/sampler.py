@@ -87,6 +87,7 @@ class NativeSampler:
         self._cache: Cache | None = None
         self._model: Decoder | None = None
         self._version = 0
+        self._compiled = decode.compilations()
 
     def set_weights(self, weights: nnx.State, *, version: int) -> None:
         """Sample with a copy of these weights, in the type of the computation.
@@ -105,7 +106,7 @@ class NativeSampler:
     def numbers(self) -> dict[str, float]:
         """Return metrics since the weights were set, and the programs compiled so far."""
         cut = {TOP_P_CUT: self._cut / max(self._cut_tokens, 1)} if self._config.top_p < 1 else {}
-        return cut | {"time/sampler_compilations": float(decode.compilations())}
+        return cut | {"time/sampler_compilations": float(decode.compilations() - self._compiled)}
 
     def free_memory(self) -> None:
         """Give the memory of the copy and of the cache back; `set_weights` takes it again."""

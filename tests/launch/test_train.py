@@ -246,17 +246,17 @@ def test_evaluation_agrees_with_training(command, place, tiny):
     ours, theirs = place / "after", place / "finished" / "after"
     for name in ("predictions.jsonl", "predictions.sql", "predictions_bird.json"):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes()
-    result, trained = (
-        json.loads((folder / "result.json").read_text()) for folder in (ours, place / "finished")
-    )
-    assert (result["ex"], result["questions"]) == (trained["ex_after"], 6)
-    assert result["checkpoint"] == f"finished/checkpoints/{trained['best_step']}"
-    assert sum(part["questions"] for part in result["difficulty"].values()) == 6
+    result = json.loads((ours / "verdicts.json").read_text())
+    trained = json.loads((place / "finished" / "result.json").read_text())
+    said = result["settings"]
+    assert (result["measures"]["set"]["mean"], said["questions"]) == (trained["ex_after"], 6)
+    assert said["model"]["checkpoint"] == f"finished/checkpoints/{trained['best_step']}"
+    assert sum(part["questions"] for part in result["parts"]["difficulty"].values()) == 6
     # Another decoding does not go into the same folder.
     done = command("launch.eval", *line, "--decode", "vote@2", cwd=place)
     assert done.returncode == 2
     assert "decode is 'greedy' there and 'vote@2' here" in done.stderr
-    assert json.loads((ours / "result.json").read_text()) == result
+    assert json.loads((ours / "verdicts.json").read_text()) == result
 
 
 def test_evaluation_on_a_test_set(command, place, tiny):
@@ -326,7 +326,7 @@ def test_damaged_checkpoints_are_told_in_one_line_each(command, place, tiny, tmp
     codes = done.stdout.split()
     assert len(codes) == len(names), done.stderr
     # Reading needs not every file.
-    assert codes.count("2") >= len(names) // 3
+    assert codes.count("2") >= len(names) // 4
     said = done.stderr.splitlines()
     assert len(said) == codes.count("2"), done.stderr
     assert all("checkpoints/3: the checkpoint cannot be read" in line for line in said)
