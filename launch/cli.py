@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -301,6 +302,7 @@ def _hush() -> None:
             tell(unraisable)
 
     sys.unraisablehook = hush
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
 def use_accelerator(name: str, processes: ProcessOptions | None = None) -> None:
