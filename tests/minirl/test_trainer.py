@@ -145,6 +145,7 @@ def test_start_weights_are_kept_where_a_kl_is_wanted(toy, tmp_path, changes, has
 
 def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path):
     batching = BatchingConfig(groups_per_batch=1, pack=True, prompt_multiple=8, answer_multiple=8)
+    jax.clear_caches()  # programs of other tests
     trainer = toy_run.make_trainer(toy, tmp_path, steps=2, batching=batching, validate=nothing)
     trainer.run(ignore)
     for thread in threading.enumerate():
