@@ -103,7 +103,8 @@ class Block(nnx.Module):
         rngs = nnx.Rngs(key)
 
         def normal(outputs: int, inputs: int, *, fan_in: int) -> nnx.Param:
-            drawn = jax.random.normal(rngs.params(), (outputs, inputs), param_dtype)
+            # Drawn as [in, out]: a seed's model does not depend on how its matrices lie.
+            drawn = jax.random.normal(rngs.params(), (inputs, outputs), param_dtype).T
             return nnx.Param(drawn * fan_in**-0.5)
 
         def constant(size: int, *, value: float) -> nnx.Param:
