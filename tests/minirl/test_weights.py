@@ -270,4 +270,4 @@ def test_loading_holds_the_model_once(tmp_path):
     command = [sys.executable, "-c", MEASURE, str(tmp_path)]
     root = Path(__file__).parents[2]
     run = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=100)
-    assert 0.8 * model_bytes < int(run.stdout) < 1.5 * model_bytes
+    assert 0.8 * model_bytes < int(run.stdout) < 1.8 * model_bytes  # twice would be 2
