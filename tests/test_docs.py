@@ -161,7 +161,7 @@ def test_settings_of_commands_agree(page):
         overrides = [word for word in words if _OVERRIDE.match(word)]
         named = dict(pairwise(words)).get("--cfg", "")
         is_ours = (ROOT / "launch" / "configs" / named).is_file()
-        load_config(named if is_ours else "progress.yaml", overrides)
+        assert load_config(named if is_ours else "progress.yaml", overrides)
 
 
 def test_examples_of_evaluators_are_judged_as_the_page_says(tmp_path):

@@ -19,6 +19,7 @@ from launch import plan
 from launch.build import arrange
 from launch.cli import USER_ERRORS
 from launch.config import load_config
+from minirl.config import GuardConfig
 from minirl.errors import UserError
 from minirl.model.config import read_config
 from minirl.model.sharding import make_mesh
@@ -76,8 +77,9 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert (found["devices"], found["mesh"]) == (4, {"data": 1, "fsdp": 4, "tensor": 1})
     memory = found["update_memory_bytes"]
     assert found["update_bytes"] == pytest.approx(sum(memory.values()))
-    # AdamW keeps two numbers beside each weight.
-    assert memory["optimizer"] == pytest.approx(2 * memory["weights"], abs=256)
+    # AdamW keeps two numbers beside each weight, and the guard the norms of the last updates.
+    norms = 4 * GuardConfig().window
+    assert memory["optimizer"] == pytest.approx(2 * memory["weights"] + norms, abs=64)
     # Each of four devices has two of the eight groups, and all answers of both fit.
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (2, 4)
     assert found["micro_batches"] == 1

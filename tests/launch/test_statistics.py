@@ -56,11 +56,11 @@ def test_the_interval_of_a_gain_ends_where_its_test_refuses(first, second, count
             return chance**first * (chance + limit) ** second * both ** (count - first - second)
 
         lowest, most = max(0.0, -limit), (1 - limit) / 2
-        grid = [lowest + (most - lowest) * step / 50_000 for step in range(50_001)]
+        grid = [lowest + (most - lowest) * step / 200_000 for step in range(200_001)]
         chance = max(grid, key=likelihood)
         variance = count * (2 * chance + limit - limit**2)
         errors = abs(second - first - count * limit) / variance**0.5
-        assert errors == pytest.approx(Z, abs=1e-2)
+        assert errors == pytest.approx(Z, abs=1e-3)
 
 
 def test_a_difference_on_every_question_is_as_sure_as_their_number():
