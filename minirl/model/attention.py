@@ -146,8 +146,10 @@ def _attend_forward(
     parts = []
     for keys, is_causal in zip(sets, causal, strict=True):
         out, lse = kernel.forward(_by_key_row(q_BTHE, keys), _flat(keys), causal=is_causal)
-        parts.append(Partial(out.reshape(q_BTHE.shape), lse.reshape(q_BTHE.shape[:3])))
-    joined = parts[0] if len(parts) == 1 else join(parts)
+        values = out.reshape(q_BTHE.shape).astype(jnp.float32)
+        lse_BTH1 = lse.reshape(*q_BTHE.shape[:3], 1)
+        parts.append(Partial(values, lse_BTH1, jnp.ones_like(lse_BTH1)))
+    joined = join(parts)
     out_BTHE = joined.out.astype(q_BTHE.dtype)
     return out_BTHE, (q_BTHE, sets, out_BTHE, joined.lse)
 

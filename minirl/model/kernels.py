@@ -51,10 +51,21 @@ class KeySet(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Attention to one set of keys, of queries in any shape."""
+    """Attention to one set of keys, of queries in any shape, in fp32 and not normalised."""
 
-    out: Float[Array, "... E"]  # normalised over the set; finite where a query sees no key of it
-    lse: Float[Array, "..."]  # of the scores, in fp32; far below all others where no key is seen
+    values: Float[Array, "... E"]  # sum over the keys of exp(score - peak) v
+    peak: Float[Array, "... 1"]
+    total: Float[Array, "... 1"]  # sum of exp(score - peak)
+
+    @property
+    def out(self) -> Float[Array, "... E"]:
+        """Normalised values; finite where a query sees no key."""
+        return self.values / self.total
+
+    @property
+    def lse(self) -> Float[Array, "..."]:
+        """The log-sum-exp of the scores; far below all others where a query sees no key."""
+        return (self.peak + jnp.log(self.total))[..., 0]
 
 
 @dataclass(frozen=True)
@@ -75,21 +86,25 @@ class Kernel:
 
 
 def partial_attention(scores: Float[Array, "... Q L"], v: Float[Array, "... L E"]) -> Partial:
-    """Attend to one set of keys, from scores in fp32 of scaled queries; values are in fp32."""
+    """Attend to one set of keys, from scores in fp32 of scaled queries."""
     peak = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - peak)
     total = weights.sum(axis=-1, keepdims=True)
-    return Partial(_product(weights.astype(v.dtype), v) / total, (peak + jnp.log(total))[..., 0])
+    return Partial(_product(weights.astype(v.dtype), v), peak, total)
 
 
 def join(parts: Sequence[Partial]) -> Partial:
-    """Join attention of the same queries to several sets of keys; values in fp32.
+    """Join attention of the same queries to several sets of keys.
 
     The rescaling of online softmax (arXiv:1805.02867).
     """
-    lse = functools.reduce(jnp.logaddexp, [part.lse for part in parts])
-    terms = [jnp.exp(part.lse - lse)[..., None] * part.out.astype(jnp.float32) for part in parts]
-    return Partial(functools.reduce(jnp.add, terms), lse)
+    peak = functools.reduce(jnp.maximum, [part.peak for part in parts])
+    scales = [jnp.exp(part.peak - peak) for part in parts]
+    values, total = (
+        sum(scale * one for scale, one in zip(scales, ones, strict=True))
+        for ones in ([part.values for part in parts], [part.total for part in parts])
+    )
+    return Partial(values, peak, total)
 
 
 def blockwise(block_bytes: int) -> Kernel:
@@ -176,8 +191,8 @@ def _blockwise_forward(
         return jax.lax.map(block, (jnp.arange(blocks.C), number_Ct, q_CME))
 
     q = blocks.split(q_XTHE * q_XTHE.shape[-1] ** -0.5)
-    out, lse = blocks.over_heads(head, keys, q)
-    return blocks.merge(out).astype(q_XTHE.dtype), blocks.merge(lse[..., None])[..., 0]
+    attended = Partial(*map(blocks.merge, blocks.over_heads(head, keys, q)))
+    return attended.out.astype(q_XTHE.dtype), attended.lse
 
 
 def _blockwise_backward(

@@ -1,8 +1,7 @@
 """The sampler's attention: new tokens are written into the cache, then look at what is there.
 
 A row's queries look at its own tokens, the new ones among them, and at the prompt kept once for its
-group. The queries of a prompt's rows are put side by side, so that its keys are read once, and one
-softmax normalises all scores of a query.
+group. The queries of a prompt's rows are put side by side, so that its keys are read once.
 """
 
 from __future__ import annotations
@@ -18,10 +17,9 @@ from jax.sharding import PartitionSpec as Spec
 from jaxtyping import Array
 
 from minirl.model.decoder import Attend
+from minirl.model.kernels import MASKED, Partial, join, partial_attention
 from minirl.sample.cache import KeyValues
 
-# Finite, so that what no query sees gets the weight exp(-1e30 - peak) = 0 and no NaN.
-_HIDDEN = -1e30
 # Rows, slots and prompts are split alike.
 _ROWS = Spec(("data", "fsdp"))
 
@@ -101,7 +99,7 @@ def _attend(
     *,
     own_tokens: int,
 ) -> tuple[Array, KeyValues]:
-    """Write and attend on one part, with one softmax over all keys in fp32."""
+    """Write and attend on one part."""
     B, T, H, E = q_BTHE.shape
     K = k_BTKE.shape[2]
     place_BT = new.start_B[:, None] + jnp.arange(T)[None]
@@ -113,21 +111,15 @@ def _attend(
     q_BKQE = q.transpose(0, 2, 3, 1, 4).reshape(B, K, H // K * T, E)
     seen_BTL = jnp.arange(own_tokens)[None, None] <= place_BT[..., None]
     seen_BKQL = jnp.tile(seen_BTL, (1, H // K, 1))[:, None]
-    scores = jnp.where(seen_BKQL, _product("bkqe,bkel->bkql", q_BKQE, k_BKEL), _HIDDEN)
-    if prompts is None or sharing is None:
-        weights = jax.nn.softmax(scores).astype(q_BTHE.dtype)
-        out = _product("bkql,bkle->bkqe", weights, v_BKLE)
-    else:
+    scores = jnp.where(seen_BKQL, _product("bkqe,bkel->bkql", q_BKQE, k_BKEL), MASKED)
+    attended = partial_attention(scores, v_BKLE)
+    if prompts is not None and sharing is not None:
         seen_NL = jnp.arange(prompts.k.shape[-1])[None] < sharing.tokens_N[:, None]
-        to_prompt = _product("nkme,nkel->nkml", _by_prompt(q_BKQE, sharing), prompts.k)
-        to_prompt = jnp.where(seen_NL[:, None, None], to_prompt, _HIDDEN)
-        scores = jnp.concatenate([scores, _by_row(to_prompt, sharing)], axis=-1)
-        weights = jax.nn.softmax(scores).astype(q_BTHE.dtype)
-        weights, to_prompt = jnp.split(weights, [own_tokens], axis=-1)
-        out = _product("bkql,bkle->bkqe", weights, v_BKLE)
-        out_NKME = _product("nkml,nkle->nkme", _by_prompt(to_prompt, sharing), prompts.v)
-        out += _by_row(out_NKME, sharing)
-    out = out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
+        scores = _product("nkme,nkel->nkml", _by_prompt(q_BKQE, sharing), prompts.k)
+        scores = jnp.where(seen_NL[:, None, None], scores, MASKED)
+        to_prompt = partial_attention(scores, prompts.v)
+        attended = join([attended, Partial(*(_by_row(one, sharing) for one in to_prompt))])
+    out = attended.out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, T, H, E).astype(q_BTHE.dtype), own
 
 
