@@ -1,15 +1,12 @@
 """What a query may look at: the functions that a `Decoder` takes as `attend`.
 
 A query may look at several sets of keys: the shared prompt, the tokens of its own trajectory.
-Attention to one set gives normalised values and the log-sum-exp of its scores (`Partial`), and
-`join` weighs the values of all sets by exp(lse_set - lse): so attention to a prompt kept once a
+Attention to each is joined (`minirl.model.kernels:join`), so that attention to a prompt kept once a
 group equals attention to a copy in every row.
 
 The gradient of a set needs only the joined values and log-sum-exp: the probabilities are
 exp(score - lse), and the gradient of a score is p (dout . v - dout . out), as in ring attention
 (arXiv:2310.01889).
-
-`minirl.model.kernels` has the implementations.
 """
 
 from __future__ import annotations
@@ -24,9 +21,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 
+from minirl.model.cudnn import cudnn
 from minirl.model.decoder import Attend
-from minirl.model.kernels import Kernel, KeySet, Partial, blockwise, cudnn, join, splash
+from minirl.model.kernels import Kernel, KeySet, Partial, blockwise, join
 from minirl.model.sharding import axes_spec, axis_parts
+from minirl.model.splash import splash
 
 
 class Segments(NamedTuple):

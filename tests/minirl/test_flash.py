@@ -14,7 +14,10 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn_kernels
 from jax.interpreters import mlir
 
 from minirl.errors import UserError
-from minirl.model import attention, kernels
+from minirl.model import attention
+from minirl.model import cudnn as gpu
+from minirl.model import splash as tpu
+from minirl.model.kernels import KeySet
 from minirl.model.sharding import make_mesh
 
 from .attention_cases import (
@@ -118,8 +121,8 @@ for primitive, emulated in (
 def cudnn(monkeypatch):
     """Let the CPU stand for a GPU: cuDNN is there, and its two custom calls are computed by XLA."""
     monkeypatch.setattr(cudnn_kernels, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.cudnn(packed=False))
-    monkeypatch.setitem(attention._PACKED_KERNELS, "cpu", kernels.cudnn(packed=True))
+    monkeypatch.setitem(attention._KERNELS, "cpu", gpu.cudnn(packed=False))
+    monkeypatch.setitem(attention._PACKED_KERNELS, "cpu", gpu.cudnn(packed=True))
     return attention._KERNELS["cpu"]
 
 
@@ -127,11 +130,11 @@ def cudnn(monkeypatch):
 def splash(monkeypatch):
     """Let the CPU stand for a TPU: Pallas' interpreter runs its kernels."""
     # Small blocks, so that there are several, some of them whole and some cut by the mask.
-    monkeypatch.setattr(kernels, "_LARGEST_BLOCK", 128)
-    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.splash(interpret=True))
-    kernels._splash_kernel.cache_clear()
+    monkeypatch.setattr(tpu, "_LARGEST_BLOCK", 128)
+    monkeypatch.setitem(attention._KERNELS, "cpu", tpu.splash(interpret=True))
+    tpu._kernel.cache_clear()
     yield attention._KERNELS["cpu"]
-    kernels._splash_kernel.cache_clear()
+    tpu._kernel.cache_clear()
 
 
 @pytest.mark.parametrize(("layout", "heads"), [("unpacked", "one"), ("packed", "grouped")], ids=str)
@@ -173,7 +176,7 @@ def test_cudnn_leaves_padding_out(cudnn):
     q, k, v, *_ = arrays_of("grouped", dtype=jnp.float16)
     ones = np.ones((N * G, C), int)
     number = np.array([numbers(length, size=C) for length in (13, 5, 1, 12, 2, 7)])
-    keys = kernels.KeySet(k, v, jnp.asarray(number), jnp.asarray(ones))
+    keys = KeySet(k, v, jnp.asarray(number), jnp.asarray(ones))
     slope = jnp.asarray(np.random.default_rng(1).normal(0, 1, q.shape), jnp.float32)
 
     def with_gradients(attend, *arrays):
@@ -197,12 +200,12 @@ def test_cudnn_leaves_padding_out(cudnn):
 
 @pytest.mark.parametrize("change", ["an array more", "another order"])
 def test_arguments_of_cudnns_gradient_that_nobody_tried(cudnn, monkeypatch, change):
-    names = [*inspect.signature(kernels._CUDNN_BACKWARD_ARGUMENTS).parameters]
+    names = [*inspect.signature(gpu._BACKWARD_ARGUMENTS).parameters]
     names[4:6] = ["sink", *names[4:6]] if change == "an array more" else [names[5], names[4]]
     rule = lambda: None  # noqa: E731
     kinds = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in names]
     monkeypatch.setattr(rule, "__signature__", inspect.Signature(kinds), raising=False)
-    monkeypatch.setattr(kernels, "_CUDNN_BACKWARD_ARGUMENTS", rule)
+    monkeypatch.setattr(gpu, "_BACKWARD_ARGUMENTS", rule)
     with pytest.raises(UserError, match=r"^jax \d.*install jax>=0\.10,<0\.13"):
         lowered("cuda", packed=False)
 
@@ -267,7 +270,7 @@ def test_the_program_for_nvidia_calls_cudnn(cudnn, packed):
 
 
 def test_the_program_for_tpus_calls_splash(monkeypatch):
-    monkeypatch.setitem(attention._KERNELS, "cpu", kernels.splash())
+    monkeypatch.setitem(attention._KERNELS, "cpu", tpu.splash())
     program = lowered("tpu", packed=True)
     for phase in ("fwd_segmented_residuals", "dq_segmented", "dkv_segmented"):
         assert f"splash_mha_{phase}" in program

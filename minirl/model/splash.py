@@ -1,0 +1,117 @@
+"""JAX's splash attention, flash attention for TPUs.
+
+It does not differentiate its log-sum-exp, but its backward kernel computes what is needed if it is
+handed the log-sum-exp and the values over all sets. It is not public: the test calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+)
+from jaxtyping import Array
+
+from minirl.model.kernels import Kernel, KeySet
+
+_BACKWARD = splash_attention_kernel._splash_attention_bwd
+# Rows of a splash kernel's blocks are lanes of the hardware's registers, or multiples.
+_LANES = 128
+_LARGEST_BLOCK = 512
+
+
+def splash(*, interpret: bool = False) -> Kernel:
+    """Return JAX's splash attention, a kernel for TPUs; `interpret` runs it on any device.
+
+    With separate backward kernels of queries and of keys: the fused one holds the gradient of the
+    queries once for every block of keys. tokamax's newer splash returns no log-sum-exp.
+    """
+    return Kernel(
+        functools.partial(_forward, interpret=interpret),
+        functools.partial(_backward, interpret=interpret),
+        lambda _q: True,
+    )
+
+
+def _forward(q_XTHE: Array, keys: KeySet, *, causal: bool, interpret: bool) -> tuple[Array, Array]:
+    call, *arguments = _arguments(q_XTHE, keys, causal=causal, interpret=interpret)
+    out_XHTE, (lse_XHT,) = jax.vmap(call)(*arguments)
+    T = q_XTHE.shape[1]
+    return out_XHTE.swapaxes(1, 2)[:, :T], lse_XHT.swapaxes(1, 2)[:, :T]
+
+
+def _backward(
+    q_XTHE: Array,
+    keys: KeySet,
+    out_XTHE: Array,
+    lse_XTH: Array,
+    dout_XTHE: Array,
+    *,
+    causal: bool,
+    interpret: bool,
+) -> tuple[Array, Array, Array]:
+    call, *arguments = _arguments(q_XTHE, keys, causal=causal, interpret=interpret)
+    settings = dict(call.kwargs)
+    order = ("save_residuals", "mask_value", "is_mqa", "block_sizes", "residual_checkpoint_name")
+    order += ("mask_function", "attn_logits_soft_cap", "interpret")
+
+    def backward(q: Array, k: Array, v: Array, numbers: Any, out: Array, lse: Array, dout: Array):
+        saved = (q, k, v, numbers, None, out, lse, call.dq_mask_info, call.dkv_mask_info)
+        return _BACKWARD(*(settings[name] for name in order), saved, dout)[3:6]
+
+    values = (_heads_first(array) for array in (out_XTHE, lse_XTH, dout_XTHE))
+    gradients = jax.vmap(backward)(*arguments, *values)
+    dq, dk, dv = (array.swapaxes(1, 2) for array in gradients)
+    T, L = q_XTHE.shape[1], keys.k_XLKE.shape[1]
+    return dq[:, :T] * q_XTHE.shape[-1] ** -0.5, dk[:, :L], dv[:, :L]
+
+
+def _arguments(q_XTHE: Array, keys: KeySet, *, causal: bool, interpret: bool) -> tuple[Any, ...]:
+    """Return the kernel, and its arguments heads first and padded to whole blocks."""
+    H, E = q_XTHE.shape[2:]
+    q, k, v = map(_heads_first, (q_XTHE * E**-0.5, keys.k_XLKE, keys.v_XLKE))
+    numbers = splash_attention_kernel.SegmentIds(
+        _to_lanes(keys.query_number_BT, axis=1), _to_lanes(keys.number_XL, axis=1)
+    )
+    call = _kernel(q.shape[2], k.shape[2], H, causal=causal, interpret=interpret)
+    return call, q, k, v, numbers
+
+
+@functools.lru_cache
+def _kernel(T: int, L: int, H: int, *, causal: bool, interpret: bool) -> Any:
+    kind = splash_attention_mask.CausalMask if causal else splash_attention_mask.FullMask
+    # The largest blocks that divide the lengths, themselves multiples of the lanes.
+    rows, columns = math.gcd(T, _LARGEST_BLOCK), math.gcd(L, _LARGEST_BLOCK)
+    sizes = splash_attention_kernel.BlockSizes(
+        block_q=rows,
+        block_kv=columns,
+        block_q_dkv=rows,
+        block_kv_dkv=columns,
+        block_q_dq=rows,
+        block_kv_dq=columns,
+    )
+    # What it knows of the mask's blocks are constants, the same in every trace.
+    with jax.ensure_compile_time_eval():
+        return splash_attention_kernel.make_splash_mha_single_device(
+            splash_attention_mask.MultiHeadMask([kind((T, L))] * H),
+            block_sizes=sizes,
+            save_residuals=True,
+            interpret=interpret,
+        )
+
+
+def _heads_first(array_XTH: Array) -> Array:
+    return _to_lanes(array_XTH.swapaxes(1, 2), axis=2)
+
+
+def _to_lanes(array: Array, *, axis: int) -> Array:
+    """Pad with zeros, which as a number is padding."""
+    missing = -array.shape[axis] % _LANES
+    widths = [(0, missing if place == axis else 0) for place in range(array.ndim)]
+    return jnp.pad(array, widths) if missing else array
