@@ -24,7 +24,7 @@ from jaxtyping import Array, Int
 from minirl.model.cudnn import cudnn
 from minirl.model.decoder import Attend
 from minirl.model.kernels import Kernel, KeySet, Partial, blockwise, join
-from minirl.model.sharding import axes_spec, axis_parts
+from minirl.model.sharding import axes_spec, axis_parts, platform_of
 from minirl.model.splash import splash
 
 
@@ -190,8 +190,7 @@ _FALLBACK = blockwise(2**29)
 
 
 def _kernel(q_BTHE: Array, mesh: Mesh | None, *, packed: bool) -> Kernel:
-    """Choose by the platform of the devices, which may be only described (to compile ahead)."""
-    platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+    platform = platform_of(mesh)
     kernel = _KERNELS.get(platform, _FALLBACK)
     if packed:
         kernel = _PACKED_KERNELS.get(platform, kernel)

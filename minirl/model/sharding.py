@@ -203,6 +203,11 @@ def row_parts(mesh: Mesh | None) -> int:
     return 1 if mesh is None else _parts("batch", mesh)
 
 
+def platform_of(mesh: Mesh | None) -> str:
+    """Return what the devices are, which may be only described: `cpu`, `gpu` or `tpu`."""
+    return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
 def mesh_of(tree: Any) -> Mesh | None:
     """Return the mesh that the first array of a tree lies on; None for a single device."""
     return getattr(jax.tree.leaves(tree)[0].sharding, "mesh", None)

@@ -18,6 +18,7 @@ from jaxtyping import Array
 
 from minirl.model.decoder import Attend
 from minirl.model.kernels import MASKED, Partial, join, partial_attention
+from minirl.sample import gpu_attention
 from minirl.sample.cache import KeyValues
 
 # Rows, slots and prompts are split alike.
@@ -51,9 +52,11 @@ def attend_to_cache(
 
     def attend(q_BTHE: Array, k_BTKE: Array, v_BTKE: Array, cache: Any) -> tuple[Array, Any]:
         own, prompts = cache
+        is_one = q_BTHE.shape[1] == 1 and gpu_attention.serves(q_BTHE.shape[-1], mesh)
+        attend_to = _to_first if is_one else _to_seen
         heads = _head_spec(own.k.shape[1], mesh)
         run = on_parts(
-            partial(_attend, own_tokens=own_tokens),
+            partial(_attend, own_tokens=own_tokens, attend_to=attend_to),
             mesh,
             inputs=(*[heads(2)] * 3, *[heads(1)] * 2, *[_ROWS] * 2),
             outputs=(heads(2), heads(1)),
@@ -98,6 +101,7 @@ def _attend(
     sharing: Sharing | None,
     *,
     own_tokens: int,
+    attend_to: Callable[[Array, KeyValues, Array], Partial],
 ) -> tuple[Array, KeyValues]:
     """Write and attend on one part."""
     B, T, H, E = q_BTHE.shape
@@ -109,18 +113,28 @@ def _attend(
     # Q counts the query heads of a key/value head, and the new tokens.
     q = (q_BTHE * E**-0.5).reshape(B, T, K, H // K, E)
     q_BKQE = q.transpose(0, 2, 3, 1, 4).reshape(B, K, H // K * T, E)
-    seen_BTL = jnp.arange(own_tokens)[None, None] <= place_BT[..., None]
-    seen_BKQL = jnp.tile(seen_BTL, (1, H // K, 1))[:, None]
-    scores = jnp.where(seen_BKQL, _product("bkqe,bkel->bkql", q_BKQE, k_BKEL), MASKED)
-    attended = partial_attention(scores, v_BKLE)
+    attended = attend_to(q_BKQE, KeyValues(k_BKEL, v_BKLE), place_BT + 1)
     if prompts is not None and sharing is not None:
-        seen_NL = jnp.arange(prompts.k.shape[-1])[None] < sharing.tokens_N[:, None]
-        scores = _product("nkme,nkel->nkml", _by_prompt(q_BKQE, sharing), prompts.k)
-        scores = jnp.where(seen_NL[:, None, None], scores, MASKED)
-        to_prompt = partial_attention(scores, prompts.v)
+        to_prompt = attend_to(_by_prompt(q_BKQE, sharing), prompts, sharing.tokens_N[:, None])
         attended = join([attended, Partial(*(_by_row(one, sharing) for one in to_prompt))])
     out = attended.out.reshape(B, K, H // K, T, E).transpose(0, 3, 1, 2, 4)
     return out.reshape(B, T, H, E).astype(q_BTHE.dtype), own
+
+
+def _to_seen(q_XKQE: Array, keys: KeyValues, count_XT: Array) -> Partial:
+    """Attend to as many keys as each of the T new tokens of a row sees."""
+    seen_XTL = jnp.arange(keys.k.shape[-1])[None, None] < count_XT[..., None]
+    seen_XQL = jnp.tile(seen_XTL, (1, q_XKQE.shape[2] // count_XT.shape[1], 1))
+    scores = jnp.einsum("xkqe,xkel->xkql", q_XKQE, keys.k, preferred_element_type=jnp.float32)
+    return partial_attention(jnp.where(seen_XQL[:, None], scores, MASKED), keys.v)
+
+
+def _to_first(q_XKQE: Array, keys: KeyValues, count_X1: Array) -> Partial:
+    """Do the same for one new token, on a GPU."""
+    X, K, Q, _ = q_XKQE.shape
+    q, k, v = (array.reshape(X * K, *array.shape[2:]) for array in (q_XKQE, *keys))
+    attended = gpu_attention.attend_to_first(q, k, v, jnp.repeat(count_X1[:, 0], K))
+    return Partial(*(one.reshape(X, K, Q, -1) for one in attended))
 
 
 def _written(
@@ -136,10 +150,6 @@ def _written(
         own.k.at[rows_B[:, None], :, :, column_BT].set(k, mode="drop"),
         own.v.at[rows_B[:, None], :, column_BT].set(v, mode="drop"),
     )
-
-
-def _product(subscripts: str, a: Array, b: Array) -> Array:
-    return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
 
 
 def _by_prompt(rows_BKQ: Array, sharing: Sharing) -> Array:

@@ -23,6 +23,7 @@ from minirl.config import SamplerConfig
 from minirl.errors import UserError
 from minirl.model.config import ModelConfig
 from minirl.model.sharding import axes_sharding, row_parts
+from minirl.sample import gpu_attention
 
 # Without `sampler.cache_gb`, the cache takes at most this share of a device's memory: of all of it,
 # not of what is free, so that a resumed run has the same slots.
@@ -62,16 +63,17 @@ class CacheShape:
     prompts: int
     prompt_tokens: int  # room for each prompt
     own_tokens: int  # room in each slot for the tokens after the prompt
+    halves: bool = True  # whether there are decode programs that read half of it
 
     @property
     def prompt_counts(self) -> tuple[int, ...]:
         """Return how many prompts a decode program may look at."""
-        return tuple(sorted({-(-self.prompts // 2), self.prompts}))
+        return tuple(sorted({-(-self.prompts // (1 + self.halves)), self.prompts}))
 
     @property
     def own_lengths(self) -> tuple[int, ...]:
         """Return how many positions of each slot a decode program may look at."""
-        return tuple(sorted({_rounded(self.own_tokens // 2), self.own_tokens}))
+        return tuple(sorted({_rounded(self.own_tokens // (1 + self.halves)), self.own_tokens}))
 
     @property
     def tokens(self) -> int:
@@ -99,11 +101,14 @@ def plan_cache(
     # The last token of a prompt is fed by the decode loop, and the last of a response by nobody.
     limits = (config.max_prompt_tokens, config.max_response_tokens)
     lengths = [_rounded(max(tokens - 1, 1)) for tokens in limits]
+    # A kernel that reads what is there needs no smaller programs.
+    halves = not gpu_attention.serves(model.head_dim, mesh)
     token_bytes = _token_bytes(model, itemsize=itemsize, mesh=mesh)
 
     def shape(slots: int) -> CacheShape:
         group = min(group_size, slots)
-        return CacheShape(parts, slots, group, min(slots, 2 * -(-slots // group)), *lengths)
+        prompts = min(slots, 2 * -(-slots // group))
+        return CacheShape(parts, slots, group, prompts, *lengths, halves=halves)
 
     least = shape(1).tokens * token_bytes
     if config.cache_gb is None:

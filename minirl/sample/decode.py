@@ -102,10 +102,8 @@ def decode(
     if looked_at * parts < len(prompts[0].k):
         prompts = kept_rows(prompts, jnp.tile(jnp.arange(looked_at), parts), mesh)
     episode_keys_S = jax.vmap(partial(jax.random.fold_in, key))(slots.episode_S)
-    # On CPUs a slice is a copy, which is made once. GPUs read keys in place, and copy the values of
-    # a shorter slice layer by layer: those of all layers at once could be half of the cache.
-    device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-    kept = _first_tokens(own, own_tokens) if device.platform == "cpu" else own
+    # Once, and not at every token.
+    kept = _first_tokens(own, own_tokens)
 
     def body(step: Array, carry: Any) -> Any:
         kept, tokens_S, *drawn = carry

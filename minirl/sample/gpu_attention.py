@@ -1,0 +1,95 @@
+"""Attention of one new token a row on NVIDIA GPUs: a kernel that reads no more keys than there are.
+
+Products of matrices would read all positions that a slot has room for, a multiple of those that
+hold a token, and write the scores of all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from minirl.model.kernels import MASKED, Partial
+from minirl.model.sharding import platform_of
+
+# Rows of a product on tensor cores, and keys of one.
+_ROWS, _KEYS = 16, 64
+
+
+def serves(head_size: int, mesh: Mesh | None) -> bool:
+    """Tell whether the kernel takes heads of a size on these devices: a power of two, on GPUs."""
+    return platform_of(mesh) == "gpu" and head_size >= _ROWS and head_size.bit_count() == 1
+
+
+def attend_to_first(
+    q_YME: Float[Array, "Y M E"],
+    k_YEL: Float[Array, "Y E L"],
+    v_YLE: Float[Array, "Y L E"],
+    count_Y: Int[Array, "Y"],
+    *,
+    interpret: bool = False,
+) -> Partial:
+    """Attend to the first keys of each row, from scaled queries; `interpret` runs on any device."""
+    Y, M, E = q_YME.shape
+    L = k_YEL.shape[-1]
+    padded_YME = jnp.pad(q_YME, ((0, 0), (0, -M % _ROWS), (0, 0)))
+    padded = padded_YME.shape[1]
+    rows = pl.BlockSpec((None, _ROWS, E), lambda y, m: (y, m, 0))
+    numbers = pl.BlockSpec((None, _ROWS), lambda y, m: (y, m))
+    sums = jax.ShapeDtypeStruct((Y, padded), jnp.float32)
+    values, peak, total = pl.pallas_call(
+        functools.partial(_kernel, block=math.gcd(L, _KEYS)),
+        grid=(Y, padded // _ROWS),
+        in_specs=[
+            rows,
+            pl.BlockSpec((None, E, L), lambda y, _: (y, 0, 0)),
+            pl.BlockSpec((None, L, E), lambda y, _: (y, 0, 0)),
+            pl.BlockSpec((None,), lambda y, _: (y,)),
+        ],
+        out_specs=[rows, numbers, numbers],
+        out_shape=[jax.ShapeDtypeStruct((Y, padded, E), jnp.float32), sums, sums],
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
+        interpret=interpret,
+        name="attend_to_first",
+    )(padded_YME, k_YEL, v_YLE, count_Y)
+    return Partial(values[:, :M], peak[:, :M, None], total[:, :M, None])
+
+
+def _kernel(
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    count_ref: Any,
+    values_ref: Any,
+    peak_ref: Any,
+    total_ref: Any,
+    *,
+    block: int,
+) -> None:
+    """Online softmax (arXiv:1805.02867) of 16 queries over blocks of keys."""
+    q, count = q_ref[...], count_ref[()]
+
+    def add(number: Array, sums: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        values, peak, total = sums
+        here = pl.ds(number * block, block)
+        scores = triton.dot(q, k_ref[:, here])
+        is_seen = number * block + jnp.arange(block) < count
+        scores = jnp.where(is_seen[None], scores, MASKED)
+        higher = jnp.maximum(peak, scores.max(axis=1))
+        weights, scale = jnp.exp(scores - higher[:, None]), jnp.exp(peak - higher)
+        values *= scale[:, None]
+        values += triton.dot(weights.astype(v_ref.dtype), v_ref[here, :])
+        return values, higher, total * scale + weights.sum(axis=1)
+
+    zeros = jnp.zeros(len(q), jnp.float32)
+    start = jnp.zeros(q.shape, jnp.float32), zeros + MASKED, zeros
+    values, peak, total = jax.lax.fori_loop(0, pl.cdiv(count, block), add, start)
+    values_ref[...], peak_ref[...], total_ref[...] = values, peak, total

@@ -1,0 +1,59 @@
+"""The kernel of one new token a row, run by Pallas' interpreter."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from minirl.model.kernels import MASKED, partial_attention
+from minirl.sample import decode, gpu_attention
+from minirl.types import Decoding, Request
+
+
+@pytest.mark.parametrize("queries", [1, 7, 20])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 1e-2)])
+def test_it_attends_to_as_many_keys_as_it_is_told(queries, dtype, tolerance):
+    rng = np.random.default_rng(0)
+    q, k, v = (
+        jnp.asarray(rng.normal(size=size), dtype)
+        for size in ((5, queries, 32), (5, 32, 96), (5, 96, 32))
+    )
+    count = jnp.asarray([1, 5, 32, 64, 96])
+    # What lies beyond is never read.
+    is_there = jnp.arange(96)[None] < count[:, None]
+    unread = v.at[jnp.arange(5)[:, None], jnp.where(is_there, 96, jnp.arange(96)[None])]
+    found = gpu_attention.attend_to_first(q, k, unread.set(7e3, mode="drop"), count, interpret=True)
+    scores = jnp.einsum("yme,yel->yml", q, k, preferred_element_type=jnp.float32)
+    expected = partial_attention(jnp.where(is_there[:, None], scores, MASKED), v)
+    for one, other in ((found.out, expected.out), (found.lse, expected.lse)):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_a_sampler_with_it_draws_the_same(toy, monkeypatch):
+    model = toy.model()
+    requests = [
+        Request(e, tuple(range(4, 4 + length)), tokens, Decoding())
+        for e, (length, tokens) in enumerate([(1, 9), (20, 30), (20, 5), (33, 40), (33, 17)])
+    ]
+
+    def replies():
+        return toy.run(toy.sampler(model, group_size=2, slots=5), requests)
+
+    expected = replies()
+    kernel = gpu_attention.attend_to_first
+    called = []
+
+    def interpreted(*arrays):
+        called.append(True)
+        return kernel(*arrays, interpret=True)
+
+    monkeypatch.setattr(gpu_attention, "serves", lambda *_: True)
+    monkeypatch.setattr(gpu_attention, "attend_to_first", interpreted)
+    decode.decode.clear_cache()
+    found = replies()
+    decode.decode.clear_cache()
+    assert called
+    for episode, reply in expected.items():
+        assert found[episode].ids == reply.ids
+        np.testing.assert_allclose(found[episode].logprobs, reply.logprobs, atol=1e-5)
