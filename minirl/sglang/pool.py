@@ -36,28 +36,23 @@ from minirl.types import Request
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _FAILURES = (ServerError, RejectedError)
-# Tries of a request before the run stops.
 _TRIES = 12
+"""Of a request, before the run stops."""
 # Health checks that a launched server may keep waiting before it is started anew. One that is
 # only starting refuses them at once.
 _HUNG_CHECKS, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{n}" for n in (*_COUNTED, *(f"failed_{k}" for k in get_args(Failure))))
 """Metrics that are counts, which add up over processes."""
-IN_USE = "sglang/servers"
-OUT_S, PROBE_GAP, CACHED = "time/sglang_out_s", "sglang/probe_gap", "sglang/cached_share"
+IN_USE, OUT_S, PROBE_GAP = "sglang/servers", "time/sglang_out_s", "sglang/probe_gap"
 
 _log = logging.getLogger(__name__)
 
 
 class ServerPool:
-    """The servers of one process. To be made and used in a running event loop.
+    """The servers of one process, each with its own process if this one started it.
 
-    Args:
-        servers: Each with its process, if this one started it.
-        config: Deadlines.
-        requirements: What they have to be.
-        transfer: How weights come to them.
+    To be made and used in a running event loop.
     """
 
     def __init__(
@@ -158,7 +153,8 @@ class ServerPool:
         found = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         found[IN_USE] = float(sum(replica.is_used for replica in self._replicas))
         found[PROBE_GAP] = max((one.gap for one in self._replicas if one.is_used), default=0.0)
-        found[CACHED] = self._events["later cached"] / max(self._events["later tokens"], 1)
+        later = self._events["later cached"] / max(self._events["later tokens"], 1)
+        found["sglang/cached_share"] = later
         found[OUT_S] = self._out_s
         self._events.clear()
         self._out_s = 0.0
@@ -300,8 +296,8 @@ class ServerPool:
                     replica.is_waiting = True
                     return
                 buckets: Buckets = asyncio.Queue()
-                buckets.put_nowait(stored)
-                buckets.put_nowait(None)
+                for bucket in (stored, None):
+                    buckets.put_nowait(bucket)
                 await replica.load(weights, buckets)
             if weights is not self._weights:
                 raise ServerError("stale", "newer weights came meanwhile")

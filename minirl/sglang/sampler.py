@@ -46,8 +46,6 @@ from minirl.types import Reply, Request, Tokenizer
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
 _PAUSE_S = 0.2
-# Open files of a process that are no connections to servers: data, databases, logs, devices.
-_OTHER_FILES = 512
 # Ids of the probe, and how many of them are its prompt.
 _PROBE_TOKENS, _PROBE_PROMPT = 64, 2
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -60,15 +58,9 @@ _samplers, _pushes = itertools.count(), itertools.count(1)
 
 
 class Servers:
-    """The servers of this process, in use between `__enter__` and `__exit__`.
+    """The servers of this process, which serve the model of a folder, inside of a `with` block.
 
-    Args:
-        config: Which, or how many to launch.
-        model: Hugging Face folder of the model that they serve.
-        sampler: Longest prompts and responses.
-        dtype: What the learner computes in.
-        seed: Decides the probe, and what launched servers draw.
-        folder: Run folder.
+    The seed decides the probe, and what launched servers draw.
 
     Attributes:
         pushed: Version and first array of the weights that were pushed last; an update makes new
@@ -94,8 +86,7 @@ class Servers:
                 "use disk"
             )
         self._config, self._model, self._dtype = config, model, dtype
-        self._seed, self._folder = seed, folder
-        self.place = (folder / "weights").absolute()
+        self._seed, self._folder, self.place = seed, folder, (folder / "weights").absolute()
         if config.weights is not None:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
@@ -121,11 +112,7 @@ class Servers:
         self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
 
     def __enter__(self) -> Servers:
-        """Start what is to be launched, and see that all serve the model.
-
-        Raises:
-            UserError: A server is not there, or serves something else.
-        """
+        """Start what is to be launched; a `UserError` tells who does not serve the model."""
         config, count = self._config, distributed.count()
         remove_versions(self.place)  # of a run that was killed
         with ExitStack() as stack:
@@ -162,17 +149,8 @@ class Servers:
     def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> tuple[int, float]:
         """Bring all servers to new weights; all processes have to call this.
 
-        Args:
-            weights: Which.
-            buckets: Of the transfer; each is made while the one before is on its way.
-
-        Returns:
-            Bytes, and the seconds that it took to make the buckets.
-
-        Raises:
-            UserError: A server computes something else with them.
-            ServersLostError: No server took them.
-            Preempted: A signal came; the work is abandoned.
+        Each bucket is made while the one before is on its way. Return their bytes, and the seconds
+        that it took to make them.
         """
 
         def hand_over(bucket: Any) -> None:
@@ -197,7 +175,7 @@ class Servers:
         # Processes share the servers out; of fewer servers than processes several share one.
         shares = max(1, min(distributed.count(), len(config.urls)))
         urls = config.urls[here % shares :: shares]
-        _allow_connections(len(children or urls) * config.parallel)
+        _allow_connections()
         session = self._session = make_session()
         servers: list[tuple[Server, ChildServer | None]]
         servers = [(Server(child.url, session), child) for child in children]
@@ -223,27 +201,16 @@ class Servers:
         remove_versions(self.place)
 
 
-def _allow_connections(count: int) -> None:
-    """Let this process have so many connections at once, besides its other files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, unlimited = count + _OTHER_FILES, resource.RLIM_INFINITY
-    if hard != unlimited and hard < needed:
-        raise UserError(
-            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
-            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
-        )
-    if soft != unlimited and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+def _allow_connections() -> None:
+    """Let this process open as many files as the system allows: each request is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class SglangSampler:
     """Samples with SGLang servers. What they draw is not repeatable.
 
-    Args:
-        model: Structure, and weights that are not trained.
-        tokenizer: Its tokenizer.
-        servers: In use.
-        logprobs: Asks the learner; all processes have to call it.
+    The model has the structure, and the weights that are not trained.
     """
 
     is_repeatable = False

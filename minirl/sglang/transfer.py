@@ -79,11 +79,10 @@ class Disk:
         name: str,
         buckets: AsyncIterator[Folder],
         *,
-        ranks: int,
         timeout_s: float,
+        **_: Any,
     ) -> None:
         """Let a paused server load the folder."""
-        del ranks
         async for folder in buckets:
             body = {"model_path": str(folder.path), "weight_version": name, "flush_cache": True}
             await server.post("/update_weights_from_disk", body, timeout_s=timeout_s)
@@ -96,13 +95,11 @@ class Nccl:
     broadcast, does nothing to the others.
     """
 
-    def __init__(self, place: Path, dtype: str) -> None:
-        del place
+    def __init__(self, _place: Path, dtype: str) -> None:
         self._dtype = dtype
 
-    def buckets(self, params: nnx.State, name: str) -> Iterator[Bucket]:
+    def buckets(self, params: nnx.State, _name: str) -> Iterator[Bucket]:
         """Collect the tensors, some at a time; all processes have to call this."""
-        del name
         return bucketed(whole_tensors(params, self._dtype), max_bytes=_BUCKET_BYTES)
 
     async def send(
@@ -114,9 +111,7 @@ class Nccl:
         ranks: int,
         timeout_s: float,
     ) -> None:
-        """Broadcast buckets to a paused server of so many tensor-parallel ranks, each within the
-        time-out.
-        """
+        """Broadcast buckets to a paused server of so many ranks, each within the time-out."""
         try:
             address = await asyncio.to_thread(_own_address, server.url)
             group = Group(ranks, timeout_s=timeout_s)
@@ -170,18 +165,13 @@ class Group:
         from torch.distributed import TCPStore  # ty: ignore[import-not-found]  (an extra)
 
         self.backend = "nccl" if jax.default_backend() == "gpu" else "gloo"
-        self.name = f"minirl-{uuid.uuid4().hex}"
-        self.size = 1 + ranks
+        self.name, self.size = f"minirl-{uuid.uuid4().hex}", 1 + ranks
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = TCPStore(
             "0.0.0.0", 0, self.size, is_master=True, timeout=self._timeout, wait_for_workers=False
         )
+        self.port: int = self._store.port
         self._group: Any = None
-
-    @property
-    def port(self) -> int:
-        """Return the port of its store."""
-        return self._store.port
 
     def join(self) -> None:
         """Wait until all ranks are there; RuntimeError if they are not."""
@@ -246,9 +236,6 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> F
 
     Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
     appears when all are whole.
-
-    Raises:
-        OSError: They cannot be written.
     """
     shapes, folder = tensor_shapes(params), version_folder(place, name)
     process, processes = jax.process_index(), distributed.count()
@@ -344,9 +331,5 @@ def _in_daemon(work: Callable[[], None]) -> asyncio.Future[None]:
 def _own_address(url: str) -> str:
     """Return the address of this host that a server finds it by."""
     where = urlsplit(url)
-    found = socket.getaddrinfo(where.hostname, where.port or 80, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
-    # Connecting a datagram socket sends nothing: it only chooses the route.
-    with socket.socket(family, kind, protocol) as towards:
-        towards.connect(address)
+    with socket.create_connection((where.hostname, where.port or 80), timeout=10) as towards:
         return towards.getsockname()[0]
