@@ -61,30 +61,22 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, reverse=False, n=1)
-        self._manager = _open(
-            self._folder,
-            item_handlers={
-                "tree": ocp.StandardCheckpointHandler(),
-                "facts": ocp.JsonCheckpointHandler(),
-            },
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([_NewestPlanned(keep), best]),
-                best_fn=_score,
-                enable_async_checkpointing=True,
-                # Where a folder cannot be made in the background, Orbax's other threads wait for it
-                # for 20 minutes, and the process with them.
-                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([_NewestPlanned(keep), best]),
+            best_fn=_score,
+            enable_async_checkpointing=True,
+            # Where a folder cannot be made in the background, Orbax's other threads wait for it for
+            # 20 minutes, and the process with them.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
+        kinds = {"tree": ocp.StandardCheckpointHandler(), "facts": ocp.JsonCheckpointHandler()}
+        self._manager = _open(self._folder, item_handlers=kinds, options=options)
 
     def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
-        """Write a checkpoint in the background.
+        """Write a checkpoint after so many updates in the background.
 
-        Args:
-            step: Updates done.
-            tree: Arrays; they may be donated as soon as this returns.
-            facts: Anything else that a resume needs, as JSON.
-            score: What the best checkpoint is chosen by, the larger the better.
+        The arrays may be donated as soon as this returns; facts are what else a resume needs, as
+        JSON. The best checkpoint is that of the largest score.
         """
         self._save(step, tree, facts, {"score": score})
 
@@ -125,11 +117,7 @@ class Checkpoints:
         return self._manager.best_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
-        """Read the newest checkpoint.
-
-        Args:
-            like: A tree of the same structure, for shapes, types and shardings.
-            kind: What its facts have to be, as pydantic knows it.
+        """Read the newest checkpoint as a tree like this one, and facts of this kind.
 
         Raises:
             UserError: It is damaged, or belongs to another model or optimizer.
@@ -175,27 +163,16 @@ def best_step(folder: Path) -> int | None:
 
 
 def read_params(where: Path, like: Tree) -> Tree:
-    """Read the weights of the checkpoint in a folder, without the optimizer's state.
-
-    Raises:
-        UserError: The checkpoint is damaged, or belongs to another model.
-    """
+    """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
     return _read(where, like, {_PARAMS + name: leaf for name, leaf in _named(like).items()})
 
 
 @contextmanager
 def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarray]]:
-    """Let the weights of the checkpoint in a folder be read one at a time.
-
-    Args:
-        where: The folder.
-        like: Shapes and types of the weights; others may be in the checkpoint too.
+    """Let weights of the checkpoint in a folder be read one at a time, whole, into host memory.
 
     Yields:
-        Reads a parameter by its path (`layers.q`), whole, into host memory.
-
-    Raises:
-        UserError: The checkpoint is damaged, or belongs to another model.
+        Reads a parameter by its path (`layers.q`); a `UserError` is that of `read_params`.
     """
     expected = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
     paths = (
@@ -217,7 +194,6 @@ _PARAMS = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
 
 
 def _read(where: Path, like: Tree, expected: Mapping[str, Any]) -> Tree:
-    """Read arrays of a checkpoint by their names, as a tree of the structure of `like`."""
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, dict(expected))
     with _opened(where, expected) as restore:
         restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
@@ -259,18 +235,15 @@ def _reporting_damage(where: Path) -> Generator[None]:
 
 
 class _Scores(BaseModel):
-    """What Orbax chooses the best checkpoint by."""
-
     score: float
 
 
 def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
     """Open a folder of checkpoints; Orbax reads the score of each at once."""
     for scores in sorted(folder.glob("*/metrics/metrics")):
-        checkpoint = scores.parents[1]
-        if checkpoint.name.isdigit():  # and not what a kill inside a save left
-            advice = f"delete {checkpoint} to resume from the one before"
-            read_json(scores, _Scores, advice=advice)
+        step = scores.parents[1]
+        if step.name.isdigit():  # and not what a kill inside a save left
+            read_json(scores, _Scores, advice=f"delete {step} to resume from the one before")
     return ocp.CheckpointManager(folder, **settings)
 
 
@@ -296,7 +269,7 @@ def _unwritable(folder: Path, reason: str) -> UserError:
 
 
 def _reason(error: Exception) -> str:
-    """Say an error in a line; of a long one the middle is left out, the cause comes last."""
+    # Of a long one the middle is left out: the cause comes last.
     words = " ".join(str(error).split())
     words = words if len(words) <= 160 else f"{words[:60]} ... {words[-100:]}"
     return f"{type(error).__name__}: {words}"

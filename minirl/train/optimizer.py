@@ -65,7 +65,7 @@ def make_optimizer(
 
 
 def _matrices(params: Any) -> Any:
-    """Return which axes of each layer's matrices are its input and its output; None for others."""
+    # Which axes of each layer's matrices are its input and its output.
 
     def axes(path: tuple[Any, ...], _leaf: Any) -> MuonDimensionNumbers | None:
         return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
@@ -105,13 +105,8 @@ def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
 
 
 class GuardState(NamedTuple):
-    """The state of a rule that skips updates.
-
-    Attributes:
-        inner: The rule's own state.
-        norms_W: Gradient norms of the last updates that were applied, the newest last; NaN where
-            there were fewer.
-        skipped: Number of updates skipped in a row, up to now.
+    """The rule's own state; norms of the last updates that were applied, the newest last, NaN where
+    there were fewer; and the number of updates skipped in a row, up to now.
     """
 
     inner: optax.OptState
@@ -169,19 +164,10 @@ def stop_after_skips(
     folder: Path,
     key: str,
 ) -> None:
-    """End a run in which too many updates in a row were skipped.
+    """End a run in which too many updates in a row were skipped, by a `UserError`.
 
-    Args:
-        state: Of the optimizer, after an update.
-        config: Of the phase, with its guard.
-        stats: Of the update.
-        groups: The update's rows; written to `skipped.npz`, for a person to look at.
-        step: For the message.
-        folder: Gets the file.
-        key: Path of the guard's settings, for the message.
-
-    Raises:
-        UserError: Too many were skipped.
+    The rows of the last one are written to `skipped.npz`, for a person to look at. The key is the
+    path of the guard's settings.
     """
     if not stats["skipped"] or int(state.skipped) < config.guard.max_skipped:
         return
@@ -189,14 +175,13 @@ def stop_after_skips(
     path = folder / "skipped.npz"
     # A line for each token of the update: `group` and `row` say whose it is.
     numbered = [(n, row) for n, group in enumerate(groups) for row in group]
-    tokens = {
+    tokens: dict[str, list[Any]] = {
         "group": [np.full(len(row.ids), n) for n, row in numbered],
         "row": [np.full(len(row.ids), b) for b, (_, row) in enumerate(numbered)],
-        "ids": [row.ids for _, row in numbered],
-        "is_action": [row.is_action for _, row in numbered],
-        "logprobs": [row.logprobs for _, row in numbered],
         "advantage": [np.full(len(row.ids), row.advantage, np.float32) for _, row in numbered],
     }
+    for name in ("ids", "is_action", "logprobs"):
+        tokens[name] = [getattr(row, name) for _, row in numbered]
     arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in tokens.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
@@ -210,7 +195,7 @@ def stop_after_skips(
 
 
 class RoundedState(NamedTuple):
-    """The state of a rule whose moments are in bfloat16; the count decides how they are rounded."""
+    """Moments in bfloat16; the count decides how they are rounded."""
 
     count: Array
     inner: optax.OptState
@@ -256,10 +241,7 @@ def round_at_random(x: Float[Array, "..."], key: Array) -> Float[Array, "..."]:
 def _map_moments(function: Any, state: Any) -> Any:
     """Apply a function of (number of the leaf, leaf) to every moment in a state."""
     leaves, tree = jax.tree.flatten_with_path(state)
-    mapped = [
-        function(number, leaf)
-        if any(getattr(entry, "name", None) in ("mu", "nu") for entry in path)
-        else leaf
-        for number, (path, leaf) in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, mapped)
+    for number, (path, leaf) in enumerate(leaves):
+        is_moment = any(getattr(entry, "name", None) in ("mu", "nu") for entry in path)
+        leaves[number] = function(number, leaf) if is_moment else leaf
+    return jax.tree.unflatten(tree, leaves)
