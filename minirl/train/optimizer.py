@@ -1,4 +1,4 @@
-"""AdamW or Muon: learning rate, clipping, updates that are skipped, moments in bfloat16."""
+"""AdamW or Muon: learning rate, clipping, updates that are skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 from optax.contrib import MuonDimensionNumbers, muon
 
 from minirl.config import GuardConfig, OptimizerConfig, SftConfig, TrainConfig
@@ -44,22 +44,22 @@ def make_optimizer(
     """
     rate = learning_rate(config, steps=steps)
     by_step = rate if updates_per_step == 1 else lambda count: rate(count // updates_per_step)
-    decay = config.weight_decay
+    decay, kept = config.weight_decay, jnp.dtype(config.moments)
     if config.kind == "adamw":
-        rule = optax.adamw(by_step, b1=config.beta1, b2=config.beta2, weight_decay=decay)
+        b1, b2 = config.beta1, config.beta2
+        rule = optax.adamw(by_step, b1=b1, b2=b2, mu_dtype=kept, weight_decay=decay)
     else:
         rule = muon(
             by_step,
             beta=_MUON_MOMENTUM,
             weight_decay=decay,
+            mu_dtype=kept,
             adam_weight_decay=decay,
             adam_b1=config.beta1,
             adam_b2=config.beta2,
             muon_weight_dimension_numbers=_matrices,
             consistent_rms=_MUON_RMS,
         )
-    if config.moments == "bfloat16":
-        rule = in_bfloat16(rule)
     clipped = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
     return guarded(clipped, guard or GuardConfig(), least=config.max_grad_norm)
 
@@ -192,56 +192,3 @@ def stop_after_skips(
         f"{limit:.3g}. Look in {path} for log-probabilities and advantages that are not finite; "
         f"begin another run with a lower learning rate or with other limits ({key})"
     )
-
-
-class RoundedState(NamedTuple):
-    """Moments in bfloat16; the count decides how they are rounded."""
-
-    count: Array
-    inner: optax.OptState
-
-
-def in_bfloat16(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Keep the moments `mu` and `nu` of a rule in bfloat16 between its updates, made in float32.
-
-    Numbers are rounded up or down at random, so that they are right on average. To the nearest (as
-    optax's `mu_dtype` does, for the first moment alone), a second moment could never fall: with
-    beta2 = 0.999 an update takes off a thousandth, and bfloat16 tells numbers apart that differ by
-    1/256 (stochastic rounding: Gupta et al. 2015, arXiv:1502.02551; for Adam's moments: Zamirai et
-    al. 2020, arXiv:2010.06192). The randomness depends on the count of updates alone.
-    """
-
-    def init(params: Any) -> RoundedState:
-        # Moments start at zero, which every type holds.
-        state = _map_moments(lambda _n, leaf: leaf.astype(jnp.bfloat16), rule.init(params))
-        return RoundedState(jnp.zeros((), jnp.int32), state)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RoundedState]:
-        whole = _map_moments(lambda _n, leaf: leaf.astype(jnp.float32), state.inner)
-        updates, inner = rule.update(updates, whole, params)
-        key = jax.random.fold_in(jax.random.key(0), state.count)
-
-        def keep(number: int, leaf: Array) -> Array:
-            return round_at_random(leaf, jax.random.fold_in(key, number))
-
-        return updates, RoundedState(state.count + 1, _map_moments(keep, inner))
-
-    return optax.GradientTransformation(init, update)
-
-
-def round_at_random(x: Float[Array, "..."], key: Array) -> Float[Array, "..."]:
-    """Round finite float32 to one of the two neighbours in bfloat16; the mean over keys is x."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
-    # The lower half of the bits is cut off; noise carries into the upper half as often as it says.
-    upper = ((bits + noise) >> 16).astype(jnp.uint16)
-    return jax.lax.bitcast_convert_type(upper, jnp.bfloat16)
-
-
-def _map_moments(function: Any, state: Any) -> Any:
-    """Apply a function of (number of the leaf, leaf) to every moment in a state."""
-    leaves, tree = jax.tree.flatten_with_path(state)
-    for number, (path, leaf) in enumerate(leaves):
-        is_moment = any(getattr(entry, "name", None) in ("mu", "nu") for entry in path)
-        leaves[number] = function(number, leaf) if is_moment else leaf
-    return jax.tree.unflatten(tree, leaves)
