@@ -97,7 +97,6 @@ class Replica:
     requests: set[asyncio.Timeout] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     left_out: asyncio.Event = field(default_factory=asyncio.Event)
-    left_at: float = 0.0
     is_waiting: bool = False
     hung_checks: int = 0
     weights: PushedWeights | None = None

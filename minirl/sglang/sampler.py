@@ -19,7 +19,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -65,7 +64,6 @@ class Servers:
     Attributes:
         pushed: Version and first array of the weights that were pushed last; an update makes new
             arrays.
-        push_metrics: Of the last push.
     """
 
     def __init__(
@@ -107,7 +105,6 @@ class Servers:
         )
         self.pool: ServerPool
         self.pushed: tuple[int, ref[Any]] | None = None
-        self.push_metrics: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
         self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
 
@@ -146,26 +143,18 @@ class Servers:
                 raise
         return future.result()
 
-    def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> tuple[int, float]:
+    def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> None:
         """Bring all servers to new weights; all processes have to call this.
 
-        Each bucket is made while the one before is on its way. Return their bytes, and the seconds
-        that it took to make them.
+        Each bucket is made while the one before is on its way.
         """
 
         def hand_over(bucket: Any) -> None:
             self.run(self.pool.push(weights, bucket))
 
-        size, made_s = 0, 0.0
         try:
-            while True:
-                begun = perf_counter()
-                bucket = next(buckets, None)
-                made_s += perf_counter() - begun
+            for bucket in itertools.chain(buckets, [None]):
                 distributed.gather(partial(hand_over, bucket))
-                if bucket is None:
-                    return size, made_s
-                size += bucket.nbytes
         except BaseException:
             self.start(self.pool.abandon_push())
             raise
@@ -248,27 +237,19 @@ class SglangSampler:
         if last is not None and last[0] == version and last[1]() is first:
             return  # another sampler of these servers has brought them
         servers.pushed = None
-        begun = perf_counter()
         probe = self._logprobs(weights, servers.requirements.probe_ids, _PROBE_PROMPT)
-        probed = perf_counter()
         # A version may come twice: as it was trained, and from its checkpoint.
         number = next(_pushes)
         name = f"{self._name}-{version}-{number}"
         pushed = PushedWeights(name, number, version, probe.tolist())
         whole = _merged(self._graph, weights, self._frozen)
-        size, made_s = servers.push(pushed, servers.transfer.buckets(whole, name))
+        servers.push(pushed, servers.transfer.buckets(whole, name))
         remove_versions(servers.place, but=version_folder(servers.place, name))
-        servers.push_metrics = {
-            "sglang/push_bytes": float(size),
-            "time/push_probe_s": probed - begun,
-            "time/push_write_s": made_s,
-            "time/push_load_s": perf_counter() - probed - made_s,
-        }
         servers.pushed = version, ref(first)
 
     def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
-        return self._servers.run(self._servers.pool.numbers()) | self._servers.push_metrics
+        return self._servers.run(self._servers.pool.numbers())
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""

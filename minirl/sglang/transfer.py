@@ -29,7 +29,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.model.config import SINGLE
-from minirl.model.huggingface import tensor_names, tensor_shapes, total_bytes, write_file
+from minirl.model.huggingface import tensor_names, tensor_shapes, write_file
 from minirl.model.sharding import is_stacked, param_path
 from minirl.run import distributed
 from minirl.run.files import appearing
@@ -43,24 +43,11 @@ _PARTIAL = "-partial"
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """All weights, on the disk."""
-
-    path: Path
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """Some of the weights, in memory: whole tensors by their Hugging Face names."""
 
     tensors: tuple[tuple[str, jax.Array], ...]
     is_last: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Return its size."""
-        return sum(array.nbytes for _, array in self.tensors)
 
 
 class Disk:
@@ -69,7 +56,7 @@ class Disk:
     def __init__(self, place: Path, dtype: str) -> None:
         self._place, self._dtype = place, dtype
 
-    def buckets(self, params: nnx.State, name: str) -> Iterator[Folder]:
+    def buckets(self, params: nnx.State, name: str) -> Iterator[Path]:
         """Write the folder; all processes have to call this."""
         yield write_version(self._place, name, params, dtype=self._dtype)
 
@@ -77,14 +64,14 @@ class Disk:
         self,
         server: Server,
         name: str,
-        buckets: AsyncIterator[Folder],
+        buckets: AsyncIterator[Path],
         *,
         timeout_s: float,
         **_: Any,
     ) -> None:
         """Let a paused server load the folder."""
         async for folder in buckets:
-            body = {"model_path": str(folder.path), "weight_version": name, "flush_cache": True}
+            body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
             await server.post("/update_weights_from_disk", body, timeout_s=timeout_s)
 
 
@@ -231,7 +218,7 @@ def bucketed(tensors: Iterable[tuple[str, jax.Array]], *, max_bytes: int) -> Ite
     yield Bucket(tuple(held), is_last=True)
 
 
-def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Folder:
+def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Path:
     """Write all weights of a model, split over devices in any way; all processes have to call this.
 
     Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
@@ -254,7 +241,7 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> F
     with distributed.held_by_first(appearing(folder)) as new:
         distributed.gather(write_own)
     distributed.check()  # the folder has its name
-    return Folder(folder, total_bytes(shapes, dtype))
+    return folder
 
 
 def version_folder(place: Path, name: str) -> Path:

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from minirl.config import AlgorithmConfig, Estimator, TokenCredit
+from minirl.config.algorithms import AlgorithmConfig, Estimator, TokenCredit
 from minirl.types import CreditSpan, TokenRow, Trajectory
 
 Decode = Callable[[Sequence[int]], str]

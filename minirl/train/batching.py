@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jax.sharding import Mesh
 
-from minirl.config import Aggregation, BatchingConfig
+from minirl.config import BatchingConfig
+from minirl.config.algorithms import Aggregation
 from minirl.model.sharding import row_parts
 from minirl.train.packing import Extent, Layout, layouts, packed_shapes, padding
 from minirl.types import TokenRow

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from minirl.config import AlgorithmConfig, Correction, KlEstimator, RatioLevel
+from minirl.config.algorithms import AlgorithmConfig, Correction, KlEstimator, RatioLevel
 from minirl.train.batching import Batch
 
 

@@ -27,7 +27,7 @@ from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.sglang.pool import EVENTS, IN_USE, OUT_S, PROBE_GAP
+from minirl.sglang.pool import EVENTS, IN_USE, PROBE_GAP
 from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
 from minirl.train.batching import micro_batches, read_back, sizes_on
 from minirl.train.update import LIKELIHOOD, Learner
@@ -343,15 +343,15 @@ def gather_metrics(
     """Return the metrics of the samplers of all processes since the last call; all have to call.
 
     Counts add up over processes; of servers in use the fewest count, of other numbers the largest.
-    With earlier metrics of the same step (`since`), only counts, outages and the largest difference
-    to the learner are returned, and these are of both.
+    With earlier metrics of the same step (`since`), only counts and the largest difference to the
+    learner are returned, and these are of both.
     """
     parts = distributed.gather(sampler.numbers)
     over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
     found = {name: over.get(name, max)(one[name] for one in parts) for name in parts[0]}
     if since is None:
         return found
-    join = dict.fromkeys((*EVENTS, OUT_S), sum) | {PROBE_GAP: max}
+    join = dict.fromkeys(EVENTS, sum) | {PROBE_GAP: max}
     return {
         name: over((since.get(name, 0.0), found[name]))
         for name, over in join.items()

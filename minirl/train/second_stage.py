@@ -35,16 +35,6 @@ class Restart:
     p_value: float
     learning_rate: float
 
-    def numbers(self) -> dict[str, float]:
-        """Return it as metrics."""
-        return {
-            "stage/restart_step": float(self.step),
-            "stage/restart_accuracy": self.accuracy,
-            "stage/rose": float(self.rose),
-            "stage/rise_p_value": self.p_value,
-            "stage/start_learning_rate": self.learning_rate,
-        }
-
     def __str__(self) -> str:
         verdict = "a rise: the maximal" if self.rose else "no rise: half of the checkpoint's"
         return (

@@ -344,10 +344,6 @@ class Trainer:
             self._facts.curve.append((step, numbers["validation/accuracy"]))
             # Servers may have failed meanwhile, and have other weights.
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
-        if config.second_stage is not None:
-            numbers["stage/number"] = 1.0 if step <= config.steps else 2.0
-        if self.restart is not None and step == config.steps + 1:
-            numbers |= self.restart.numbers()
         self._metrics.write(step, numbers)
         self._facts.unfinished = None
         if step % config.checkpoint_every == 0 or is_last:

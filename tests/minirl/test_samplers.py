@@ -62,7 +62,6 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
         one.set_weights(first, version=3)
         other.set_weights(split(toy.model())[1], version=3)  # the same arrays
         assert pushes() == 1
-        assert other.numbers()["sglang/push_bytes"] == one.numbers()["sglang/push_bytes"] > 0
         other.set_weights(second, version=3)  # a second stage starts from other weights
         assert pushes() == 2
         one.set_weights(second, version=4)
