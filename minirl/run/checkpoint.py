@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,11 @@ from minirl.run.files import check, read_json
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 _DELETE = "delete that folder to resume from the one before"
+_UNREADABLE = f"the checkpoint cannot be read ({{}}); {_DELETE}"
+_UNWRITABLE = (
+    "no checkpoint can be written there ({}); those before it are whole: fix that and run the same "
+    "command again to resume"
+)
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -93,9 +98,9 @@ class Checkpoints:
         self.wait()
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
         free = shutil.disk_usage(self._folder).free
-        if needed > free:  # Orbax would find it half way, with many errors
-            reason = f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
-            raise _unwritable(self._folder, reason)
+        with _writing(self._folder):
+            if needed > free:  # Orbax would find it half way, with many errors
+                raise OSError(f"{needed / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
@@ -125,7 +130,7 @@ class Checkpoints:
         step = self.newest_step()
         where = self._folder / str(step)
         tree = _read(where, like, _named(like))
-        with _reporting_damage(where):
+        with _reporting(where, _UNREADABLE):
             args = ocp.args.Composite(facts=ocp.args.JsonRestore())
             facts = self._manager.restore(step, args=args)["facts"]
         return tree, check(kind, facts, where=f"{where}: facts", advice=_DELETE)
@@ -205,7 +210,7 @@ def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[...,
     """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
     folder = where.absolute() / "tree"
     with ocp.PyTreeCheckpointer() as reader:
-        with _reporting_damage(where):
+        with _reporting(where, _UNREADABLE):
             stored = dict(reader.metadata(folder).item_metadata)
             found = {name: tuple(leaf.shape) for name, leaf in stored.items()}
         for name, leaf in expected.items():
@@ -217,21 +222,11 @@ def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[...,
                 )
 
         def restore(arrays: Mapping[str, Any], how: Mapping[str, Any]) -> Mapping[str, Any]:
-            with _reporting_damage(where):
+            with _reporting(where, _UNREADABLE):
                 args = ocp.args.PyTreeRestore(arrays, restore_args=how, partial_restore=True)
                 return reader.restore(folder, args=args)
 
         yield restore
-
-
-@contextmanager
-def _reporting_damage(where: Path) -> Generator[None]:
-    """Turn whatever Orbax and TensorStore raise for a damaged file into a line for the user."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001
-        reason = f"the checkpoint cannot be read ({_reason(error)})"
-        raise UserError(f"{where}: {reason}; {_DELETE}") from None
 
 
 class _Scores(BaseModel):
@@ -253,23 +248,16 @@ def _named(tree: Tree) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Generator[None]:
-    """Turn an error of writing into a line for the user; TensorStore raises `ValueError`."""
+def _reporting(where: Path, words: str, *kinds: type[Exception]) -> Generator[None]:
+    """Turn errors of Orbax and TensorStore, or those of these kinds, into a line for the user."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        raise _unwritable(folder, _reason(error)) from None
+    except kinds or Exception as error:
+        reason = " ".join(str(error).split())
+        # Of a long one the middle is left out: the cause comes last.
+        reason = reason if len(reason) <= 160 else f"{reason[:60]} ... {reason[-100:]}"
+        raise UserError(f"{where}: {words.format(f'{type(error).__name__}: {reason}')}") from None
 
 
-def _unwritable(folder: Path, reason: str) -> UserError:
-    return UserError(
-        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: fix "
-        "that and run the same command again to resume"
-    )
-
-
-def _reason(error: Exception) -> str:
-    # Of a long one the middle is left out: the cause comes last.
-    words = " ".join(str(error).split())
-    words = words if len(words) <= 160 else f"{words[:60]} ... {words[-100:]}"
-    return f"{type(error).__name__}: {words}"
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return _reporting(folder, _UNWRITABLE, OSError, ValueError)  # TensorStore raises the latter

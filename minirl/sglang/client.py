@@ -160,11 +160,11 @@ class Server:
     """The endpoints of a server.
 
     All methods raise `ServerError` where it does not answer, or its answer cannot be true, and
-    `RejectedError` where it will never do what was asked.
+    `RejectedError` where it will never do what was asked. `ranks` are its tensor-parallel ones.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url, self._session = url.rstrip("/"), session
+        self.url, self._session, self.ranks = url.rstrip("/"), session, 1
 
     async def generate(
         self,
@@ -229,7 +229,9 @@ class Server:
         for path in ("/server_info", "/model_info", "/v1/models"):
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
                 found |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
-        return _read(ServerInfo, to_json(found))
+        info = _read(ServerInfo, to_json(found))
+        self.ranks = info.tp_size
+        return info
 
     @asynccontextmanager
     async def paused(self) -> AsyncGenerator[None]:

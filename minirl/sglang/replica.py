@@ -101,7 +101,6 @@ class Replica:
     hung_checks: int = 0
     weights: PushedWeights | None = None
     gap: float = 0.0
-    ranks: int = 1
 
     def __post_init__(self) -> None:
         self.slots = asyncio.Semaphore(self.config.parallel)
@@ -125,9 +124,7 @@ class Replica:
         """See that it samples, also if a run that was killed left it paused, and what."""
         await self.server.resume()
         await self.check_health()
-        info = await self.server.info()
-        self.requirements.check(info, self.server.url)
-        self.ranks = info.tp_size
+        self.requirements.check(await self.server.info(), self.server.url)
 
     async def load(self, weights: PushedWeights, buckets: Buckets) -> None:
         """Bring it to these weights; it samples until the first bucket is there."""
@@ -139,9 +136,9 @@ class Replica:
                 yield bucket
                 bucket = await buckets.get()
 
-        settings = {"ranks": self.ranks, "timeout_s": self.config.push_s}
+        timeout_s = self.config.push_s
         async with self.server.paused():
-            await self.transfer.send(self.server, weights.name, stream(), **settings)
+            await self.transfer.send(self.server, weights.name, stream(), timeout_s=timeout_s)
         await self.compare(weights)
 
     async def compare(self, weights: PushedWeights) -> None:

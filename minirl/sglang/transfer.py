@@ -61,13 +61,7 @@ class Disk:
         yield write_version(self._place, name, params, dtype=self._dtype)
 
     async def send(
-        self,
-        server: Server,
-        name: str,
-        buckets: AsyncIterator[Path],
-        *,
-        timeout_s: float,
-        **_: Any,
+        self, server: Server, name: str, buckets: AsyncIterator[Path], *, timeout_s: float
     ) -> None:
         """Let a paused server load the folder."""
         async for folder in buckets:
@@ -90,18 +84,12 @@ class Nccl:
         return bucketed(whole_tensors(params, self._dtype), max_bytes=_BUCKET_BYTES)
 
     async def send(
-        self,
-        server: Server,
-        name: str,
-        buckets: AsyncIterator[Bucket],
-        *,
-        ranks: int,
-        timeout_s: float,
+        self, server: Server, name: str, buckets: AsyncIterator[Bucket], *, timeout_s: float
     ) -> None:
-        """Broadcast buckets to a paused server of so many ranks, each within the time-out."""
+        """Broadcast buckets to the ranks of a paused server, each within the time-out."""
         try:
             address = await asyncio.to_thread(_own_address, server.url)
-            group = Group(ranks, timeout_s=timeout_s)
+            group = Group(server.ranks, timeout_s=timeout_s)
         except (OSError, RuntimeError) as error:  # no such name at the moment, or no free port
             raise ServerError("connection", f"cannot be reached for broadcasts ({error})") from None
         named = {"group_name": group.name}
