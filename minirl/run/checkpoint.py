@@ -248,11 +248,13 @@ def _named(tree: Tree) -> dict[str, Any]:
 
 
 @contextmanager
-def _reporting(where: Path, words: str, *kinds: type[Exception]) -> Generator[None]:
+def _reporting(
+    where: Path, words: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Generator[None]:
     """Turn errors of Orbax and TensorStore, or those of these kinds, into a line for the user."""
     try:
         yield
-    except kinds or Exception as error:
+    except kinds as error:
         reason = " ".join(str(error).split())
         # Of a long one the middle is left out: the cause comes last.
         reason = reason if len(reason) <= 160 else f"{reason[:60]} ... {reason[-100:]}"
@@ -260,4 +262,4 @@ def _reporting(where: Path, words: str, *kinds: type[Exception]) -> Generator[No
 
 
 def _writing(folder: Path) -> AbstractContextManager[None]:
-    return _reporting(folder, _UNWRITABLE, OSError, ValueError)  # TensorStore raises the latter
+    return _reporting(folder, _UNWRITABLE, (OSError, ValueError))  # TensorStore raises the latter
