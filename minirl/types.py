@@ -12,13 +12,15 @@ Suffixes of array names, one letter an axis:
 # ruff: noqa: D102 - the docstring of a protocol says what its properties are
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 Finish = Literal["stop", "length"]
+Progress = Callable[[int, int, str], None]
+"""Called with (done, how many there are in all, a line on how it goes)."""
 
 
 class Message(Protocol):

@@ -6,12 +6,11 @@ Temporaries come from the compiler of those devices, everything else is counted 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
@@ -32,7 +31,9 @@ from minirl.plan.memory import (
 )
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes
-from minirl.train.batching import Batch, Packed
+from minirl.train.batching import Batch, empty_batch
+from minirl.train.packing import Layout
+from minirl.types import Progress
 
 FILLED = 0.95
 """Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
@@ -40,9 +41,6 @@ Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
 # libtpu's least effort to make a program fast: it compiles two to three times as quickly, and plans
 # up to a fifth more memory.
 _TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
-
-# Called with (programs compiled, how many there will be at least, a status line).
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,23 +181,12 @@ def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
 
 def abstract_batch(tokens: Tokens, mesh: Mesh | None, *, packed: bool = False) -> Batch:
     """Return the shapes and shardings of a micro-batch of these tokens, on all devices."""
+    rows = tokens.answers // tokens.prompts
+    shape = Layout((), tokens.prompts, rows, tokens.prompt, tokens.answer)
 
-    def array(dtype: Any, *shape: int) -> Any:
-        axes = ("batch", "position")[: len(shape)]
-        place = None if mesh is None else axes_sharding(axes, shape, mesh, name="batch")
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    def abstract(array: Any) -> Any:
+        axes = ("batch", "position")[: array.ndim]
+        place = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
 
-    prompts, rows = (tokens.prompts, tokens.prompt), (tokens.answers, tokens.answer)
-    segments = [array(jnp.int32, *shape) for shape in (prompts, prompts, rows, rows, rows)]
-    ids, numbers = array(jnp.int32, *rows), array(jnp.float32, *rows)
-    return Batch(
-        prefix_NP=array(jnp.int32, *prompts),
-        prefix_length_N=array(jnp.int32, tokens.prompts),
-        input_BC=ids,
-        target_BC=ids,
-        is_action_BC=array(jnp.bool_, *rows),
-        old_logp_BC=numbers,
-        advantage_BC=numbers,
-        weight_BC=numbers,
-        packed=Packed(*segments) if packed else None,
-    )
+    return jax.tree.map(abstract, empty_batch(shape, is_packed=packed))

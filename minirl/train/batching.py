@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from minirl.config import BatchingConfig
 from minirl.config.algorithms import Aggregation
 from minirl.model.sharding import row_parts
-from minirl.train.packing import Extent, Layout, layouts, packed_shapes, padding
+from minirl.train.packing import Extent, Layout, layouts, padding
 from minirl.types import TokenRow
 
 Item = TypeVar("Item")
@@ -172,10 +172,9 @@ def _extents(parts: Sequence[Sequence[TokenRow]]) -> list[Extent]:
     ]
 
 
-def empty_batches(longest: Extent, sizes: BatchingConfig) -> Iterator[Batch]:
-    """Yield a batch without tokens of every shape that packed micro-batches of a run have."""
-    for shape in packed_shapes(longest, sizes):
-        yield _fill(shape, [], {}, pad_id=0, is_packed=True)
+def empty_batch(shape: Layout, *, is_packed: bool) -> Batch:
+    """Return a batch of a shape without tokens."""
+    return _fill(shape, [], {}, pad_id=0, is_packed=is_packed)
 
 
 def _fill(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,9 +23,7 @@ from minirl.sample.rollout import flatten
 from minirl.train.batching import Groups, micro_batches, sizes_on
 from minirl.train.optimizer import make_optimizer, stop_after_skips
 from minirl.train.update import LIKELIHOOD, Learner, TrainState
-from minirl.types import Message, Reply, Tokenizer, TokenRow, Trajectory, Turn
-
-Progress = Callable[[int, int, str], None]
+from minirl.types import Message, Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +132,7 @@ def supervise(
 ) -> nnx.State:
     """Train on demonstrations, and return the weights that were trained; with adapters, they alone.
 
-    Called again after a kill, it resumes from the last checkpoint. `progress` is called with (steps
-    done, steps in all, a line on how it goes).
+    Called again after a kill, it resumes from the last checkpoint.
 
     Raises:
         Preempted: A signal came, and all is saved.

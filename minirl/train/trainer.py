@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -31,13 +31,12 @@ from minirl.sglang.sampler import Servers
 from minirl.train import advantages, batching, recording, rollouts, summary
 from minirl.train.losses import kl_divergence
 from minirl.train.optimizer import make_optimizer, stop_after_skips
-from minirl.train.packing import Extent
+from minirl.train.packing import Extent, packed_shapes
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
 from minirl.train.second_stage import Restart, restart, second_optimizer
 from minirl.train.update import Learner, TrainState, policy_objective
-from minirl.types import Tokenizer, TokenRow
+from minirl.types import Progress, Tokenizer, TokenRow
 
-Progress = Callable[[int, int, str], None]
 _log = logging.getLogger(__name__)
 # Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
 _MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
@@ -128,7 +127,8 @@ class Trainer:
         )
         if config.batching.pack and self.steps_done < config.all_steps:
             # While the first episodes are played.
-            batches = batching.empty_batches(self._longest, self._sizes)
+            shapes = packed_shapes(self._longest, self._sizes)
+            batches = (batching.empty_batch(shape, is_packed=True) for shape in shapes)
             if self._has_start:
                 batches = (batch._replace(start_logp_BC=batch.old_logp_BC) for batch in batches)
             self._learner.compile_ahead(self._state.params, batches)
@@ -139,7 +139,7 @@ class Trainer:
         return self._state.params
 
     def run(self, progress: Progress) -> None:
-        """Train to the last step, calling `progress` with (steps done, steps in all, a line).
+        """Train to the last step.
 
         Raises:
             Preempted: A signal came, and all is saved.
