@@ -193,7 +193,8 @@ class Servers:
 def _allow_connections() -> None:
     """Let this process open as many files as the system allows: each request is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(ValueError):  # "no limit" is none on every system
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class SglangSampler:

@@ -83,8 +83,8 @@ class Trainer:
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._sizes = batching.sizes_on(config.batching, model.mesh)
         answers = config.batching.answers_per_batch or config.group_size
-        longest = sampler.max_prompt_tokens - 1, (sampler.max_response_tokens,) * answers
-        self._longest = Extent(*longest)
+        longest = (sampler.max_response_tokens,) * answers
+        self._longest = Extent(sampler.max_prompt_tokens - 1, longest)
         self._micro_batches = partial(
             batching.micro_batches,
             aggregation=algorithm.aggregation,
