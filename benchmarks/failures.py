@@ -53,7 +53,7 @@ BEFORE, SPOILT_S = 20, 4.0
 BACK_S = 300.0
 OLD, NEW = 0, 1
 # Numbers of the sampler that count no events.
-MEASURED = {"sglang/servers", "sglang/probe_gap", "sglang/cached_share", "sglang/push_bytes"}
+MEASURED = {"sglang/servers", "sglang/probe_gap", "sglang/cached_share"}
 
 
 class Told(logging.Handler):

@@ -102,7 +102,7 @@ def make_plan(
     return {
         "topology": topology.name,
         "devices": topology.size,
-        "parameters": found.parameters,
+        "parameters": found.training.parameters,
         "update_memory_bytes": found.update,
         "generation_memory_bytes": found.generation,
         "update_bytes": sum(found.update.values()),

@@ -12,13 +12,15 @@ Suffixes of array names, one letter an axis:
 # ruff: noqa: D102 - the docstring of a protocol says what its properties are
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 Finish = Literal["stop", "length"]
+Progress = Callable[[int, int, str], None]
+"""Called with (done, how many there are in all, a line on how it goes)."""
 
 
 class Message(Protocol):
@@ -75,13 +77,8 @@ class CreditSpan(Protocol):
 
 
 class Score(Protocol):
-    """What a reward says of an episode.
-
-    Attributes:
-        total: The reward.
-        correct: Whether the answer is right, apart from any shaping.
-        parts: The named summands of `total`.
-        spans: Credit of parts of replies (clauses, turns); empty for none.
+    """What a reward says of an episode: its total of named parts, whether the answer is right apart
+    from any shaping, and credit of parts of replies (clauses, turns), if any.
     """
 
     @property
@@ -99,11 +96,10 @@ class Reply:
     """What the policy sampled in one turn.
 
     Attributes:
-        ids: Sampled token ids, the stop token included.
+        ids: With the stop token, if `finish` is `stop` and not the end of the budget.
         logprobs: Natural-log probability of each id under softmax(logits / temperature), before
             any top-p cut; at temperature 1 where sampling was greedy.
         text: The decoded ids without the stop token.
-        finish: `stop` when the last id is a stop token, `length` when the budget ran out.
         versions: Version of the weights that sampled each id.
     """
 
@@ -124,11 +120,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """The turns of one episode, at least one, and how it ended.
-
-    Attributes:
-        episode: The environment's own final state, opaque here.
-        ended: Because the environment said so, or because the token budget was spent.
+    """The turns of one episode, at least one; the environment's own final state, opaque here; and
+    whether the environment ended it, or the token budget.
     """
 
     turns: tuple[Turn, ...]
@@ -141,14 +134,13 @@ class TokenRow:
     """A trajectory as arrays over its tokens, from `sample.rollout.flatten` to the batch.
 
     Attributes:
-        ids: Token ids, the prompt first, in the order in which they were sent and sampled.
+        ids: The prompt first, in the order in which they were sent and sampled.
         is_action: The action mask: True on the ids that are trained on.
         logprobs: Log-probability under the sampler where `is_action`, else 0.
         advantage: One number for the whole row, or one for each id.
         prompt_length: Number of ids that the group shares.
         start_logprobs: Log-probability under the learner at the weights that sampled; None where
             these are the current weights.
-        versions: Weight version that sampled each id, -1 where none did; None if not needed.
     """
 
     ids: np.ndarray
@@ -157,7 +149,6 @@ class TokenRow:
     advantage: float | np.ndarray
     prompt_length: int
     start_logprobs: np.ndarray | None = None
-    versions: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +161,9 @@ class Decoding:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for one reply, of at least one token.
+    """A request for one reply, of at least one token, in an episode of this number.
 
-    Attributes:
-        episode: Names the episode, and with the seed its random stream.
-        ids: All tokens of the episode so far; a later request extends an earlier one.
+    The ids are all of the episode so far; a later request extends an earlier one.
     """
 
     episode: int

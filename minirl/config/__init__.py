@@ -1,28 +1,18 @@
 """Every setting of the learner, its sampler and its servers; checks are validators."""
 
 from minirl.config.algorithms import (
-    Aggregation,
     Algorithm,
     AlgorithmConfig,
-    Correction,
     Dapo,
     DrGrpo,
-    Estimator,
     Expo,
     Grpo,
     Gspo,
     GspoToken,
-    KlEstimator,
-    KlPlace,
-    RatioLevel,
     ReinforcePlusPlus,
     Rloo,
-    TokenCredit,
 )
-from minirl.config.base import (
-    Settings,
-    contradiction,
-)
+from minirl.config.base import Settings, contradiction
 from minirl.config.rollout import (
     SGLANG_PYTHON,
     RolloutConfig,
@@ -36,7 +26,6 @@ from minirl.config.train import (
     BatchingConfig,
     GuardConfig,
     LoraConfig,
-    Matrix,
     MeshConfig,
     ModelSource,
     OptimizerConfig,

@@ -9,7 +9,6 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
@@ -18,6 +17,7 @@ from minirl.errors import UserError
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""
+_ADDRESS = re.compile(r"https?://(\[[\da-fA-F:.]+\]|[\w-]+(\.[\w-]+)*)(:\d{1,5})?/?")
 
 
 class SamplerConfig(Settings):
@@ -94,7 +94,7 @@ class SglangConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> SglangConfig:
-        wrong = [url for url in self.urls if not _is_address(url)]
+        wrong = [url for url in self.urls if not _ADDRESS.fullmatch(url)]
         if wrong:
             raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
@@ -106,19 +106,6 @@ class SglangConfig(Settings):
                 "devices", f"{len(self.devices)} for launch = {self.launch} servers; one for each"
             )
         return self
-
-
-def _is_address(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-        host = (parts.hostname or "").encode("idna")  # no part of a name is empty, or very long
-    except ValueError:
-        return False
-    is_bare = parts.path in ("", "/") and not parts.query and not parts.fragment
-    return (
-        parts.scheme in ("http", "https") and bool(host) and is_bare and not re.search(r"\s", url)
-    )
 
 
 def check_installed(sglang: SglangConfig) -> None:

@@ -80,8 +80,7 @@ class OptimizerConfig(Settings):
     """AdamW's; Muon's own momentum is 0.95."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
     moments: Literal["float32", "bfloat16"] = "float32"
-    """What the running moments are kept in; bfloat16 takes 4 bytes a parameter off, and rounds at
-    random so that the second moment still falls."""
+    """What the first running moment is kept in; bfloat16 takes 2 bytes a parameter off."""
     weight_decay: float = Field(default=0.01, ge=0)
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are scaled down to this global norm."""

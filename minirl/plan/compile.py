@@ -26,12 +26,8 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One accelerator; `cpu` is a pretended one without a limit.
-
-    Attributes:
-        memory_bytes: As its compiler or its driver reports it.
-        name: Of a GPU, to the CUDA compiler.
-        memory_bytes_s: Of a GPU, peak bandwidth.
+    """One accelerator, of so much memory as its compiler or driver reports; `cpu` is a pretended
+    one without a limit. A GPU has its name to the CUDA compiler, and its peak bandwidth.
     """
 
     kind: Literal["tpu", "gpu", "cpu"]
@@ -106,11 +102,7 @@ class Topology:
 
 
 def parse_topology(text: str) -> Topology:
-    """Read `v5p:4x4x4`, `v5e:4x4`, `h100x8`, or `cpux8` for pretended devices.
-
-    Raises:
-        UserError: An unknown chip, no shape, or a part of a node.
-    """
+    """Read `v5p:4x4x4`, `v5e:4x4`, `h100x8`, or `cpux8` for pretended devices."""
     match = _SLICE.fullmatch(text) or _NODES.fullmatch(text)
     chip = CHIPS.get(match[1]) if match else None
     shape = tuple(map(int, match[2].split("x"))) if match else (0,)
@@ -124,11 +116,7 @@ def parse_topology(text: str) -> Topology:
 
 
 def described_devices(topology: Topology) -> list[Any]:
-    """Return devices to compile for.
-
-    Raises:
-        UserError: The compiler is not installed, or there is no TPU slice of that shape.
-    """
+    """Return devices to compile for; a `UserError` tells what is not installed, or no slice."""
     describe = {"tpu": _tpu_devices, "gpu": _gpu_devices, "cpu": _cpu_devices}
     return describe[topology.chip.kind](topology)
 
@@ -198,12 +186,8 @@ def _cpu_devices(topology: Topology) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the compiler says of a program; bytes are those of one device.
-
-    Attributes:
-        outputs: Bytes that are not in the memory of donated arguments.
-        seconds: Of the compilation.
-        problem: The compiler's words where the program does not fit an empty device.
+    """What the compiler says of a program: bytes of one device, of outputs those that are not in
+    the memory of donated arguments; seconds; and its words where an empty device is too small.
     """
 
     arguments: float

@@ -6,12 +6,11 @@ Temporaries come from the compiler of those devices, everything else is counted 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from jax.stages import Lowered
@@ -32,7 +31,9 @@ from minirl.plan.memory import (
 )
 from minirl.sample.decode import lowered_programs
 from minirl.sample.weights import copy_shapes
-from minirl.train.batching import Batch, Packed
+from minirl.train.batching import Batch, empty_batch
+from minirl.train.packing import Layout
+from minirl.types import Progress
 
 FILLED = 0.95
 """Share of a device's memory that a plan fills; the rest is the runtime's or lost between buffers.
@@ -41,14 +42,11 @@ Commands let JAX take as much of a GPU (`XLA_CLIENT_MEM_FRACTION`)."""
 # up to a fifth more memory.
 _TPU_OPTIONS = {"exec_time_optimization_effort": -1.0}
 
-# Called with (programs compiled, how many there will be at least, a status line).
-Progress = Callable[[int, int, str], None]
-
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Groups a part of the mesh that has rows of its own, answers of each, and how many of these
-    micro-batches an update has.
+    """Groups of each part of the mesh that has rows of its own, their answers, and how many of
+    these micro-batches an update has.
     """
 
     groups: int
@@ -58,109 +56,60 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A job that fits.
-
-    Attributes:
-        batch: The largest micro-batch.
-        update: Bytes of a device by kind, while the update runs.
-        generation: Bytes of a device by kind, while the sampler works.
-        room: Bytes that may be filled.
-        programs: By name.
-        parameters: Numbers of the model.
+    """A job that fits: its largest micro-batch, and bytes of a device by kind, while the update
+    runs and while the sampler works, of which so many may be filled.
     """
 
     batch: MicroBatch
+    training: Training
     sampling: Sampling
     update: dict[str, float]
     generation: dict[str, float]
     room: float
     programs: dict[str, Program]
-    parameters: int
-
-
-def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
-    """Compile a job for a mesh, and find the largest micro-batch that there is memory for.
-
-    Raises:
-        UserError: Nothing fits.
-    """
-    training = training_of(work, mesh)
-    room = FILLED * topology.chip.memory_bytes
-    _check(training.memory | {"gradients": device_bytes(training.state.params)}, room)
-    # Described apart: compilers know no part of a slice.
-    own = described_devices(topology.host)
-    sampling = sampling_of(work, mesh, own, memory_bytes=topology.chip.memory_bytes)
-    programs: dict[str, Program] = {}
-
-    def compiled(name: str, lowered: Lowered) -> Program:
-        progress(len(programs), max(len(programs) + 1, 6), f"compiling {name}")
-        options = _TPU_OPTIONS if topology.chip.kind == "tpu" else {}
-        programs[name] = compile_program(lowered, options=options)
-        return programs[name]
-
-    sampler = [compiled(*one) for one in sampler_programs(work, sampling)]
-    held = training.memory | sampling.kept
-    # Before there is a cache, what came from the other devices lies beside the copy.
-    temporaries = max(
-        *(program.temporaries + program.outputs for program in sampler),
-        sampling.transfer - sampling.memory["cache"],
-    )
-    generation = held | sampling.memory | {"sampler's temporaries": temporaries}
-    _check(generation, room, next((one.problem for one in sampler if one.problem), ""))
-    search = _Search(work, training, mesh, compiled, programs)
-    batch, update = search.largest(room - sum(held.values()))
-    _check(held | update, room, programs["gradient"].problem)
-    return Fit(batch, sampling, held | update, generation, room, programs, training.parameters)
-
-
-def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, Lowered]]:
-    """Yield what one process samples with, ready to be compiled."""
-    # Adapters are part of the copy.
-    graph, params, frozen = abstract_model(work.model, work.source, sampling.mesh)
-    model = nnx.merge(graph, copy_shapes(params, sampling.mesh, work.dtype), frozen)
-    yield from lowered_programs(model, sampling.cache).items()
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
-    """The search for the largest micro-batch: the answers of one group, then more groups."""
+class _Planner:
+    """A job on described devices, and the programs that were compiled for it."""
 
     work: Workload
-    training: Training
+    topology: Topology
     mesh: Mesh
-    compiled: Callable[[str, Lowered], Program]
-    programs: dict[str, Program]
+    training: Training
+    progress: Progress
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    def compiled(self, name: str, lowered: Lowered) -> Program:
+        done = len(self.programs)
+        self.progress(done, max(done + 1, 6), f"compiling {name}")
+        options = _TPU_OPTIONS if self.topology.chip.kind == "tpu" else {}
+        self.programs[name] = compile_program(lowered, options=options)
+        return self.programs[name]
 
     def largest(self, room: float) -> tuple[MicroBatch, dict[str, float]]:
-        """Return the largest micro-batch in powers of two, and what the update needs by kind.
-
-        Where nothing fits, it is the smallest.
+        """Return the largest micro-batch in powers of two, of one group's answers and then of more
+        groups, with what the update needs by kind; the smallest where nothing fits.
         """
         train = self.work.train
         answers = train.batching.answers_per_batch or train.group_size
-        batch = self._batch(1, answers)
-        memory = self._memory(batch)
+        batch, memory = self.update(1, answers)
         while sum(memory.values()) > room and batch.answers > 1:
-            batch = self._batch(1, batch.answers // 2 if batch.answers % 2 == 0 else 1)
-            memory = self._memory(batch)
+            batch, memory = self.update(1, batch.answers // 2 if batch.answers % 2 == 0 else 1)
         while batch.answers == answers and batch.count > 1:
-            larger = self._batch(2 * batch.groups, answers)
-            found = self._memory(larger)
+            larger, found = self.update(2 * batch.groups, answers)
             if sum(found.values()) > room:
                 break
             batch, memory = larger, found
         return batch, memory
 
-    def _batch(self, groups: int, answers: int) -> MicroBatch:
-        train = self.work.train
-        each = -(-train.prompts_per_step // (train.mini_batches * row_parts(self.mesh)))
-        return MicroBatch(groups, answers, -(-each * (train.group_size // answers) // groups))
-
-    def _memory(self, batch: MicroBatch) -> dict[str, float]:
-        """Compile the programs of an update, and return what it needs on a device by kind."""
-        training, parts = self.training, row_parts(self.mesh)
-        tokens = longest_batch(self.work, groups=batch.groups * parts, answers=batch.answers)
-        arrays = abstract_batch(tokens, self.mesh, packed=self.work.train.batching.pack)
+    def update(self, groups: int, answers: int) -> tuple[MicroBatch, dict[str, float]]:
+        """Compile an update's programs, and return what it needs on a device by kind."""
+        train, training, parts = self.work.train, self.training, row_parts(self.mesh)
+        each = -(-train.prompts_per_step // (train.mini_batches * parts))
+        batch = MicroBatch(groups, answers, -(-each * (train.group_size // answers) // groups))
+        tokens = longest_batch(self.work, groups=groups * parts, answers=answers)
+        arrays = abstract_batch(tokens, self.mesh, packed=train.batching.pack)
         lowered = dict(training.learner.lower(training.state, arrays))
         program = self.compiled("gradient", lowered["gradient"])
         # It does not depend on the batch.
@@ -173,11 +122,46 @@ class _Search:
             "batch": program.arguments - training.memory["weights"],
             "temporaries": max(program.temporaries, apply.temporaries - gradients + gradient),
         }
-        if self.mesh.devices.flat[0].platform == "gpu":
-            own = longest_batch(self.work, groups=batch.groups, answers=batch.answers)
+        if self.topology.chip.kind == "gpu":
+            own = longest_batch(self.work, groups=groups, answers=answers)
             tensor = self.mesh.shape["tensor"]
             memory["cuDNN's workspace"] = cudnn_workspace(self.work.model, own, tensor=tensor)
-        return memory
+        return batch, memory
+
+
+def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> Fit:
+    """Compile a job for a mesh, and find the largest micro-batch that there is memory for.
+
+    Raises:
+        UserError: Nothing fits.
+    """
+    training = training_of(work, mesh)
+    planner = _Planner(work, topology, mesh, training, progress)
+    room = FILLED * topology.chip.memory_bytes
+    _check(training.memory | {"gradients": device_bytes(training.state.params)}, room)
+    # Described apart: compilers know no part of a slice.
+    own = described_devices(topology.host)
+    sampling = sampling_of(work, mesh, own, memory_bytes=topology.chip.memory_bytes)
+    sampler = [planner.compiled(*one) for one in sampler_programs(work, sampling)]
+    held = training.memory | sampling.kept
+    # Before there is a cache, what came from the other devices lies beside the copy.
+    temporaries = max(
+        *(program.temporaries + program.outputs for program in sampler),
+        sampling.transfer - sampling.memory["cache"],
+    )
+    generation = held | sampling.memory | {"sampler's temporaries": temporaries}
+    _check(generation, room, next((one.problem for one in sampler if one.problem), ""))
+    batch, update = planner.largest(room - sum(held.values()))
+    _check(held | update, room, planner.programs["gradient"].problem)
+    return Fit(batch, training, sampling, held | update, generation, room, planner.programs)
+
+
+def sampler_programs(work: Workload, sampling: Sampling) -> Iterator[tuple[str, Lowered]]:
+    """Yield what one process samples with, ready to be compiled."""
+    # Adapters are part of the copy.
+    graph, params, frozen = abstract_model(work.model, work.source, sampling.mesh)
+    model = nnx.merge(graph, copy_shapes(params, sampling.mesh, work.dtype), frozen)
+    yield from lowered_programs(model, sampling.cache).items()
 
 
 def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
@@ -197,22 +181,12 @@ def _check(memory: dict[str, float], room: float, problem: str = "") -> None:
 
 def abstract_batch(tokens: Tokens, mesh: Mesh | None, *, packed: bool = False) -> Batch:
     """Return the shapes and shardings of a micro-batch of these tokens, on all devices."""
+    rows = tokens.answers // tokens.prompts
+    shape = Layout((), tokens.prompts, rows, tokens.prompt, tokens.answer)
 
-    def array(dtype: Any, *shape: int) -> Any:
-        axes = ("batch", "position")[: len(shape)]
-        place = None if mesh is None else axes_sharding(axes, shape, mesh, name="batch")
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+    def abstract(array: Any) -> Any:
+        axes = ("batch", "position")[: array.ndim]
+        place = None if mesh is None else axes_sharding(axes, array.shape, mesh, name="batch")
+        return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place)
 
-    prompts, rows = (tokens.prompts, tokens.prompt), (tokens.answers, tokens.answer)
-    segments = [array(jnp.int32, *shape) for shape in (prompts, prompts, rows, rows, rows)]
-    return Batch(
-        prefix_NP=array(jnp.int32, *prompts),
-        prefix_length_N=array(jnp.int32, tokens.prompts),
-        input_BC=array(jnp.int32, *rows),
-        target_BC=array(jnp.int32, *rows),
-        is_action_BC=array(jnp.bool_, *rows),
-        old_logp_BC=array(jnp.float32, *rows),
-        advantage_BC=array(jnp.float32, *rows),
-        weight_BC=array(jnp.float32, *rows),
-        packed=Packed(*segments) if packed else None,
-    )
+    return jax.tree.map(abstract, empty_batch(shape, is_packed=packed))

@@ -65,12 +65,8 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The learner's side of a workload.
-
-    Attributes:
-        state: Shapes and shardings of the trained weights and of the optimizer's state.
-        memory: Bytes of a device, by kind, that it holds all the time.
-        parameters: Numbers of the model, frozen ones included.
+    """The learner's side of a workload: shapes and shardings of the trained weights and of the
+    optimizer's state, bytes of a device by kind that it holds all the time, numbers of the model.
     """
 
     learner: Learner
@@ -81,14 +77,10 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The native sampler's side of a workload, on the devices of one process.
+    """The native sampler's side of a workload, on the devices of one of the processes that sample.
 
-    Attributes:
-        processes: How many sample, each its share of the prompts.
-        mesh: The process's own.
-        memory: Bytes of a device, by kind, that it holds while it samples.
-        kept: Bytes of a device, by kind, that it holds all the time.
-        transfer: Bytes of a device that come from the learner before every rollout.
+    Bytes are those of a device: by kind, while it samples (`memory`) and all the time (`kept`), and
+    those that come from the learner before every rollout (`transfer`).
     """
 
     processes: int
@@ -100,11 +92,7 @@ class Sampling:
 
 
 def published_shape(name: str) -> ModelConfig:
-    """Return the shape of a published model, for example qwen2.5-coder-7b.
-
-    Raises:
-        UserError: The name is not in `shapes.yaml`.
-    """
+    """Return the shape of a model of `shapes.yaml`, for example qwen2.5-coder-7b."""
     shapes = yaml.safe_load((Path(__file__).parent / "shapes.yaml").read_text())
     key = name.lower().removeprefix("qwen/").removesuffix("-instruct")
     if key not in shapes:
@@ -124,9 +112,8 @@ def abstract_model(
     def make(key: jax.Array) -> Decoder:
         # As they are read: frozen weights need no more precision than the computation has.
         kept = jnp.float32 if lora is None else dtype
-        model = Decoder(
-            config, key=key, dtype=dtype, param_dtype=kept, remat=source.remat, mesh=mesh
-        )
+        kinds = {"dtype": dtype, "param_dtype": kept, "remat": source.remat}
+        model = Decoder(config, key=key, mesh=mesh, **kinds)
         if lora is not None:
             add_adapters(model, lora, seed=0)
         return model
@@ -158,13 +145,8 @@ def training_of(work: Workload, mesh: Mesh | None) -> Training:
 def sampling_of(
     work: Workload, mesh: Mesh | None, own: Sequence[Any], *, memory_bytes: float
 ) -> Sampling:
-    """Describe the native sampler's side of a workload.
-
-    Args:
-        work: What is planned.
-        mesh: Of all devices.
-        own: The devices of one process.
-        memory_bytes: Of one device.
+    """Describe the native sampler's side of a workload; `own` are the devices of one process, of
+    so much memory each.
     """
     _, *weights = abstract_model(work.model, work.source, mesh, lora=work.train.lora)
     local = local_mesh(nnx.merge_state(*weights), own, dtype=work.dtype, memory_bytes=memory_bytes)
@@ -197,15 +179,8 @@ def estimate_memory(
 ) -> list[dict[str, float]]:
     """Count what a run holds on each device, by kind; only "activations" are an estimate.
 
-    Args:
-        work: What is run.
-        mesh: Of all devices; None for a single one.
-        own: The devices of this process.
-        memory_bytes: Of one device.
-        has_sampler: Whether this process samples, and no servers do.
-
     Returns:
-        What is held while the update runs, and while the sampler does.
+        What is held while the update runs, and while the sampler does if this process has one.
     """
     training, train = training_of(work, mesh), work.train
     answers = train.batching.answers_per_batch or train.group_size
@@ -240,9 +215,8 @@ def activation_bytes(work: Workload, tokens: Tokens, mesh: Mesh | None) -> float
 
     Counted are what the backward pass needs of every layer (with remat=full only its input), the
     working set of one layer, the logits of a chunk with their gradients, and the vocabulary's
-    tables: one in the type of the computation, two gradients in fp32. Attention is taken to be
-    flash attention. The estimate is within a factor of 2 of what XLA plans for CPUs, TPUs and the
-    H100.
+    tables: one in the type of the computation, two gradients in fp32; attention is flash attention.
+    It is within a factor of 2 of what XLA plans for CPUs, TPUs and the H100.
     """
     config, itemsize = work.model, work.dtype.itemsize
     tensor = 1 if mesh is None else mesh.shape["tensor"]
@@ -259,17 +233,12 @@ def activation_bytes(work: Workload, tokens: Tokens, mesh: Mesh | None) -> float
 
 
 def cudnn_workspace(config: ModelConfig, tokens: Tokens, *, tensor: int) -> float:
-    """Return the largest workspace of cuDNN's flash attention in a micro-batch, in bytes.
+    """Return the largest workspace of cuDNN's flash attention in a device's micro-batch, in bytes.
 
     XLA does not know it without a GPU. The backward kernel takes the gradient of the queries in
     fp32 and a number for each of their rows, and the gradients of keys and values in 16 bits for
     each query head; the forward kernel takes nothing. That is what cuDNN 9 plans for sm_90 (169,
     987 and 1,799 MiB for a 7B model's prompt, its prefix and eight answers of 8,192 tokens).
-
-    Args:
-        config: The model's shape.
-        tokens: Of one device.
-        tensor: Devices that share the heads.
     """
     heads, size = config.num_attention_heads / tensor, config.head_dim
     prompts, answers = tokens.prompts * tokens.prompt, tokens.answers * tokens.answer

@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,11 @@ from minirl.run.files import check, read_json
 logging.getLogger("absl").setLevel(logging.CRITICAL)
 
 _DELETE = "delete that folder to resume from the one before"
+_UNREADABLE = f"the checkpoint cannot be read ({{}}); {_DELETE}"
+_UNWRITABLE = (
+    "no checkpoint can be written there ({}); those before it are whole: fix that and run the same "
+    "command again to resume"
+)
 Tree = Any
 _Kind = TypeVar("_Kind")
 
@@ -61,30 +66,22 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, reverse=False, n=1)
-        self._manager = _open(
-            self._folder,
-            item_handlers={
-                "tree": ocp.StandardCheckpointHandler(),
-                "facts": ocp.JsonCheckpointHandler(),
-            },
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=policies.AnyPreservationPolicy([_NewestPlanned(keep), best]),
-                best_fn=_score,
-                enable_async_checkpointing=True,
-                # Where a folder cannot be made in the background, Orbax's other threads wait for it
-                # for 20 minutes, and the process with them.
-                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([_NewestPlanned(keep), best]),
+            best_fn=_score,
+            enable_async_checkpointing=True,
+            # Where a folder cannot be made in the background, Orbax's other threads wait for it for
+            # 20 minutes, and the process with them.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
         )
+        kinds = {"tree": ocp.StandardCheckpointHandler(), "facts": ocp.JsonCheckpointHandler()}
+        self._manager = _open(self._folder, item_handlers=kinds, options=options)
 
     def save(self, step: int, tree: Tree, facts: Mapping[str, Any], *, score: float) -> None:
-        """Write a checkpoint in the background.
+        """Write a checkpoint after so many updates in the background.
 
-        Args:
-            step: Updates done.
-            tree: Arrays; they may be donated as soon as this returns.
-            facts: Anything else that a resume needs, as JSON.
-            score: What the best checkpoint is chosen by, the larger the better.
+        The arrays may be donated as soon as this returns; facts are what else a resume needs, as
+        JSON. The best checkpoint is that of the largest score.
         """
         self._save(step, tree, facts, {"score": score})
 
@@ -101,9 +98,9 @@ class Checkpoints:
         self.wait()
         needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
         free = shutil.disk_usage(self._folder).free
-        if needed > free:  # Orbax would find it half way, with many errors
-            reason = f"it takes {needed / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free"
-            raise _unwritable(self._folder, reason)
+        with _writing(self._folder):
+            if needed > free:  # Orbax would find it half way, with many errors
+                raise OSError(f"{needed / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free")
         if jax.default_backend() == "cpu":
             # A host copy of a CPU array is the array itself, and the next update overwrites it.
             tree = jax.tree.map(lambda leaf: leaf.copy(), tree)
@@ -125,11 +122,7 @@ class Checkpoints:
         return self._manager.best_step()
 
     def restore_newest(self, like: Tree, kind: type[_Kind]) -> tuple[Tree, _Kind]:
-        """Read the newest checkpoint.
-
-        Args:
-            like: A tree of the same structure, for shapes, types and shardings.
-            kind: What its facts have to be, as pydantic knows it.
+        """Read the newest checkpoint as a tree like this one, and facts of this kind.
 
         Raises:
             UserError: It is damaged, or belongs to another model or optimizer.
@@ -137,7 +130,7 @@ class Checkpoints:
         step = self.newest_step()
         where = self._folder / str(step)
         tree = _read(where, like, _named(like))
-        with _reporting_damage(where):
+        with _reporting(where, _UNREADABLE):
             args = ocp.args.Composite(facts=ocp.args.JsonRestore())
             facts = self._manager.restore(step, args=args)["facts"]
         return tree, check(kind, facts, where=f"{where}: facts", advice=_DELETE)
@@ -175,27 +168,16 @@ def best_step(folder: Path) -> int | None:
 
 
 def read_params(where: Path, like: Tree) -> Tree:
-    """Read the weights of the checkpoint in a folder, without the optimizer's state.
-
-    Raises:
-        UserError: The checkpoint is damaged, or belongs to another model.
-    """
+    """Read the weights of the checkpoint in a folder, as `Checkpoints.restore_newest` does."""
     return _read(where, like, {_PARAMS + name: leaf for name, leaf in _named(like).items()})
 
 
 @contextmanager
 def stored_params(where: Path, like: Tree) -> Generator[Callable[[str], np.ndarray]]:
-    """Let the weights of the checkpoint in a folder be read one at a time.
-
-    Args:
-        where: The folder.
-        like: Shapes and types of the weights; others may be in the checkpoint too.
+    """Let weights of the checkpoint in a folder be read one at a time, whole, into host memory.
 
     Yields:
-        Reads a parameter by its path (`layers.q`), whole, into host memory.
-
-    Raises:
-        UserError: The checkpoint is damaged, or belongs to another model.
+        Reads a parameter by its path (`layers.q`); a `UserError` is that of `read_params`.
     """
     expected = {_PARAMS + name: leaf for name, leaf in _named(like).items()}
     paths = (
@@ -217,7 +199,6 @@ _PARAMS = jax.tree_util.keystr((jax.tree_util.GetAttrKey("params"),))
 
 
 def _read(where: Path, like: Tree, expected: Mapping[str, Any]) -> Tree:
-    """Read arrays of a checkpoint by their names, as a tree of the structure of `like`."""
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, dict(expected))
     with _opened(where, expected) as restore:
         restored = restore(abstract, ocp.checkpoint_utils.construct_restore_args(abstract))
@@ -229,7 +210,7 @@ def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[...,
     """Open the arrays of a checkpoint, once names and shapes are compared with what is expected."""
     folder = where.absolute() / "tree"
     with ocp.PyTreeCheckpointer() as reader:
-        with _reporting_damage(where):
+        with _reporting(where, _UNREADABLE):
             stored = dict(reader.metadata(folder).item_metadata)
             found = {name: tuple(leaf.shape) for name, leaf in stored.items()}
         for name, leaf in expected.items():
@@ -241,36 +222,23 @@ def _opened(where: Path, expected: Mapping[str, Any]) -> Generator[Callable[...,
                 )
 
         def restore(arrays: Mapping[str, Any], how: Mapping[str, Any]) -> Mapping[str, Any]:
-            with _reporting_damage(where):
+            with _reporting(where, _UNREADABLE):
                 args = ocp.args.PyTreeRestore(arrays, restore_args=how, partial_restore=True)
                 return reader.restore(folder, args=args)
 
         yield restore
 
 
-@contextmanager
-def _reporting_damage(where: Path) -> Generator[None]:
-    """Turn whatever Orbax and TensorStore raise for a damaged file into a line for the user."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001
-        reason = f"the checkpoint cannot be read ({_reason(error)})"
-        raise UserError(f"{where}: {reason}; {_DELETE}") from None
-
-
 class _Scores(BaseModel):
-    """What Orbax chooses the best checkpoint by."""
-
     score: float
 
 
 def _open(folder: Path, **settings: Any) -> ocp.CheckpointManager:
     """Open a folder of checkpoints; Orbax reads the score of each at once."""
     for scores in sorted(folder.glob("*/metrics/metrics")):
-        checkpoint = scores.parents[1]
-        if checkpoint.name.isdigit():  # and not what a kill inside a save left
-            advice = f"delete {checkpoint} to resume from the one before"
-            read_json(scores, _Scores, advice=advice)
+        step = scores.parents[1]
+        if step.name.isdigit():  # and not what a kill inside a save left
+            read_json(scores, _Scores, advice=f"delete {step} to resume from the one before")
     return ocp.CheckpointManager(folder, **settings)
 
 
@@ -280,23 +248,18 @@ def _named(tree: Tree) -> dict[str, Any]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Generator[None]:
-    """Turn an error of writing into a line for the user; TensorStore raises `ValueError`."""
+def _reporting(
+    where: Path, words: str, kinds: tuple[type[Exception], ...] = (Exception,)
+) -> Generator[None]:
+    """Turn errors of Orbax and TensorStore, or those of these kinds, into a line for the user."""
     try:
         yield
-    except (OSError, ValueError) as error:
-        raise _unwritable(folder, _reason(error)) from None
+    except kinds as error:
+        reason = " ".join(str(error).split())
+        # Of a long one the middle is left out: the cause comes last.
+        reason = reason if len(reason) <= 160 else f"{reason[:60]} ... {reason[-100:]}"
+        raise UserError(f"{where}: {words.format(f'{type(error).__name__}: {reason}')}") from None
 
 
-def _unwritable(folder: Path, reason: str) -> UserError:
-    return UserError(
-        f"{folder}: no checkpoint can be written there ({reason}); those before it are whole: fix "
-        "that and run the same command again to resume"
-    )
-
-
-def _reason(error: Exception) -> str:
-    """Say an error in a line; of a long one the middle is left out, the cause comes last."""
-    words = " ".join(str(error).split())
-    words = words if len(words) <= 160 else f"{words[:60]} ... {words[-100:]}"
-    return f"{type(error).__name__}: {words}"
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return _reporting(folder, _UNWRITABLE, (OSError, ValueError))  # TensorStore raises the latter

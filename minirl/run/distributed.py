@@ -47,13 +47,8 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
-    """How a process joins the others of its run.
-
-    Attributes:
-        coordinator: `host:port` of the first process.
-        processes: How many there are.
-        process: Number of this one, from 0.
-        heartbeat_s: A process without a heartbeat for so long is dead, which ends the others.
+    """How a process joins the others of its run: `host:port` of the first one, how many there are,
+    its number from 0, and after how many seconds without a heartbeat one is dead, which ends all.
     """
 
     coordinator: str
@@ -66,9 +61,6 @@ def join(config: ProcessConfig | None) -> None:
     """Join the other processes, before any other use of JAX.
 
     Without a config, Slurm, a TPU's or another environment that JAX knows has it.
-
-    Raises:
-        UserError: The others cannot be found.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Its preemption service lets work go on to the next step, and does not serve a single process.
@@ -101,9 +93,8 @@ def is_joined() -> bool:
 
 def is_lost(error: Exception) -> bool:
     """Tell whether an error says that another process has ended or is out of reach."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and any(
-        words in str(error) for words in _LOST
-    )
+    is_jax = isinstance(error, jax.errors.JaxRuntimeError)
+    return is_jax and any(words in str(error) for words in _LOST)
 
 
 def leave(status: int) -> NoReturn:
@@ -153,10 +144,8 @@ def own_share(length: int) -> range:
 def gather(make: Callable[[], _Made]) -> list[_Made]:
     """Do this process's part of some work, and return the parts of all processes, in their order.
 
-    Raises:
-        Preempted: A signal came to one of them.
-        UserError: One of them failed; in that one its own error.
-        ServersLostError: One of them has no server left.
+    A signal to one of them, a `UserError` or a `ServersLostError` of one is raised in all; the one
+    that failed raises its own error.
     """
     if count() == 1:
         return [make()]
@@ -219,7 +208,7 @@ def whole(array: Any) -> np.ndarray:
 
 
 class _SharedSignal:
-    """The signal that came to any of the processes, kept in the coordinator's store."""
+    """The signal that came to any of the processes, in the coordinator's store."""
 
     _is_sent, _next_poll = False, 0.0
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, model_validator
+from pydantic import TypeAdapter, ValidationError
 
 from minirl.errors import UserError
 
@@ -42,11 +42,8 @@ def naming(path: Path) -> Generator[None]:
 def whole_file(path: Path) -> Generator[IO[str]]:
     """Write a file of text that appears, or is replaced, when the block succeeds.
 
-    A power failure leaves the old file or the new one. Missing folders are made. A pipe cannot be
-    replaced and is written to.
-
-    Raises:
-        OSError: It cannot be written; names the file.
+    A power failure leaves the old file or the new one. Missing folders are made; a pipe is written
+    to. Errors name the file.
     """
     if path.exists() and not path.is_file():
         with naming(path), path.open("w", encoding="utf-8") as file:
@@ -90,12 +87,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def appearing(folder: Path) -> Generator[Path]:
-    """Make a folder that appears, or is replaced, when the block succeeds.
+    """Make a folder to write to that appears, or is replaced, when the block succeeds.
 
     What a kill leaves of it is hidden beside it, until the next attempt.
-
-    Yields:
-        The folder to write to.
     """
     folder = folder.absolute()
     for left in folder.parent.glob(f".{glob.escape(folder.name)}.*.new"):
@@ -120,15 +114,6 @@ def appearing(folder: Path) -> Generator[Path]:
     shutil.rmtree(old, ignore_errors=True)
 
 
-class Joined(BaseModel):
-    """Base of an object with the fields of several others, each of which reads it whole."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _share(cls, value: Any) -> Any:
-        return dict.fromkeys(cls.model_fields, value)
-
-
 def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
     """Validate a value by pydantic; the `UserError` says where it is, and what to do."""
     try:
@@ -137,10 +122,14 @@ def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
         words = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        words = (
-            "is missing" if first["type"] == "missing" else f"{words}, not {first['input']!r:.60}"
-        )
+        words += f", not {first['input']!r:.60}"
+        words = "is missing" if first["type"] == "missing" else words
         raise UserError(f"{where}: {f'{field} {words}'.lstrip()}; {advice}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
 def _parsed(kind: type[_Kind], text: bytes, *, where: str, advice: str) -> _Kind:
@@ -151,36 +140,22 @@ def _parsed(kind: type[_Kind], text: bytes, *, where: str, advice: str) -> _Kind
     return check(kind, value, where=where, advice=advice)
 
 
-@cache
-def _adapter(kind: Any) -> TypeAdapter:
-    return TypeAdapter(kind)
-
-
 def read_json(path: Path, kind: type[_Kind], *, advice: str) -> _Kind:
-    """Read a file of JSON.
-
-    Raises:
-        UserError: It is not there, is not JSON, or holds another kind of value.
-    """
+    """Read a file of JSON; a `UserError` says why it cannot be read, or is of another kind."""
     return _parsed(kind, _bytes(path, advice), where=str(path), advice=advice)
 
 
 def read_lines(path: Path, kind: type[_Kind], *, advice: str) -> Iterator[tuple[bytes, _Kind]]:
     """Read a file of JSON lines, as bytes and as values; a last line without its end is left out.
 
-    Raises:
-        UserError: The file cannot be read, or a line is not JSON or holds another kind of value.
+    A `UserError` says why the file, or which line, cannot be read.
     """
     for number, line in enumerate(_bytes(path, advice).split(b"\n")[:-1], start=1):
         yield line + b"\n", _parsed(kind, line, where=f"{path}: line {number}", advice=advice)
 
 
 def keep_lines(path: Path, kind: type[_Kind], *, advice: str) -> list[_Kind]:
-    """Read a file of JSON lines that will be appended to; truncate a last line without its end.
-
-    Raises:
-        UserError: As `read_lines`.
-    """
+    """Read JSON lines as `read_lines` does, and truncate a last line without its end."""
     lines = list(read_lines(path, kind, advice=advice))
     whole = sum(len(line) for line, _ in lines)
     if whole != path.stat().st_size:

@@ -46,32 +46,22 @@ _ADVICE = "fix or delete that line, or set run.dir to another folder"
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Read the numbers of each step of a run.
-
-    Raises:
-        UserError: There are none, or the file is damaged.
-    """
+    """Read the numbers of each step of a run."""
     lines = read_lines(folder / _METRICS, StepMetrics, advice=_ADVICE)
     return [line.model_dump() for _, line in lines]
 
 
 class JsonLines:
-    """A file of JSON lines, each with the step it belongs to.
+    """A file of JSON lines, each with the step it belongs to, made with the first one.
 
-    Args:
-        path: The file, made when the first line is written.
-        resume_step: Lines of later steps, left by a run that was killed, are removed.
-        kind: What a line has to be.
-
-    Raises:
-        UserError: The file is damaged.
+    Lines after `resume_step`, left by a run that was killed, are removed; `kind` is what each has
+    to be, or else a `UserError` names it.
     """
 
     def __init__(
         self, path: Path, *, resume_step: int, kind: type[StepRecord] = StepRecord
     ) -> None:
-        self._path = path
-        self.last_step = 0
+        self._path, self.last_step = path, 0
         self._is_writer = distributed.is_first()
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
@@ -95,8 +85,7 @@ class JsonLines:
 class Metrics:
     """Writes `metrics.jsonl` and TensorBoard event files into a run folder.
 
-    Raises:
-        UserError: What an earlier start wrote is damaged, or is not there any more.
+    A `UserError` tells where lines of an earlier start are damaged, or gone.
     """
 
     def __init__(self, folder: Path, *, resume_step: int) -> None:
@@ -107,8 +96,9 @@ class Metrics:
                 f"{path}: the numbers of step {resume_step} are not there, and the checkpoints "
                 "go as far; restore them, or set run.dir to another folder"
             )
-        is_writer = distributed.is_first()
-        self._board = _Board(board, purge_step=resume_step + 1) if is_writer else None
+        self._board: _Board | None = None
+        if distributed.is_first():
+            self._board = _Board(board, purge_step=resume_step + 1)
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
         """Record the numbers of a step."""

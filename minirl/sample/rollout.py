@@ -50,20 +50,17 @@ def flatten(trajectory: Trajectory) -> TokenRow:
     ids: list[int] = []
     is_action: list[bool] = []
     logprobs: list[float] = []
-    versions: list[int] = []
     for turn in trajectory.turns:
         observed, sampled = len(turn.observation_ids), len(turn.reply.ids)
         ids += [*turn.observation_ids, *turn.reply.ids]
         is_action += [False] * observed + [True] * sampled
         logprobs += [*([0.0] * observed), *turn.reply.logprobs]
-        versions += [*([-1] * observed), *turn.reply.versions]
     return TokenRow(
         ids=np.array(ids, np.int32),
         is_action=np.array(is_action, bool),
         logprobs=np.array(logprobs, np.float32),
         advantage=0.0,
         prompt_length=len(trajectory.turns[0].observation_ids),
-        versions=np.array(versions, np.int32),
     )
 
 

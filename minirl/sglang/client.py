@@ -30,11 +30,8 @@ from pydantic_core import to_json
 from minirl.types import Request
 
 TESTED = "0.5.23"
-"""The version of SGLang that this was written for."""
-
 BRIEF_S = 30.0
 """Longest wait for what a server does at once."""
-
 Failure = Literal["connection", "deadline", "hung", "status", "garbage", "stale", "differs"]
 _CONNECT_S = 10.0
 # Characters of a useless answer that a message shows.
@@ -76,6 +73,8 @@ class ServerInfo(BaseModel):
 
 
 class _Span(BaseModel):
+    """Which ids some weights have sampled."""
+
     version: str
     start: NonNegativeInt
     end: NonNegativeInt
@@ -86,13 +85,11 @@ def _meta(*path: str) -> Any:
 
 
 class Generated(BaseModel):
-    """What a server sampled; validation, with a `_Sent` as context, refuses what cannot be true.
+    """What a server sampled; validated with (rid, request, stop ids, size of the vocabulary) as
+    context, which refuses what cannot be true.
 
-    Attributes:
-        ids: Token ids, with the stop token if there is one.
-        cached: Tokens of the prompt that were in the prefix cache.
-        scored: Of each id: log-probability under softmax(logits / temperature), id, text or null.
-        spans: Which weights sampled which ids; none for `version` alone.
+    Of each id, `scored` has the log-probability under softmax(logits / temperature), the id, and
+    text or null. Without `spans`, `version` has sampled all.
     """
 
     ids: Annotated[tuple[NonNegativeInt, ...], Field(validation_alias="output_ids")]
@@ -120,8 +117,8 @@ class Generated(BaseModel):
         assert info.context is not None
         rid, request, stop_ids, vocab_size = info.context
         ids, is_stopped = self.ids, bool(self.ids) and self.ids[-1] in stop_ids
-        bounds = [0, *(span.end for span in self.spans)] if self.spans else [0, len(ids)]
-        starts = [span.start for span in self.spans] or [0]
+        spans = [(span.start, span.end) for span in self.spans] or [(0, len(ids))]
+        borders = [0, *(end for _, end in spans)]
         flaws = {
             "of another request": (self.rid, self.prompt_tokens) != (rid, len(request.ids)),
             "empty": not ids,
@@ -131,12 +128,12 @@ class Generated(BaseModel):
             "log-probabilities above 0": any(one[0] > _MAX_LOGPROB for one in self.scored),
             "tokens after a stop token": any(i in stop_ids for i in ids[:-1]),
             "an end without a reason": not is_stopped and len(ids) != request.max_tokens,
-            "weight versions of other tokens": bounds != sorted(bounds)
-            or [*starts, len(ids)] != bounds,
+            "weight versions of other tokens": borders != sorted(borders)
+            or [*(start for start, _ in spans), len(ids)] != borders,
         }
-        flaw = next((words for words, is_so in flaws.items() if is_so), None)
-        if flaw is not None:
-            raise ValueError(flaw)
+        for flaw, is_so in flaws.items():
+            if is_so:
+                raise ValueError(flaw)
         return self
 
 
@@ -150,12 +147,9 @@ _Read = TypeVar("_Read", bound=BaseModel)
 
 
 def make_session() -> aiohttp.ClientSession:
-    """Open what all servers are talked to by; to be called in a running event loop.
-
-    Each request has a connection of its own: a server closes those that were idle for some seconds,
-    and a busy client would notice only when its next request fails.
-    """
+    """Open what all servers are talked to by; to be called in a running event loop."""
     return aiohttp.ClientSession(
+        # Servers close idle connections, which a busy client would notice by a failing request.
         connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -166,15 +160,11 @@ class Server:
     """The endpoints of a server.
 
     All methods raise `ServerError` where it does not answer, or its answer cannot be true, and
-    `RejectedError` where it will never do what was asked.
-
-    Args:
-        url: Without a path.
-        session: From `make_session`.
+    `RejectedError` where it will never do what was asked. `ranks` are its tensor-parallel ones.
     """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url, self._session = url.rstrip("/"), session
+        self.url, self._session, self.ranks = url.rstrip("/"), session, 1
 
     async def generate(
         self,
@@ -210,9 +200,7 @@ class Server:
     async def score(
         self, ids: Sequence[int], *, rid: str, timeout_s: float
     ) -> tuple[list[float], str]:
-        """Return the log-probability of each id but the first, at temperature 1, and the name of
-        the weights.
-        """
+        """Return the log-probability of each id but the first, and the name of the weights."""
         body = {
             "rid": rid,
             "input_ids": ids,
@@ -241,13 +229,13 @@ class Server:
         for path in ("/server_info", "/model_info", "/v1/models"):
             with suppress(ValueError, TypeError):  # what is missing then, validation tells
                 found |= json.loads(await self._ask("GET", path, timeout_s=BRIEF_S))
-        return _read(ServerInfo, to_json(found))
+        info = _read(ServerInfo, to_json(found))
+        self.ranks = info.tp_size
+        return info
 
     @asynccontextmanager
     async def paused(self) -> AsyncGenerator[None]:
-        """Interrupt generation with an empty cache; requests under way go on after the block, with
-        whatever weights there are then.
-        """
+        """Interrupt generation with an empty cache; requests go on after the block."""
         await self.post("/pause_generation", {"mode": "retract"})
         try:
             await self.post("/flush_cache", {})
@@ -259,9 +247,7 @@ class Server:
         """Let it sample again."""
         await self.post("/continue_generation", {})
 
-    async def post(
-        self, path: str, body: dict[str, Any], *, timeout_s: float | None = None
-    ) -> bytes:
+    async def post(self, path: str, body: Any, *, timeout_s: float | None = None) -> bytes:
         """Send a request of JSON, and return the answer."""
         # The standard library takes three times as long for the ids of a long prompt.
         return await self._ask("POST", path, to_json(body), timeout_s=timeout_s or BRIEF_S)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Hashable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, get_args
 
 from tenacity import (
@@ -30,34 +31,29 @@ from minirl.errors import ServersLostError, UserError
 from minirl.sglang.client import Failure, Generated, RejectedError, Server, ServerError
 from minirl.sglang.process import ChildServer
 from minirl.sglang.replica import Buckets, PushedWeights, Replica, Requirements, new_rid
-from minirl.sglang.transfer import Backend, Bucket, Folder
+from minirl.sglang.transfer import Backend, Bucket
 from minirl.types import Request
 
 _HEARTBEAT_S = 5.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _FAILURES = (ServerError, RejectedError)
-# Tries of a request before the run stops.
 _TRIES = 12
+"""Of a request, before the run stops."""
 # Health checks that a launched server may keep waiting before it is started anew. One that is
 # only starting refuses them at once.
 _HUNG_CHECKS, _AT_ONCE_S = 2, 5.0
 _COUNTED = ("requests", "retries", "left_out", "taken_back", "restarted")
 EVENTS = tuple(f"sglang/{n}" for n in (*_COUNTED, *(f"failed_{k}" for k in get_args(Failure))))
 """Metrics that are counts, which add up over processes."""
-IN_USE = "sglang/servers"
-OUT_S, PROBE_GAP, CACHED = "time/sglang_out_s", "sglang/probe_gap", "sglang/cached_share"
+IN_USE, PROBE_GAP = "sglang/servers", "sglang/probe_gap"
 
 _log = logging.getLogger(__name__)
 
 
 class ServerPool:
-    """The servers of one process. To be made and used in a running event loop.
+    """The servers of one process, each with its own process if this one started it.
 
-    Args:
-        servers: Each with its process, if this one started it.
-        config: Deadlines.
-        requirements: What they have to be.
-        transfer: How weights come to them.
+    To be made and used in a running event loop.
     """
 
     def __init__(
@@ -71,7 +67,7 @@ class ServerPool:
         self._replicas = [Replica(*pair, config, requirements, transfer) for pair in servers]
         self._pushed: dict[str, PushedWeights] = {}
         self._weights: PushedWeights | None = None
-        self._stored: Folder | None = None  # what a server that missed them can load
+        self._stored: Path | None = None  # what a server that missed them can load
         self._pushing: dict[asyncio.Task[None], Buckets] = {}
         self._homes: dict[Hashable, Replica] = {}
         self._any_used = asyncio.Event()
@@ -79,7 +75,6 @@ class ServerPool:
         self._last_problem = ""
         self._tasks: set[asyncio.Task[None]] = set()
         self._events: Counter[str] = Counter()
-        self._out_s = 0.0
 
     async def check(self) -> None:
         """Wait until all servers are ready, and refuse what serves something else."""
@@ -87,7 +82,7 @@ class ServerPool:
         for replica in self._replicas:
             self._spawn(self._look_after(replica))
 
-    async def push(self, weights: PushedWeights, bucket: Folder | Bucket | None) -> None:
+    async def push(self, weights: PushedWeights, bucket: Path | Bucket | None) -> None:
         """Hand the next bucket of new weights to all servers in use; those that fail are left out.
 
         Returns when all have room for the bucket, so that the next can be made while this one is on
@@ -100,7 +95,7 @@ class ServerPool:
         if weights is not self._weights:
             is_first = self._weights is None
             self._weights = self._pushed[weights.name] = weights
-            self._stored = bucket if isinstance(bucket, Folder) else None
+            self._stored = bucket if isinstance(bucket, Path) else None
             self._pushing = {}
             for replica in self._replicas:
                 if replica.is_used or replica.is_waiting:
@@ -158,10 +153,9 @@ class ServerPool:
         found = {name: float(self._events[name.removeprefix("sglang/")]) for name in EVENTS}
         found[IN_USE] = float(sum(replica.is_used for replica in self._replicas))
         found[PROBE_GAP] = max((one.gap for one in self._replicas if one.is_used), default=0.0)
-        found[CACHED] = self._events["later cached"] / max(self._events["later tokens"], 1)
-        found[OUT_S] = self._out_s
+        later = self._events["later cached"] / max(self._events["later tokens"], 1)
+        found["sglang/cached_share"] = later
         self._events.clear()
-        self._out_s = 0.0
         return found
 
     async def _try(self, episode: Hashable, request: Request, stop_ids: Sequence[int]) -> Generated:
@@ -224,7 +218,6 @@ class ServerPool:
         if not replica.is_used:
             return
         replica.left_out.set()
-        replica.left_at = time.monotonic()
         self._events["left_out"] += 1
         _log.warning("%s is left out: %s", replica.server.url, error)
         if not any(one.is_used for one in self._replicas):
@@ -233,12 +226,10 @@ class ServerPool:
     def _take_back(self, replica: Replica) -> None:
         if replica.is_used:
             return
-        out_s = time.monotonic() - replica.left_at
         replica.left_out.clear()
         self._any_used.set()
-        self._out_s += out_s
         self._events["taken_back"] += 1
-        _log.warning("%s is taken back after %.1f s", replica.server.url, out_s)
+        _log.warning("%s is taken back", replica.server.url)
 
     async def _look_after(self, replica: Replica) -> None:
         """Check a server in use now and then; bring back one that is left out."""
@@ -300,8 +291,8 @@ class ServerPool:
                     replica.is_waiting = True
                     return
                 buckets: Buckets = asyncio.Queue()
-                buckets.put_nowait(stored)
-                buckets.put_nowait(None)
+                for bucket in (stored, None):
+                    buckets.put_nowait(bucket)
                 await replica.load(weights, buckets)
             if weights is not self._weights:
                 raise ServerError("stale", "newer weights came meanwhile")

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from minirl.config import SglangConfig
 
 _HOST = "127.0.0.1"
-_END_S = 20
-_POLL_S = 0.5
+_END_S, _POLL_S = 20, 0.5
 # What a server has to end by itself after SIGTERM.
 _GRACE_S = 2.0
 _LOG_CHARACTERS = 300
@@ -74,7 +73,7 @@ class ChildServer:
             self._end()
 
     def log_tail(self) -> str:
-        """Say where its log is, and how that ends."""
+        """Say where its log is, and how it ends."""
         text = self._log.read_text(errors="replace").strip() if self._log.exists() else ""
         return f"{self._log} ends with {' '.join(text[-_LOG_CHARACTERS:].split())!r}"
 
@@ -100,21 +99,16 @@ def close(children: Sequence[ChildServer]) -> None:
 def launch(
     config: SglangConfig, model: Path, *, dtype: str, seed: int, logs: Path, first: int = 0
 ) -> list[ChildServer]:
-    """Start the servers that a process of a run launches.
+    """Start the servers that a process of a run launches, with logs in a folder.
 
-    Args:
-        config: How many, and their arguments.
-        model: Hugging Face folder.
-        dtype: Type of the computation, unless `config.arguments` has one.
-        seed: Random seed of the run's server 0; the others count on from it.
-        logs: Folder of their logs.
-        first: Number of the first server among those of all processes of the run.
+    `first` is the number of the first one among those of all processes; the seed is that of the
+    run's server 0, the others count on from it.
     """
     if not config.launch:
         return []
+    logs.mkdir(parents=True, exist_ok=True)
     python = shutil.which(config.interpreter)
     assert python is not None  # the settings were checked
-    logs.mkdir(parents=True, exist_ok=True)
     # SGLang calls programs of its environment (ninja), as if that were activated.
     path = os.pathsep.join([str(Path(python).parent.absolute()), os.environ["PATH"]])
     children: list[ChildServer] = []
@@ -168,7 +162,6 @@ def watch(command: list[str]) -> int:
 
 
 def _end_with_parent() -> None:
-    """Let the kernel kill this process when its parent is killed; only Linux can."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

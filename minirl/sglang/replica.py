@@ -25,15 +25,10 @@ _rid_start, _rids = uuid.uuid4().hex[:12], itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a server has to be.
+    """What a server has to be: the model's architectures (one of them), rows of the embedding,
+    tokens of the longest episode; and how its log-probabilities of some tokens may differ.
 
-    Attributes:
-        architectures: One of them is that of its model.
-        vocab_size: Rows of the embedding.
-        context: Tokens of the longest prompt and reply together.
-        probe_ids: Tokens by which it is compared with the learner.
-        tolerance: Largest mean difference of the probe's log-probabilities.
-        is_one_group: Whether new weights reach the ranks of one tensor-parallel group alone.
+    With `is_one_group`, new weights reach the ranks of one tensor-parallel group alone.
     """
 
     architectures: tuple[str, ...]
@@ -66,13 +61,8 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class PushedWeights:
-    """Weights of the learner that servers sample with.
-
-    Attributes:
-        name: As servers call them, used once.
-        number: Larger than those of all weights that were pushed earlier.
-        version: As the learner counts them.
-        probe: The learner's log-probabilities of the probe's last ids, at temperature 1.
+    """Weights of the learner: as servers call them, each name used once; in the order of pushes; as
+    the learner counts them; and its log-probabilities of the probe's last ids, at temperature 1.
     """
 
     name: str
@@ -107,12 +97,10 @@ class Replica:
     requests: set[asyncio.Timeout] = field(default_factory=set)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     left_out: asyncio.Event = field(default_factory=asyncio.Event)
-    left_at: float = 0.0
     is_waiting: bool = False
     hung_checks: int = 0
     weights: PushedWeights | None = None
     gap: float = 0.0
-    ranks: int = 1
 
     def __post_init__(self) -> None:
         self.slots = asyncio.Semaphore(self.config.parallel)
@@ -133,31 +121,32 @@ class Replica:
         await self.server.check_health(timeout_s=self.config.health_s)
 
     async def check_ready(self) -> None:
-        """See that it samples, also if a run that was killed left it paused, and what.
-
-        Raises:
-            UserError: Another model, or too little of it.
-        """
+        """See that it samples, also if a run that was killed left it paused, and what."""
         await self.server.resume()
         await self.check_health()
-        info = await self.server.info()
-        self.requirements.check(info, self.server.url)
-        self.ranks = info.tp_size
+        self.requirements.check(await self.server.info(), self.server.url)
 
     async def load(self, weights: PushedWeights, buckets: Buckets) -> None:
-        """Bring it to these weights, and compare it with the learner; it samples until the first
-        bucket is there.
-        """
-        stream = _until_none(await buckets.get(), buckets)
+        """Bring it to these weights; it samples until the first bucket is there."""
+        first = await buckets.get()
+
+        async def stream() -> AsyncIterator[Any]:
+            bucket = first
+            while bucket is not None:
+                yield bucket
+                bucket = await buckets.get()
+
         timeout_s = self.config.push_s
         async with self.server.paused():
-            await self.transfer.send(
-                self.server, weights.name, stream, ranks=self.ranks, timeout_s=timeout_s
-            )
+            await self.transfer.send(self.server, weights.name, stream(), timeout_s=timeout_s)
         await self.compare(weights)
 
     async def compare(self, weights: PushedWeights) -> None:
-        """See that it computes what the learner does with these weights."""
+        """See that it computes what the learner does with these weights.
+
+        Raises:
+            ServerError: `stale`: it has others; `differs`: it does not.
+        """
         ids, tolerance = self.requirements.probe_ids, self.requirements.tolerance
         values, name = await self.server.score(ids, rid=new_rid(), timeout_s=self.config.push_s)
         if name != weights.name:
@@ -176,9 +165,3 @@ class Replica:
 def new_rid() -> str:
     """Return a name that no other request has."""
     return f"minirl-{_rid_start}-{next(_rids)}"
-
-
-async def _until_none(bucket: Any, buckets: Buckets) -> AsyncIterator[Any]:
-    while bucket is not None:
-        yield bucket
-        bucket = await buckets.get()

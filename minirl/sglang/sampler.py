@@ -19,7 +19,6 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from time import perf_counter
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -46,8 +45,6 @@ from minirl.types import Reply, Request, Tokenizer
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
 _PAUSE_S = 0.2
-# Open files of a process that are no connections to servers: data, databases, logs, devices.
-_OTHER_FILES = 512
 # Ids of the probe, and how many of them are its prompt.
 _PROBE_TOKENS, _PROBE_PROMPT = 64, 2
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -60,20 +57,13 @@ _samplers, _pushes = itertools.count(), itertools.count(1)
 
 
 class Servers:
-    """The servers of this process, in use between `__enter__` and `__exit__`.
+    """The servers of this process, which serve the model of a folder, inside of a `with` block.
 
-    Args:
-        config: Which, or how many to launch.
-        model: Hugging Face folder of the model that they serve.
-        sampler: Longest prompts and responses.
-        dtype: What the learner computes in.
-        seed: Decides the probe, and what launched servers draw.
-        folder: Run folder.
+    The seed decides the probe, and what launched servers draw.
 
     Attributes:
         pushed: Version and first array of the weights that were pushed last; an update makes new
             arrays.
-        push_metrics: Of the last push.
     """
 
     def __init__(
@@ -94,8 +84,7 @@ class Servers:
                 "use disk"
             )
         self._config, self._model, self._dtype = config, model, dtype
-        self._seed, self._folder = seed, folder
-        self.place = (folder / "weights").absolute()
+        self._seed, self._folder, self.place = seed, folder, (folder / "weights").absolute()
         if config.weights is not None:
             # Other runs may write there too.
             mark = zlib.crc32(str(folder.absolute()).encode())
@@ -116,16 +105,11 @@ class Servers:
         )
         self.pool: ServerPool
         self.pushed: tuple[int, ref[Any]] | None = None
-        self.push_metrics: dict[str, float] = {}
         self._session: aiohttp.ClientSession | None = None
         self._loop, self._stack = asyncio.new_event_loop(), ExitStack()
 
     def __enter__(self) -> Servers:
-        """Start what is to be launched, and see that all serve the model.
-
-        Raises:
-            UserError: A server is not there, or serves something else.
-        """
+        """Start what is to be launched; a `UserError` tells who does not serve the model."""
         config, count = self._config, distributed.count()
         remove_versions(self.place)  # of a run that was killed
         with ExitStack() as stack:
@@ -159,35 +143,18 @@ class Servers:
                 raise
         return future.result()
 
-    def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> tuple[int, float]:
+    def push(self, weights: PushedWeights, buckets: Iterator[Any]) -> None:
         """Bring all servers to new weights; all processes have to call this.
 
-        Args:
-            weights: Which.
-            buckets: Of the transfer; each is made while the one before is on its way.
-
-        Returns:
-            Bytes, and the seconds that it took to make the buckets.
-
-        Raises:
-            UserError: A server computes something else with them.
-            ServersLostError: No server took them.
-            Preempted: A signal came; the work is abandoned.
+        Each bucket is made while the one before is on its way.
         """
 
         def hand_over(bucket: Any) -> None:
             self.run(self.pool.push(weights, bucket))
 
-        size, made_s = 0, 0.0
         try:
-            while True:
-                begun = perf_counter()
-                bucket = next(buckets, None)
-                made_s += perf_counter() - begun
+            for bucket in itertools.chain(buckets, [None]):
                 distributed.gather(partial(hand_over, bucket))
-                if bucket is None:
-                    return size, made_s
-                size += bucket.nbytes
         except BaseException:
             self.start(self.pool.abandon_push())
             raise
@@ -197,7 +164,7 @@ class Servers:
         # Processes share the servers out; of fewer servers than processes several share one.
         shares = max(1, min(distributed.count(), len(config.urls)))
         urls = config.urls[here % shares :: shares]
-        _allow_connections(len(children or urls) * config.parallel)
+        _allow_connections()
         session = self._session = make_session()
         servers: list[tuple[Server, ChildServer | None]]
         servers = [(Server(child.url, session), child) for child in children]
@@ -223,27 +190,17 @@ class Servers:
         remove_versions(self.place)
 
 
-def _allow_connections(count: int) -> None:
-    """Let this process have so many connections at once, besides its other files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, unlimited = count + _OTHER_FILES, resource.RLIM_INFINITY
-    if hard != unlimited and hard < needed:
-        raise UserError(
-            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
-            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
-        )
-    if soft != unlimited and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+def _allow_connections() -> None:
+    """Let this process open as many files as the system allows: each request is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):  # "no limit" is none on every system
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class SglangSampler:
     """Samples with SGLang servers. What they draw is not repeatable.
 
-    Args:
-        model: Structure, and weights that are not trained.
-        tokenizer: Its tokenizer.
-        servers: In use.
-        logprobs: Asks the learner; all processes have to call it.
+    The model has the structure, and the weights that are not trained.
     """
 
     is_repeatable = False
@@ -281,27 +238,19 @@ class SglangSampler:
         if last is not None and last[0] == version and last[1]() is first:
             return  # another sampler of these servers has brought them
         servers.pushed = None
-        begun = perf_counter()
         probe = self._logprobs(weights, servers.requirements.probe_ids, _PROBE_PROMPT)
-        probed = perf_counter()
         # A version may come twice: as it was trained, and from its checkpoint.
         number = next(_pushes)
         name = f"{self._name}-{version}-{number}"
         pushed = PushedWeights(name, number, version, probe.tolist())
         whole = _merged(self._graph, weights, self._frozen)
-        size, made_s = servers.push(pushed, servers.transfer.buckets(whole, name))
+        servers.push(pushed, servers.transfer.buckets(whole, name))
         remove_versions(servers.place, but=version_folder(servers.place, name))
-        servers.push_metrics = {
-            "sglang/push_bytes": float(size),
-            "time/push_probe_s": probed - begun,
-            "time/push_write_s": made_s,
-            "time/push_load_s": perf_counter() - probed - made_s,
-        }
         servers.pushed = version, ref(first)
 
     def numbers(self) -> dict[str, float]:
         """Return metrics of what happened since this was last asked."""
-        return self._servers.run(self._servers.pool.numbers()) | self._servers.push_metrics
+        return self._servers.run(self._servers.pool.numbers())
 
     def free_memory(self) -> None:
         """Give nothing back: servers keep their memory."""

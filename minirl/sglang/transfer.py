@@ -29,7 +29,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from minirl.model.config import SINGLE
-from minirl.model.huggingface import tensor_names, tensor_shapes, total_bytes, write_file
+from minirl.model.huggingface import tensor_names, tensor_shapes, write_file
 from minirl.model.sharding import is_stacked, param_path
 from minirl.run import distributed
 from minirl.run.files import appearing
@@ -43,24 +43,11 @@ _PARTIAL = "-partial"
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """All weights, on the disk."""
-
-    path: Path
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Bucket:
     """Some of the weights, in memory: whole tensors by their Hugging Face names."""
 
     tensors: tuple[tuple[str, jax.Array], ...]
     is_last: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Return its size."""
-        return sum(array.nbytes for _, array in self.tensors)
 
 
 class Disk:
@@ -69,23 +56,16 @@ class Disk:
     def __init__(self, place: Path, dtype: str) -> None:
         self._place, self._dtype = place, dtype
 
-    def buckets(self, params: nnx.State, name: str) -> Iterator[Folder]:
+    def buckets(self, params: nnx.State, name: str) -> Iterator[Path]:
         """Write the folder; all processes have to call this."""
         yield write_version(self._place, name, params, dtype=self._dtype)
 
     async def send(
-        self,
-        server: Server,
-        name: str,
-        buckets: AsyncIterator[Folder],
-        *,
-        ranks: int,
-        timeout_s: float,
+        self, server: Server, name: str, buckets: AsyncIterator[Path], *, timeout_s: float
     ) -> None:
         """Let a paused server load the folder."""
-        del ranks
         async for folder in buckets:
-            body = {"model_path": str(folder.path), "weight_version": name, "flush_cache": True}
+            body = {"model_path": str(folder), "weight_version": name, "flush_cache": True}
             await server.post("/update_weights_from_disk", body, timeout_s=timeout_s)
 
 
@@ -96,30 +76,20 @@ class Nccl:
     broadcast, does nothing to the others.
     """
 
-    def __init__(self, place: Path, dtype: str) -> None:
-        del place
+    def __init__(self, _place: Path, dtype: str) -> None:
         self._dtype = dtype
 
-    def buckets(self, params: nnx.State, name: str) -> Iterator[Bucket]:
+    def buckets(self, params: nnx.State, _name: str) -> Iterator[Bucket]:
         """Collect the tensors, some at a time; all processes have to call this."""
-        del name
         return bucketed(whole_tensors(params, self._dtype), max_bytes=_BUCKET_BYTES)
 
     async def send(
-        self,
-        server: Server,
-        name: str,
-        buckets: AsyncIterator[Bucket],
-        *,
-        ranks: int,
-        timeout_s: float,
+        self, server: Server, name: str, buckets: AsyncIterator[Bucket], *, timeout_s: float
     ) -> None:
-        """Broadcast buckets to a paused server of so many tensor-parallel ranks, each within the
-        time-out.
-        """
+        """Broadcast buckets to the ranks of a paused server, each within the time-out."""
         try:
             address = await asyncio.to_thread(_own_address, server.url)
-            group = Group(ranks, timeout_s=timeout_s)
+            group = Group(server.ranks, timeout_s=timeout_s)
         except (OSError, RuntimeError) as error:  # no such name at the moment, or no free port
             raise ServerError("connection", f"cannot be reached for broadcasts ({error})") from None
         named = {"group_name": group.name}
@@ -170,18 +140,13 @@ class Group:
         from torch.distributed import TCPStore  # ty: ignore[import-not-found]  (an extra)
 
         self.backend = "nccl" if jax.default_backend() == "gpu" else "gloo"
-        self.name = f"minirl-{uuid.uuid4().hex}"
-        self.size = 1 + ranks
+        self.name, self.size = f"minirl-{uuid.uuid4().hex}", 1 + ranks
         self._timeout = timedelta(seconds=timeout_s)
         self._store: Any = TCPStore(
             "0.0.0.0", 0, self.size, is_master=True, timeout=self._timeout, wait_for_workers=False
         )
+        self.port: int = self._store.port
         self._group: Any = None
-
-    @property
-    def port(self) -> int:
-        """Return the port of its store."""
-        return self._store.port
 
     def join(self) -> None:
         """Wait until all ranks are there; RuntimeError if they are not."""
@@ -241,14 +206,11 @@ def bucketed(tensors: Iterable[tuple[str, jax.Array]], *, max_bytes: int) -> Ite
     yield Bucket(tuple(held), is_last=True)
 
 
-def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Folder:
+def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> Path:
     """Write all weights of a model, split over devices in any way; all processes have to call this.
 
     Each process writes a file of its share of the tensors to a folder of `place`, which all see. It
     appears when all are whole.
-
-    Raises:
-        OSError: They cannot be written.
     """
     shapes, folder = tensor_shapes(params), version_folder(place, name)
     process, processes = jax.process_index(), distributed.count()
@@ -267,7 +229,7 @@ def write_version(place: Path, name: str, params: nnx.State, *, dtype: Any) -> F
     with distributed.held_by_first(appearing(folder)) as new:
         distributed.gather(write_own)
     distributed.check()  # the folder has its name
-    return Folder(folder, total_bytes(shapes, dtype))
+    return folder
 
 
 def version_folder(place: Path, name: str) -> Path:
@@ -344,9 +306,5 @@ def _in_daemon(work: Callable[[], None]) -> asyncio.Future[None]:
 def _own_address(url: str) -> str:
     """Return the address of this host that a server finds it by."""
     where = urlsplit(url)
-    found = socket.getaddrinfo(where.hostname, where.port or 80, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
-    # Connecting a datagram socket sends nothing: it only chooses the route.
-    with socket.socket(family, kind, protocol) as towards:
-        towards.connect(address)
+    with socket.create_connection((where.hostname, where.port or 80), timeout=10) as towards:
         return towards.getsockname()[0]

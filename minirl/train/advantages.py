@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from minirl.config import AlgorithmConfig, Estimator, TokenCredit
+from minirl.config.algorithms import AlgorithmConfig, Estimator, TokenCredit
 from minirl.types import CreditSpan, TokenRow, Trajectory
 
 Decode = Callable[[Sequence[int]], str]
@@ -109,7 +109,7 @@ def token_advantages(
     """Turn rewards and credit spans of a batch into the advantages of its rows.
 
     Args:
-        rows: The rows, group by group; their advantages are not read.
+        rows: Group by group; their advantages are not read.
         rewards_NG: Total reward of each row.
         algorithm: The settings.
         penalty_NG: Added to the reward of each row, or to all of its spans.
@@ -194,29 +194,22 @@ def span_credit(trajectory: Trajectory, spans: Sequence[CreditSpan], decode: Dec
     Raises:
         ValueError: A span is of no turn, or ends outside of its reply.
     """
-    turns, values, covered = trajectory.turns, [], []
+    # Of each token, and of each character of a reply: credit, and whether a span covers it.
+    turns = trajectory.turns
+    values = [np.zeros((2, len(turn.observation_ids) + len(turn.reply.ids))) for turn in turns]
+    characters = [np.zeros((2, len(turn.reply.text))) for turn in turns]
     for span in spans:
         is_turn = 0 <= span.turn < len(turns)
         if not is_turn or not 0 <= span.start <= span.end <= len(turns[span.turn].reply.text):
             raise ValueError(f"the reward's {span} is not within a reply of {len(turns)} turns")
-    for number, turn in enumerate(turns):
-        ids, text = turn.reply.ids, turn.reply.text
-        value_T, is_covered_T = np.zeros(len(text)), np.zeros(len(text), bool)
-        own = [span for span in spans if span.turn == number]
-        for span in own:
-            value_T[span.start : span.end] = span.value
-            is_covered_T[span.start : span.end] = True
-        none = np.zeros(len(turn.observation_ids))
-        values.append(none)
-        covered.append(none.astype(bool))
-        if own and text:
-            places = [place(text, *pair) for pair in character_ranges(ids, decode)]
-            values.append(value_T[places])
-            covered.append(is_covered_T[places])
-        else:
-            values.append(np.zeros(len(ids)))
-            covered.append(np.zeros(len(ids), bool))
-    return SpanCredit(np.concatenate(values), np.concatenate(covered))
+        characters[span.turn][:, span.start : span.end] = [[span.value], [1]]
+    for turn, text_XC, value_XT in zip(turns, characters, values, strict=True):
+        if text_XC[1].any():
+            ranges = character_ranges(turn.reply.ids, decode)
+            places = [place(turn.reply.text, *pair) for pair in ranges]
+            value_XT[:, len(turn.observation_ids) :] = text_XC[:, places]
+    value_T, is_covered_T = np.concatenate(values, axis=1)
+    return SpanCredit(value_T, is_covered_T > 0)
 
 
 def group_spans(groups: Sequence[Sequence[Trajectory]], decode: Decode) -> list[SpanCredit | None]:
@@ -226,9 +219,7 @@ def group_spans(groups: Sequence[Sequence[Trajectory]], decode: Decode) -> list[
 
 
 def place(text: str, start: int, end: int) -> int:
-    """Return where a token lies: at its first non-blank character, else its first, else the last of
-    the text.
-    """
+    """Return where a token lies: at its first non-blank character, else its first or the last."""
     own = text[start:end]
     blank = len(own) - len(own.lstrip())
     offset = start + (blank if blank < len(own) else 0)
@@ -251,12 +242,10 @@ def character_ranges(ids: Sequence[int], decode: Decode) -> list[tuple[int, int]
 
 def _ranges(ids: list[int], decode: Decode, *, context: int) -> list[tuple[int, int]]:
     """Decode each token with so many before it, and return what it adds to their text."""
-    ranges = []
-    end = 0
+    ranges, end = [], 0
     for number in range(len(ids)):
         first = max(0, number - context)
-        before = decode(ids[first:number])
-        after = decode(ids[first : number + 1])
+        before, after = decode(ids[first:number]), decode(ids[first : number + 1])
         start = end - len(before) + _first_own(before, after)
         end += len(after) - len(before)
         ranges.append((min(start, end), end))
@@ -264,7 +253,7 @@ def _ranges(ids: list[int], decode: Decode, *, context: int) -> list[tuple[int, 
 
 
 def _first_own(before: str, after: str) -> int:
-    """Return where a token begins in a text, from the text without it and with it."""
+    # A token begins after what was there without it, or goes on with a character.
     if after.startswith(before) and (len(after) > len(before) or not before.endswith(_BROKEN)):
         return len(before)
     # It goes on with a character that others began.

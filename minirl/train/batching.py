@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from jax.sharding import Mesh
 
-from minirl.config import Aggregation, BatchingConfig
+from minirl.config import BatchingConfig
+from minirl.config.algorithms import Aggregation
 from minirl.model.sharding import row_parts
-from minirl.train.packing import Extent, Layout, layouts, packed_shapes, padding
+from minirl.train.packing import Extent, Layout, layouts, padding
 from minirl.types import TokenRow
 
 Item = TypeVar("Item")
@@ -19,10 +20,8 @@ Groups = Sequence[Sequence[TokenRow]]
 
 
 class Packed(NamedTuple):
-    """What tells the tokens of a packed micro-batch apart.
-
-    Numbers of groups count from 1 in each unit, those of trajectories (own) from 1 in each row; 0
-    is padding. Positions are those in a token's trajectory, from 0.
+    """What tells the tokens of a packed micro-batch apart: numbers of groups in each unit and of
+    trajectories (own) in each row, from 1, 0 in padding; and positions in a trajectory.
     """
 
     group_NP: Any
@@ -60,11 +59,7 @@ class Batch(NamedTuple):
 
 
 def mini_batches(groups: Sequence[Item], *, count: int) -> list[Sequence[Item]]:
-    """Share groups out to mini-batches, in order; sizes differ by one at most, and none is empty.
-
-    Returns:
-        `count` parts, or one for each group where there are fewer.
-    """
+    """Share groups out in order to `count` mini-batches of like size, none of them empty."""
     count = min(count, len(groups))
     bounds = [len(groups) * n // count for n in range(count + 1)] if count else []
     return [groups[start:end] for start, end in pairwise(bounds)]
@@ -122,11 +117,12 @@ def micro_batches(
     groups are packed, tell shapes apart. `sizes` and `longest` are those of `packing.layouts`.
     """
     lengths = [row_length(row, aggregation=aggregation) for group in groups for row in group]
-    weights = iter(token_weights(lengths, aggregation=aggregation, divisor=divisor))
-    weighted = [[(row, next(weights)) for row in group] for group in groups]
-    parts = [[weighted[n][g] for g in members] for n, members in _parts(groups, sizes)]
-    for layout in layouts(_extents(groups, sizes), sizes, longest=longest):
-        yield _fill(layout, parts, pad_id=pad_id, is_packed=sizes.pack)
+    weights = token_weights(lengths, aggregation=aggregation, divisor=divisor)
+    rows = (row for group in groups for row in group)
+    weight_of = {id(row): weight for row, weight in zip(rows, weights, strict=True)}
+    parts = _parts(groups, sizes)
+    for layout in layouts(_extents(parts), sizes, longest=longest):
+        yield _fill(layout, parts, weight_of, pad_id=pad_id, is_packed=sizes.pack)
 
 
 def read_back(
@@ -141,63 +137,55 @@ def read_back(
     Returns:
         For each row of each group an array over its ids; 0 on the prompt.
     """
-    found: dict[tuple[int, int], np.ndarray] = {}
-    parts = _parts(groups, sizes)
-    arranged = layouts(_extents(groups, sizes), sizes, longest=longest)
+    found, parts = {}, _parts(groups, sizes)
+    arranged = layouts(_extents(parts), sizes, longest=longest)
     for layout, array in zip(arranged, values, strict=True):
         values_NRC = np.asarray(array).reshape(layout.units, layout.rows, -1)
         for place in layout.places:
-            n, members = parts[place.group]
-            for g, at in zip(members, place.answers, strict=True):
-                row = groups[n][g]
-                own_C = values_NRC[place.unit, at.row, at.start :]
-                prompt = np.zeros(row.prompt_length, own_C.dtype)
-                own = len(row.ids) - row.prompt_length
-                found[n, g] = np.concatenate([prompt, own_C[:own]])
-    return [[found[n, g] for g in range(len(group))] for n, group in enumerate(groups)]
+            for row, at in zip(parts[place.group], place.answers, strict=True):
+                own = slice(at.start, at.start + len(row.ids) - row.prompt_length)
+                own_C = values_NRC[place.unit, at.row, own]
+                found[id(row)] = np.pad(own_C, (row.prompt_length, 0))
+    return [[found[id(row)] for row in group] for group in groups]
 
 
-def _parts(groups: Groups, sizes: BatchingConfig) -> list[tuple[int, Sequence[int]]]:
-    """Return (group, its trajectories) of each part: answers of like length of one group."""
-    found: list[tuple[int, Sequence[int]]] = []
-    for n, group in enumerate(groups):
-        order = range(len(group))
+def _parts(groups: Groups, sizes: BatchingConfig) -> list[Sequence[TokenRow]]:
+    """Cut groups into parts of so many answers, those of like length together."""
+    found: list[Sequence[TokenRow]] = []
+    for group in groups:
         size = sizes.answers_per_batch or len(group)
         if size < len(group):
-            order = sorted(order, key=lambda g: len(group[g].ids))
-        found += [(n, order[start : start + size]) for start in range(0, len(group), size)]
+            group = sorted(group, key=lambda row: len(row.ids))
+        found += [group[start : start + size] for start in range(0, len(group), size)]
     return found
 
 
 def padded_share(groups: Groups, sizes: BatchingConfig, *, longest: Extent | None = None) -> float:
     """Return the share of the update's arrays that holds no token; 0 for no group."""
-    return padding(_extents(groups, sizes), sizes, longest=longest)
+    return padding(_extents(_parts(groups, sizes)), sizes, longest=longest)
 
 
-def _extents(groups: Groups, sizes: BatchingConfig) -> list[Extent]:
+def _extents(parts: Sequence[Sequence[TokenRow]]) -> list[Extent]:
     return [
-        Extent(
-            groups[n][0].prompt_length - 1,
-            tuple(len(groups[n][g].ids) - groups[n][g].prompt_length for g in members),
-        )
-        for n, members in _parts(groups, sizes)
+        Extent(part[0].prompt_length - 1, tuple(len(r.ids) - r.prompt_length for r in part))
+        for part in parts
     ]
 
 
-def empty_batches(longest: Extent, sizes: BatchingConfig) -> Iterator[Batch]:
-    """Yield a batch without tokens of every shape that packed micro-batches of a run have."""
-    for shape in packed_shapes(longest, sizes):
-        yield _fill(shape, [], pad_id=0, is_packed=True)
+def empty_batch(shape: Layout, *, is_packed: bool) -> Batch:
+    """Return a batch of a shape without tokens."""
+    return _fill(shape, [], {}, pad_id=0, is_packed=is_packed)
 
 
 def _fill(
     layout: Layout,
-    parts: Sequence[Sequence[tuple[TokenRow, float]]],
+    parts: Sequence[Sequence[TokenRow]],
+    weight_of: Mapping[int, float],
     *,
     pad_id: int,
     is_packed: bool,
 ) -> Batch:
-    """Write rows with their weights to the places of a layout."""
+    """Write rows to the places of a layout, with weights by their identity."""
     N, B = layout.units, layout.units * layout.rows
     P, C = layout.prompt_columns, layout.answer_columns
     prefix_NP = np.full((N, P), pad_id, np.int32)
@@ -206,14 +194,13 @@ def _fill(
     group_BC, own_BC, position_BC = np.zeros((3, B, C), np.int32)
     is_action_BC = np.zeros((B, C), bool)
     old_logp_BC, advantage_BC, weight_BC, start_logp_BC = np.zeros((4, B, C), np.float32)
-    has_start = False
     for place in layout.places:
-        first, _ = parts[place.group][0]
+        first = parts[place.group][0]
         length = first.prompt_length - 1
         prompt = place.unit, slice(place.start, place.start + length)
         prefix_NP[prompt] = first.ids[:length]
         group_NP[prompt], position_NP[prompt] = place.number, np.arange(length)
-        for (row, weight), at in zip(parts[place.group], place.answers, strict=True):
+        for row, at in zip(parts[place.group], place.answers, strict=True):
             own = len(row.ids) - 1 - length
             cells = place.unit * layout.rows + at.row, slice(at.start, at.start + own)
             new = slice(length + 1, None)
@@ -223,10 +210,10 @@ def _fill(
             is_action_BC[cells] = row.is_action[new]
             old_logp_BC[cells] = row.logprobs[new]
             advantage_BC[cells] = np.broadcast_to(row.advantage, len(row.ids))[new]
-            weight_BC[cells] = weight * row.is_action[new]
+            weight_BC[cells] = weight_of[id(row)] * row.is_action[new]
             if row.start_logprobs is not None:
-                has_start = True
                 start_logp_BC[cells] = row.start_logprobs[new]
+    has_start = any(row.start_logprobs is not None for part in parts for row in part)
     segments = Packed(group_NP, position_NP, group_BC, own_BC, position_BC)
     return Batch(
         prefix_NP=prefix_NP,

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from minirl.config import AlgorithmConfig, Correction, KlEstimator, RatioLevel
+from minirl.config.algorithms import AlgorithmConfig, Correction, KlEstimator, RatioLevel
 from minirl.train.batching import Batch
 
 
@@ -160,17 +160,10 @@ def objective(
     log-probabilities at those weights come in the batch. For episodes that older weights sampled
     neither is known: the settings refuse them.
 
-    Args:
-        algorithm: The settings.
-        logp_BT: As above.
-        reference_logp_BT: The same under the reference; any numbers where no KL is measured.
-        batch: Everything else.
-        entropy_BT: Entropy of the policy at each target.
-
     Returns:
         The scalar to minimise, and scalars by name: `logp_gap_max`; and sums over tokens of
-        `weight` (each token's share in the mean) and of that times what `clip_fraction`, `kl`,
-        `entropy` and, with a correction, `correction_mean` are means of.
+        `weight` (each token's share in the mean) and of that times what `clip_fraction`, `kl` (of
+        any numbers where no reference is), `entropy` and `correction_mean` are means of.
     """
     old_logp_BT, advantage_BT = batch.old_logp_BC, batch.advantage_BC
     is_action_BT = batch.is_action_BC

@@ -1,4 +1,4 @@
-"""AdamW or Muon: learning rate, clipping, updates that are skipped, moments in bfloat16."""
+"""AdamW or Muon: learning rate, clipping, updates that are skipped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 from optax.contrib import MuonDimensionNumbers, muon
 
 from minirl.config import GuardConfig, OptimizerConfig, SftConfig, TrainConfig
@@ -44,28 +44,28 @@ def make_optimizer(
     """
     rate = learning_rate(config, steps=steps)
     by_step = rate if updates_per_step == 1 else lambda count: rate(count // updates_per_step)
-    decay = config.weight_decay
+    decay, kept = config.weight_decay, jnp.dtype(config.moments)
     if config.kind == "adamw":
-        rule = optax.adamw(by_step, b1=config.beta1, b2=config.beta2, weight_decay=decay)
+        b1, b2 = config.beta1, config.beta2
+        rule = optax.adamw(by_step, b1=b1, b2=b2, mu_dtype=kept, weight_decay=decay)
     else:
         rule = muon(
             by_step,
             beta=_MUON_MOMENTUM,
             weight_decay=decay,
+            mu_dtype=kept,
             adam_weight_decay=decay,
             adam_b1=config.beta1,
             adam_b2=config.beta2,
             muon_weight_dimension_numbers=_matrices,
             consistent_rms=_MUON_RMS,
         )
-    if config.moments == "bfloat16":
-        rule = in_bfloat16(rule)
     clipped = optax.chain(optax.clip_by_global_norm(config.max_grad_norm), rule)
     return guarded(clipped, guard or GuardConfig(), least=config.max_grad_norm)
 
 
 def _matrices(params: Any) -> Any:
-    """Return which axes of each layer's matrices are its input and its output; None for others."""
+    # Which axes of each layer's matrices are its input and its output.
 
     def axes(path: tuple[Any, ...], _leaf: Any) -> MuonDimensionNumbers | None:
         return _MATRIX if param_path(path).rpartition(".")[2] in MATRICES else None
@@ -105,13 +105,8 @@ def ramp_cosine(count: Any, config: OptimizerConfig, *, steps: int) -> Any:
 
 
 class GuardState(NamedTuple):
-    """The state of a rule that skips updates.
-
-    Attributes:
-        inner: The rule's own state.
-        norms_W: Gradient norms of the last updates that were applied, the newest last; NaN where
-            there were fewer.
-        skipped: Number of updates skipped in a row, up to now.
+    """The rule's own state; norms of the last updates that were applied, the newest last, NaN where
+    there were fewer; and the number of updates skipped in a row, up to now.
     """
 
     inner: optax.OptState
@@ -169,19 +164,10 @@ def stop_after_skips(
     folder: Path,
     key: str,
 ) -> None:
-    """End a run in which too many updates in a row were skipped.
+    """End a run in which too many updates in a row were skipped, by a `UserError`.
 
-    Args:
-        state: Of the optimizer, after an update.
-        config: Of the phase, with its guard.
-        stats: Of the update.
-        groups: The update's rows; written to `skipped.npz`, for a person to look at.
-        step: For the message.
-        folder: Gets the file.
-        key: Path of the guard's settings, for the message.
-
-    Raises:
-        UserError: Too many were skipped.
+    The rows of the last one are written to `skipped.npz`, for a person to look at. The key is the
+    path of the guard's settings.
     """
     if not stats["skipped"] or int(state.skipped) < config.guard.max_skipped:
         return
@@ -189,14 +175,13 @@ def stop_after_skips(
     path = folder / "skipped.npz"
     # A line for each token of the update: `group` and `row` say whose it is.
     numbered = [(n, row) for n, group in enumerate(groups) for row in group]
-    tokens = {
+    tokens: dict[str, list[Any]] = {
         "group": [np.full(len(row.ids), n) for n, row in numbered],
         "row": [np.full(len(row.ids), b) for b, (_, row) in enumerate(numbered)],
-        "ids": [row.ids for _, row in numbered],
-        "is_action": [row.is_action for _, row in numbered],
-        "logprobs": [row.logprobs for _, row in numbered],
         "advantage": [np.full(len(row.ids), row.advantage, np.float32) for _, row in numbered],
     }
+    for name in ("ids", "is_action", "logprobs"):
+        tokens[name] = [getattr(row, name) for _, row in numbered]
     arrays: dict[str, Any] = {name: np.concatenate(parts) for name, parts in tokens.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path):
@@ -207,59 +192,3 @@ def stop_after_skips(
         f"{limit:.3g}. Look in {path} for log-probabilities and advantages that are not finite; "
         f"begin another run with a lower learning rate or with other limits ({key})"
     )
-
-
-class RoundedState(NamedTuple):
-    """The state of a rule whose moments are in bfloat16; the count decides how they are rounded."""
-
-    count: Array
-    inner: optax.OptState
-
-
-def in_bfloat16(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Keep the moments `mu` and `nu` of a rule in bfloat16 between its updates, made in float32.
-
-    Numbers are rounded up or down at random, so that they are right on average. To the nearest (as
-    optax's `mu_dtype` does, for the first moment alone), a second moment could never fall: with
-    beta2 = 0.999 an update takes off a thousandth, and bfloat16 tells numbers apart that differ by
-    1/256 (stochastic rounding: Gupta et al. 2015, arXiv:1502.02551; for Adam's moments: Zamirai et
-    al. 2020, arXiv:2010.06192). The randomness depends on the count of updates alone.
-    """
-
-    def init(params: Any) -> RoundedState:
-        # Moments start at zero, which every type holds.
-        state = _map_moments(lambda _n, leaf: leaf.astype(jnp.bfloat16), rule.init(params))
-        return RoundedState(jnp.zeros((), jnp.int32), state)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RoundedState]:
-        whole = _map_moments(lambda _n, leaf: leaf.astype(jnp.float32), state.inner)
-        updates, inner = rule.update(updates, whole, params)
-        key = jax.random.fold_in(jax.random.key(0), state.count)
-
-        def keep(number: int, leaf: Array) -> Array:
-            return round_at_random(leaf, jax.random.fold_in(key, number))
-
-        return updates, RoundedState(state.count + 1, _map_moments(keep, inner))
-
-    return optax.GradientTransformation(init, update)
-
-
-def round_at_random(x: Float[Array, "..."], key: Array) -> Float[Array, "..."]:
-    """Round finite float32 to one of the two neighbours in bfloat16; the mean over keys is x."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32)
-    noise = jax.random.bits(key, x.shape, jnp.uint16).astype(jnp.uint32)
-    # The lower half of the bits is cut off; noise carries into the upper half as often as it says.
-    upper = ((bits + noise) >> 16).astype(jnp.uint16)
-    return jax.lax.bitcast_convert_type(upper, jnp.bfloat16)
-
-
-def _map_moments(function: Any, state: Any) -> Any:
-    """Apply a function of (number of the leaf, leaf) to every moment in a state."""
-    leaves, tree = jax.tree.flatten_with_path(state)
-    mapped = [
-        function(number, leaf)
-        if any(getattr(entry, "name", None) in ("mu", "nu") for entry in path)
-        else leaf
-        for number, (path, leaf) in enumerate(leaves)
-    ]
-    return jax.tree.unflatten(tree, mapped)

@@ -66,11 +66,7 @@ def layouts(
 ) -> list[Layout]:
     """Share groups out to micro-batches of few shapes; units of like size go together.
 
-    Args:
-        extents: The lengths of each group, or part of one.
-        sizes: Units of a micro-batch, the granularity of lengths, and whether to pack.
-        longest: The room of packed units, the longest lengths of the run; None for the longest of
-            `extents`.
+    Packed units have room for the longest lengths of the run, or else of `extents`.
     """
     shapes: list[Layout] = []
     if sizes.pack and extents:
@@ -143,19 +139,17 @@ class _Unit:
         """
         if self.prompt + extent.prompt > room.prompt_columns:
             return False
-        rows, answers = list(self.rows), list[AnswerPlace | None]([None] * len(extent.answers))
-        for g in sorted(range(len(answers)), key=lambda g: -extent.answers[g]):
+        rows, chosen = list(self.rows), dict[int, AnswerPlace]()
+        for g in sorted(range(len(extent.answers)), key=lambda g: -extent.answers[g]):
             length = extent.answers[g]
             fits = (at for at in rows if at.start + length <= room.answer_columns)
-            place = next(fits, AnswerPlace(len(rows), 0, 1))
+            chosen[g] = place = next(fits, AnswerPlace(len(rows), 0, 1))
             if place.row == room.rows:
                 return False
-            answers[g] = place
-            rows[place.row : place.row + 1] = [
-                AnswerPlace(place.row, place.start + length, place.number + 1)
-            ]
-        chosen = tuple(place for place in answers if place is not None)
-        self.places.append(GroupPlace(group, 0, self.prompt, len(self.places) + 1, chosen))
+            after = AnswerPlace(place.row, place.start + length, place.number + 1)
+            rows[place.row : place.row + 1] = [after]
+        answers = tuple(chosen[g] for g in range(len(chosen)))
+        self.places.append(GroupPlace(group, 0, self.prompt, len(self.places) + 1, answers))
         self.prompt, self.rows = self.prompt + extent.prompt, rows
         return True
 

@@ -55,27 +55,19 @@ def group_line(
 ) -> dict[str, Any]:
     """Write down the trajectories of one example.
 
-    Args:
-        group: The trajectories.
-        records: What the task says of each: `example`, which all share, and `turns`.
-        decode: The tokenizer's.
-        scores: What each earned; None where nothing is learned.
-        rows: Their tokens with advantages; None where the group took no part in the update.
-        has_tokens: Whether each token has numbers of its own; see `_tokens`.
+    `records` are what the task says of each; there are no scores where nothing is learned, and no
+    rows where the group took no part in the update. With `has_tokens` each token has numbers.
     """
     told = []
     for number, (trajectory, record) in enumerate(zip(group, records, strict=True)):
         row = rows[number] if rows else None
         versions = [version for turn in trajectory.turns for version in turn.reply.versions]
-        told.append(
-            {
-                **(_earned(scores[number]) if scores else {}),
-                "advantage": None if row is None else _mean_advantage(row),
-                "ended": trajectory.ended,
-                "versions": [min(versions, default=0), max(versions, default=0)],
-                "turns": list(_turns(trajectory, record, row if has_tokens else None, decode)),
-            }
-        )
+        one = _earned(scores[number]) if scores else {}
+        one["advantage"] = None if row is None else _mean_advantage(row)
+        one["ended"] = trajectory.ended
+        one["versions"] = [min(versions, default=0), max(versions, default=0)]
+        one["turns"] = list(_turns(trajectory, record, row if has_tokens else None, decode))
+        told.append(one)
     prompt = decode(group[0].turns[0].observation_ids)
     return {**records[0].get("example", {}), "prompt": prompt, "trajectories": told}
 
@@ -110,12 +102,8 @@ def _turns(
 
 
 def _tokens(turn: Turn, row: TokenRow, place: slice, decode: Decode) -> dict[str, Any]:
-    """Write down what each token of a reply has.
-
-    Returns:
-        `ends`, the character of the reply that each token ends at; `versions`; and in base64, as
-        float16 of the machine's least byte first: `advantage`, `sampler` and `learner`, its
-        log-probabilities under both, the learner's before the update.
+    """Write down what each token of a reply has: the character that it ends at, its version, and
+    numbers in base64, as float16 of the least byte first; the learner's before the update.
     """
     advantage = np.broadcast_to(row.advantage, row.ids.shape)
     learner = row.logprobs if row.start_logprobs is None else row.start_logprobs

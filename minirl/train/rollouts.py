@@ -27,7 +27,7 @@ from minirl.run import distributed, preemption
 from minirl.run.metrics import Stopwatch
 from minirl.sample.rollout import rollout
 from minirl.sample.sampler import NativeSampler
-from minirl.sglang.pool import EVENTS, IN_USE, OUT_S, PROBE_GAP
+from minirl.sglang.pool import EVENTS, IN_USE, PROBE_GAP
 from minirl.sglang.sampler import Logprobs, Servers, SglangSampler
 from minirl.train.batching import micro_batches, read_back, sizes_on
 from minirl.train.update import LIKELIHOOD, Learner
@@ -41,12 +41,8 @@ class TrainingTask:
     """What there is to learn, as the learner sees it.
 
     Attributes:
-        environment: Where training episodes are played.
-        score: What a final episode earns.
-        describe: Numbers of a final episode that are averaged into the metrics.
-        record: A final episode for a person to look at, in `trajectories.jsonl`: `example`, which
-            all episodes of a group share, and `turns`, one mapping for each reply.
-        train: Examples to learn from.
+        record: A final episode for a person to look at: `example`, which all episodes of a group
+            share, and `turns`, one mapping for each reply.
         validate: The accuracy of weights, given with their version, that the best checkpoint is
             chosen by.
         max_turns: The most replies of a training episode.
@@ -74,10 +70,7 @@ class ScoredEpisode:
 class Episodes:
     """Groups of trajectories whose `episode` is a `ScoredEpisode`; all groups of one size.
 
-    Attributes:
-        groups: The trajectories of each example.
-        late: How many of the groups are of earlier rollouts.
-        cut: Groups that were given up: unfinished, and too old for the next step.
+    `late` of them are of earlier rollouts; `cut` were given up, unfinished and too old.
     """
 
     groups: list[list[Trajectory]] = field(default_factory=list)
@@ -105,12 +98,12 @@ class Episodes:
     @property
     def lengths_NG(self) -> np.ndarray:
         """Return the tokens of each response, later observations included."""
-        return np.array([[_response_tokens(one) for one in group] for group in self.groups])
 
+        def length(one: Trajectory) -> int:
+            tokens = sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in one.turns)
+            return tokens - len(one.turns[0].observation_ids)
 
-def _response_tokens(trajectory: Trajectory) -> int:
-    first = len(trajectory.turns[0].observation_ids)
-    return sum(len(turn.observation_ids) + len(turn.reply.ids) for turn in trajectory.turns) - first
+        return np.array([[length(one) for one in group] for group in self.groups])
 
 
 def examples_of_step(count: int, step: int, *, per_step: int, seed: int) -> list[int]:
@@ -157,10 +150,7 @@ class Rollouts:
         self.share = distributed.own_share(train.prompts_per_step)
 
     def begin(self, numbers: Iterable[int], *, version: int) -> None:
-        """Begin those rollouts that are not under way, with weights of this version.
-
-        Nothing is done where none are asynchronous.
-        """
+        """Begin asynchronous rollouts that are not under way, with weights of this version."""
         sampler = self._sampler
         if not self._config.is_ahead or isinstance(sampler, NativeSampler):
             return
@@ -180,10 +170,6 @@ class Rollouts:
             is_last: Whether no step follows, so that nothing can be late.
             has_records: Whether what is kept of episodes has their records.
             watch: Takes the time; `rollout` is that in which the learner waits.
-
-        Raises:
-            Preempted: A signal came.
-            ServersLostError: Nobody samples.
         """
         if number not in self._open:
             with watch.phase("rollout"):
@@ -201,10 +187,10 @@ class Rollouts:
         old = [one for one in begun.values() if version + 1 - one.version > oldest]
         cut = sum(one.cancel() for one in old)
         self._open = {n: one for n, one in self._open.items() if one.left and one not in old}
-        groups = late + groups
-        if not has_records:  # whether the step is sampled is known only now
-            groups = [[_without_record(one) for one in group] for group in groups]
-        return Episodes(groups, len(late), cut)
+        taken = late + groups
+        if not has_records:  # processes exchange what is taken
+            taken = [[_without_record(one) for one in group] for group in taken]
+        return Episodes(taken, len(late), cut)
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -215,10 +201,7 @@ class Rollouts:
         self._open = {}
 
     def play(self, sampler: Sampler, number: int, **options: Any) -> list[list[Trajectory]]:
-        """Play the rollout with this number, which decides examples and random streams.
-
-        Options are `ended` and `check` of `sample.rollout.rollout`.
-        """
+        """Play a rollout with options of `sample.rollout.rollout`; its number decides all."""
         train, examples = self._train, self._task.train
         per_step, size = train.prompts_per_step, train.group_size
         chosen = examples_of_step(len(examples), number, per_step=per_step, seed=self._seed)
@@ -246,7 +229,6 @@ class Rollouts:
 
 
 def _without_record(trajectory: Trajectory) -> Trajectory:
-    """Leave the record out where it is not wanted: processes exchange what is taken."""
     return replace(trajectory, episode=replace(trajectory.episode, record=None))
 
 
@@ -277,10 +259,7 @@ class _AsyncRollout(Thread):
         return perf_counter() - self._began
 
     def taken(self) -> list[list[Trajectory]]:
-        """Return the groups that have been done since this was last asked; none is empty.
-
-        What ended the rollout is raised.
-        """
+        """Return the groups done since this was last asked, or raise what ended the rollout."""
         with self._changed:
             if self._error is not None:
                 raise self._error
@@ -335,10 +314,7 @@ def make_sampler(
     seed: int,
     servers: Servers | None = None,
 ) -> JobSampler:
-    """Make what samples with the weights of a model: this process, or servers if there are any.
-
-    It has no weights before `set_weights`; slots, group size and seed are the native sampler's.
-    """
+    """Make what samples with the weights of a model, once it has some: this process, or servers."""
     if servers is None:
         return NativeSampler(model, config, tokenizer, group_size=group_size, seed=seed)
     return SglangSampler(model, tokenizer, servers, logprobs=_logprobs(model, tokenizer))
@@ -354,11 +330,9 @@ def _logprobs(model: Decoder, tokenizer: Tokenizer) -> Logprobs:
         is_action = np.arange(len(ids)) >= prompt_length
         none = np.zeros(len(ids), np.float32)
         rows = [[TokenRow(np.array(ids, np.int32), is_action, none, 0.0, prompt_length)]]
-        batches = micro_batches(
-            rows, aggregation="token_mean", sizes=sizes, pad_id=tokenizer.pad_id
-        )
-        values = learner.logprobs(params, batches)
-        return read_back(rows, values, sizes=sizes)[0][0][prompt_length:]
+        pad_id = tokenizer.pad_id
+        batches = micro_batches(rows, aggregation="token_mean", sizes=sizes, pad_id=pad_id)
+        return read_back(rows, learner.logprobs(params, batches), sizes=sizes)[0][0][prompt_length:]
 
     return logprobs
 
@@ -369,15 +343,15 @@ def gather_metrics(
     """Return the metrics of the samplers of all processes since the last call; all have to call.
 
     Counts add up over processes; of servers in use the fewest count, of other numbers the largest.
-    With earlier metrics of the same step (`since`), only counts, outages and the largest difference
-    to the learner are returned, and these are of both.
+    With earlier metrics of the same step (`since`), only counts and the largest difference to the
+    learner are returned, and these are of both.
     """
     parts = distributed.gather(sampler.numbers)
     over = dict.fromkeys(EVENTS, sum) | {IN_USE: min}
     found = {name: over.get(name, max)(one[name] for one in parts) for name in parts[0]}
     if since is None:
         return found
-    join = dict.fromkeys((*EVENTS, OUT_S), sum) | {PROBE_GAP: max}
+    join = dict.fromkeys(EVENTS, sum) | {PROBE_GAP: max}
     return {
         name: over((since.get(name, 0.0), found[name]))
         for name, over in join.items()

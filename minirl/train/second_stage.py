@@ -25,14 +25,8 @@ Curve = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """How the second stage begins.
-
-    Attributes:
-        step: The checkpoint that it starts from.
-        accuracy: That checkpoint's.
-        rose: Whether the first stage's accuracy did.
-        p_value: Of the test for that.
-        learning_rate: The rate that the second cosine starts from.
+    """How the second stage begins: from which checkpoint, of which accuracy; whether the first
+    stage's accuracy rose, by which p-value; and the rate that the second cosine starts from.
     """
 
     step: int
@@ -40,16 +34,6 @@ class Restart:
     rose: bool
     p_value: float
     learning_rate: float
-
-    def numbers(self) -> dict[str, float]:
-        """Return it as metrics."""
-        return {
-            "stage/restart_step": float(self.step),
-            "stage/restart_accuracy": self.accuracy,
-            "stage/rose": float(self.rose),
-            "stage/rise_p_value": self.p_value,
-            "stage/start_learning_rate": self.learning_rate,
-        }
 
     def __str__(self) -> str:
         verdict = "a rise: the maximal" if self.rose else "no rise: half of the checkpoint's"
@@ -67,19 +51,11 @@ def restart(
     saved: Collection[int],
     alpha: float = 0.05,
 ) -> Restart:
-    """Decide how the second stage begins, from the first stage alone.
+    """Decide how the second stage begins, from the first stage's evaluations and saved steps.
 
     It starts from the most accurate checkpoint, of equals the newest; at the maximal rate if the
-    accuracy rose (`rise_p_value` at most alpha), else at half of the rate that the checkpoint's
-    update had.
-
-    Args:
-        curve: Greedy accuracies of the first stage. Fewer than four never show a rise at the usual
-            level: 3 can be ordered in 6 ways.
-        optimizer: The first stage's.
-        steps: Its length.
-        saved: Steps that have a checkpoint, at least one of the curve.
-        alpha: Level of the test.
+    accuracy rose (`rise_p_value` at most alpha; fewer than four accuracies never show it at the
+    usual level), else at half of the rate that the checkpoint's update had.
 
     Note:
         The paper tells a plateau from fluctuation, and not what follows on an accuracy that still
@@ -115,11 +91,8 @@ def rise_p_value(accuracies: Sequence[float]) -> float:
     Bartholomew's test for ordered alternatives (Biometrika 46, 1959): the share of the curve's
     variance that the best non-decreasing curve explains, compared with that of its permutations.
     A rise that ends early and is followed by a long plateau counts as one, which tests of a
-    correlation with time (Mann-Kendall, a slope) miss.
-
-    Returns:
-        The p-value, in (0, 1]: exact for up to 6 accuracies, else of permutations drawn with a
-        fixed seed. 1.0 for a curve that is constant, or shorter than two.
+    correlation with time (Mann-Kendall, a slope) miss. The p-value is exact for up to 6 accuracies,
+    and 1.0 for a curve that is constant, or shorter than two.
     """
     values = np.asarray(accuracies, np.float64)
     if len(values) < 2 or np.ptp(values) == 0:

@@ -57,15 +57,11 @@ def over_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def speeds(sampled: Episodes, rows: Groups, watch: Stopwatch) -> dict[str, float]:
     """Return seconds of each phase and tokens a second; update tokens count each prompt once.
 
-    Of the watch, `rollout` is what the learner waited, and `round` what the last rollout took where
-    that is something else.
+    Where rollouts overlap with updates, `round` is what the last one took.
     """
     turns = (turn for group in sampled.groups for one in group for turn in one.turns)
-    trained = sum(
-        len(row.ids) - (row.prompt_length if i else 0)
-        for group in rows
-        for i, row in enumerate(group)
-    )
+    trained = sum(len(row.ids) for group in rows for row in group)
+    trained -= sum(row.prompt_length for group in rows for row in group[1:])
     rollout_s = watch.seconds.get("round", watch.seconds["rollout"])
     return watch.numbers() | {
         "time/rollout_tokens_per_s": sum(len(turn.reply.ids) for turn in turns) / rollout_s,

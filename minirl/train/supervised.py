@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,9 +23,7 @@ from minirl.sample.rollout import flatten
 from minirl.train.batching import Groups, micro_batches, sizes_on
 from minirl.train.optimizer import make_optimizer, stop_after_skips
 from minirl.train.update import LIKELIHOOD, Learner, TrainState
-from minirl.types import Message, Reply, Tokenizer, TokenRow, Trajectory, Turn
-
-Progress = Callable[[int, int, str], None]
+from minirl.types import Message, Progress, Reply, Tokenizer, TokenRow, Trajectory, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,6 @@ class Demonstration:
     Attributes:
         observations: What the policy is shown, one more than `replies`.
         replies: Earlier replies, such as a mistake to be mended.
-        target: The last reply, which is trained on.
         key: Demonstrations of one key begin alike and are put side by side.
         learnt: How many of the last replies are trained on, the target among them; all of them
             where the prompt is learnt.
@@ -54,10 +51,7 @@ class Demonstration:
 def encode(
     demonstration: Demonstration, tokenizer: Tokenizer, *, learn_prompt: bool = False
 ) -> TokenRow:
-    """Encode a demonstration as an episode that the policy could have played.
-
-    With `learn_prompt`, every token is trained on, not the replies to learn alone.
-    """
+    """Encode a demonstration as an episode; with `learn_prompt`, every token is trained on."""
     question, *later = demonstration.observations
     shown = [tokenizer.encode_chat(question)]
     shown += [tokenizer.encode_next(observation, closed=True) for observation in later]
@@ -85,13 +79,10 @@ def share_prefix(rows: Sequence[TokenRow]) -> list[TokenRow]:
     is_common = (prompts == prompts[0]).all(axis=0)
     length = max(1, int(np.cumprod(is_common).sum()))
     # What is shared is never a target: a row's first target is the token after it.
+    masks = [row.is_action & (np.arange(len(row.ids)) >= length) for row in rows]
     return [
-        replace(
-            row,
-            prompt_length=length,
-            is_action=row.is_action & (np.arange(len(row.ids)) >= length),
-        )
-        for row in rows
+        replace(row, prompt_length=length, is_action=mask)
+        for row, mask in zip(rows, masks, strict=True)
     ]
 
 
@@ -101,11 +92,7 @@ def epoch_groups(
 ) -> list[list[int]]:
     """Shuffle the numbers of demonstrations into groups of one key and of like length.
 
-    Args:
-        kinds: Key and length of every demonstration.
-        group_size: Members of a group; a key's last group is filled up with others of the key.
-        seed: With the epoch it decides the order.
-        epoch: From 0.
+    `kinds` are key and length of each; a key's last group is filled up with others of the key.
     """
     rng = Random(f"{seed} supervised {epoch}")
     members: dict[Hashable, list[int]] = {}
@@ -127,7 +114,6 @@ def groups_of_step(
     kinds: tuple[tuple[Hashable, int], ...], step: int, *, config: SftConfig, seed: int
 ) -> list[list[int]]:
     """Return the groups of a step, counted from 0, from the step's number alone."""
-
     groups = partial(epoch_groups, kinds, config.group_size, seed)
     per_epoch = len(groups(0))
     numbers = range(step * config.groups_per_step, (step + 1) * config.groups_per_step)
@@ -144,19 +130,9 @@ def supervise(
     folder: Path,
     progress: Progress | None = None,
 ) -> nnx.State:
-    """Train on demonstrations; a run that was killed is resumed from its last checkpoint.
+    """Train on demonstrations, and return the weights that were trained; with adapters, they alone.
 
-    Args:
-        model: Where to start from; with adapters, they alone are trained.
-        demonstrations: What to learn.
-        tokenizer: Encodes them.
-        config: The course of the training.
-        seed: Decides the order.
-        folder: For `metrics.jsonl` and checkpoints.
-        progress: Called with (steps done, steps in all, a line on how it goes).
-
-    Returns:
-        The weights that were trained.
+    Called again after a kill, it resumes from the last checkpoint.
 
     Raises:
         Preempted: A signal came, and all is saved.

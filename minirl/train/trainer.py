@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -31,25 +31,20 @@ from minirl.sglang.sampler import Servers
 from minirl.train import advantages, batching, recording, rollouts, summary
 from minirl.train.losses import kl_divergence
 from minirl.train.optimizer import make_optimizer, stop_after_skips
-from minirl.train.packing import Extent
+from minirl.train.packing import Extent, packed_shapes
 from minirl.train.rollouts import Episodes, Rollouts, TrainingTask
 from minirl.train.second_stage import Restart, restart, second_optimizer
 from minirl.train.update import Learner, TrainState, policy_objective
-from minirl.types import Tokenizer, TokenRow
+from minirl.types import Progress, Tokenizer, TokenRow
 
-Progress = Callable[[int, int, str], None]
 _log = logging.getLogger(__name__)
 # Statistics of an update that are means over tokens, whatever the weights of the loss add up to.
 _MEANS = ("entropy", "clip_fraction", "kl", "correction_mean")
 
 
 class _Facts(BaseModel):
-    """What a checkpoint holds beside its arrays.
-
-    Attributes:
-        rollouts: Rollouts so far, of `prompts_per_step` prompts each.
-        curve: Validation accuracies so far.
-        unfinished: Metrics of a step whose weights are still to be validated.
+    """What a checkpoint holds beside its arrays: rollouts and validation accuracies so far, and the
+    metrics of a step whose weights are still to be validated.
     """
 
     rollouts: NonNegativeInt = 0
@@ -60,14 +55,10 @@ class _Facts(BaseModel):
 class Trainer:
     """The state of a run: weights, optimizer, sampler, checkpoints.
 
+    A run found in the folder is resumed; the seed decides data order and every random stream.
+
     Args:
         model: Structure and start weights, which are given up; of adapters they alone are trained.
-        tokenizer: Its tokenizer.
-        task: What there is to learn.
-        config: The course of the run.
-        sampler: The sampler's settings.
-        seed: Decides data order and every random stream.
-        folder: The run folder; a run found there is resumed.
         servers: Those that sample in place of the native sampler.
         rollout: How far ahead of the learner they do; None for never.
     """
@@ -92,8 +83,8 @@ class Trainer:
         self._reference = in_compute_type(params, model.dtype) if config.has_reference else None
         self._sizes = batching.sizes_on(config.batching, model.mesh)
         answers = config.batching.answers_per_batch or config.group_size
-        longest_answers = (sampler.max_response_tokens,) * answers
-        self._longest = Extent(sampler.max_prompt_tokens - 1, longest_answers)
+        longest = (sampler.max_response_tokens,) * answers
+        self._longest = Extent(sampler.max_prompt_tokens - 1, longest)
         self._micro_batches = partial(
             batching.micro_batches,
             aggregation=algorithm.aggregation,
@@ -136,7 +127,8 @@ class Trainer:
         )
         if config.batching.pack and self.steps_done < config.all_steps:
             # While the first episodes are played.
-            batches = batching.empty_batches(self._longest, self._sizes)
+            shapes = packed_shapes(self._longest, self._sizes)
+            batches = (batching.empty_batch(shape, is_packed=True) for shape in shapes)
             if self._has_start:
                 batches = (batch._replace(start_logp_BC=batch.old_logp_BC) for batch in batches)
             self._learner.compile_ahead(self._state.params, batches)
@@ -148,9 +140,6 @@ class Trainer:
 
     def run(self, progress: Progress) -> None:
         """Train to the last step.
-
-        Args:
-            progress: Called with (steps done, steps in all, a line on how it goes).
 
         Raises:
             Preempted: A signal came, and all is saved.
@@ -219,10 +208,8 @@ class Trainer:
         return best
 
     def _roll_out(self, watch: Stopwatch) -> tuple[Episodes, Episodes, int]:
-        """Play rollouts until the filters leave enough groups, or there were `max_rounds`.
-
-        Returns:
-            All episodes, those to train on, and how many rollouts there were.
+        """Play rollouts until the filters leave enough groups, or there were `max_rounds`; return
+        all episodes, those to train on, and how many rollouts there were.
         """
         config, version, sampled, rounds = self._config, self.steps_done, Episodes(), 0
         algorithm, kept = config.algorithm, []
@@ -252,7 +239,7 @@ class Trainer:
         return sampled, sampled.select(kept[: config.prompts_per_step + sampled.late]), rounds
 
     def _penalties(self, episodes: Episodes) -> np.ndarray:
-        """Return what the length of each response, observations included, adds to its reward."""
+        """Return what the length of each response adds to its reward."""
         return advantages.overlong_penalty(
             episodes.lengths_NG,
             longest=self._limits.max_response_tokens,
@@ -308,7 +295,6 @@ class Trainer:
 
     @property
     def _reference_to_measure(self) -> nnx.State | None:
-        """Return the reference where the update of this step needs or measures a KL to it."""
         algorithm, every = self._config.algorithm, self._config.kl_every
         if algorithm.kl_coef > 0:
             return self._reference if algorithm.kl_in == "loss" else None
@@ -316,7 +302,7 @@ class Trainer:
         return self._reference if is_measured else None
 
     def _update_metrics(self, stats: dict[str, float], part: batching.Groups) -> dict[str, float]:
-        """Return the metrics of an update; end the run if too many updates were skipped."""
+        """Return the metrics of an update; end the run if too many were skipped."""
         where = {"step": self.steps_done + 1, "folder": self._folder, "key": "train.guard"}
         stop_after_skips(self._state.opt_state, self._config, stats, part, **where)
         whole = stats.pop("weight") or 1.0
@@ -325,14 +311,10 @@ class Trainer:
         return numbers | {"padding": share}
 
     def _is_recorded(self, step: int) -> bool:
-        """Return whether the groups of a step are written to `trajectories.jsonl`."""
         return step % self._config.sample_every == 0 or step == 1
 
     def _record(self, sampled: Episodes, trained: Episodes, groups: batching.Groups) -> None:
-        """Write the groups of this step, and the rows of those that are trained on.
-
-        A resume takes away what was written of a step that was abandoned.
-        """
+        """Write the groups of this step, and the rows of those that are trained on."""
         has_tokens = self._config.sample_tokens
         if has_tokens:
             rows = [row for group in groups for row in group]
@@ -362,10 +344,6 @@ class Trainer:
             self._facts.curve.append((step, numbers["validation/accuracy"]))
             # Servers may have failed meanwhile, and have other weights.
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
-        if config.second_stage is not None:
-            numbers["stage/number"] = 1.0 if step <= config.steps else 2.0
-        if self.restart is not None and step == config.steps + 1:
-            numbers |= self.restart.numbers()
         self._metrics.write(step, numbers)
         self._facts.unfinished = None
         if step % config.checkpoint_every == 0 or is_last:
@@ -375,7 +353,6 @@ class Trainer:
         return summary.status(numbers)
 
     def _last(self, step: int) -> int:
-        """Return the last step of the stage of a step."""
         return self._config.steps if step <= self._config.steps else self._config.all_steps
 
     def _begin_second_stage(self) -> None:
@@ -402,6 +379,6 @@ class Trainer:
         return self.restart
 
     def _read_weights(self, step: int) -> nnx.State:
-        """Read the weights of a checkpoint; all arrays of the current state are given up."""
+        """Read the weights of a checkpoint, in place of the current state."""
         where = self._folder / "checkpoints" / str(step)
         return read_params(where, given_up(self._state).params)

@@ -44,13 +44,10 @@ class TrainState(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """What is minimised.
+    """What is minimised, at log-probabilities of logits / temperature within a nucleus of top_p.
 
-    Attributes:
-        loss: (log-probabilities BC, those of the reference BC, batch, entropy BC) -> (scalar,
-            statistics).
-        temperature: Divides the logits before log-probabilities are taken.
-        top_p: Nucleus over which they are renormalised; 1 for the whole distribution.
+    `loss` takes log-probabilities BC, those of the reference, the batch and the entropy BC, and
+    returns a scalar and statistics.
     """
 
     loss: Callable[[Array, Array, Batch, Array], tuple[Array, dict[str, Array]]]
@@ -83,9 +80,7 @@ def token_logprobs(
     own_prompt = attention.causal(segments.prefix_NP if packed else None, mesh=mesh)
     attend = attention.shared_prefix(segments, packed=packed, mesh=mesh)
     hidden_BCD = model.continued(
-        (batch.prefix_NP, batch.input_BC),
-        (position_NP, position_BC),
-        (own_prompt, attend),
+        (batch.prefix_NP, batch.input_BC), (position_NP, position_BC), (own_prompt, attend)
     )
     return logprobs.project(
         hidden_BCD,
@@ -174,12 +169,7 @@ class CompiledByShape:
 class Learner:
     """The compiled functions of an update; holds no weights but the frozen ones.
 
-    Args:
-        graph: The model without its weights.
-        objective: What is minimised.
-        optimizer: Its state may count skipped updates (`optimizer.guarded`).
-        frozen: Weights that are not trained (`lora.split`).
-        mesh: What the weights are split over.
+    The optimizer's state may count skipped updates (`optimizer.guarded`).
     """
 
     def __init__(
@@ -243,12 +233,7 @@ class Learner:
         *,
         reference: nnx.State | None = None,
     ) -> tuple[TrainState, dict[str, float]]:
-        """Apply the gradient of a whole batch, given as micro-batches.
-
-        Args:
-            state: Weights and optimizer state; donated.
-            batches: At least one micro-batch.
-            reference: Weights of the reference policy, where a KL is wanted.
+        """Apply the gradient of a whole batch, given as micro-batches; the state is donated.
 
         Returns:
             The new state and the batch's statistics: `loss`, `grad_norm`, `skipped` (0 or 1), and
@@ -308,7 +293,6 @@ class Learner:
         yield "apply", self._apply.lower(*state, total[0], total[1]["loss"])
 
     def _place(self, batch: Batch) -> Batch:
-        """Give each device its rows of a batch that every process has whole in host memory."""
         if self._mesh is None or len(batch.prefix_NP) % row_parts(self._mesh):
             return batch
         return split_rows(batch, self._mesh)

@@ -48,8 +48,7 @@ def main(
     settings = {"urls": tuple(urls), "push": push, "start_s": 60, "wait_s": 60}
     config = SglangConfig.model_validate({**settings, "push_s": 20 if victim else 60})
 
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-    found: dict[str, Any] = {"gaps": [], "pushes": [], "bytes": size, "asked": LONG}
+    found: dict[str, Any] = {"gaps": [], "pushes": [], "asked": LONG}
     servers = Servers(config, model_folder, sampler, dtype="float32", seed=0, folder=work)
     with servers:
         tokenizer = ChatTokenizer(model_folder)

@@ -234,8 +234,6 @@ def test_tool_calling_episodes_are_those_of_the_native_sampler(sglang_python, tm
         for ours, theirs in zip(native, served, strict=True):
             assert ours.ids.tolist() == theirs.ids.tolist()
             np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
-            assert theirs.versions is not None
-            assert set(theirs.versions[theirs.is_action]) == {7}
 
         def run(command: Any, out: str, *more: str) -> dict[str, Any]:
             line = ["--cfg", str(path), "--checkpoint", str(place / "model"), "--accel", "cpu"]

@@ -94,8 +94,6 @@ def test_servers_compute_what_the_learner_does(learn, tmp_path, push, devices):
         # A reply that old and new weights wrote together may be asked for once more.
         failed = {key for key, value in push.items() if "/failed_" in key and value}
         assert failed <= {"sglang/failed_stale"}
-        assert push["sglang/push_bytes"] >= found["bytes"]
-        assert push["time/push_load_s"] > 0
     assert list(tmp_path.rglob("*.safetensors")) == []
 
 

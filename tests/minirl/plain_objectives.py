@@ -18,11 +18,10 @@ from minirl.config import (
     Grpo,
     Gspo,
     GspoToken,
-    KlEstimator,
-    KlPlace,
     ReinforcePlusPlus,
     Rloo,
 )
+from minirl.config.algorithms import KlEstimator, KlPlace
 
 LONGEST = 14
 N, G = 3, 4

@@ -106,9 +106,7 @@ def test_parts_come_in_order_and_only_the_last_has_the_name(fakes, begin):
     servers = begin()
     for fake in fakes:
         fake.order.clear()
-    size, made_s = send(servers, "x", buckets(3))
-    assert size == 4 * 2 * 4
-    assert made_s >= 0
+    send(servers, "x", buckets(3))
     for fake in fakes:
         assert fake.order == [
             "/pause_generation", "/flush_cache", "/init_weights_update_group",

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from minirl.config import OptimizerConfig
@@ -80,3 +81,19 @@ def test_muon_turns_the_gradients_of_matrices_into_rotations(toy):
             assert 0.3 < values.min() <= values.max() < 1.3, name
         else:  # Adam's first step has one size, whatever the gradient.
             np.testing.assert_allclose(np.abs(moved), np.abs(moved).max(), rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_the_first_moment_takes_half_in_bfloat16(kind):
+    params = {"layers": {"q": jnp.zeros((2, 16, 8))}, "embed": jnp.zeros((16, 8))}
+
+    def sizes(moments):
+        rule = make_optimizer(OptimizerConfig(kind=kind, moments=moments), steps=2)
+        leaves = jax.tree.leaves_with_path(jax.eval_shape(rule.init, params))
+        names = [
+            (jax.tree_util.keystr(path), leaf.size * leaf.dtype.itemsize) for path, leaf in leaves
+        ]
+        return [sum(size for name, size in names if f".{m}" in name) for m in ("mu", "nu")]
+
+    whole, less = sizes("float32"), sizes("bfloat16")
+    assert (2 * less[0], less[1]) == tuple(whole)

@@ -16,7 +16,6 @@ from minirl.errors import ServersLostError, UserError
 from minirl.sglang.client import Generated
 from minirl.sglang.replica import PushedWeights
 from minirl.sglang.sampler import Servers, SglangSampler
-from minirl.sglang.transfer import Folder
 from minirl.types import Decoding, Request
 
 from .fake_sglang import STOP, VOCAB
@@ -90,7 +89,7 @@ def nurses(fakes, monkeypatch):
 def send(servers, name, buckets=None):
     """Push weights of this name; without buckets, a folder that no server opens."""
     sent = PushedWeights(name, next(NUMBERS), ord(name), [-0.25] * 10)
-    return servers.push(sent, buckets or iter([Folder(folder_of(servers, name), 7)]))
+    servers.push(sent, buckets or iter([folder_of(servers, name)]))
 
 
 def folder_of(servers, name):

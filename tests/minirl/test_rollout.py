@@ -94,8 +94,6 @@ def test_mask_is_true_exactly_on_sampled_ids():
     assert flat.is_action.tolist() == [False] * 3 + [True] * 3 + [False] * 2 + [True] * 2
     expected = [0, 0, 0, -0.1, -0.2, -0.3, 0, 0, -0.4, -0.5]
     np.testing.assert_allclose(flat.logprobs, expected, atol=1e-7)
-    assert flat.versions is not None
-    assert flat.versions.tolist() == [-1] * 3 + [5, 5, 6] + [-1] * 2 + [6] * 2
     assert flat.prompt_length == 3
 
 

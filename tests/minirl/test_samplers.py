@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from minirl.config import SamplerConfig, SglangConfig
-from minirl.errors import UserError
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.sglang.sampler import Servers
@@ -63,7 +62,6 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
         one.set_weights(first, version=3)
         other.set_weights(split(toy.model())[1], version=3)  # the same arrays
         assert pushes() == 1
-        assert other.numbers()["sglang/push_bytes"] == one.numbers()["sglang/push_bytes"] > 0
         other.set_weights(second, version=3)  # a second stage starts from other weights
         assert pushes() == 2
         one.set_weights(second, version=4)
@@ -74,15 +72,13 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
         fake.close()
 
 
-def test_connections_are_allowed_or_refused(toy, serve):
+def test_as_many_connections_as_the_system_has_are_allowed(serve):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     fake = Fake()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         serve([fake.url], parallel=300)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
-        with pytest.raises(UserError, match=f"the system allows {hard}; lower it"):
-            serve([fake.url], parallel=hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         fake.close()

@@ -53,13 +53,9 @@ def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path, mesh):
     params = nnx.state(model, nnx.Param)
     if mesh is not None:
         params = jax.device_put(params, param_shardings(params, make_mesh(mesh)))
-    written = write_version(tmp_path / "w", "x-3", params, dtype="float32")
-    folder = written.path
+    folder = write_version(tmp_path / "w", "x-3", params, dtype="float32")
     assert folder == version_folder(tmp_path / "w", "x-3")
     assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
-    assert written.nbytes == sum(
-        array.nbytes for array in load_file(folder / "model.safetensors").values()
-    )
     equal(load_file(folder / "model.safetensors"), by_file(model, tmp_path / "export"))
 
 
@@ -92,7 +88,7 @@ def test_adapters_are_merged(toy, tmp_path):
     graph, params, frozen = split(model)
     params = jax.tree.map(lambda leaf: leaf + 0.1, params)
     whole = _merged(graph, params, frozen)
-    folder = write_version(tmp_path / "w", "z", whole, dtype="float32").path
+    folder = write_version(tmp_path / "w", "z", whole, dtype="float32")
     found = load_file(folder / "model.safetensors")
     before = by_file(plain, tmp_path / "export")
     changed = [name for name in found if not np.array_equal(found[name], before[name])]
@@ -123,7 +119,6 @@ def test_buckets_are_bounded_and_in_order():
     assert [[name for name, _ in one.tensors] for one in found] == [
         ["0", "1"], ["2"], ["3", "4", "5"], ["6"],
     ]  # fmt: skip
-    assert [one.nbytes for one in found] == [7, 20, 10, 2]
     assert [one.is_last for one in found] == [False, False, False, True]
 
 
