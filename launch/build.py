@@ -67,7 +67,7 @@ class SqlSide:
 
             distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
-        self._prompts = Prompts(config.prompt, config.env)
+        self.prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
         self.reward = build_reward(
             config.reward,
@@ -103,7 +103,7 @@ class SqlSide:
         loaded = load_split(self._config, split, self._root, self.executor, held=held)
         for line in loaded.report.lines():
             _log.info(line)
-        self._prompts.add(loaded)
+        self.prompts.add(loaded)
         chosen = loaded.examples
         if limit is not None and len(chosen) > limit:
             numbers = Random(f"{self._config.seed} limit").sample(range(len(chosen)), limit)
@@ -173,22 +173,11 @@ class SqlSide:
         gold = gold_result(self.executor, episode.example)
         return episode_record(episode, gold, self._judge, reward)
 
-    def first_prompt(self, example: Example) -> Observation:
-        """Put a question as training episodes do."""
-        return self._prompts.training(example)
-
-    def single_turn_prompt(self, example: Example) -> Observation:
-        """Put a question that one reply answers."""
-        return self._prompts.single_turn(example)
-
     def evaluation_prompt(self, example: Example) -> Observation:
         """Put a question as `evaluation_environment` does."""
         is_agentic = self._config.evaluation.episode == "agentic"
-        return self.first_prompt(example) if is_agentic else self.single_turn_prompt(example)
-
-    def judge_prompt(self, example: Example, queries: Sequence[str]) -> Observation:
-        """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
-        return self._prompts.judge(example, queries)
+        prompts = self.prompts
+        return (prompts.training if is_agentic else prompts.single_turn)(example)
 
     def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
         """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.
@@ -196,27 +185,27 @@ class SqlSide:
         Columns of the gold query and keys stay, others are dropped at random by seed. Only training
         does this; evaluation never looks at the gold query.
         """
-        whole = self.first_prompt(example)
+        whole = self.prompts.training(example)
         style = self._config.prompt.schema_style
         limit = self._config.sampler.max_prompt_tokens
 
         def fits(schema_text: str) -> bool:
-            prompt = self._prompts.training(example, schema_text)
+            prompt = self.prompts.training(example, schema_text)
             return tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
 
         # A token is at least a byte, so most prompts need no count.
         if sum(len(m.content.encode()) for m in whole) < limit or fits(
-            self._prompts.schema_text(example)
+            self.prompts.schema_text(example)
         ):
             return whole
         schema = sample_columns(
-            self._prompts.schema(example),
+            self.prompts.schema(example),
             example.gold_sql,
             seed=self._config.seed,
             fits=fits,
             style=style,
         )
-        return self._prompts.training(example, self._prompts.render(schema))
+        return self.prompts.training(example, self.prompts.render(schema))
 
     def check_prompts(
         self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
@@ -277,7 +266,7 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
 
         form = ReplyFormat.of(config)
         texts = (
-            f"{sql.first_prompt(example)[-1].content}\n{form.answer(example.gold_sql)}"
+            f"{sql.prompts.training(example)[-1].content}\n{form.answer(example.gold_sql)}"
             for example in train
         )
         make_tiny(made, texts, config.model.tiny, config.seed, marks=form.marks)
@@ -308,11 +297,7 @@ def load_model(
 
 
 def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
-    """Arrange the devices that are there as the job says; None for a single one.
-
-    Raises:
-        UserError: The job's mesh has another number of devices.
-    """
+    """Arrange the devices that are there as the job says; None for a single one."""
     import jax
 
     from minirl.model.sharding import make_mesh

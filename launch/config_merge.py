@@ -28,11 +28,7 @@ def packaged() -> list[str]:
 
 
 def read(name: str, overrides: Sequence[str], kinds: Kinds) -> dict[str, Any]:
-    """Read a config by path or packaged name, merge it over its base, and set the overrides.
-
-    Raises:
-        UserError: A file is not there or not YAML, or an override sets nothing.
-    """
+    """Read a config by path or packaged name, merge it over its base, and set the overrides."""
     raw = _read(name, _find(name), kinds)
     for override in overrides:
         _override(raw, override)

@@ -105,7 +105,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "seconds": round(perf_counter() - began, 1),
     }
     write_json(folder / RESULT, result)
-    cli.output.print(_table(result), _curve(result))
+    cli.output.print(_table(result))
     cli.output.print(f"Run folder: {folder}")
     cli.output.print(f"To look at it: python -m launch.report {folder}", soft_wrap=True)
 
@@ -159,26 +159,16 @@ def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
 def _table(result: dict[str, Any]) -> RichTable:
     table = RichTable("", "before", "after", title="Held-out questions and training episodes")
 
-    def percent(value: float, interval: Sequence[float]) -> str:
-        low, high = interval
-        return f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    def percent(name: str) -> str:
+        low, high = result[f"{name}_ci95"]
+        return f"{100 * result[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
-    table.add_row(
-        f"execution accuracy, {result['questions']} questions (95 % interval)",
-        percent(result["ex_before"], result["ex_before_ci95"]),
-        percent(result["ex_after"], result["ex_after_ci95"]),
-    )
-    table.add_row("gain (95 % interval)", "", percent(result["gain"], result["gain_ci95"]))
+    asked = f"execution accuracy, {result['questions']} questions (95 % interval)"
+    table.add_row(asked, percent("ex_before"), percent("ex_after"))
+    table.add_row("gain (95 % interval)", "", percent("gain"))
     table.add_section()
     turns = (f"{result[name]:.2f}" for name in ("mean_turns_first", "mean_turns"))
     table.add_row("turns of a training episode (first and last 10 steps)", *turns)
     for name, value in result["rewards"].items():
         table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
-    return table
-
-
-def _curve(result: dict[str, Any]) -> RichTable:
-    table = RichTable("step", "accuracy", "", title="Validation questions", box=None)
-    for step, value in result["validation_curve"]:
-        table.add_row(str(step), f"{100 * value:.1f} %", "█" * round(50 * value))
     return table

@@ -33,18 +33,11 @@ _GIB = 2**30
 def main(arguments: list[str]) -> None:
     """Run the command."""
     example = "--topology v5e:2x2 sampler.slots=32"
-    parser = cli.make_parser("launch.plan", __doc__ or "", example=example)
-    parser.add_argument(
-        "--topology",
-        required=True,
-        metavar="CHIPS",
-        help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, h100x8, h200x8, h100x16 (GPUs)",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="a published shape in place of model.path's, for example qwen2.5-coder-7b",
-    )
+    parser = cli.make_parser("launch.plan", __doc__, example=example)
+    chips = "v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, h100x8, h200x8, h100x16 (GPUs)"
+    parser.add_argument("--topology", required=True, metavar="CHIPS", help=chips)
+    name = "a published shape in place of model.path's, for example qwen2.5-coder-7b"
+    parser.add_argument("--model", metavar="NAME", help=name)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
@@ -66,21 +59,13 @@ def main(arguments: list[str]) -> None:
 def make_plan(
     config: JobConfig, topology_name: str, *, model: str | None, progress: Any
 ) -> dict[str, Any]:
-    """Plan a job.
+    """Plan a job, as JSON has it; bytes are those of one device.
 
     Args:
         config: The job.
         topology_name: The devices, as `minirl.plan.compile.parse_topology` reads them.
         model: Name of a published shape; None for the job's own model.
-        prompt: Mean length in tokens; None for the longest.
-        response: The same of responses.
         progress: As `cli.progress_bar` yields it.
-
-    Returns:
-        The plan, as JSON has it; bytes are those of one device.
-
-    Raises:
-        UserError: The topology or the model is not known, or nothing fits.
     """
     started = perf_counter()
     # JAX takes seconds to import, and mistakes above need not wait for it.
@@ -143,7 +128,8 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     from minirl.plan.memory import estimate_memory
 
     shape = read_config(folder)
-    limit = _device_limit()
+    # The bytes that a device lets be filled, where it says so.
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
     mesh = arrange(config, shape)
     turns = estimate_memory(
         workload_of(config, shape),
@@ -173,19 +159,8 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     _log.info("%s", line)
 
 
-def _device_limit() -> float | None:
-    """Return the bytes that a device lets be filled, where it says so."""
-    import jax
-
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-
-
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
-    """Return the shape of the named model, or of the job's own.
-
-    Raises:
-        UserError: The job's model is not there yet, and none is named.
-    """
+    """Return the shape of the named model, or of the job's own."""
     from minirl.model.config import read_config
     from minirl.model.tiny import tiny_shape
     from minirl.plan.memory import published_shape

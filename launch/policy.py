@@ -51,21 +51,8 @@ class PolicySource:
     lora: LoraConfig | None = None
 
 
-def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
-    """Find the policy to measure: in a folder, or the start of a job.
-
-    Raises:
-        UserError: There is no policy.
-    """
-    return _start(config) if where is None else policy_in(where)
-
-
 def policy_in(where: Path) -> PolicySource:
-    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model's folder.
-
-    Raises:
-        UserError: There is no policy.
-    """
+    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder."""
     if not where.is_dir():
         raise UserError(f"--checkpoint {where}: no such folder")
     if (where / "config.json").is_file():
@@ -84,8 +71,10 @@ def policy_in(where: Path) -> PolicySource:
     return _of_run(run, where)
 
 
-def _start(config: JobConfig) -> PolicySource:
-    """Find the model that the warm start left in the run folder, else `model.path`."""
+def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
+    """Find the policy to measure: in a folder, or the start of a job (that of the warm start)."""
+    if where is not None:
+        return policy_in(where)
     name = f"{config.run.name}-start"
     if (config.folder / WARM).is_dir():
         return PolicySource(name, config.folder / WARM)
@@ -123,11 +112,7 @@ def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatT
 
 
 def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:
-    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged.
-
-    Raises:
-        UserError: The policy cannot be read, or does not fit on the disk.
-    """
+    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
     shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
     kind = dtype or _own_dtype(source)
     size = _check_room(out, huggingface.total_bytes(shapes, kind))

@@ -21,11 +21,7 @@ Ask = Callable[[Sequence[Example]], Iterable[tuple[int, Checked]]]
 
 
 class CheckCache:
-    """Checks by what they depend on: the question, its database's version and the settings.
-
-    Raises:
-        UserError: The cache is damaged.
-    """
+    """Checks by what they depend on: the question, its database's version and the settings."""
 
     def __init__(self, folder: Path, settings: Any) -> None:
         self._settings = json.dumps(settings, sort_keys=True)

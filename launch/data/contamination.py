@@ -20,7 +20,7 @@ from launch.config import JobConfig
 from launch.evaluation.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import detect
-from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files
+from sqlenv.data.layouts import MANIFEST, is_file, locate
 from sqlenv.data.prepared import DatabaseEntry
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
@@ -75,10 +75,7 @@ class Overlap:
 def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = "") -> None:
     """Raise a `UserError` if something is learned from that a test set has.
 
-    Args:
-        overlaps: What was found.
-        excluded: Databases that are left out already.
-        more: Further advice.
+    It says which databases to leave out, those that are `excluded` already too, and `more` advice.
     """
     refused = [overlap for overlap in overlaps if overlap.is_refused]
     if not refused:
@@ -225,55 +222,9 @@ def _key(question: str) -> bytes:
 # The questions of a run.
 
 
-def check_published(config: JobConfig) -> None:
-    """Refuse to learn from a published test set, or to choose checkpoints by it.
-
-    Raises:
-        UserError: A source of data.train or data.validation is one.
-    """
-    if config.data.root is None:
-        return
-    for split in _LEARNED:
-        for number, source in enumerate(config.data.of(split).sources):
-            name = _published(source.model_copy(update={"path": config.data.root / source.path}))
-            if name is None:
-                continue
-            line = f"data.{split}.sources.{number}: is the test set {name}"
-            if config.data.overlap == "tell":
-                _log.warning("%s", line)
-                continue
-            advice = (
-                "choose checkpoints by training databases (data.held_out=200)"
-                if split == "validation"
-                else "learn from a training set"
-            )
-            raise UserError(
-                f"{line}; {advice}, or set data.overlap=tell if the questions are others"
-            )
-
-
-def _published(source: SourceConfig) -> str | None:
-    """Name the published test set that a source reads; generated data is none."""
-    location = locate(source)
-    if (location.root / STAMP).is_file():
-        return None
-    if location.layout == "prepared":
-        stem = location.files[0].stem
-        return stem if stem in TEST_SETS else None
-    for name in TEST_SETS:
-        one = SETS[name]
-        own = SourceConfig(layout=one.layout, path=location.root, split=one.split, file=one.file)
-        files = question_files(location.root, own)
-        if one.layout == source.layout and not set(files).isdisjoint(location.files):
-            return name
-    return None
-
-
 def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
-    """Compare what is learned from and chosen by with all test sets below `data.root`.
-
-    The run's own test questions are compared with too, unless all of them are generated or of these
-    sets. With generated data there is nothing to compare.
+    """Compare what is learned from and chosen by with all test sets below `data.root`, and with the
+    run's own test questions. With generated data there is nothing to compare.
 
     Raises:
         UserError: A test set has some of these questions or databases, and data.overlap=refuse.
@@ -284,23 +235,13 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     measured = dict(_test_sets(data.root))
     root = data.root
     own = (one.model_copy(update={"path": root / one.path}) for one in data.test.sources)
-    if not all(_published(source) in measured or _is_generated(source) for source in own):
+    test = {(one.id, one.database) for one in splits.get("test", ())}
+    known = ({(one.id, one.database) for one in examples} for examples in measured.values())
+    if not any(test <= one for one in known) and not all(map(_is_generated, own)):
         measured["data.test"] = splits.get("test", ())
     learned = {f"data.{name}": splits[name] for name in _LEARNED if name in splits}
     if data.validation is not None:
         measured["data.validation"] = splits.get("validation", ())
-    overlaps = _overlaps(learned, measured)
-    if data.overlap == "refuse":
-        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
-        refuse(overlaps, excluded=data.train.exclude_databases, more=more)
-    for overlap in overlaps:
-        tell = _log.info if overlap.kind == "wording of a question" else _log.warning
-        tell("%s", overlap.line())
-
-
-def _overlaps(
-    learned: Mapping[str, Sequence[Example]], measured: Mapping[str, Sequence[Example]]
-) -> list[Overlap]:
     questions = QuestionIndex(_shape)
     for name, examples in measured.items():
         for example in examples:
@@ -311,7 +252,13 @@ def _overlaps(
     there, here = (
         {name: _databases(found) for name, found in side.items()} for side in (learned, measured)
     )
-    return [*database_overlaps(there, here, shapes=False), *questions.overlaps()]
+    overlaps = [*database_overlaps(there, here, shapes=False), *questions.overlaps()]
+    if data.overlap == "refuse":
+        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
+        refuse(overlaps, excluded=data.train.exclude_databases, more=more)
+    for overlap in overlaps:
+        tell = _log.info if overlap.kind == "wording of a question" else _log.warning
+        tell("%s", overlap.line())
 
 
 def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
@@ -322,20 +269,20 @@ def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
             for name in TEST_SETS
             if (root / f"{name}.jsonl").is_file()
         }
+        left: Mapping[str, str] = {}
     else:
         detected = detect(root)
-        sources = detected.sources
-        for name in TEST_SETS:
-            if name in detected.left:
-                _log.warning("%s is not compared with: %s", name, detected.left[name])
-    for name, source in sources.items():
-        if name not in TEST_SETS or _is_generated(source):
-            continue
-        everything = DataConfig(sources=(source,), drop_missing_database=True)
+        sources, left = detected.sources, detected.left
+    for name in TEST_SETS:
         try:
-            pool = Pool(source, locate(source), everything, None)
-            pool.drops = set()
-            yield name, tuple(checked.example for checked in pool.questions())
+            if name in left:
+                raise UserError(left[name])
+            source = sources.get(name)
+            if source is not None and not _is_generated(source):
+                everything = DataConfig(sources=(source,), drop_missing_database=True)
+                pool = Pool(source, locate(source), everything, None)
+                pool.drops = set()
+                yield name, tuple(checked.example for checked in pool.questions())
         except UserError as error:
             _log.warning("%s is not compared with: %s", name, error)
 

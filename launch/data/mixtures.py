@@ -133,11 +133,7 @@ def plan_sets(
 def held_out_databases(
     request: PrepareRequest, check: Check, broken: Mapping[Path, str]
 ) -> frozenset[str]:
-    """Choose the databases whose questions validate, and are not learned from.
-
-    Raises:
-        UserError: So many questions leave nothing to learn from.
-    """
+    """Choose the databases whose questions validate, and are not learned from."""
     learned = _learned_config(request)
     if not request.validation or learned is None:
         return frozenset()

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from launch.config import JobConfig
-from launch.data.contamination import check_overlap, check_published
+from launch.data.contamination import check_overlap
 from launch.evaluation.testsets import SPLITS, Split
 from launch.run_folder import check_place
 from minirl.config import check_installed
@@ -23,28 +23,18 @@ from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
-    """Look for the data, the model and what is installed.
-
-    Raises:
-        UserError: A path is not there, cannot be written, or is not laid out as its source says; or
-            a setting needs a package that is not there.
-    """
+    """Look for the data, the model and what is installed."""
     if config.rollout.backend == "sglang":
         check_installed(config.rollout.sglang)
         if config.rollout.sglang.push == "disk" and config.rollout.sglang.weights is not None:
             check_place(config.rollout.sglang.weights, key="rollout.sglang.weights")
     for split in SPLITS:
         check_data(config, split)
-    check_published(config)
     check_model(config)
 
 
 def check_data(config: JobConfig, split: Split) -> None:
-    """Look for the files of a split; demo data is made later.
-
-    Raises:
-        UserError: A path is not there, or is not laid out as its source says.
-    """
+    """Look for the files of a split; demo data is made later."""
     root = config.data.root
     if root is None:
         return
@@ -75,11 +65,7 @@ def section_of(config: JobConfig, split: Split) -> str:
 def held_out(
     config: JobConfig, root: Path, executor: GoldRunner | None = None
 ) -> frozenset[str] | None:
-    """Choose the databases that are held out of training; None where `data.validation` is given.
-
-    Raises:
-        UserError: A file is damaged, a database is not there, or `data.held_out` is too many.
-    """
+    """Choose the databases that are held out of training; None where `data.validation` is given."""
     if config.data.held_out is None:
         return None
     make = partial(make_pools, executor=executor, section="data.train")
@@ -97,11 +83,7 @@ def load_split(
     *,
     held: frozenset[str] | None,
 ) -> LoadedData:
-    """Read the questions of a split; gold queries are run if there is an executor.
-
-    Raises:
-        UserError: A file is damaged, a database is not there, or no question is left.
-    """
+    """Read the questions of a split; gold queries are run if there is an executor."""
     section = section_of(config, split)
     names = held or frozenset()
 
@@ -116,12 +98,7 @@ def load_split(
 
 
 def check_questions(config: JobConfig) -> None:
-    """Read every question of a data folder and look at its database; no query is run.
-
-    Raises:
-        UserError: A file is damaged, a database is not there or none of SQLite's, or no question
-            is left.
-    """
+    """Read every question of a data folder and look at its database; no query is run."""
     root = config.data.root
     if root is None:
         return
@@ -137,11 +114,7 @@ def check_questions(config: JobConfig) -> None:
 
 
 def check_model(config: JobConfig) -> None:
-    """Look for the files of the model's folder; a tiny model is made later.
-
-    Raises:
-        UserError: One is not there.
-    """
+    """Look for the files of the model's folder; a tiny model is made later."""
     if config.model.path is None:
         return
     try:

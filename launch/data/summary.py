@@ -40,7 +40,6 @@ class SourceEntry(_Frozen):
     """What was read of a source, and the first golds that fail or cannot be transpiled."""
 
     name: str
-    files: tuple[str, ...]
     read: int
     kept: int
     failures: tuple[str, ...]
@@ -61,7 +60,7 @@ class SetReport(_Frozen):
 
 
 class Summary(_Frozen):
-    """What prepared.json holds; `files` has size and time of each file that was read."""
+    """What prepared.json holds."""
 
     sets: dict[str, SetReport]
     sample: str
@@ -71,7 +70,6 @@ class Summary(_Frozen):
     broken_databases: dict[str, str]
     contamination: tuple[Overlap, ...]
     sqlite: str
-    files: dict[str, tuple[int, int]]
 
 
 def describe_lengths(lengths: Counter[int], limit: int) -> PromptLengths | None:

@@ -51,11 +51,7 @@ class Decode:
     def parse(
         cls, text: str, *, vote_temperature: float, top_p: float = 1.0, candidates: int = 0
     ) -> Decode:
-        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`.
-
-        Raises:
-            UserError: It is none of these.
-        """
+        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`."""
         if text == "greedy":
             return cls(1, 0.0)
         kind, _, count = text.partition("@")

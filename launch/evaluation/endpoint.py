@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from importlib import import_module
 from threading import Event
 from typing import Any
 
+from launch import cli
 from launch.config import VerbalConfig
 from launch.evaluation.client import Answer, ModelRequest
 from sqlenv.errors import UserError
@@ -22,15 +23,14 @@ _PASSING = (408, 409, 429)
 """Statuses below 500 that the client asks again after."""
 _log = logging.getLogger(__name__)
 
+Record = Callable[[ModelRequest, Answer], None]
+
 
 class Endpoint:
-    """Asks over HTTP, several requests at a time. Threads may share one.
+    """Asks over HTTP, several requests at a time.
 
     The `openai` client repeats what fails and may pass (408, 409, 429, 5xx, no connection), as a
     `retry-after` says; answers that are no completion are asked for again here.
-
-    Raises:
-        UserError: The `openai` package is not there.
     """
 
     def __init__(self, url: str, model: str, config: VerbalConfig, *, top_p: float = 1.0) -> None:
@@ -53,30 +53,36 @@ class Endpoint:
         self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
         self._warned: set[str] = set()
 
-    def answer(
-        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
-    ) -> None:
+    def answer(self, requests: Sequence[ModelRequest], record: Record) -> None:
         """Ask, and record every answer as it arrives.
 
         Raises:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
-
         waiting = {self._calls.submit(self._call, request): request for request in requests}
         try:
             for future in as_completed(list(waiting)):
                 record(waiting.pop(future), future.result())
-        finally:
-            # After a failure too: those under way are paid for all the same.
-            for future in waiting:
-                future.cancel()
-            for future in as_completed(waiting):
-                if not future.cancelled() and future.exception() is None:
-                    record(waiting[future], future.result())
+        except BaseException as error:
+            self._stopped.set()
+            if isinstance(error, KeyboardInterrupt):
+                _log.warning(
+                    "calls under way end, in %g s at most; interrupt again not to wait for them",
+                    self._config.timeout_s,
+                )
+            try:
+                self._end(waiting, record)
+            except KeyboardInterrupt:
+                cli.give_up()
+            raise
 
-    def stop(self) -> None:
-        """Begin no more calls, nor repetitions of calls."""
-        self._stopped.set()
+    def _end(self, waiting: Mapping[Future[Answer], ModelRequest], record: Record) -> None:
+        """Begin no more calls; those under way are paid for all the same."""
+        for future in waiting:
+            future.cancel()
+        for future in as_completed(waiting):
+            if not future.cancelled() and future.exception() is None:
+                record(waiting[future], future.result())
 
     def close(self) -> None:
         """Wait for the calls under way."""
@@ -84,7 +90,7 @@ class Endpoint:
         self._client.close()
 
     def _check(self, _request: object) -> None:
-        """Refuse to send a request after `stop`; the client passes its own errors on."""
+        """Send nothing after the end; the client passes its own errors on."""
         if self._stopped.is_set():
             raise self._openai.OpenAIError("stopped")
 
@@ -127,11 +133,7 @@ class Endpoint:
         }
 
     def _read(self, completion: Any) -> Answer:
-        """Take the text and the cost out of a completion.
-
-        Raises:
-            ValueError: It is none.
-        """
+        """Take the text and the cost out of a completion."""
         try:
             text = completion.choices[0].message.content
         except (AttributeError, LookupError, TypeError):

@@ -296,11 +296,7 @@ def is_trajectories(path: Path) -> bool:
 
 
 def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
-    """Read episodes as a run writes them, and find the question of each by its `id`.
-
-    Raises:
-        UserError: A line is not of this form, or asks for another question than `examples` has.
-    """
+    """Read episodes as a run writes them, and find the question of each by its `id`."""
     known = {example.id: example for example in examples}
     found = []
     for number, line in read_lines(path):

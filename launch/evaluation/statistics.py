@@ -46,11 +46,7 @@ class McNemar:
 
 
 def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
-    """Return the means of resamples of questions, drawn with replacement.
-
-    Raises:
-        ValueError: There is no question.
-    """
+    """Return the means of resamples of questions, drawn with replacement."""
     import numpy as np
 
     if not values:
@@ -162,11 +158,7 @@ def paired_difference(
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
-    """Count the questions that only one of two runs gets right, and test the counts exactly.
-
-    Raises:
-        ValueError: The runs have different numbers of questions.
-    """
+    """Count the questions that only one of two runs gets right, and test the counts exactly."""
     from scipy.stats import binomtest
 
     pairs = list(zip(first, second, strict=True))

@@ -44,25 +44,13 @@ class Verdict:
         turns: Sequence[int] = (),
     ) -> Verdict:
         """Make the verdict on a prediction for a question."""
-        return cls(
-            example.id,
-            example.db_id,
-            example.difficulty,
-            example.question,
-            example.gold_sql,
-            sql,
-            correct,
-            tuple(samples) if len(samples) > 1 else (),
-            tuple(turns),
-        )
+        e = example
+        known = (e.id, e.db_id, e.difficulty, e.question, e.gold_sql)
+        return cls(*known, sql, correct, tuple(samples) if len(samples) > 1 else (), tuple(turns))
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Read the whole lines of a file of verdicts; a last line cut short is taken away.
-
-    Raises:
-        UserError: It holds something else.
-    """
+    """Read the whole lines of a file of verdicts; a last line cut short is taken away."""
     return keep_lines(path, Verdict, advice="bring back the file of predictions, or move it away")
 
 
