@@ -94,7 +94,6 @@ class SqlSide:
 
     @cached_property
     def _held_out(self) -> frozenset[str] | None:
-        """Return the databases that are not learned from, found once for all splits."""
         return held_out(self._config, self._root, self.executor)
 
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
@@ -139,14 +138,10 @@ class SqlSide:
         )
 
     @property
-    def max_turns(self) -> int:
-        """Return the most replies of a training episode."""
-        return max_replies(self._config.env)
-
-    @property
     def evaluation_turns(self) -> int:
         """Return the most replies of an episode that accuracy is measured in."""
-        return self.max_turns if self._config.evaluation.episode == "agentic" else 1
+        env = self._config.env
+        return max_replies(env) if self._config.evaluation.episode == "agentic" else 1
 
     def task(
         self,
@@ -165,7 +160,7 @@ class SqlSide:
             record=partial(self.record, reward=self.reward),
             train=train,
             validate=validate,
-            max_turns=self.max_turns,
+            max_turns=max_replies(self._config.env),
         )
 
     def record(self, episode: Episode, *, reward: Any = None) -> Mapping[str, Any]:
@@ -211,8 +206,7 @@ class SqlSide:
         self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
     ) -> None:
         """Raise a `UserError` if no prompt fits `sampler.max_prompt_tokens`."""
-        limit = self._config.sampler.max_prompt_tokens
-        shortest: float = math.inf
+        limit, shortest = self._config.sampler.max_prompt_tokens, math.inf
         for prompt in prompts:
             shortest = min(shortest, len(tokenizer.encode_chat(prompt)))
             if shortest <= limit:
@@ -224,34 +218,30 @@ class SqlSide:
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
-        attempts = episode.attempts
+        attempts, answer = episode.attempts, episode.answer
         invalid = [not isinstance(attempt.result, Table) for attempt in attempts]
         found = self._judge.diagnostics(episode)
+        # The answer's result beside the gold's by columns; 0 without an answer.
+        pair = (
+            answer.result if answer else SqlError("no answer"),
+            gold_result(self.executor, episode.example),
+        )
         numbers = {
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
-        }
-        # A tag that no episode of a step has is a zero in its metrics, not a gap.
-        numbers |= {f"tag/{tag}": 0.0 for tag in TAG_SENTENCES}
-        numbers |= {name: value for name, value in found.items() if name != "turns"}
-        if isinstance(self.reward, ExpoReward | AstraReward):
-            numbers |= self.reward.diagnostics(episode)
-        return numbers | self._column_numbers(episode)
-
-    def _column_numbers(self, episode: Episode) -> dict[str, float]:
-        """Compare the answer's result with the gold's by columns; 0 without an answer."""
-        example, answer = episode.example, episode.answer
-        gold = gold_result(self.executor, example)
-        pair = (answer.result if answer else SqlError("no answer"), gold)
-        calls = [attempt for attempt in episode.attempts if attempt.kind != "answer"]
-        numbers = {
             "columns/ex_f": fractional_accuracy(*pair),
             "columns/ex_b": binary_accuracy(*pair),
             "columns/csmr": csmr(*pair),
+            # A tag that no episode of a step has is a zero in its metrics, not a gap.
+            **{f"tag/{tag}": 0.0 for tag in TAG_SENTENCES},
+            **{name: value for name, value in found.items() if name != "turns"},
         }
+        if isinstance(self.reward, ExpoReward | AstraReward):
+            numbers |= self.reward.diagnostics(episode)
         if isinstance(self._config.env, AgenticConfig):
-            numbers["rollout/calls"] = float(len(calls))
-            numbers["rollout/bad_calls"] = float(sum(call.kind == "bad_call" for call in calls))
+            kinds = [attempt.kind for attempt in attempts if attempt.kind != "answer"]
+            numbers["rollout/calls"] = float(len(kinds))
+            numbers["rollout/bad_calls"] = float(kinds.count("bad_call"))
         return numbers
 
 
@@ -304,11 +294,8 @@ def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
 
     mesh = make_mesh(mesh_sizes(config, shape, jax.device_count()))
     if config.mesh == "auto" and mesh.size > 1:
-        sizes = mesh.shape
-        more = (
-            f" x tensor {sizes['tensor']}: there are fewer prompts" if sizes["tensor"] > 1 else ""
-        )
-        _log.info("mesh: fsdp %d%s; each device holds its share of everything", sizes["fsdp"], more)
+        sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+        _log.info("mesh: %s; each device holds its share of everything", sizes)
     return mesh if mesh.size > 1 else None
 
 

@@ -139,7 +139,6 @@ def check_processes(options: argparse.Namespace) -> None:
 
 
 def _join_others(options: argparse.Namespace) -> None:
-    """Find the other processes of the command, if there are any; before JAX is used."""
     from minirl.run import distributed
 
     where, count, number = options.coordinator, options.processes, options.process
@@ -213,7 +212,6 @@ def _leave(status: int) -> NoReturn:
 
 
 def _line_for(error: Exception) -> str | None:
-    """Say in a line what a user can do about an error; None if it is a fault of ours."""
     words = " ".join(str(error).split())
     if isinstance(error, USER_ERRORS):
         return words

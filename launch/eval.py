@@ -18,7 +18,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from argparse import Namespace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
@@ -47,37 +47,7 @@ if TYPE_CHECKING:
     from launch.evaluation.targets import Target
     from sqlenv.types import Example
 
-_FILE_TEMPERATURE = 0.8
-"""Stands for that of a file of samples, which nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """The command line; docs/evaluation.md explains it."""
-
-    cfg: str | None
-    overrides: Sequence[str]
-    accel: str
-    checkpoint: Path | None
-    endpoint: str | None
-    model: str | None
-    predictions: Path | None
-    decode: str
-    data: str
-    data_root: Path | None
-    file: str
-    comparators: str | None
-    test_suite: Path | None
-    json: Path | None
-    out: Path | None
-    timeout_s: float | None
-    vote_by: VoteBy
-    seed: int | None
-
-    @property
-    def is_own(self) -> bool:
-        """Tell whether a split of the config is judged by the config's own rule."""
-        return self.data in SPLITS and not self.comparators
+_FILE_TEMPERATURE = 0.8  # stands for that of a file of samples, which nobody knows
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -90,8 +60,7 @@ def main(arguments: Sequence[str]) -> None:
         _evaluate_model(options)
 
 
-def _evaluate_file(options: EvalOptions, path: Path) -> None:
-    """Judge a file of predictions on a published test set."""
+def _evaluate_file(options: Namespace, path: Path) -> None:
     name, (root, file) = options.data, folder_and_file(options.data_root, options.file)
     if name not in TEST_SETS:
         raise UserError(
@@ -131,8 +100,7 @@ def _evaluate_file(options: EvalOptions, path: Path) -> None:
         )
 
 
-def _evaluate_model(options: EvalOptions) -> None:
-    """Let a checkpoint or an endpoint answer, and judge its answers."""
+def _evaluate_model(options: Namespace) -> None:
     from launch.config import load_config
     from launch.data.preflight import check_data
 
@@ -160,7 +128,7 @@ def _evaluate_model(options: EvalOptions) -> None:
 
 
 def _answer_and_judge(
-    options: EvalOptions, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
+    options: Namespace, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
 ) -> None:
     import yaml
 
@@ -187,7 +155,7 @@ def _answer_and_judge(
         seconds = {"seconds": round(perf_counter() - start, 1)}
         prompt = sql.prompts.single_turn if decode.kind == "judge" else sql.evaluation_prompt
         # A config's own questions have its limits, as in training.
-        has_own = options.is_own and options.timeout_s is None
+        has_own = _is_own(options) and options.timeout_s is None
         with Executor(config.executor if has_own else read_limits(options.timeout_s)) as executor:
             judge_answers(
                 questions,
@@ -203,13 +171,15 @@ def _answer_and_judge(
             )
 
 
-def _questions(
-    options: EvalOptions, config: JobConfig, examples: tuple[Example, ...]
-) -> QuestionSet:
-    """Find what answers are judged by, before any is asked for."""
+def _is_own(options: Namespace) -> bool:
+    """Tell whether a split of the config is judged by the config's own rule."""
+    return options.data in SPLITS and not options.comparators
+
+
+def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
     from launch.evaluation.evaluate import QuestionSet, prepare
 
-    if options.is_own:
+    if _is_own(options):
         return QuestionSet(options.data, examples, (config.env.match,))
     root = config.data.root or Path()
     source = config.data.test.sources[0]
@@ -218,7 +188,7 @@ def _questions(
     return prepare(options.data, examples, place, root, **rule)
 
 
-def _on_test_set(config: JobConfig, options: EvalOptions) -> tuple[JobConfig, Split]:
+def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
     """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
     if own := [split for split in SPLITS if split == options.data]:
         return config, own[0]
@@ -239,7 +209,6 @@ def _on_test_set(config: JobConfig, options: EvalOptions) -> tuple[JobConfig, Sp
 
 
 def _default_folder(config: JobConfig, data: str, target: Target, decode: Decode) -> Path:
-    """Name a folder after policy, sampler, data, decoding and seed."""
     layouts: dict[str, None] = {}
     if data in SPLITS:
         layouts = dict.fromkeys(source.layout for source in config.data.of(data).sources)
@@ -248,8 +217,7 @@ def _default_folder(config: JobConfig, data: str, target: Target, decode: Decode
     return Path("evals") / "-".join(parts)
 
 
-def _check(options: EvalOptions) -> None:
-    """Refuse options that do not belong together."""
+def _check(options: Namespace) -> None:
     is_file, is_split = options.predictions is not None, options.data in SPLITS
     url, model = options.endpoint or "", options.model
     checkpoint, out = options.checkpoint, options.json
@@ -278,7 +246,7 @@ def _check(options: EvalOptions) -> None:
             raise UserError(message)
 
 
-def _read(arguments: Sequence[str]) -> EvalOptions:
+def _read(arguments: Sequence[str]) -> Namespace:
     parser = cli.make_parser("launch.eval", __doc__, needs_config=False)
     folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
@@ -329,7 +297,7 @@ def _read(arguments: Sequence[str]) -> EvalOptions:
     add("--json", **file, help="write all verdicts here")
     where = "folder of the results (default: evals/, named after model, data, decoding, seed)"
     add("--out", **folder, help=where)
-    return EvalOptions(**vars(parser.parse_intermixed_args(arguments)))
+    return parser.parse_intermixed_args(arguments)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,6 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
 
 
 def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]:
-    """Return accuracies before and after, in [0, 1], and the interval of their difference."""
     scores = ([float(verdict.correct) for verdict in part] for part in (before, after))
     gain = paired_difference(*scores)
     return {
@@ -142,18 +141,14 @@ def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
         return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
 
     names = sorted(name for name in lines[-1] if name.startswith("reward/"))
-    curve = [
-        [line["step"], round(line["validation/accuracy"], 6)]
-        for line in lines
-        if "validation/accuracy" in line
-    ]
-    return {
-        "mean_turns": mean("rollout/turns", last),
-        "mean_turns_first": mean("rollout/turns", first),
-        "rewards": {name.removeprefix("reward/"): mean(name, last) for name in names},
-        "rewards_first": {name.removeprefix("reward/"): mean(name, first) for name in names},
-        "validation_curve": curve,
-    }
+    found: dict[str, Any] = {}
+    for end, part in (("", last), ("_first", first)):
+        found[f"mean_turns{end}"] = mean("rollout/turns", part)
+        rewards = {name.removeprefix("reward/"): mean(name, part) for name in names}
+        found[f"rewards{end}"] = rewards
+    key = "validation/accuracy"
+    curve = [[line["step"], round(line[key], 6)] for line in lines if key in line]
+    return {**found, "validation_curve": curve}
 
 
 def _table(result: dict[str, Any]) -> RichTable:

@@ -50,10 +50,8 @@ def main(arguments: list[str]) -> None:
         plan = make_plan(config, options.topology, model=options.model, progress=progress)
     if file is not None:
         write_json(file, plan)
-    for table in _tables(plan):
-        cli.output.print(table)
-    for line in plan["assumptions"]:
-        cli.output.print(line, soft_wrap=True)
+    cli.output.print(*_tables(plan), sep="\n")
+    cli.output.print(*plan["assumptions"], sep="\n", soft_wrap=True)
 
 
 def make_plan(
@@ -61,11 +59,7 @@ def make_plan(
 ) -> dict[str, Any]:
     """Plan a job, as JSON has it; bytes are those of one device.
 
-    Args:
-        config: The job.
-        topology_name: The devices, as `minirl.plan.compile.parse_topology` reads them.
-        model: Name of a published shape; None for the job's own model.
-        progress: As `cli.progress_bar` yields it.
+    The model is the name of a published shape; None for the job's own.
     """
     started = perf_counter()
     # JAX takes seconds to import, and mistakes above need not wait for it.
@@ -107,7 +101,7 @@ def make_plan(
 
 
 def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
-    """Take out of a job's settings what a plan depends on."""
+    """Take out of a job what a plan depends on."""
     from minirl.plan.memory import Workload
 
     return Workload(shape, config.model, config.sampler, config.train)
@@ -180,7 +174,6 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
 
 
 def _assumptions(work: Workload, topology: Topology) -> list[str]:
-    """Say what a plan rests on: what the compiler says, and what is assumed."""
     from minirl.plan.fit import FILLED
 
     chip = topology.chip
@@ -203,23 +196,19 @@ def _assumptions(work: Workload, topology: Topology) -> list[str]:
 
 
 def _tables(plan: dict[str, Any]) -> list[RichTable]:
-    """Show a plan to a person."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
     memory = RichTable("a device's memory", "update, GiB", "generation, GiB", title=title)
     columns = (plan["update_memory_bytes"], plan["generation_memory_bytes"])
     for name in dict.fromkeys([*columns[0], *columns[1]]):
-        memory.add_row(
-            name, *[f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns]
-        )
+        cells = (f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns)
+        memory.add_row(name, *cells)
     memory.add_section()
-    memory.add_row("together", *[f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns])
+    memory.add_row("together", *(f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns))
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
     memory.add_row("may be filled", known, known)
-    sampler = " x ".join(
-        f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1
-    )
+    axes = [f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1]
     step = RichTable("of a step", "", title="A step")
     step.add_row(
         "largest micro-batch",
@@ -227,7 +216,7 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
         f"train.batching.answers_per_batch={plan['answers_per_batch']} "
         f"({plan['micro_batches']} a step)",
     )
-    step.add_row("samplers", f"{plan['processes']}, each on {sampler or 'one device'}")
+    step.add_row("samplers", f"{plan['processes']}, each on {' x '.join(axes) or 'one device'}")
     step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
     return [memory, step]
 

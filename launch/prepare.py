@@ -130,7 +130,6 @@ def _question_file(file: Path, dialect: Dialect) -> dict[str, SourceConfig]:
 
 
 def _settings(request: PrepareRequest, data_root: Path, cfg: str) -> str:
-    """Write down what decides the questions."""
     job, tokenizer = request.job, request.tokenizer
     names = ("sample", "validation", "seed", "value_matches", "slow_s", "drop_missing")
     settings = {

@@ -107,7 +107,6 @@ def _expanded(name: str, path: Path) -> list[tuple[str, Path]]:
 
 
 def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
-    """Refuse to write over a result, or two files over one another."""
     taken = {run.resolve() for run in runs}
     for option in ("out", "markdown", "differences", "json"):
         path = getattr(options, option)
@@ -129,7 +128,6 @@ def _beside(found: Comparison, each: Difference) -> dict[str, Any]:
 
 
 def _summary(run: Mapping[str, Any]) -> str:
-    """Say in a line or two what a run came to."""
     parts = [f"{where} {_percent(one)}" for where, one in run["measured"].items()]
     counts = {one["questions"] for one in run["measured"].values()}
     if counts:

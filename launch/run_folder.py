@@ -80,9 +80,8 @@ def _names(folder: Path) -> set[str]:
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
     """Flatten settings but those of devices, servers and places: a run may go on on others."""
-    values = {key: value for key, value in values.items() if key not in ("mesh", PLACES)}
-    found = dict(flat(values))
-    return {key: value for key, value in found.items() if not key.startswith("rollout.sglang.")}
+    found = flat({key: value for key, value in values.items() if key not in ("mesh", PLACES)})
+    return {key: value for key, value in found if not key.startswith("rollout.sglang.")}
 
 
 def check_place(folder: Path, *, key: str) -> None:
@@ -149,8 +148,8 @@ def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
 def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     """Return number and fingerprint of the questions of each split."""
     return {
-        name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
-        for name, examples in splits.items()
+        name: {"questions": len(each), "fingerprint": fingerprint(each)}
+        for name, each in splits.items()
     }
 
 
@@ -181,7 +180,6 @@ def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[st
 
 
 def _note_versions(path: Path) -> None:
-    """Write the versions down, and warn of those that changed since the work began."""
     now = versions(*_LIBRARIES)
     then = read_json(path, dict[str, str], advice=_ADVICE) if path.exists() else now
     for name in (name for name in now if then.get(name) != now[name]):

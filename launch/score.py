@@ -16,9 +16,9 @@ family.
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -62,26 +62,6 @@ from sqlenv.types import Example
 Write = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreOptions:
-    """The command line."""
-
-    db: str | None
-    gold: str | None
-    pred: str | None
-    file: Path | None
-    predictions: Sequence[Path] | None
-    data_root: Path | None
-    data: Path | None
-    layout: Layout
-    out: Path | None
-    json: bool
-    dialect: str
-    timeout_s: float | None
-    max_rows: int | None
-    max_bytes: int | None
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command: one pair, a file of pairs, or files of predictions."""
     options = _read(arguments)
@@ -107,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _score_pair(
-    fields: Mapping[str, str | None], options: ScoreOptions, config: ExecutorConfig
+    fields: Mapping[str, str | None], options: Namespace, config: ExecutorConfig
 ) -> None:
     pair = make_pair(fields, options.dialect)
     check_contents(pair.example.database)
@@ -123,7 +103,7 @@ def _score_pair(
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
 
-def _score_file_of_pairs(options: ScoreOptions, path: Path, config: ExecutorConfig) -> None:
+def _score_file_of_pairs(options: Namespace, path: Path, config: ExecutorConfig) -> None:
     if not (options.json or options.out):
         raise UserError("--file gives JSON lines: add --json, or --out FILE")
     pairs = read_pairs(path, options.dialect)
@@ -133,9 +113,7 @@ def _score_file_of_pairs(options: ScoreOptions, path: Path, config: ExecutorConf
             write(record)
 
 
-def _score_predictions(
-    options: ScoreOptions, paths: Sequence[Path], config: ExecutorConfig
-) -> None:
+def _score_predictions(options: Namespace, paths: Sequence[Path], config: ExecutorConfig) -> None:
     if options.data is None:
         raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
@@ -205,8 +183,7 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]  # alike but for their endings
 
 
-def _keep_inputs(options: ScoreOptions) -> None:
-    """Refuse to write over a file that is read."""
+def _keep_inputs(options: Namespace) -> None:
     out, data = options.out, options.data or Path()
     read = [options.file, *(options.predictions or ()), (options.data_root or Path()) / data]
     if out and any(path and path.is_file() and path.samefile(out) for path in read if out.exists()):
@@ -214,7 +191,7 @@ def _keep_inputs(options: ScoreOptions) -> None:
 
 
 @contextmanager
-def _lines(options: ScoreOptions) -> Generator[Write]:
+def _lines(options: Namespace) -> Generator[Write]:
     """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
     if options.out is None:
         yield _print if options.json else lambda _record: None
@@ -234,8 +211,7 @@ def _print(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 
-def _examples(options: ScoreOptions) -> tuple[Example, ...]:
-    """Read the questions that the options name."""
+def _examples(options: Namespace) -> tuple[Example, ...]:
     data, layout = options.data or Path(), options.layout
     root, file = (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
     if not root.is_dir():
@@ -254,7 +230,7 @@ def _examples(options: ScoreOptions) -> tuple[Example, ...]:
         raise UserError(f"--data {file} as --layout {layout}: {error}") from None
 
 
-def _limits(options: ScoreOptions) -> ExecutorConfig:
+def _limits(options: Namespace) -> ExecutorConfig:
     named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
     try:
         return ExecutorConfig(**{name: value for name, value in named.items() if value is not None})
@@ -264,7 +240,7 @@ def _limits(options: ScoreOptions) -> ExecutorConfig:
         raise UserError(f"--{option}: {first['msg']}") from None
 
 
-def _read(arguments: Sequence[str]) -> ScoreOptions:
+def _read(arguments: Sequence[str]) -> Namespace:
     parser = cli.Parser("launch.score", __doc__)
     file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
     add = parser.add_argument_group("one pair").add_argument
@@ -294,7 +270,7 @@ def _read(arguments: Sequence[str]) -> ScoreOptions:
     add("--timeout-s", type=float, help="wall time (default: 30)")
     add("--max-rows", type=int, help="rows of a result (default: 1,000,000)")
     add("--max-bytes", type=int, help="size of a result (default: 64,000,000)")
-    return ScoreOptions(**vars(parser.parse_args(arguments)))
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

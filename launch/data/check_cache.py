@@ -43,10 +43,7 @@ class CheckCache:
     def look_up(self, examples: Sequence[Example], ask: Ask) -> list[Checked]:
         """Look questions up, and ask for those that are not there, all at once.
 
-        Args:
-            examples: Questions.
-            ask: Answers in any order with the places of the questions; each answer is kept as it
-                comes.
+        Answers may come in any order, with the places of the questions; each is kept as it comes.
         """
         keys = [self._key(example) for example in examples]
         known = [self._cache.get(key) for key in keys]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
@@ -19,7 +20,6 @@ from sqlenv.data.loading import LoadedData, load, make_pools
 from sqlenv.data.sources import GoldRunner
 from sqlenv.errors import UserError
 from sqlenv.executor.database import check_database
-from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -47,7 +47,7 @@ def check_data(config: JobConfig, split: Split) -> None:
         try:
             locate(source)
         except UserError as error:
-            raise UserError(f"{section_of(config, split)}.sources.{number}: {error}") from None
+            raise UserError(f"{_section_of(config, split)}.sources.{number}: {error}") from None
 
 
 def rooted(split: DataConfig, root: Path) -> DataConfig:
@@ -56,8 +56,8 @@ def rooted(split: DataConfig, root: Path) -> DataConfig:
     return split.model_copy(update={"sources": tuple(sources)})
 
 
-def section_of(config: JobConfig, split: Split) -> str:
-    """Name the settings that a split is read by; what is held out is read as `data.train`."""
+def _section_of(config: JobConfig, split: Split) -> str:
+    # What is held out is read as `data.train`.
     is_held_out = split == "validation" and config.data.validation is None
     return "data.train" if is_held_out else f"data.{split}"
 
@@ -84,15 +84,11 @@ def load_split(
     held: frozenset[str] | None,
 ) -> LoadedData:
     """Read the questions of a split; gold queries are run if there is an executor."""
-    section = section_of(config, split)
-    names = held or frozenset()
-
-    def accept(example: Example) -> bool:
-        return split == "test" or (example.db_id in names) == (split == "validation")
-
-    own = {"accept": accept} if held is not None else {}
+    own: dict[str, Any] = {"executor": executor, "section": _section_of(config, split)}
+    if held is not None and split != "test":
+        own["accept"] = lambda example: (example.db_id in held) == (split == "validation")
     try:
-        return load(rooted(config.data.of(split), root), executor=executor, section=section, **own)
+        return load(rooted(config.data.of(split), root), **own)
     except UserError as error:
         raise UserError(f"data.{split}: {error}") from None
 

@@ -50,8 +50,7 @@ from sqlenv.types import Example
 _Item = TypeVar("_Item")
 
 CHECKS = "checks"
-_TOGETHER = 32
-"""Questions that one process checks together."""
+_TOGETHER = 32  # questions that one process checks together
 _SHOWN_EVERY = 16
 _SURVEY_EVERY = 10_000
 
@@ -101,7 +100,6 @@ def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Summary:
 
 
 def _scratch(folder: Path, name: str) -> Path:
-    """Name a file that is not whole yet."""
     return folder / f".{name}.part"
 
 
@@ -126,7 +124,6 @@ def _survey(name: str, request: PrepareRequest) -> Survey:
 def _databases(
     request: PrepareRequest, surveys: Mapping[str, Survey]
 ) -> tuple[dict[Path, DatabaseEntry], dict[Path, str]]:
-    """Read schemas and values of all databases in use, on all cores."""
     for folder in (request.folder / SCHEMAS, request.folder / VALUES):
         folder.mkdir(exist_ok=True)
     used = {path: name for survey in surveys.values() for name, path in survey}
@@ -249,7 +246,6 @@ def _stamp(tokenizer: Path | None) -> list[object] | None:
 def _write_set(
     request: PrepareRequest, name: str, part: Part, index: QuestionIndex
 ) -> tuple[SetReport, dict[Path, None]]:
-    """Write a set's questions, one by one, and sum them up; also return its databases."""
     (pools, stream), is_learned = part, name in request.learned_sets
     fingerprint, questions, matched = Fingerprint(), 0, 0
     issues: Counter[str] = Counter()

@@ -155,7 +155,6 @@ def job_settings(request: PrepareRequest, summary: Summary, cfg: str) -> str:
 
 
 def _names(data: DataConfig) -> list[str]:
-    """Name the sets that a job's own settings take."""
     asked = {(source.layout, source.split, source.file) for source in data.sources}
     return [name for name, one in SETS.items() if (one.layout, one.split, one.file) in asked]
 

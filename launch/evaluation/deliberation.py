@@ -18,8 +18,7 @@ from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Example, Result, SqlError
 
-_CHUNK = 256
-"""Questions that are asked about together."""
+_CHUNK = 256  # questions that are asked about together
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
 

@@ -19,8 +19,7 @@ KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
 _REFUSED = (400, 413, 422)
 """Statuses of one request that will never be taken: too long, or against a policy."""
-_PASSING = (408, 409, 429)
-"""Statuses below 500 that the client asks again after."""
+_PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
 _log = logging.getLogger(__name__)
 
 Record = Callable[[ModelRequest, Answer], None]
@@ -133,7 +132,6 @@ class Endpoint:
         }
 
     def _read(self, completion: Any) -> Answer:
-        """Take the text and the cost out of a completion."""
         try:
             text = completion.choices[0].message.content
         except (AttributeError, LookupError, TypeError):
@@ -144,7 +142,6 @@ class Endpoint:
         return Answer(_sound(text) if isinstance(text, str) else "", read or 0, written or 0)
 
     def _warn(self, problem: str) -> None:
-        """Report a problem once."""
         if problem not in self._warned:
             self._warned.add(problem)
             _log.warning("%s: %s", self._url, problem)
@@ -171,5 +168,4 @@ def _count(completion: Any, name: str) -> int | None:
 
 
 def _sound(text: str) -> str:
-    """Replace halves of characters, which JSON can spell and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()

@@ -64,13 +64,7 @@ _SHOWN_MEASURES = 3
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """The questions that are judged, and what they are judged by and on.
-
-    Attributes:
-        name: Of the test set, or of the config's split.
-        suite: Files of the test suite by database, where it is used.
-        references: Gold results by question, where they are used.
-    """
+    """The questions of a test set or a split, and what they are judged by and on."""
 
     name: str
     examples: tuple[Example, ...]
@@ -119,7 +113,6 @@ def prepare(
 
 
 def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
-    """Refuse measures of what the questions do not have."""
     is_spider2 = examples[0].source == "spider2"
     for measure in measures:
         if is_spider2 != (measure in REFERENCED) and not (is_spider2 and measure in PARTIAL):
@@ -219,7 +212,6 @@ def _write_files(
     prompts: Sequence[Observation],
     executor: Executor,
 ) -> None:
-    """Write answers with their verdicts, in the official forms, and as the page shows them."""
     from launch.evaluation.trajectories import write_trajectories
 
     rows = list(

@@ -70,8 +70,6 @@ class JudgingTask:
     Attributes:
         samples: One query a question, or several.
         measures: Of `MEASURES`; the first is the one that the answer of `pass@n` is chosen by.
-        decode: How the samples give an answer.
-        vote_by: What makes two results one vote.
         suite: Files of the test suite by database, where it is used.
         references: Gold results by question, for Spider 2.
         turns: Replies of each sampled episode, by question; none where the model has no tool.
@@ -127,7 +125,6 @@ class _Judge:
         return AllVerdicts([self._record(place, *one) for place, one in found], right)
 
     def _choose(self, right: Sequence[Sequence[bool]]) -> list[str]:
-        """Choose the answers: by votes, or as an oracle would."""
         task = self._task
         if task.decode.kind == "vote":
             return choose(task.samples, self._votes(), spider=_is_spider(task.examples[0]))
@@ -177,7 +174,6 @@ class _Judge:
         )
 
     def _votes(self) -> list[list[str | None]]:
-        """Let the samples of each question vote."""
         task, config = self._task, self._executor.config
         # OmniSQL's vote fails where the text of a cell is no UTF-8, and so has its own executor.
         limits = {"timeout_s": min(config.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
@@ -218,7 +214,6 @@ class _Judge:
     def _resume(
         self, phase: str, queries: int, work: Callable[[Sequence[int]], list[Any]]
     ) -> list[Any]:
-        """Do what is left of a phase, some questions at a time."""
         found, total = self._progress.found(phase), len(self._task.examples)
         size, most = max(1, _FIRST // queries), max(1, _MOST // queries)
         with progress_bar(phase) as show:

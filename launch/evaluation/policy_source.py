@@ -62,16 +62,10 @@ def _sample(
     cache, found = DiskCache(job.out / SAMPLES), []
     with serving(config, policy.model, job.out) as servers:
         evaluator = Evaluator(
-            model,
-            tokenizer,
-            sql.evaluation_environment() if is_agentic else taken,
-            config.sampler,
-            job.decode,
-            seed=config.seed,
-            max_turns=sql.evaluation_turns,
-            servers=servers,
-            record=sql.record if is_agentic else None,
-        )
+            model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
+            config.sampler, job.decode, seed=config.seed, max_turns=sql.evaluation_turns,
+            servers=servers, record=sql.record if is_agentic else None,
+        )  # fmt: skip
         for at in range(done, len(examples), CHUNK):
             part = examples[at : at + CHUNK]
             for example, one in zip(part, evaluator.sample(part, first=at), strict=True):
@@ -110,14 +104,12 @@ class _PolicyModel:
     def _loaded(self) -> tuple[Any, ChatTokenizer]:
         config = self._job.config
         model, tokenizer = load_policy(self._policy, config)
+        servers = self._stack.enter_context(serving(config, self._policy.model, self._job.out))
+        group_size = max(config.verbal.candidates, config.verbal.judgements)
         sampler = make_sampler(
-            model,
-            config.sampler,
-            tokenizer,
-            group_size=max(config.verbal.candidates, config.verbal.judgements),
-            seed=config.seed,
-            servers=self._stack.enter_context(serving(config, self._policy.model, self._job.out)),
-        )
+            model, config.sampler, tokenizer,
+            group_size=group_size, seed=config.seed, servers=servers,
+        )  # fmt: skip
         sampler.set_weights(split(model)[1], version=0)
         return sampler, tokenizer
 

@@ -71,8 +71,7 @@ class ModelFacts:
     Attributes:
         model: Folder of its weights, or the endpoint's name of it.
         weights: Digest of a policy's weights: then it is known by them, wherever they lie.
-        base: What learning started from.
-        reward: What it learned from.
+        base, reward: What learning started from, and what it learned from.
         sampler: Where it is not the native one.
     """
 
@@ -89,11 +88,8 @@ class ModelFacts:
 class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
-    Attributes:
-        data: Name of the questions.
-        fingerprint: Of the questions; `databases` and `suite` are digests of files' contents.
-        prompt: Digest of the prompts, `predictions` of the samples.
-        comparators: Program and commit of each measure.
+    Questions have a fingerprint, databases, suite, prompts and predictions a digest of their
+    contents, and each measure has its program and commit.
     """
 
     data: str

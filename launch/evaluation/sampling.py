@@ -171,13 +171,11 @@ class Evaluator:
         return [group for part in distributed.gather(groups) for group in part]
 
     def _verdict(self, example: Example, group: _SampledGroup) -> Verdict:
-        """Give the verdict on a greedy answer; an episode may have none."""
         answer = group.episodes[0].answer
         sql, correct = (answer.sql, answer.correct) if answer else ("", False)
         return Verdict.of(example, sql, correct=correct, turns=self._turns(group))
 
     def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
-        """Count the replies of each episode, where there may be several."""
         return tuple(len(one.attempts) for one in group.episodes) if self._max_turns > 1 else ()
 
 

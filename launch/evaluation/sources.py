@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
-_CHUNK = 128
-"""Questions that are asked together."""
+_CHUNK = 128  # questions that are asked together
 
 Show = Callable[[int, int, str], None]
 
@@ -112,7 +111,6 @@ def _ask_endpoint(job: EvaluationJob, examples: Sequence[Example], show: Show) -
 def _ask(
     job: EvaluationJob, examples: Sequence[Example], client: CachedClient, show: Show
 ) -> Answers:
-    """Ask for replies to each question."""
     from rewards.verbal import Ask
 
     texts: list[list[str | None]] = []

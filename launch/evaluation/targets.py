@@ -36,13 +36,10 @@ which Orbax draws by chance, and sizes."""
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is evaluated.
+    """Who is evaluated; its name is for folders.
 
-    Attributes:
-        name: Short, for the names of folders.
-        identity: What decides the answers: the endpoint's model, not its address, since a server
-            may move; of a policy the digest of its weights, not their path.
-        url: Of the endpoint; empty for a policy in this process.
+    The identity is what decides the answers: the endpoint's model, not its address (`url`), since a
+    server may move; of a policy in this process the digest of its weights, not their path.
     """
 
     name: str
@@ -109,7 +106,6 @@ class Target:
 
 
 def _of_weights(source: PolicySource) -> str:
-    """Digest what a policy is read from: model, tokenizer, checkpoint and form of its adapters."""
     model = [path for path in source.model.iterdir() if path.suffix in _MODEL_FILES]
     lora = source.lora and source.lora.model_dump(mode="json")
     parts: list[Any] = [digest([path for path in model if path.is_file()]), lora]

@@ -38,8 +38,7 @@ _SUITES = (
 )
 # Where Spider 2's gold results lie, likewise.
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
-_SEARCHED = 1_000
-"""Folders that are looked at."""
+_SEARCHED = 1_000  # folders that are looked at
 _LONGEST_S = 1_000_000
 
 
@@ -68,10 +67,8 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
 def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
     """Find and read a test set below a data root; return where it is, and all its questions.
 
-    Args:
-        name: Of `TEST_SETS`.
-        root: The data set's own folder, OmniSQL's `data/`, or a folder of several downloads.
-        file: Question file to read in place of the set's own: relative to its folder, or absolute.
+    The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads. A
+    question file that is read in place of the set's own is relative to its folder, or absolute.
     """
     try:
         source = _with_file(name, root, file) if file else choose_sets(root, [name])[name]

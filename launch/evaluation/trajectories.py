@@ -17,8 +17,7 @@ from sqlenv.dialects import transpile
 from sqlenv.executor import Executor
 from sqlenv.types import Example, Observation, Result, SqlError, Table
 
-_CHUNK = 32
-"""Questions whose results are in memory together."""
+_CHUNK = 32  # questions whose results are in memory together
 _LIMITS = {"timeout_s": 10.0, "max_bytes": 4_000_000}
 """A result beyond these is named by how it ended, and not shown."""
 

@@ -26,13 +26,11 @@ from sqlenv.types import Result, Row, Table, Value
 
 SHOWN_ROWS = 20
 _CELL_CHARS = 40
-_SOUGHT_ROWS = 50
-"""Rows of each side among which the most alike are paired."""
+_SOUGHT_ROWS = 50  # rows of each side among which the most alike are paired
 _DIFFERS = "bold red"
 _SAME = "green"
 _CLAUSES = ("select", "tables", "join", "where", "group", "having", "order")
-_NO_CELL = object()
-"""Stands where the other result has no cell."""
+_NO_CELL = object()  # stands where the other result has no cell
 
 RowPair = tuple[Row | None, Row | None]
 
@@ -127,7 +125,6 @@ def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
 def _result(
     title: str, result: Result, pairs: Sequence[RowPair], side: int, width: int
 ) -> RenderableType:
-    """Show one side of the pairs; cells that differ from the other side are marked."""
     if not isinstance(result, Table):
         return Panel(
             Text(clean(describe_failure(result)), style=_DIFFERS), title=title, width=width
@@ -209,7 +206,6 @@ def _tags(score: PairScore) -> RenderableType:
 
 
 def _numbers(score: PairScore) -> RichTable:
-    """Write what each family says, one line a family."""
     verdict = score.verdict
     blamed = ", ".join(verdict.clauses[number].kind for number in sorted(verdict.blamed))
     differences = ", ".join(sorted(verdict.differences))

@@ -31,8 +31,7 @@ from sqlenv.evaluators.features import clauses_of
 
 VERSION = 1
 """Of the payload's form, which the page checks."""
-_QUESTIONS = 64
-"""Questions of an evaluation in a piece."""
+_QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
 """Settings by which the seeds of one configuration differ."""
 _CLASSES = {TokenType.STRING: 1, TokenType.NUMBER: 2}
@@ -171,7 +170,6 @@ def _notes(path: Path) -> dict[str, Any]:
 
 
 def _numbers(path: Path) -> dict[str, list[Any]]:
-    """Read the metrics as columns; a value that a step does not have is null."""
     lines = [line for line in _lines(path, []) if isinstance(line, dict)]
     names = dict.fromkeys(name for line in lines for name in line)
     columns = {name: [line.get(name) for line in lines] for name in names}

@@ -19,8 +19,7 @@ ROWS = 20
 _COLUMNS = 100
 _CELL_CHARS = 200
 _TABLE_CHARS = 10_000
-_LARGEST = 2**53
-"""From here on JavaScript rounds whole numbers."""
+_LARGEST = 2**53  # from here on JavaScript rounds whole numbers
 _PLACES = 6
 
 

@@ -24,12 +24,8 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ScoreColumn:
-    """The scores of one run on one test set by one measure.
-
-    Attributes:
-        scores: By question.
-        facts: What has to be equal for scores to be comparable, in the words of a message.
-        answers: The queries, by question.
+    """Scores and queries of one run on one test set by one measure, by question; facts are what has
+    to be equal for scores to be comparable, in the words of a message.
     """
 
     scores: Mapping[str, float]

@@ -82,8 +82,7 @@ _EPISODES: Mapping[str, str] = {
     "astra": "SQL-ASTRA",
 }
 _COUNT = "questions"
-_NAME_CHARS = 14
-"""Longer names of files are broken into several lines."""
+_NAME_CHARS = 14  # longer names of files are broken into several lines
 
 
 def pair_means(scores: Sequence[PairScore]) -> dict[str, float]:
