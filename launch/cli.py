@@ -19,14 +19,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 import minirl.errors
 import sqlenv.errors
@@ -314,14 +307,11 @@ COMPILING = "compiling"
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
     """Show a bar with a line on how it goes; on no terminal, a line now and then."""
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+    columns = (
+        *Progress.get_default_columns(),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[status]}"),
-    ]
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None, status="")
         shown: tuple[bool, int] | None = None

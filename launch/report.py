@@ -20,7 +20,7 @@ from typing import Any
 from launch import cli
 from launch.evaluation.results import VERDICTS
 from launch.evaluation.verdicts import PREDICTIONS
-from launch.reporting.comparison import Comparison, Difference
+from launch.reporting.comparison import Comparison
 from launch.reporting.page import render
 from launch.reporting.payload import read_payload
 from launch.reporting.runs import read_runs
@@ -41,7 +41,11 @@ def main(arguments: Sequence[str]) -> None:
         cli.output.print(*found.tables(), sep="\n")
     payload = read_payload([run for name, path in named for run in _expanded(name, path)])
     if found is not None:
-        payload.overview["against"] = [_beside(found, each) for each in found.differences]
+        payload.overview["against"] = [
+            {"base": found.runs[0].name, "run": f"{each.run.name}, {' '.join(each.key)}"}
+            | dict(each.test)
+            for each in found.differences
+        ]
         for option, write in (("markdown", found.markdown), ("differences", found.lines)):
             if path := getattr(options, option):
                 write_text(path, write())
@@ -120,11 +124,6 @@ def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
                 f"--{option} {path}: is a file of results, or written already; name another"
             )
         taken.add(place)
-
-
-def _beside(found: Comparison, each: Difference) -> dict[str, Any]:
-    run = f"{each.run.name}, {' '.join(each.key)}"
-    return {"base": found.runs[0].name, "run": run, **each.test}
 
 
 def _summary(run: Mapping[str, Any]) -> str:

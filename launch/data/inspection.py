@@ -108,17 +108,12 @@ def _check(
     if any(one.seconds > _WORTH_KEEPING_S for one in checks):
         for example, one in zip(asked, checks, strict=True):
             plain.keep_gold(example.database, str(gold(example)), one.result)
-    rest = iter(checks)
-    found = []
-    for example in examples:
-        if not example.gold_sql:
-            found.append(Checked(example, (BLANK_GOLD,)))
-            continue
-        one = next(rest)
+    found = {id(example): Checked(example, (BLANK_GOLD,)) for example in examples}
+    for example, one in zip(asked, checks, strict=True):
         rows = len(one.result.rows) if isinstance(one.result, Table) else None
         is_final = one.result not in TRANSIENT
-        found.append(Checked(example, one.issues, one.note, rows=rows, is_final=is_final))
-    return found
+        found[id(example)] = Checked(example, one.issues, one.note, rows=rows, is_final=is_final)
+    return [found[id(example)] for example in examples]
 
 
 @contextmanager

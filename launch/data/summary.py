@@ -97,17 +97,13 @@ def render(summary: Summary) -> RichTable:
             for issue, count in one.found.items()
         )
         counts = (f"{one.questions:,} of {one.read:,}", f"{one.databases:,}")
-        row = (name, *counts, issues, f"{one.value_matches:,}", _tokens(one.prompt_tokens))
+        tokens = "-"
+        if found := one.prompt_tokens:
+            tokens = f"{found.median:,} / {found.p95:,} / {found.longest:,}"
+            tokens += f"; {found.over_limit:,} over {found.limit:,}" * bool(found.over_limit)
+        row = (name, *counts, issues, f"{one.value_matches:,}", tokens)
         table.add_row(*row[: len(titles)])
     return table
-
-
-def _tokens(lengths: PromptLengths | None) -> str:
-    if lengths is None:
-        return "-"
-    text = f"{lengths.median:,} / {lengths.p95:,} / {lengths.longest:,}"
-    over = f"; {lengths.over_limit:,} over {lengths.limit:,}" if lengths.over_limit else ""
-    return text + over
 
 
 def remarks(summary: Summary, request: PrepareRequest) -> list[str]:

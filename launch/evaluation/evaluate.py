@@ -30,8 +30,7 @@ from launch.evaluation.results import (
     ModelFacts,
     Report,
     ReportSettings,
-    is_done,
-    read_report,
+    find_report,
     summarise,
     write_report,
 )
@@ -138,9 +137,8 @@ def judge_answers(
     vote_by: VoteBy,
     folder: Path | None,
     path: Path | None,
-) -> Path:
-    """Judge answers, or what is left of them, write all files, print the numbers, and return the
-    file of the report.
+) -> None:
+    """Judge answers, or what is left of them, write all files, and print the numbers.
 
     The report goes to `path`, or into the folder of the results; without a folder there is the
     report alone. Prompts are as the model was shown them; a file of predictions has none.
@@ -167,21 +165,15 @@ def judge_answers(
         versions=versions("minirl-sql"),
     )
     result = path or (folder or Path()) / VERDICTS
-    if is_done(result, settings):
+    if report := find_report(result, settings):
         cli.output.print(f"This evaluation is complete: {result}", soft_wrap=True)
-        report = read_report(result)
     else:
         turns = [one.turns for one in answers.samples]
         task = JudgingTask(
-            questions.examples,
-            samples,
-            questions.measures,
-            decode,
-            vote_by=vote_by,
-            suite=questions.suite,
-            references=questions.references,
+            questions.examples, samples, questions.measures, decode,
+            vote_by=vote_by, suite=questions.suite, references=questions.references,
             turns=turns if any(turns) else (),
-        )
+        )  # fmt: skip
         with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
             found = judge(task, executor, progress)
             report = summarise(settings, found.questions, seed=seed, notes=answers.notes)
@@ -193,7 +185,6 @@ def judge_answers(
     if folder is not None:
         cli.output.print(f"Answers in the official programs' forms: {folder}", soft_wrap=True)
     cli.output.print(f"Verdicts of all questions: {result}", soft_wrap=True)
-    return result
 
 
 def _origin(name: str) -> str:
@@ -214,9 +205,8 @@ def _write_files(
 ) -> None:
     from launch.evaluation.trajectories import write_trajectories
 
-    rows = list(
-        zip(questions.examples, answers.samples, report.questions, found.right, strict=True)
-    )
+    columns = (questions.examples, answers.samples, report.questions, found.right)
+    rows = list(zip(*columns, strict=True))
     verdicts = [
         Verdict.of(
             example, one.sql, correct=report.is_right(one), samples=each.queries, turns=each.turns

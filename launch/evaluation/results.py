@@ -257,15 +257,16 @@ def read_report(path: Path) -> Report:
     return read_json(path, Report, advice="give a result of launch.eval, or make it again")
 
 
-def is_done(path: Path, settings: ReportSettings) -> bool:
-    """Tell whether a report of these settings is there."""
+def find_report(path: Path, settings: ReportSettings) -> Report | None:
+    """Return the report of these settings that is there already; one of others is refused."""
     if not path.exists():
-        return False
-    there, here = read_report(path).settings.deciding(), settings.deciding()
+        return None
+    report = read_report(path)
+    there, here = report.settings.deciding(), settings.deciding()
     if differing := [key for key in here if there[key] != here[key]]:
         key = differing[0]
         raise UserError(
             f"{path}: holds verdicts of other settings ({key} is {there[key]!r:.120} there and "
             f"{here[key]!r:.120} here); name another file"
         )
-    return True
+    return report

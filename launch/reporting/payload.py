@@ -148,25 +148,22 @@ def _read_run(name: str, path: Path) -> dict[str, Any]:
     is_run = "train" in settings or any(map(has, ("metrics.jsonl", "before", "after")))
     if path.is_dir() and not is_run and not any(map(has, (VERDICTS, PREDICTIONS))):
         raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
+    report = path / VERDICTS if path.is_dir() else path
+    result = _mapping(path / RESULT) if is_run else {}
+    if not is_run and report.exists() and not report.name.endswith(PART):
+        found = read_report(report)
+        # What an evaluation says of itself, under the names that a run's result has.
+        result = {"decode": found.settings.decode, **found.notes}
     return {
         "name": name,
         "kind": "run" if is_run else "evaluation",
         "settings": {key: value for key, value in flat(settings) if key},
-        "result": _mapping(path / RESULT) if is_run else _notes(path),
+        "result": result,
         "versions": _mapping(path / VERSIONS) if path.is_dir() else {},
         "numbers": _numbers(path / "metrics.jsonl") if is_run else {},
         "command": f"python -m launch.train --cfg {folder}/{CONFIG}" if is_run else "",
         "scores": {},
     }
-
-
-def _notes(path: Path) -> dict[str, Any]:
-    """Give what an evaluation says of itself, under the names that a run's result has."""
-    report = path / VERDICTS if path.is_dir() else path
-    if not report.exists() or report.name.endswith(PART):
-        return {}
-    found = read_report(report)
-    return {"decode": found.settings.decode, **found.notes}
 
 
 def _numbers(path: Path) -> dict[str, list[Any]]:
