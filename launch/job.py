@@ -17,9 +17,9 @@ from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.official import write_official
 from launch.evaluation.sampling import Evaluator
-from launch.evaluation.statistics import paired_difference
+from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.evaluation.testsets import Split
-from launch.evaluation.verdicts import Verdict, accuracy, ci95
+from launch.evaluation.verdicts import Verdict, accuracy
 from launch.plan import check_memory
 from launch.run_folder import (
     RESULT,
@@ -119,17 +119,16 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
 
 
 def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]:
-    scores = ([float(verdict.correct) for verdict in part] for part in (before, after))
-    gain = paired_difference(*scores)
-    return {
-        "ex_before": round(accuracy(before), 6),
-        "ex_before_ci95": ci95(before),
-        "ex_after": round(accuracy(after), 6),
-        "ex_after_ci95": ci95(after),
-        "gain": round(gain.difference, 6),
-        "gain_ci95": [round(bound, 6) for bound in gain.ci95],
-        "questions": len(after),
-    }
+    first, second = ([float(verdict.correct) for verdict in part] for part in (before, after))
+    gain = paired_difference(first, second)
+    found: dict[str, Any] = {}
+    for name, value, interval in (
+        ("ex_before", accuracy(before), mean_interval(first)),
+        ("ex_after", accuracy(after), mean_interval(second)),
+        ("gain", gain.difference, gain.ci95),
+    ):
+        found |= {name: round(value, 6), f"{name}_ci95": [round(bound, 6) for bound in interval]}
+    return {**found, "questions": len(after)}
 
 
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:

@@ -145,9 +145,8 @@ def _score_queries(
 ) -> list[Means]:
     jobs = [pair for _, pairs in files for pair in pairs]
     scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
-    warn_of_failing(
-        list(dict.fromkeys(e.id for (e, _), s in zip(jobs, scores, strict=True) if not s.gold_ran))
-    )
+    both = zip(jobs, scores, strict=True)
+    warn_of_failing(list(dict.fromkeys(e.id for (e, _), score in both if not score.gold_ran)))
     means: list[Means] = []
     waiting = iter(scores)
     for name, pairs in files:

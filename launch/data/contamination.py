@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -39,6 +39,7 @@ _REFUSED: frozenset[Kind] = frozenset({"database name", "database file", "questi
 generic questions ("How many flights do we have?") of databases that have nothing in common, and
 databases of common models."""
 _LEARNED: tuple[Split, ...] = ("train", "validation")
+_TRAITS: tuple[Kind, ...] = ("database name", "database file", "tables and columns")
 _NAMED = 5
 _LISTED = 20
 
@@ -131,30 +132,27 @@ def database_overlaps(
     shapes: bool = True,
 ) -> list[Overlap]:
     """Find databases of one name, of the same bytes, or (`shapes`) with the same tables."""
-    pairs = ((there, here) for there in learn for here in measure if there != here)
     found = []
-    for there, here in pairs:
+    for there, here in ((there, here) for there in learn for here in measure if there != here):
         known, entries = learn[there], measure[here]
         # Only files of one size can be the same: no other is read.
         sizes = {entry.bytes for entry in known} & {entry.bytes for entry in entries}
-        traits: dict[Kind, Callable[[Database], str | None]] = {
-            "database name": lambda entry: entry.db_id,
-            "database file": lambda entry, sizes=sizes: (
-                entry.fingerprint if entry.bytes in sizes else None
-            ),
-        }
-        if shapes:
-            traits["tables and columns"] = lambda entry: entry.shape
-        for kind, trait in traits.items():
+        for kind in _TRAITS if shapes else _TRAITS[:2]:
             seen = defaultdict(list)
             for entry in known:
-                seen[trait(entry)].append(entry.db_id)
+                seen[_trait(kind, entry, sizes)].append(entry.db_id)
             seen.pop(None, None)
-            if same := [entry for entry in entries if trait(entry) in seen]:
+            if same := [one for one in entries if _trait(kind, one, sizes) in seen]:
                 shown = tuple(entry.db_id for entry in same[:_NAMED])
-                names = tuple(name for entry in same for name in seen[trait(entry)])
+                names = tuple(name for one in same for name in seen[_trait(kind, one, sizes)])
                 found.append(Overlap(there, here, kind, len(same), shown, names))
     return found
+
+
+def _trait(kind: Kind, entry: Database, sizes: Collection[int]) -> str | None:
+    if kind == "database file":
+        return entry.fingerprint if entry.bytes in sizes else None
+    return entry.db_id if kind == "database name" else entry.shape
 
 
 def _databases(examples: Sequence[Example]) -> list[_OnDisk]:
@@ -223,8 +221,8 @@ def _key(question: str) -> bytes:
 
 
 def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
-    """Compare what is learned from and chosen by with all test sets below `data.root`, and with the
-    run's own test questions. With generated data there is nothing to compare.
+    """Compare what is learned from and chosen by with all test sets below `data.root` or beside the
+    sources, and with the run's own test questions. Generated data is left alone.
 
     Raises:
         UserError: A test set has some of these questions or databases, and data.overlap=refuse.
@@ -232,8 +230,10 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     data = config.data
     if data.root is None:
         return
-    measured = dict(_test_sets(data.root))
     root = data.root
+    learned_from = (root / source.path for name in _LEARNED for source in data.of(name).sources)
+    away = [one for one in learned_from if not one.resolve().is_relative_to(root.resolve())]
+    measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
     own = (one.model_copy(update={"path": root / one.path}) for one in data.test.sources)
     test = {(one.id, one.database) for one in splits.get("test", ())}
     known = ({(one.id, one.database) for one in examples} for examples in measured.values())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.evaluation.statistics import mean_interval
 from minirl.run.files import keep_lines
 from sqlenv.types import Example
 
@@ -57,10 +56,3 @@ def read_verdicts(path: Path) -> list[Verdict]:
 def accuracy(verdicts: Sequence[Verdict]) -> float:
     """Return the share of correct verdicts; 0 for none."""
     return sum(verdict.correct for verdict in verdicts) / max(len(verdicts), 1)
-
-
-def ci95(verdicts: Sequence[Verdict]) -> list[float]:
-    """Return the interval of an accuracy, rounded for a report."""
-    return [
-        round(limit, 6) for limit in mean_interval([float(verdict.correct) for verdict in verdicts])
-    ]

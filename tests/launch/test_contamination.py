@@ -169,6 +169,13 @@ def test_a_test_set_neither_validates_nor_is_learned_from(root, split, source, n
     check_questions(job(root, *own, "data.overlap=tell"))
 
 
+def test_a_test_set_beside_the_root_is_not_learned_from_either(root):
+    away = "data.train={sources: [{layout: spider, path: ../spider, split: dev}]}"
+    bird = "data.validation={sources: [{layout: bird, path: ., split: train}]}"
+    test = "data.test={sources: [{layout: bird, path: ., split: dev}]}"
+    assert "data.train and spider-dev share " in message(root / "bird", away, bird, test)
+
+
 TOTAL = "data.train.total=40"
 MINE = "bird/train/train_databases/mine"
 
