@@ -94,8 +94,8 @@ class Payload:
         differing = {key: [one.get(key) for one in settings] for key in names if key != "run.dir"}
         alike: dict[str, list[int]] = {}
         for number, one in enumerate(settings):
-            own = {key: value for key, value in one.items() if key not in _APART}
-            alike.setdefault(json.dumps(own) if own else str(number), []).append(number)
+            own = sorted(item for item in one.items() if item[0] not in _APART)
+            alike.setdefault(repr(own) if own else str(number), []).append(number)
         self.overview = {
             "version": VERSION,
             "runs": list(runs),
