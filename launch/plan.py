@@ -122,8 +122,7 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     from minirl.plan.memory import estimate_memory
 
     shape = read_config(folder)
-    # The bytes that a device lets be filled, where it says so.
-    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    limit = _device_limit()
     mesh = arrange(config, shape)
     turns = estimate_memory(
         workload_of(config, shape),
@@ -151,6 +150,13 @@ def check_memory(config: JobConfig, folder: Path) -> None:
         )  # fmt: skip
         return
     _log.info("%s", line)
+
+
+def _device_limit() -> float | None:
+    """Return the bytes that a device lets be filled, where it says so."""
+    import jax
+
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
