@@ -67,7 +67,7 @@ class SqlSide:
 
             distributed.from_first(partial(generate, self._root, config.data.demo))
         self.executor = Executor(config.executor)
-        self._prompts = Prompts(config.prompt, config.env)
+        self.prompts = Prompts(config.prompt, config.env)
         self._columns_of = columns_of()
         self.reward = build_reward(
             config.reward,
@@ -94,7 +94,6 @@ class SqlSide:
 
     @cached_property
     def _held_out(self) -> frozenset[str] | None:
-        """Return the databases that are not learned from, found once for all splits."""
         return held_out(self._config, self._root, self.executor)
 
     def examples(self, split: Split, *, limit: int | None = None) -> tuple[Example, ...]:
@@ -103,7 +102,7 @@ class SqlSide:
         loaded = load_split(self._config, split, self._root, self.executor, held=held)
         for line in loaded.report.lines():
             _log.info(line)
-        self._prompts.add(loaded)
+        self.prompts.add(loaded)
         chosen = loaded.examples
         if limit is not None and len(chosen) > limit:
             numbers = Random(f"{self._config.seed} limit").sample(range(len(chosen)), limit)
@@ -139,14 +138,10 @@ class SqlSide:
         )
 
     @property
-    def max_turns(self) -> int:
-        """Return the most replies of a training episode."""
-        return max_replies(self._config.env)
-
-    @property
     def evaluation_turns(self) -> int:
         """Return the most replies of an episode that accuracy is measured in."""
-        return self.max_turns if self._config.evaluation.episode == "agentic" else 1
+        env = self._config.env
+        return max_replies(env) if self._config.evaluation.episode == "agentic" else 1
 
     def task(
         self,
@@ -165,7 +160,7 @@ class SqlSide:
             record=partial(self.record, reward=self.reward),
             train=train,
             validate=validate,
-            max_turns=self.max_turns,
+            max_turns=max_replies(self._config.env),
         )
 
     def record(self, episode: Episode, *, reward: Any = None) -> Mapping[str, Any]:
@@ -173,22 +168,11 @@ class SqlSide:
         gold = gold_result(self.executor, episode.example)
         return episode_record(episode, gold, self._judge, reward)
 
-    def first_prompt(self, example: Example) -> Observation:
-        """Put a question as training episodes do."""
-        return self._prompts.training(example)
-
-    def single_turn_prompt(self, example: Example) -> Observation:
-        """Put a question that one reply answers."""
-        return self._prompts.single_turn(example)
-
     def evaluation_prompt(self, example: Example) -> Observation:
         """Put a question as `evaluation_environment` does."""
         is_agentic = self._config.evaluation.episode == "agentic"
-        return self.first_prompt(example) if is_agentic else self.single_turn_prompt(example)
-
-    def judge_prompt(self, example: Example, queries: Sequence[str]) -> Observation:
-        """Ask for a score of each query (PaVeRL-SQL, prompt 2)."""
-        return self._prompts.judge(example, queries)
+        prompts = self.prompts
+        return (prompts.training if is_agentic else prompts.single_turn)(example)
 
     def training_prompt(self, example: Example, tokenizer: ChatTokenizer | None) -> Observation:
         """Put a question so that the prompt fits `sampler.max_prompt_tokens`, if it can be made to.
@@ -196,34 +180,33 @@ class SqlSide:
         Columns of the gold query and keys stay, others are dropped at random by seed. Only training
         does this; evaluation never looks at the gold query.
         """
-        whole = self.first_prompt(example)
+        whole = self.prompts.training(example)
         style = self._config.prompt.schema_style
         limit = self._config.sampler.max_prompt_tokens
 
         def fits(schema_text: str) -> bool:
-            prompt = self._prompts.training(example, schema_text)
+            prompt = self.prompts.training(example, schema_text)
             return tokenizer is None or len(tokenizer.encode_chat(prompt)) <= limit
 
         # A token is at least a byte, so most prompts need no count.
         if sum(len(m.content.encode()) for m in whole) < limit or fits(
-            self._prompts.schema_text(example)
+            self.prompts.schema_text(example)
         ):
             return whole
         schema = sample_columns(
-            self._prompts.schema(example),
+            self.prompts.schema(example),
             example.gold_sql,
             seed=self._config.seed,
             fits=fits,
             style=style,
         )
-        return self._prompts.training(example, self._prompts.render(schema))
+        return self.prompts.training(example, self.prompts.render(schema))
 
     def check_prompts(
         self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
     ) -> None:
         """Raise a `UserError` if no prompt fits `sampler.max_prompt_tokens`."""
-        limit = self._config.sampler.max_prompt_tokens
-        shortest: float = math.inf
+        limit, shortest = self._config.sampler.max_prompt_tokens, math.inf
         for prompt in prompts:
             shortest = min(shortest, len(tokenizer.encode_chat(prompt)))
             if shortest <= limit:
@@ -235,34 +218,30 @@ class SqlSide:
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""
-        attempts = episode.attempts
+        attempts, answer = episode.attempts, episode.answer
         invalid = [not isinstance(attempt.result, Table) for attempt in attempts]
         found = self._judge.diagnostics(episode)
+        # The answer's result beside the gold's by columns; 0 without an answer.
+        pair = (
+            answer.result if answer else SqlError("no answer"),
+            gold_result(self.executor, episode.example),
+        )
         numbers = {
             "rollout/accuracy_first": float(attempts[0].correct),
             "rollout/invalid_share": sum(invalid) / len(invalid),
-        }
-        # A tag that no episode of a step has is a zero in its metrics, not a gap.
-        numbers |= {f"tag/{tag}": 0.0 for tag in TAG_SENTENCES}
-        numbers |= {name: value for name, value in found.items() if name != "turns"}
-        if isinstance(self.reward, ExpoReward | AstraReward):
-            numbers |= self.reward.diagnostics(episode)
-        return numbers | self._column_numbers(episode)
-
-    def _column_numbers(self, episode: Episode) -> dict[str, float]:
-        """Compare the answer's result with the gold's by columns; 0 without an answer."""
-        example, answer = episode.example, episode.answer
-        gold = gold_result(self.executor, example)
-        pair = (answer.result if answer else SqlError("no answer"), gold)
-        calls = [attempt for attempt in episode.attempts if attempt.kind != "answer"]
-        numbers = {
             "columns/ex_f": fractional_accuracy(*pair),
             "columns/ex_b": binary_accuracy(*pair),
             "columns/csmr": csmr(*pair),
+            # A tag that no episode of a step has is a zero in its metrics, not a gap.
+            **{f"tag/{tag}": 0.0 for tag in TAG_SENTENCES},
+            **{name: value for name, value in found.items() if name != "turns"},
         }
+        if isinstance(self.reward, ExpoReward | AstraReward):
+            numbers |= self.reward.diagnostics(episode)
         if isinstance(self._config.env, AgenticConfig):
-            numbers["rollout/calls"] = float(len(calls))
-            numbers["rollout/bad_calls"] = float(sum(call.kind == "bad_call" for call in calls))
+            kinds = [attempt.kind for attempt in attempts if attempt.kind != "answer"]
+            numbers["rollout/calls"] = float(len(kinds))
+            numbers["rollout/bad_calls"] = float(kinds.count("bad_call"))
         return numbers
 
 
@@ -277,7 +256,7 @@ def model_folder(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[
 
         form = ReplyFormat.of(config)
         texts = (
-            f"{sql.first_prompt(example)[-1].content}\n{form.answer(example.gold_sql)}"
+            f"{sql.prompts.training(example)[-1].content}\n{form.answer(example.gold_sql)}"
             for example in train
         )
         make_tiny(made, texts, config.model.tiny, config.seed, marks=form.marks)
@@ -308,22 +287,15 @@ def load_model(
 
 
 def arrange(config: JobConfig, shape: ModelConfig) -> Mesh | None:
-    """Arrange the devices that are there as the job says; None for a single one.
-
-    Raises:
-        UserError: The job's mesh has another number of devices.
-    """
+    """Arrange the devices that are there as the job says; None for a single one."""
     import jax
 
     from minirl.model.sharding import make_mesh
 
     mesh = make_mesh(mesh_sizes(config, shape, jax.device_count()))
     if config.mesh == "auto" and mesh.size > 1:
-        sizes = mesh.shape
-        more = (
-            f" x tensor {sizes['tensor']}: there are fewer prompts" if sizes["tensor"] > 1 else ""
-        )
-        _log.info("mesh: fsdp %d%s; each device holds its share of everything", sizes["fsdp"], more)
+        sizes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items() if size > 1)
+        _log.info("mesh: %s; each device holds its share of everything", sizes)
     return mesh if mesh.size > 1 else None
 
 

@@ -13,21 +13,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 import minirl.errors
 import sqlenv.errors
@@ -65,7 +57,11 @@ _LEARNER = frozenset(
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells a mistake in one line."""
+    """The parser of a command, which ends with status 2 and a line for a mistake."""
+
+    def __init__(self, module: str, description: str | None, epilog: str | None = None) -> None:
+        how = argparse.RawDescriptionHelpFormatter
+        super().__init__(f"python -m {module}", None, description, epilog, formatter_class=how)
 
     def error(self, message: str) -> NoReturn:
         """End with status 2."""
@@ -80,110 +76,68 @@ def fail(message: str) -> NoReturn:
 
 def make_parser(
     module: str,
-    description: str,
+    description: str | None,
     *,
     example: str = "seed=1 run.dir=second",
     needs_config: bool = True,
 ) -> Parser:
-    """Make a parser with the arguments that every job has: `cfg`, `accel` and `overrides`.
-
-    Args:
-        module: Which is run.
-        description: What it does.
-        example: What stands after `--cfg progress-demo.yaml` in the example that help ends with.
-        needs_config: Whether `--cfg` has to be given.
-    """
-    parser = Parser(
-        prog=f"python -m {module}",
-        description=description,
-        epilog=f"example:\n  python -m {module} --cfg progress-demo.yaml {example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--cfg",
-        required=needs_config,
-        metavar="FILE",
-        help="a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)",
-    )
-    parser.add_argument(
-        "--accel", choices=("cpu", "gpu", "tpu"), default="cpu", help="what to compute on"
-    )
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="key.sub=value",
-        help="settings in place of the file's, for example train.steps=20",
-    )
+    """Make a parser with the arguments of every job, and an example."""
+    line = f"example:\n  python -m {module} --cfg progress-demo.yaml {example}"
+    parser = Parser(module, description, line)
+    config = "a YAML file, or the name of a packaged one (progress.yaml, progress-demo.yaml)"
+    parser.add_argument("--cfg", required=needs_config, metavar="FILE", help=config)
+    devices: dict[str, Any] = {"choices": ("cpu", "gpu", "tpu"), "default": "cpu"}
+    parser.add_argument("--accel", **devices, help="what to compute on")
+    add_overrides(parser)
     return parser
 
 
-def read_seed(text: str) -> int:
-    """Read a seed from the command line.
+def add_overrides(parser: Parser) -> None:
+    """Add the settings that take the place of a config's."""
+    what = "settings in place of the config's, for example train.steps=20"
+    parser.add_argument("overrides", nargs="*", metavar="key.sub=value", help=what)
 
-    Raises:
-        ArgumentTypeError: It is no whole number from 0 on.
-    """
+
+def read_seed(text: str) -> int:
+    """Read a whole number from 0 on from the command line."""
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 0 on")
     return int(text)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessOptions:
-    """Where the processes of one run find each other; None where the environment says it."""
-
-    coordinator: str | None
-    count: int | None
-    number: int | None
-
-
-def add_processes(parser: argparse.ArgumentParser) -> None:
+def add_processes(parser: Parser) -> None:
     """Add the arguments of a command that several processes can run together."""
     group = parser.add_argument_group(
         "several processes",
         "the same command on every host; Slurm's and a TPU slice's variables say the rest",
     )
-    group.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help="address of the first process, or auto to let JAX find it",
-    )
+    where = "address of the first process, or auto to let JAX find it"
+    group.add_argument("--coordinator", metavar="HOST:PORT", help=where)
     group.add_argument("--processes", type=int, metavar="N", help="how many there are")
     group.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
 
 
-def read_processes(options: argparse.Namespace) -> ProcessOptions:
-    """Read the arguments of `add_processes`.
-
-    Raises:
-        UserError: They do not belong together.
-    """
-    found = ProcessOptions(options.coordinator, options.processes, options.process)
-    if (found.count, found.number) == (None, None) and found.coordinator in (None, "auto"):
-        return found
-    if found.count is None or found.number is None or ":" not in (found.coordinator or ""):
+def check_processes(options: argparse.Namespace) -> None:
+    """Raise a `UserError` if the arguments of `add_processes` do not belong together."""
+    where, count, number = options.coordinator, options.processes, options.process
+    if (count, number) == (None, None) and where in (None, "auto"):
+        return
+    if count is None or number is None or ":" not in (where or ""):
         raise minirl.errors.UserError(
             "--coordinator HOST:PORT, --processes N and --process I belong together; "
             "give all three, or --coordinator auto"
         )
-    if not 0 <= found.number < found.count:
-        raise minirl.errors.UserError(
-            f"--process {found.number}: should be from 0 to {found.count - 1}"
-        )
-    return found
+    if not 0 <= number < count:
+        raise minirl.errors.UserError(f"--process {number}: should be from 0 to {count - 1}")
 
 
-def _join_others(where: ProcessOptions) -> None:
-    """Find the other processes of the command, if there are any; before JAX is used."""
+def _join_others(options: argparse.Namespace) -> None:
     from minirl.run import distributed
 
-    if where.coordinator is None and not distributed.is_announced():
+    where, count, number = options.coordinator, options.processes, options.process
+    if where is None and not distributed.is_announced():
         return
-    if where.count is None or where.number is None or where.coordinator is None:
-        distributed.join(None)
-    else:
-        config = distributed.ProcessConfig(where.coordinator, where.count, where.number)
-        distributed.join(config)
+    distributed.join(None if count is None else distributed.ProcessConfig(where, count, number))
     if not distributed.is_first():  # one of them prints
         console.quiet = output.quiet = True
         logging.getLogger().setLevel(logging.ERROR)
@@ -205,12 +159,19 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         sys.stderr.write(f"interrupted; {RESUME}\n")
         _leave(130)
     except Exception as error:
-        line = _line_for(error)
-        if others := _others():
-            _leave_others(others, error, line)
-        if line is None:
+        others, line = _others(), _line_for(error)
+        if others and line is None and others.is_lost(error):
+            line = (
+                "a peer process of this run died or cannot be reached; restart all processes to "
+                f"resume from the last checkpoint ({' '.join(str(error).split())})"
+            )
+        if line is None and not others:
             raise
-        fail(line)
+        if line is None:
+            traceback.print_exc()
+        else:
+            sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
+        _leave(1 if line is None else 2)
     sys.exit(0)
 
 
@@ -243,24 +204,7 @@ def _leave(status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _leave_others(others: Any, error: Exception, line: str | None) -> NoReturn:
-    """Report what ends one of several processes, and end it."""
-    status = 1 if line is None else 2
-    if line is None and others.is_lost(error):
-        line = (
-            "a peer process of this run died or cannot be reached; restart all processes to "
-            f"resume from the last checkpoint ({' '.join(str(error).split())})"
-        )
-    if line is None:
-        traceback.print_exc()
-    else:
-        sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
-    others.leave(status)
-    sys.exit(status)
-
-
 def _line_for(error: Exception) -> str | None:
-    """Say in a line what a user can do about an error; None if it is a fault of ours."""
     words = " ".join(str(error).split())
     if isinstance(error, USER_ERRORS):
         return words
@@ -305,15 +249,9 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
 
 
-def use_accelerator(name: str, processes: ProcessOptions | None = None) -> None:
-    """Select JAX's backend, and keep compiled programs for the next start.
-
-    Args:
-        name: Of `--accel`.
-        processes: Where the command is one that several processes can run together.
-
-    Raises:
-        UserError: The accelerator is not there, or the other processes are not.
+def use_accelerator(name: str, options: argparse.Namespace | None = None) -> None:
+    """Select JAX's backend by `--accel`, and keep compiled programs for the next start; with the
+    options of `add_processes`, find the others.
     """
     platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     if name == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
@@ -327,8 +265,8 @@ def use_accelerator(name: str, processes: ProcessOptions | None = None) -> None:
     cache = Path(base).expanduser() / "minirl" / "jax"
     jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    if processes is not None:
-        _join_others(processes)
+    if options is not None:
+        _join_others(options)
     try:
         with _held_back():
             found = jax.default_backend()
@@ -369,14 +307,11 @@ COMPILING = "compiling"
 @contextmanager
 def progress_bar(title: str) -> Generator[Callable[[int, int, str], None]]:
     """Show a bar with a line on how it goes; on no terminal, a line now and then."""
-    columns: list[Any] = [
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+    columns = (
+        *Progress.get_default_columns(),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[status]}"),
-    ]
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=None, status="")
         shown: tuple[bool, int] | None = None

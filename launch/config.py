@@ -190,62 +190,40 @@ class JobConfig(Settings):
         return self.run.dir or Path("runs") / f"{self.run.name}-seed{self.seed}"
 
 
-def _contradictions(config: JobConfig) -> list[tuple[bool, str]]:
+def _contradictions(config: JobConfig) -> Iterator[tuple[bool, str]]:
     """List rules between settings of different parts: whether one is broken, and what to write."""
     data, model, train, sampler = config.data, config.model, config.train, config.sampler
     env, reward = config.env, config.reward
-    return [
-        (
-            (data.demo is None) == (data.root is None),
-            "data: give one of data.demo (generated) and data.root (a folder); "
-            "set the other to null",
-        ),
-        (
-            (data.validation is None) == (data.held_out is None),
-            "data: give one of data.validation (questions of their own) and data.held_out (a "
-            "number of questions of training databases); set the other to null",
-        ),
-        (
-            train.epochs is not None and data.train.total is None,
-            "train.epochs: counts passes over data.train.total questions; set that, or "
-            "train.steps=N",
-        ),
-        (
-            train.epochs is not None and "steps" in train.model_fields_set,
-            "train: give one of train.steps and train.epochs",
-        ),
-        (
-            (model.path is None) == (model.tiny is None),
-            "model: give one of model.path (a folder) and model.tiny (made on the spot); "
-            "set the other to null",
-        ),
-        (
-            sampler.temperature == 0,
-            "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0",
-        ),
-        (
-            (sampler.max_reply_tokens or 0) > sampler.max_response_tokens,
-            "sampler.max_reply_tokens: larger than sampler.max_response_tokens",
-        ),
-        *rewards.config.contradictions(reward, env),
-        (
-            reward.kind == "astra"
-            and reward.aggregate == "steps"
-            and train.algorithm.estimator != "direct",
-            "reward.aggregate: the scores of steps are advantages as they are; set "
-            "train.algorithm.estimator=direct",
-        ),
-        (
-            config.evaluation.episode == "agentic" and env.kind != "agentic",
-            "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, or "
-            "use single_turn",
-        ),
-        (
-            env.kind == "agentic" and config.prompt.style == "progress",
-            "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
-            "omnisql",
-        ),
-    ]
+    null = "set the other to null"
+    one = f"data: give one of data.demo (generated) and data.root (a folder); {null}"
+    yield (data.demo is None) == (data.root is None), one
+    one = (
+        "data: give one of data.validation (questions of their own) and data.held_out (a number of "
+        f"questions of training databases); {null}"
+    )
+    yield (data.validation is None) == (data.held_out is None), one
+    if train.epochs is not None:
+        passes = "train.epochs: counts passes over data.train.total questions; set that, or "
+        yield data.train.total is None, f"{passes}train.steps=N"
+        one = "train: give one of train.steps and train.epochs"
+        yield "steps" in train.model_fields_set, one
+    one = f"model: give one of model.path (a folder) and model.tiny (made on the spot); {null}"
+    yield (model.path is None) == (model.tiny is None), one
+    greedy = "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0"
+    yield sampler.temperature == 0, greedy
+    longer = "sampler.max_reply_tokens: larger than sampler.max_response_tokens"
+    yield (sampler.max_reply_tokens or 0) > sampler.max_response_tokens, longer
+    yield from rewards.config.contradictions(reward, env)
+    if reward.kind == "astra" and reward.aggregate == "steps":
+        scores = "reward.aggregate: the scores of steps are advantages as they are; set "
+        is_direct = train.algorithm.estimator == "direct"
+        yield not is_direct, f"{scores}train.algorithm.estimator=direct"
+    if env.kind == "agentic":
+        tags = "prompt.style: progress asks for one reply in <sql> tags; with env.kind=agentic use "
+        yield config.prompt.style == "progress", f"{tags}omnisql"
+    else:
+        calls = "evaluation.episode: agentic measures tool-calling episodes; set env.kind=agentic, "
+        yield config.evaluation.episode == "agentic", f"{calls}or use single_turn"
 
 
 def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
@@ -319,7 +297,10 @@ def _explain(error: ValidationError) -> str:
     first = min(error.errors(), key=order)
     path = ".".join(str(part) for part in first["loc"] if part not in _NO_KEYS)
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(first["loc"][-1]), _all_keys(), n=1)
+        schemas = JobConfig.model_json_schema()
+        parts = (schemas, *schemas["$defs"].values())
+        known = {key for part in parts for key in part.get("properties", ())}
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         return f"{path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
     if first["type"] in ("contradiction", "rule"):
         return ".".join(filter(None, (path, first["msg"])))
@@ -327,9 +308,3 @@ def _explain(error: ValidationError) -> str:
         return f"{path}: is missing"
     words = first["msg"][:1].lower() + first["msg"][1:]
     return f"{path}: {words}, not {first['input']!r:.60}"
-
-
-def _all_keys() -> set[str]:
-    schemas = JobConfig.model_json_schema()
-    parts = (schemas, *schemas["$defs"].values())
-    return {key for part in parts for key in part.get("properties", ())}

@@ -28,25 +28,31 @@ def packaged() -> list[str]:
 
 
 def read(name: str, overrides: Sequence[str], kinds: Kinds) -> dict[str, Any]:
-    """Read a config by path or packaged name, merge it over its base, and set the overrides.
-
-    Raises:
-        UserError: A file is not there or not YAML, or an override sets nothing.
+    """Read a config by path or packaged name, merge it over its base, and set the overrides; each
+    section that names no kind names its default one.
     """
-    raw = _read(name, _find(name), kinds)
-    for override in overrides:
-        _override(raw, override)
-    _name_kinds(raw, kinds)
-    return raw
-
-
-def _find(name: str) -> Traversable:
     path = Path(name)
-    if path.is_file():
-        return path.resolve()
-    if name in packaged():
-        return _PACKAGED / name
-    raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
+    if not path.is_file() and name not in packaged():
+        raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
+    raw = _read(name, path.resolve() if path.is_file() else _PACKAGED / name, kinds)
+    for override in overrides:
+        dotted, separator, text = override.partition("=")
+        if not separator or not dotted:
+            raise UserError(f"{override!r}: an override has the form key.sub=value")
+        try:
+            raw = _set(raw, (), dotted.split("."), yaml.safe_load(text))
+        except yaml.YAMLError:
+            line = f"{override!r}: the value is not YAML; quote it for the shell"
+            raise UserError(line) from None
+        except UserError as error:
+            raise UserError(f"{override!r}: {error}") from None
+    for keys, kind in kinds.items():
+        node: Any = raw
+        for key in keys:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node.setdefault("kind", kind)
+    return raw
 
 
 def _read(
@@ -107,37 +113,18 @@ def merge(
     return merged
 
 
-def _override(raw: dict[str, Any], override: str) -> None:
-    """Set `key.sub=value` in place; a value is read as YAML, a number in a key counts items."""
-    dotted, separator, text = override.partition("=")
-    if not separator or not dotted:
-        raise UserError(f"{override!r}: an override has the form key.sub=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"{override!r}: the value is not YAML; quote it for the shell") from None
-    node: Any = raw
-    keys = dotted.split(".")
-    for depth, key in enumerate(keys):
-        if isinstance(node, list) and not (key.isdigit() and int(key) < len(node)):
-            raise UserError(f"{override!r}: {key} is not one of the {len(node)} items, from 0")
-        if not isinstance(node, dict | list):
-            raise UserError(f"{override!r}: {keys[depth - 1]} is a value; it has no keys below it")
-        place = int(key) if isinstance(node, list) else key
-        if isinstance(node, dict) and value is not None:
-            node.pop(_RIVALS.get(tuple(keys[: depth + 1])), None)
-        if depth == len(keys) - 1:
-            node[place] = value
-        elif isinstance(node, dict) and node.get(place) is None:
-            node[place] = {}
-        node = node[place]
-
-
-def _name_kinds(raw: dict[str, Any], kinds: Kinds) -> None:
-    """Name the default kind of each section that names none."""
-    for path, kind in kinds.items():
-        node: Any = raw
-        for key in path:
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            node.setdefault("kind", kind)
+def _set(node: Any, above: tuple[str, ...], keys: Sequence[str], value: Any) -> Any:
+    """Return a node with a value below it; a number in a key counts items."""
+    if not keys:
+        return value
+    key, *rest = keys
+    path = (*above, key)
+    if isinstance(node, list):
+        if not (key.isdigit() and int(key) < len(node)):
+            raise UserError(f"{key} is not one of the {len(node)} items, from 0")
+        return [_set(e, path, rest, value) if n == int(key) else e for n, e in enumerate(node)]
+    if node is not None and not isinstance(node, dict):
+        raise UserError(f"{above[-1]} is a value; it has no keys below it")
+    gone = _RIVALS.get(path) if value is not None else None
+    kept = {name: below for name, below in (node or {}).items() if name != gone}
+    return {**kept, key: _set(kept.get(key), path, rest, value)}

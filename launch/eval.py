@@ -18,8 +18,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 from __future__ import annotations
 
 import os
-from argparse import _ArgumentGroup
-from dataclasses import dataclass
+from argparse import Namespace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
@@ -44,65 +43,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
-    from launch.evaluation.evaluate import QuestionSet, Rule
+    from launch.evaluation.evaluate import QuestionSet
     from launch.evaluation.targets import Target
     from sqlenv.types import Example
 
-DIFFERING = "differing.jsonl"
-_FILE_TEMPERATURE = 0.8
-"""Stands for that of a file of samples, which nobody knows."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvalOptions:
-    """The command line; docs/evaluation.md explains it."""
-
-    cfg: str | None
-    overrides: Sequence[str]
-    accel: str
-    checkpoint: Path | None
-    endpoint: str | None
-    model: str | None
-    predictions: Path | None
-    decode: str
-    data: str
-    data_root: Path | None
-    file: str
-    comparators: str | None
-    test_suite: Path | None
-    against: Path | None
-    json: Path | None
-    out: Path | None
-    timeout_s: float | None
-    vote_by: VoteBy
-    seed: int | None
-
-    @property
-    def rule(self) -> Rule:
-        """What answers are judged by."""
-        from launch.evaluation.evaluate import Rule
-
-        return Rule(self.comparators, self.test_suite, self.vote_by)
+_FILE_TEMPERATURE = 0.8  # stands for that of a file of samples, which nobody knows
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     options = _read(arguments)
     _check(options)
-    if options.against is not None:
-        from launch.reporting.runs import read_runs
-
-        read_runs([f"other={options.against}"])  # before hours of work
-    result = _evaluate_file(options) if options.predictions else _evaluate_model(options)
-    if options.against is not None:
-        _compare(options.against, result)
+    if options.predictions is not None:
+        _evaluate_file(options, options.predictions)
+    else:
+        _evaluate_model(options)
 
 
-def _evaluate_file(options: EvalOptions) -> Path:
-    """Judge a file of predictions on a published test set."""
-    path, name = options.predictions, options.data
-    root, file = folder_and_file(options.data_root, options.file)
-    assert path is not None
+def _evaluate_file(options: Namespace, path: Path) -> None:
+    name, (root, file) = options.data, folder_and_file(options.data_root, options.file)
     if name not in TEST_SETS:
         raise UserError(
             f"--predictions: --data {name} is not a published test set; give one of "
@@ -127,21 +86,21 @@ def _evaluate_file(options: EvalOptions) -> Path:
         folder = options.out
         if folder is None and options.json is None:
             folder = Path("evals") / "-".join((model.name, name, decode.name))
-        return judge_answers(
-            prepare(name, examples, source, root, options.rule),
+        rule = {"comparators": options.comparators, "test_suite": options.test_suite}
+        judge_answers(
+            prepare(name, examples, source, root, **rule),
             Answers(samples),
             decode,
             executor,
             model=model,
             seed=options.seed or 0,
-            rule=options.rule,
+            vote_by=options.vote_by,
             folder=folder,
             path=options.json,
         )
 
 
-def _evaluate_model(options: EvalOptions) -> Path:
-    """Let a checkpoint or an endpoint answer, and judge its answers."""
+def _evaluate_model(options: Namespace) -> None:
     from launch.config import load_config
     from launch.data.preflight import check_data
 
@@ -165,12 +124,12 @@ def _evaluate_model(options: EvalOptions) -> Path:
 
     target = Target.find(config, options.endpoint, options.model, options.checkpoint)
     out = options.out or _default_folder(config, options.data, target, decode)
-    return _answer_and_judge(options, config, target, decode, split, out)
+    _answer_and_judge(options, config, target, decode, split, out)
 
 
 def _answer_and_judge(
-    options: EvalOptions, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
-) -> Path:
+    options: Namespace, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
+) -> None:
     import yaml
 
     from launch.build import SqlSide
@@ -194,12 +153,11 @@ def _answer_and_judge(
         answers = sources.answers_of(EvaluationJob(target, config, decode, sql, out), examples)
         claim_data(out, {split: examples})
         seconds = {"seconds": round(perf_counter() - start, 1)}
-        prompt = sql.single_turn_prompt if decode.kind == "judge" else sql.evaluation_prompt
+        prompt = sql.prompts.single_turn if decode.kind == "judge" else sql.evaluation_prompt
         # A config's own questions have its limits, as in training.
-        is_own = options.data in SPLITS and not options.comparators and options.timeout_s is None
-        limits = config.executor if is_own else read_limits(options.timeout_s)
-        with Executor(limits) as executor:
-            return judge_answers(
+        has_own = _is_own(options) and options.timeout_s is None
+        with Executor(config.executor if has_own else read_limits(options.timeout_s)) as executor:
+            judge_answers(
                 questions,
                 Answers(answers.samples, {**answers.notes, **seconds}),
                 decode,
@@ -207,27 +165,30 @@ def _answer_and_judge(
                 model=target.facts(config),
                 seed=config.seed,
                 prompts=[prompt(example) for example in examples],
-                rule=options.rule,
+                vote_by=options.vote_by,
                 folder=out,
                 path=options.json,
             )
 
 
-def _questions(
-    options: EvalOptions, config: JobConfig, examples: tuple[Example, ...]
-) -> QuestionSet:
-    """Find what answers are judged by, before any is asked for."""
+def _is_own(options: Namespace) -> bool:
+    """Tell whether a split of the config is judged by the config's own rule."""
+    return options.data in SPLITS and not options.comparators
+
+
+def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
     from launch.evaluation.evaluate import QuestionSet, prepare
 
-    if options.data in SPLITS and not options.comparators:
+    if _is_own(options):
         return QuestionSet(options.data, examples, (config.env.match,))
     root = config.data.root or Path()
     source = config.data.test.sources[0]
     place = source.model_copy(update={"path": root / source.path})
-    return prepare(options.data, examples, place, root, options.rule)
+    rule = {"comparators": options.comparators, "test_suite": options.test_suite}
+    return prepare(options.data, examples, place, root, **rule)
 
 
-def _on_test_set(config: JobConfig, options: EvalOptions) -> tuple[JobConfig, Split]:
+def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
     """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
     if own := [split for split in SPLITS if split == options.data]:
         return config, own[0]
@@ -248,7 +209,6 @@ def _on_test_set(config: JobConfig, options: EvalOptions) -> tuple[JobConfig, Sp
 
 
 def _default_folder(config: JobConfig, data: str, target: Target, decode: Decode) -> Path:
-    """Name a folder after policy, sampler, data, decoding and seed."""
     layouts: dict[str, None] = {}
     if data in SPLITS:
         layouts = dict.fromkeys(source.layout for source in config.data.of(data).sources)
@@ -257,30 +217,10 @@ def _default_folder(config: JobConfig, data: str, target: Target, decode: Decode
     return Path("evals") / "-".join(parts)
 
 
-def _compare(other: Path, result: Path) -> None:
-    """Compare a result with another one, and list the questions on which they differ."""
-    from launch.reporting.comparison import Comparison
-    from launch.reporting.runs import read_runs
-    from launch.texts import write_text
-
-    is_own = result.name == "verdicts.json"
-    differing = result.with_name(DIFFERING) if is_own else result.with_suffix(f".{DIFFERING}")
-    found = Comparison.of(read_runs([f"other={other}", f"this={result}"]))
-    cli.output.print(*found.tables(cli.output.width), sep="\n")
-    write_text(differing, found.lines())
-    cli.output.print(f"Questions on which they differ: {differing}", soft_wrap=True)
-
-
-def _check(options: EvalOptions) -> None:
-    """Refuse options that do not belong together.
-
-    Raises:
-        UserError: Some do not.
-    """
+def _check(options: Namespace) -> None:
     is_file, is_split = options.predictions is not None, options.data in SPLITS
-    url, model, checkpoint, out = (
-        options.endpoint or "", options.model, options.checkpoint, options.json,
-    )  # fmt: skip
+    url, model = options.endpoint or "", options.model
+    checkpoint, out = options.checkpoint, options.json
     split = f"--data {options.data} is a split of the config"
     mistakes = {
         "--predictions: needs no --cfg and no settings": is_file
@@ -306,102 +246,58 @@ def _check(options: EvalOptions) -> None:
             raise UserError(message)
 
 
-def _read(arguments: Sequence[str]) -> EvalOptions:
-    parser = cli.make_parser("launch.eval", __doc__ or "", needs_config=False)
-    _add_source(parser.add_argument_group("whose answers"))
-    _add_questions(parser.add_argument_group("which questions"))
-    _add_judging(parser.add_argument_group("judging and results"))
-    return EvalOptions(**vars(parser.parse_intermixed_args(arguments)))
-
-
-_FOLDER: dict[str, Any] = {"type": Path, "metavar": "DIR"}
-_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
-
-
-def _add_source(source: _ArgumentGroup) -> None:
-    source.add_argument(
-        "--checkpoint",
-        **_FOLDER,
+def _read(arguments: Sequence[str]) -> Namespace:
+    parser = cli.make_parser("launch.eval", __doc__, needs_config=False)
+    folder: dict[str, Any] = {"type": Path, "metavar": "DIR"}
+    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    add = parser.add_argument_group("whose answers").add_argument
+    add(
+        "--checkpoint", **folder,
         help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
         "model folder (default: what reinforcement learning starts from: the model that the warm "
         "start left in the config's run folder, else model.path)",
-    )
-    source.add_argument(
-        "--endpoint", metavar="URL", help="an OpenAI-compatible endpoint, up to and including /v1"
-    )
-    source.add_argument("--model", metavar="NAME", help="the endpoint's name of the model")
-    source.add_argument(
-        "--predictions",
-        **_FILE,
+    )  # fmt: skip
+    add("--endpoint", metavar="URL", help="an OpenAI-compatible endpoint, up to and including /v1")
+    add("--model", metavar="NAME", help="the endpoint's name of the model")
+    add(
+        "--predictions", **file,
         help="a file of queries, with no model: one a line, JSON lines, BIRD's or OmniSQL's JSON, "
         "or Spider 2's folder",
-    )
-    source.add_argument(
-        "--decode",
-        default="greedy",
-        metavar="greedy|vote@N|pass@N|judge@K",
+    )  # fmt: skip
+    add(
+        "--decode", default="greedy", metavar="greedy|vote@N|pass@N|judge@K",
         help="one greedy reply, the majority of N samples' results, whether any of N samples is "
         "right, or the best of K by the model's own judgement (default: greedy)",
-    )
-    source.add_argument(
-        "--vote-by",
-        choices=get_args(VoteBy),
-        default="set",
+    )  # fmt: skip
+    add(
+        "--vote-by", choices=get_args(VoteBy), default="set",
         help="what makes two samples one vote: equal sets of rows as in OmniSQL, or equal printed "
         "tables as in PaVeRL-SQL (default: set)",
-    )
-    source.add_argument(
-        "--seed", type=cli.read_seed, metavar="N", help="of a file's samples (default: 0)"
-    )
-
-
-def _add_questions(asked: _ArgumentGroup) -> None:
+    )  # fmt: skip
+    add("--seed", type=cli.read_seed, metavar="N", help="of a file's samples (default: 0)")
     names = (*SPLITS, *TEST_SETS)
-    asked.add_argument(
-        "--data",
-        choices=names,
-        metavar="NAME",
-        default="test",
+    add = parser.add_argument_group("which questions").add_argument
+    add(
+        "--data", choices=names, metavar="NAME", default="test",
         help=f"a split of the config or a test set: {', '.join(names)} (default: test)",
-    )
-    asked.add_argument(
-        "--data-root",
-        **_FOLDER,
+    )  # fmt: skip
+    add(
+        "--data-root", **folder,
         help="OmniSQL's data/ folder, the data set's own, or one that holds several downloads "
         "(default: the config's data.root)",
-    )
-    asked.add_argument(
-        "--file",
-        default="",
-        metavar="NAME",
-        help="question file in place of the data set's own: in its folder, or a path",
-    )
-
-
-def _add_judging(judged: _ArgumentGroup) -> None:
-    judged.add_argument(
-        "--comparators",
-        metavar="NAME,NAME",
-        help="what answers are judged by (default: the test set's own)",
-    )
-    judged.add_argument(
-        "--test-suite",
-        **_FOLDER,
-        help="Spider's test suite (default: test_suite_database in the data or beside it)",
-    )
-    judged.add_argument("--timeout-s", type=float, help="wall time of one query (default: 60)")
-    judged.add_argument("--json", **_FILE, help="write all verdicts here")
-    judged.add_argument(
-        "--out",
-        **_FOLDER,
-        help="folder of the results (default: evals/, named after model, data, decoding, seed)",
-    )
-    judged.add_argument(
-        "--against",
-        type=Path,
-        metavar="RUN",
-        help="another result to compare this one with: paired tests, and questions that differ",
-    )
+    )  # fmt: skip
+    other = "question file in place of the data set's own: in its folder, or a path"
+    add("--file", default="", metavar="NAME", help=other)
+    add = parser.add_argument_group("judging and results").add_argument
+    own = "what answers are judged by (default: the test set's own)"
+    add("--comparators", metavar="NAME,NAME", help=own)
+    suite = "Spider's test suite (default: test_suite_database in the data or beside it)"
+    add("--test-suite", **folder, help=suite)
+    add("--timeout-s", type=float, help="wall time of one query (default: 60)")
+    add("--json", **file, help="write all verdicts here")
+    where = "folder of the results (default: evals/, named after model, data, decoding, seed)"
+    add("--out", **folder, help=where)
+    return parser.parse_intermixed_args(arguments)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ was trained with adapters (train.lora) is merged; --adapter writes the adapters 
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace, RawDescriptionHelpFormatter
+from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
+from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
@@ -39,38 +40,21 @@ def main(arguments: list[str]) -> None:
 
 
 def _arguments(arguments: list[str]) -> Namespace:
-    parser = cli.Parser(
-        prog="python -m launch.export",
-        description=__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="a run folder (its best checkpoint), one of its checkpoints/N, or a Hugging Face "
-        "model folder",
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to make")
+    parser = cli.Parser("launch.export", __doc__)
+    folder: dict[str, Any] = {"type": Path, "required": True, "metavar": "DIR"}
+    where = "a run folder (its best checkpoint), one of its checkpoints/N, or a model folder"
+    parser.add_argument("--checkpoint", **folder, help=where)
+    parser.add_argument("--out", **folder, help="the folder to make")
     parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float32", "float16"),
         help="type of the weights (default: what the run computed in, model.dtype; of a Hugging "
         "Face folder its own; of adapters float32)",
     )
+    largest = "largest file of weights, in bytes or as 500MB, 5GB (default: 5GB)"
+    parser.add_argument("--shard-bytes", type=_bytes, default="5GB", metavar="SIZE", help=largest)
     parser.add_argument(
-        "--shard-bytes",
-        type=_bytes,
-        default="5GB",
-        metavar="SIZE",
-        help="largest file of weights, in bytes or as 500MB, 5GB (default: 5GB)",
-    )
-    parser.add_argument(
-        "--adapter",
-        action="store_true",
-        help="write the adapters alone, as PEFT's adapter_config.json and "
-        "adapter_model.safetensors",
+        "--adapter", action="store_true", help="the adapters alone, as PEFT's files"
     )
     return parser.parse_args(arguments)
 

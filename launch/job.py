@@ -17,9 +17,9 @@ from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.official import write_official
 from launch.evaluation.sampling import Evaluator
-from launch.evaluation.statistics import paired_difference
+from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.evaluation.testsets import Split
-from launch.evaluation.verdicts import Verdict, accuracy, ci95
+from launch.evaluation.verdicts import Verdict, accuracy
 from launch.plan import check_memory
 from launch.run_folder import (
     RESULT,
@@ -105,7 +105,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "seconds": round(perf_counter() - began, 1),
     }
     write_json(folder / RESULT, result)
-    cli.output.print(_table(result), _curve(result))
+    cli.output.print(_table(result))
     cli.output.print(f"Run folder: {folder}")
     cli.output.print(f"To look at it: python -m launch.report {folder}", soft_wrap=True)
 
@@ -119,18 +119,16 @@ def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> lis
 
 
 def _gain(before: Sequence[Verdict], after: Sequence[Verdict]) -> dict[str, Any]:
-    """Return accuracies before and after, in [0, 1], and the interval of their difference."""
-    scores = ([float(verdict.correct) for verdict in part] for part in (before, after))
-    gain = paired_difference(*scores)
-    return {
-        "ex_before": round(accuracy(before), 6),
-        "ex_before_ci95": ci95(before),
-        "ex_after": round(accuracy(after), 6),
-        "ex_after_ci95": ci95(after),
-        "gain": round(gain.difference, 6),
-        "gain_ci95": [round(bound, 6) for bound in gain.ci95],
-        "questions": len(after),
-    }
+    first, second = ([float(verdict.correct) for verdict in part] for part in (before, after))
+    gain = paired_difference(first, second)
+    found: dict[str, Any] = {}
+    for name, value, interval in (
+        ("ex_before", accuracy(before), mean_interval(first)),
+        ("ex_after", accuracy(after), mean_interval(second)),
+        ("gain", gain.difference, gain.ci95),
+    ):
+        found |= {name: round(value, 6), f"{name}_ci95": [round(bound, 6) for bound in interval]}
+    return {**found, "questions": len(after)}
 
 
 def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
@@ -142,43 +140,29 @@ def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
         return round(sum(line.get(name, 0.0) for line in part) / len(part), 6)
 
     names = sorted(name for name in lines[-1] if name.startswith("reward/"))
-    curve = [
-        [line["step"], round(line["validation/accuracy"], 6)]
-        for line in lines
-        if "validation/accuracy" in line
-    ]
-    return {
-        "mean_turns": mean("rollout/turns", last),
-        "mean_turns_first": mean("rollout/turns", first),
-        "rewards": {name.removeprefix("reward/"): mean(name, last) for name in names},
-        "rewards_first": {name.removeprefix("reward/"): mean(name, first) for name in names},
-        "validation_curve": curve,
-    }
+    found: dict[str, Any] = {}
+    for end, part in (("", last), ("_first", first)):
+        found[f"mean_turns{end}"] = mean("rollout/turns", part)
+        rewards = {name.removeprefix("reward/"): mean(name, part) for name in names}
+        found[f"rewards{end}"] = rewards
+    key = "validation/accuracy"
+    curve = [[line["step"], round(line[key], 6)] for line in lines if key in line]
+    return {**found, "validation_curve": curve}
 
 
 def _table(result: dict[str, Any]) -> RichTable:
     table = RichTable("", "before", "after", title="Held-out questions and training episodes")
 
-    def percent(value: float, interval: Sequence[float]) -> str:
-        low, high = interval
-        return f"{100 * value:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
+    def percent(name: str) -> str:
+        low, high = result[f"{name}_ci95"]
+        return f"{100 * result[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
 
-    table.add_row(
-        f"execution accuracy, {result['questions']} questions (95 % interval)",
-        percent(result["ex_before"], result["ex_before_ci95"]),
-        percent(result["ex_after"], result["ex_after_ci95"]),
-    )
-    table.add_row("gain (95 % interval)", "", percent(result["gain"], result["gain_ci95"]))
+    asked = f"execution accuracy, {result['questions']} questions (95 % interval)"
+    table.add_row(asked, percent("ex_before"), percent("ex_after"))
+    table.add_row("gain (95 % interval)", "", percent("gain"))
     table.add_section()
     turns = (f"{result[name]:.2f}" for name in ("mean_turns_first", "mean_turns"))
     table.add_row("turns of a training episode (first and last 10 steps)", *turns)
     for name, value in result["rewards"].items():
         table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
-    return table
-
-
-def _curve(result: dict[str, Any]) -> RichTable:
-    table = RichTable("step", "accuracy", "", title="Validation questions", box=None)
-    for step, value in result["validation_curve"]:
-        table.add_row(str(step), f"{100 * value:.1f} %", "█" * round(50 * value))
     return table

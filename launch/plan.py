@@ -33,18 +33,11 @@ _GIB = 2**30
 def main(arguments: list[str]) -> None:
     """Run the command."""
     example = "--topology v5e:2x2 sampler.slots=32"
-    parser = cli.make_parser("launch.plan", __doc__ or "", example=example)
-    parser.add_argument(
-        "--topology",
-        required=True,
-        metavar="CHIPS",
-        help="v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, h100x8, h200x8, h100x16 (GPUs)",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="NAME",
-        help="a published shape in place of model.path's, for example qwen2.5-coder-7b",
-    )
+    parser = cli.make_parser("launch.plan", __doc__, example=example)
+    chips = "v5e:4x4, v5p:4x4x4, v6e:8x8 (TPU slices), h100x1, h100x8, h200x8, h100x16 (GPUs)"
+    parser.add_argument("--topology", required=True, metavar="CHIPS", help=chips)
+    name = "a published shape in place of model.path's, for example qwen2.5-coder-7b"
+    parser.add_argument("--model", metavar="NAME", help=name)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
@@ -57,30 +50,16 @@ def main(arguments: list[str]) -> None:
         plan = make_plan(config, options.topology, model=options.model, progress=progress)
     if file is not None:
         write_json(file, plan)
-    for table in _tables(plan):
-        cli.output.print(table)
-    for line in plan["assumptions"]:
-        cli.output.print(line, soft_wrap=True)
+    cli.output.print(*_tables(plan), sep="\n")
+    cli.output.print(*plan["assumptions"], sep="\n", soft_wrap=True)
 
 
 def make_plan(
     config: JobConfig, topology_name: str, *, model: str | None, progress: Any
 ) -> dict[str, Any]:
-    """Plan a job.
+    """Plan a job, as JSON has it; bytes are those of one device.
 
-    Args:
-        config: The job.
-        topology_name: The devices, as `minirl.plan.compile.parse_topology` reads them.
-        model: Name of a published shape; None for the job's own model.
-        prompt: Mean length in tokens; None for the longest.
-        response: The same of responses.
-        progress: As `cli.progress_bar` yields it.
-
-    Returns:
-        The plan, as JSON has it; bytes are those of one device.
-
-    Raises:
-        UserError: The topology or the model is not known, or nothing fits.
+    The model is the name of a published shape; None for the job's own.
     """
     started = perf_counter()
     # JAX takes seconds to import, and mistakes above need not wait for it.
@@ -122,7 +101,7 @@ def make_plan(
 
 
 def workload_of(config: JobConfig, shape: ModelConfig) -> Workload:
-    """Take out of a job's settings what a plan depends on."""
+    """Take out of a job what a plan depends on."""
     from minirl.plan.memory import Workload
 
     return Workload(shape, config.model, config.sampler, config.train)
@@ -181,11 +160,7 @@ def _device_limit() -> float | None:
 
 
 def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
-    """Return the shape of the named model, or of the job's own.
-
-    Raises:
-        UserError: The job's model is not there yet, and none is named.
-    """
+    """Return the shape of the named model, or of the job's own."""
     from minirl.model.config import read_config
     from minirl.model.tiny import tiny_shape
     from minirl.plan.memory import published_shape
@@ -205,7 +180,6 @@ def model_shape(config: JobConfig, name: str | None) -> ModelConfig:
 
 
 def _assumptions(work: Workload, topology: Topology) -> list[str]:
-    """Say what a plan rests on: what the compiler says, and what is assumed."""
     from minirl.plan.fit import FILLED
 
     chip = topology.chip
@@ -228,23 +202,19 @@ def _assumptions(work: Workload, topology: Topology) -> list[str]:
 
 
 def _tables(plan: dict[str, Any]) -> list[RichTable]:
-    """Show a plan to a person."""
     mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
     title = f"{plan['model']} ({plan['parameters'] / 1e9:.2f} B) on {plan['topology']}: {mesh}"
     memory = RichTable("a device's memory", "update, GiB", "generation, GiB", title=title)
     columns = (plan["update_memory_bytes"], plan["generation_memory_bytes"])
     for name in dict.fromkeys([*columns[0], *columns[1]]):
-        memory.add_row(
-            name, *[f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns]
-        )
+        cells = (f"{kinds[name] / _GIB:.2f}" if name in kinds else "" for kinds in columns)
+        memory.add_row(name, *cells)
     memory.add_section()
-    memory.add_row("together", *[f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns])
+    memory.add_row("together", *(f"{sum(kinds.values()) / _GIB:.2f}" for kinds in columns))
     room = plan["room_bytes"]
     known = "not known" if room is None else f"{room / _GIB:.2f}"
     memory.add_row("may be filled", known, known)
-    sampler = " x ".join(
-        f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1
-    )
+    axes = [f"{axis} {size}" for axis, size in plan["sampler_mesh"].items() if size > 1]
     step = RichTable("of a step", "", title="A step")
     step.add_row(
         "largest micro-batch",
@@ -252,7 +222,7 @@ def _tables(plan: dict[str, Any]) -> list[RichTable]:
         f"train.batching.answers_per_batch={plan['answers_per_batch']} "
         f"({plan['micro_batches']} a step)",
     )
-    step.add_row("samplers", f"{plan['processes']}, each on {sampler or 'one device'}")
+    step.add_row("samplers", f"{plan['processes']}, each on {' x '.join(axes) or 'one device'}")
     step.add_row("this plan took", f"{plan['plan_s']:.0f} s")
     return [memory, step]
 

@@ -34,12 +34,10 @@ from minirl.run.files import read_json
 
 @dataclass(frozen=True, slots=True)
 class PolicySource:
-    """Where a policy is read from.
+    """Where a policy is read from; its name is for folders.
 
     Attributes:
-        name: Short, for the names of folders.
         model: Hugging Face folder: structure, tokenizer and, without a checkpoint, the weights.
-        checkpoint: Folder of one checkpoint, or None.
         run: Settings of the run that the checkpoint is of.
         lora: The adapters that the checkpoint holds; None if it holds all weights.
     """
@@ -51,21 +49,8 @@ class PolicySource:
     lora: LoraConfig | None = None
 
 
-def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
-    """Find the policy to measure: in a folder, or the start of a job.
-
-    Raises:
-        UserError: There is no policy.
-    """
-    return _start(config) if where is None else policy_in(where)
-
-
 def policy_in(where: Path) -> PolicySource:
-    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model's folder.
-
-    Raises:
-        UserError: There is no policy.
-    """
+    """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder."""
     if not where.is_dir():
         raise UserError(f"--checkpoint {where}: no such folder")
     if (where / "config.json").is_file():
@@ -84,8 +69,10 @@ def policy_in(where: Path) -> PolicySource:
     return _of_run(run, where)
 
 
-def _start(config: JobConfig) -> PolicySource:
-    """Find the model that the warm start left in the run folder, else `model.path`."""
+def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
+    """Find the policy to measure: in a folder, or the start of a job (that of the warm start)."""
+    if where is not None:
+        return policy_in(where)
     name = f"{config.run.name}-start"
     if (config.folder / WARM).is_dir():
         return PolicySource(name, config.folder / WARM)
@@ -123,14 +110,11 @@ def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatT
 
 
 def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:
-    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged.
-
-    Raises:
-        UserError: The policy cannot be read, or does not fit on the disk.
-    """
+    """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
     shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
     kind = dtype or _own_dtype(source)
-    size = _check_room(out, huggingface.total_bytes(shapes, kind))
+    size = huggingface.total_bytes(shapes, kind)
+    _check_room(out, size)
     with _tensors(source) as tensors, cli.progress_bar("export") as progress:
 
         def counted() -> Iterator[tuple[str, np.ndarray]]:
@@ -170,7 +154,6 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
 
 @contextmanager
 def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]]:
-    """Open a policy's weights, to be read one by one."""
     if source.checkpoint is None:
         yield huggingface.read_tensors(source.model)
         return
@@ -186,8 +169,7 @@ def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]
         yield stored
 
 
-def _check_room(out: Path, size_bytes: int) -> int:
-    """Return the size, or raise a `UserError` if the disk has no room for it."""
+def _check_room(out: Path, size_bytes: int) -> None:
     place = next(path for path in out.absolute().parents if path.exists())
     free = shutil.disk_usage(place).free
     if size_bytes > free:
@@ -195,7 +177,6 @@ def _check_room(out: Path, size_bytes: int) -> int:
             f"--out {out}: it takes {size_bytes / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free; "
             "make room, or set --out to another folder"
         )
-    return size_bytes
 
 
 def _own_dtype(source: PolicySource) -> str:
@@ -208,7 +189,6 @@ def _own_dtype(source: PolicySource) -> str:
 
 
 def _generation(source: PolicySource) -> dict[str, Any]:
-    """Say how to sample, where the base model does not: as the run did."""
     tokenizer = ChatTokenizer(source.model)
     content = {"eos_token_id": list(tokenizer.stop_ids), "pad_token_id": tokenizer.pad_id}
     if source.run is None:

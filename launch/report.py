@@ -13,17 +13,17 @@ the papers' tables: docs/reports.md.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launch import cli
 from launch.evaluation.results import VERDICTS
 from launch.evaluation.verdicts import PREDICTIONS
-from launch.reporting.comparison import Comparison, Difference
+from launch.reporting.comparison import Comparison
 from launch.reporting.page import render
 from launch.reporting.payload import read_payload
-from launch.reporting.runs import read_runs, split_name
+from launch.reporting.runs import read_runs
 from launch.texts import write_json, write_text
 from sqlenv.errors import UserError
 
@@ -37,31 +37,29 @@ def main(arguments: Sequence[str]) -> None:
     _check_outputs(options, [path for _, path in named])
     found = None
     if options.against is not None:
-        found = Comparison.of(
-            read_runs([f"{name}={path}" if name else str(path) for name, path in named]),
-            seed=options.seed,
-        )
-        cli.output.print(*found.tables(cli.output.width), sep="\n")
+        found = Comparison.of(read_runs(named), seed=options.seed)
+        cli.output.print(*found.tables(), sep="\n")
     payload = read_payload([run for name, path in named for run in _expanded(name, path)])
     if found is not None:
-        payload.overview["against"] = [_beside(found, each) for each in found.differences]
-        _write(options, found)
+        payload.overview["against"] = [
+            {"base": found.runs[0].name, "run": f"{each.run.name}, {' '.join(each.key)}"}
+            | dict(each.test)
+            for each in found.differences
+        ]
+        for option, write in (("markdown", found.markdown), ("differences", found.lines)):
+            if path := getattr(options, option):
+                write_text(path, write())
+        if options.json:
+            write_json(options.json, found.record())
     text = render(payload)
     write_text(options.out, text)
-    for run in payload.overview["runs"]:
-        cli.output.print(_summary(run), soft_wrap=True, markup=False)
-    for note in payload.overview["notes"]:
-        cli.output.print(note, soft_wrap=True, markup=False)
-    size = len(text) / _BYTES
-    cli.output.print(f"Page: {options.out} ({size:.1f} MB)", soft_wrap=True, markup=False)
+    size = f"Page: {options.out} ({len(text) / _BYTES:.1f} MB)"
+    for line in (*map(_summary, payload.overview["runs"]), *payload.overview["notes"], size):
+        cli.output.print(line, soft_wrap=True, markup=False)
 
 
 def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = cli.Parser(
-        prog="python -m launch.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = cli.Parser("launch.report", __doc__)
     parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="runs and results to show")
     parser.add_argument(
         "--out", type=Path, default=Path("report.html"), help="the page (default: report.html)"
@@ -85,34 +83,34 @@ def _arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _named(options: argparse.Namespace) -> list[tuple[str, Path]]:
-    """Tell names from paths; the base comes first."""
-    named = [split_name(run) for run in options.runs]
+    """Tell names, empty where there are none, from paths; the base comes first."""
+    named = list(map(_split_name, options.runs))
     if options.against is None:
         return named
-    _, path = split_name(options.against)
-    base = next((one for one in named if options.against == one[0] or path == one[1]), None)
-    base = base or split_name(options.against)
+    other = _split_name(options.against)
+    base = next((one for one in named if options.against == one[0] or other[1] == one[1]), other)
     return [base, *(one for one in named if one != base)]
 
 
-def _expanded(name: str, path: Path) -> Iterator[tuple[str, Path]]:
+def _split_name(argument: str) -> tuple[str, Path]:
+    if Path(argument).exists():
+        return "", Path(argument)
+    name, _, path = argument.rpartition("=")
+    return name, Path(path)
+
+
+def _expanded(name: str, path: Path) -> list[tuple[str, Path]]:
     """Give the results in a folder of several, or the one that it is."""
     name = name or path.resolve().name.removesuffix(".json")
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give a run, or a result of launch.eval")
     inside = sorted(path.glob(f"*/{VERDICTS}")) if path.is_dir() else []
     if inside and not (path / VERDICTS).exists():
-        yield from ((f"{name}/{sheet.parent.name}", sheet.parent) for sheet in inside)
-    else:
-        yield name, path
+        return [(f"{name}/{report.parent.name}", report.parent) for report in inside]
+    return [(name, path)]
 
 
 def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
-    """Refuse to write over a result, or two files over one another.
-
-    Raises:
-        UserError: A file to write is read too, is named twice, or is a folder.
-    """
     taken = {run.resolve() for run in runs}
     for option in ("out", "markdown", "differences", "json"):
         path = getattr(options, option)
@@ -128,23 +126,7 @@ def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
         taken.add(place)
 
 
-def _write(options: argparse.Namespace, found: Comparison) -> None:
-    """Write the files that are asked for."""
-    if options.markdown:
-        write_text(options.markdown, found.markdown())
-    if options.differences:
-        write_text(options.differences, found.lines())
-    if options.json:
-        write_json(options.json, found.record())
-
-
-def _beside(found: Comparison, each: Difference) -> dict[str, Any]:
-    run = f"{each.run.name}, {' '.join(each.key)}"
-    return {"base": found.runs[0].name, "run": run, **each.test}
-
-
 def _summary(run: Mapping[str, Any]) -> str:
-    """Say in a line or two what a run came to."""
     parts = [f"{where} {_percent(one)}" for where, one in run["measured"].items()]
     counts = {one["questions"] for one in run["measured"].values()}
     if counts:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import platform
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import apsw
 import yaml
 
 from launch.config import JobConfig, dump, flat
+from launch.evaluation.digests import versions
 from launch.texts import write_json, write_text
 from minirl.run.files import PART, read_json
 from sqlenv.data.loading import fingerprint
@@ -47,10 +45,8 @@ def claimed_run(config: JobConfig) -> AbstractContextManager[Path]:
 def check(folder: Path, settings: str, *, key: str) -> None:
     """Raise a `UserError` if a folder was made with other settings, or holds something else.
 
-    Args:
-        folder: May be missing or empty.
-        settings: YAML of everything that decides what will be in the folder.
-        key: What a person sets to name another folder.
+    Settings are YAML of everything that decides what will be in the folder, which may be missing or
+    empty; `key` is what a person sets to name another one.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file; set {key} to another folder")
@@ -84,9 +80,8 @@ def _names(folder: Path) -> set[str]:
 
 def _deciding(values: dict[str, Any]) -> dict[str, Any]:
     """Flatten settings but those of devices, servers and places: a run may go on on others."""
-    values = {key: value for key, value in values.items() if key not in ("mesh", PLACES)}
-    found = dict(flat(values))
-    return {key: value for key, value in found.items() if not key.startswith("rollout.sglang.")}
+    found = flat({key: value for key, value in values.items() if key not in ("mesh", PLACES)})
+    return {key: value for key, value in found if not key.startswith("rollout.sglang.")}
 
 
 def check_place(folder: Path, *, key: str) -> None:
@@ -153,8 +148,8 @@ def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
 def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     """Return number and fingerprint of the questions of each split."""
     return {
-        name: {"questions": len(examples), "fingerprint": fingerprint(examples)}
-        for name, examples in splits.items()
+        name: {"questions": len(each), "fingerprint": fingerprint(each)}
+        for name, each in splits.items()
     }
 
 
@@ -184,25 +179,8 @@ def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[st
     return facts
 
 
-def versions() -> dict[str, str]:
-    """Name the versions that results may depend on; SQLite's decides which queries run."""
-    return {
-        "python": platform.python_version(),
-        "sqlite": apsw.sqlite_lib_version(),
-        **{name: _version(name) for name in _LIBRARIES},
-    }
-
-
-def _version(library: str) -> str:
-    try:
-        return metadata.version(library)
-    except metadata.PackageNotFoundError:  # the SQL side works without the learner's
-        return "not installed"
-
-
 def _note_versions(path: Path) -> None:
-    """Write the versions down, and warn of those that changed since the work began."""
-    now = versions()
+    now = versions(*_LIBRARIES)
     then = read_json(path, dict[str, str], advice=_ADVICE) if path.exists() else now
     for name in (name for name in now if then.get(name) != now[name]):
         _log.warning(

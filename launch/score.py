@@ -15,11 +15,10 @@ family.
 
 from __future__ import annotations
 
-import argparse
 import json
+from argparse import Namespace
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
@@ -63,38 +62,6 @@ from sqlenv.types import Example
 Write = Callable[[Mapping[str, Any]], None]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreOptions:
-    """The command line."""
-
-    db: str | None
-    gold: str | None
-    pred: str | None
-    file: Path | None
-    predictions: Sequence[Path] | None
-    data_root: Path | None
-    data: Path | None
-    layout: Layout
-    out: Path | None
-    json: bool
-    dialect: str
-    timeout_s: float | None
-    max_rows: int | None
-    max_bytes: int | None
-
-    @property
-    def place(self) -> tuple[Path, Path]:
-        """The data set's folder, and the file of the questions in it."""
-        data = self.data or Path()
-        return (self.data_root, data) if self.data_root else (data.parent, Path(data.name))
-
-    @property
-    def files(self) -> list[Path]:
-        """Where the file of the questions may be."""
-        root, file = self.place
-        return [root / base / file for base in (DATASETS[self.layout].omnisql, "")]
-
-
 def main(arguments: Sequence[str]) -> None:
     """Run the command: one pair, a file of pairs, or files of predictions."""
     options = _read(arguments)
@@ -120,7 +87,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _score_pair(
-    fields: Mapping[str, str | None], options: ScoreOptions, config: ExecutorConfig
+    fields: Mapping[str, str | None], options: Namespace, config: ExecutorConfig
 ) -> None:
     pair = make_pair(fields, options.dialect)
     check_contents(pair.example.database)
@@ -136,7 +103,7 @@ def _score_pair(
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
 
 
-def _score_file_of_pairs(options: ScoreOptions, path: Path, config: ExecutorConfig) -> None:
+def _score_file_of_pairs(options: Namespace, path: Path, config: ExecutorConfig) -> None:
     if not (options.json or options.out):
         raise UserError("--file gives JSON lines: add --json, or --out FILE")
     pairs = read_pairs(path, options.dialect)
@@ -146,9 +113,7 @@ def _score_file_of_pairs(options: ScoreOptions, path: Path, config: ExecutorConf
             write(record)
 
 
-def _score_predictions(
-    options: ScoreOptions, paths: Sequence[Path], config: ExecutorConfig
-) -> None:
+def _score_predictions(options: Namespace, paths: Sequence[Path], config: ExecutorConfig) -> None:
     if options.data is None:
         raise UserError("--predictions needs the questions: --data FILE")
     examples = _examples(options)
@@ -180,9 +145,8 @@ def _score_queries(
 ) -> list[Means]:
     jobs = [pair for _, pairs in files for pair in pairs]
     scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
-    warn_of_failing(
-        list(dict.fromkeys(e.id for (e, _), s in zip(jobs, scores, strict=True) if not s.gold_ran))
-    )
+    both = zip(jobs, scores, strict=True)
+    warn_of_failing(list(dict.fromkeys(e.id for (e, _), score in both if not score.gold_ran)))
     means: list[Means] = []
     waiting = iter(scores)
     for name, pairs in files:
@@ -218,22 +182,15 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]  # alike but for their endings
 
 
-def _keep_inputs(options: ScoreOptions) -> None:
-    """Refuse to write over a file that is read.
-
-    Raises:
-        UserError: --out is one of the inputs.
-    """
-    out = options.out
-    if out is None or not out.exists():
-        return
-    read = [options.file, *(options.predictions or ()), *(options.files if options.data else ())]
-    if any(path is not None and path.exists() and path.samefile(out) for path in read):
+def _keep_inputs(options: Namespace) -> None:
+    out, data = options.out, options.data or Path()
+    read = [options.file, *(options.predictions or ()), (options.data_root or Path()) / data]
+    if out and any(path and path.is_file() and path.samefile(out) for path in read if out.exists()):
         raise UserError(f"--out {out}: is read too; write to another file")
 
 
 @contextmanager
-def _lines(options: ScoreOptions) -> Generator[Write]:
+def _lines(options: Namespace) -> Generator[Write]:
     """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
     if options.out is None:
         yield _print if options.json else lambda _record: None
@@ -253,19 +210,15 @@ def _print(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 
-def _examples(options: ScoreOptions) -> tuple[Example, ...]:
-    """Read the questions that the options name.
-
-    Raises:
-        UserError: They are not there, or not as --layout says.
-    """
-    (root, file), layout = options.place, options.layout
+def _examples(options: Namespace) -> tuple[Example, ...]:
+    data, layout = options.data or Path(), options.layout
+    root, file = (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"
-        option = "--data-root" if options.data_root else f"--data {options.data}:"
+        option = "--data-root" if options.data_root else f"--data {data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any(path.is_file() for path in options.files):
+    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
     dialect = NAMES[options.dialect]
@@ -276,7 +229,7 @@ def _examples(options: ScoreOptions) -> tuple[Example, ...]:
         raise UserError(f"--data {file} as --layout {layout}: {error}") from None
 
 
-def _limits(options: ScoreOptions) -> ExecutorConfig:
+def _limits(options: Namespace) -> ExecutorConfig:
     named = {name: getattr(options, name) for name in ("timeout_s", "max_rows", "max_bytes")}
     try:
         return ExecutorConfig(**{name: value for name, value in named.items() if value is not None})
@@ -286,59 +239,37 @@ def _limits(options: ScoreOptions) -> ExecutorConfig:
         raise UserError(f"--{option}: {first['msg']}") from None
 
 
-def _read(arguments: Sequence[str]) -> ScoreOptions:
-    parser = cli.Parser(
-        prog="python -m launch.score",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    pair = parser.add_argument_group("one pair")
-    pair.add_argument("--db", metavar="FILE", help="the SQLite database")
-    pair.add_argument("--gold", metavar="SQL", help="the query that answers")
-    pair.add_argument("--pred", metavar="SQL", help="the prediction")
-    files = parser.add_argument_group("files")
-    files.add_argument("--file", type=Path, help="pairs, as JSON lines")
-    files.add_argument(
-        "--predictions",
-        nargs="+",
-        type=Path,
-        metavar="FILE",
-        help="files of predictions, each a column of the result",
-    )
-    files.add_argument(
-        "--data-root",
-        type=Path,
-        metavar="DIR",
-        help="the data set's folder, which holds its databases (default: the folder of --data)",
-    )
-    files.add_argument(
-        "--data",
-        type=Path,
-        metavar="FILE",
-        help="file of the questions and gold queries; with --data-root, relative to it",
-    )
-    files.add_argument(
-        "--layout",
-        default="spider",
-        choices=get_args(Layout),
-        metavar="NAME",
-        help=f"how the data set is laid out: {', '.join(get_args(Layout))} (default: spider)",
-    )
-    files.add_argument("--out", type=Path, metavar="FILE", help="write JSON lines here")
+def _read(arguments: Sequence[str]) -> Namespace:
+    parser = cli.Parser("launch.score", __doc__)
+    file: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+    add = parser.add_argument_group("one pair").add_argument
+    add("--db", metavar="FILE", help="the SQLite database")
+    add("--gold", metavar="SQL", help="the query that answers")
+    add("--pred", metavar="SQL", help="the prediction")
+    add = parser.add_argument_group("files").add_argument
+    add("--file", type=Path, help="pairs, as JSON lines")
+    add("--predictions", nargs="+", **file, help="files, each a column of the result")
+    root = "the data set's folder, which holds its databases (default: the folder of --data)"
+    add("--data-root", type=Path, metavar="DIR", help=root)
+    data = "file of the questions and gold queries; with --data-root, relative to it"
+    add("--data", **file, help=data)
+    layouts = get_args(Layout)
+    add(
+        "--layout", default="spider", choices=layouts, metavar="NAME",
+        help=f"how the data set is laid out: {', '.join(layouts)} (default: spider)",
+    )  # fmt: skip
+    add("--out", **file, help="write JSON lines here")
     parser.add_argument("--json", action="store_true", help="JSON in place of a page or of tables")
     parser.add_argument(
-        "--dialect",
-        default="sqlite",
-        choices=tuple(NAMES),
-        metavar="NAME",
+        "--dialect", default="sqlite", choices=tuple(NAMES), metavar="NAME",
         help=f"what queries are written in, where a record does not say it: {', '.join(NAMES)} "
         "(default: sqlite); others run on SQLite where they mean the same there",
-    )
-    limits = parser.add_argument_group("limits of one query")
-    limits.add_argument("--timeout-s", type=float, help="wall time (default: 30)")
-    limits.add_argument("--max-rows", type=int, help="rows of a result (default: 1,000,000)")
-    limits.add_argument("--max-bytes", type=int, help="size of a result (default: 64,000,000)")
-    return ScoreOptions(**vars(parser.parse_args(arguments)))
+    )  # fmt: skip
+    add = parser.add_argument_group("limits of one query").add_argument
+    add("--timeout-s", type=float, help="wall time (default: 30)")
+    add("--max-rows", type=int, help="rows of a result (default: 1,000,000)")
+    add("--max-bytes", type=int, help="size of a result (default: 64,000,000)")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

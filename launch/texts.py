@@ -15,11 +15,7 @@ _log = logging.getLogger(__name__)
 
 
 def read_text(path: Path) -> str:
-    """Read a file of text, with or without a byte order mark; all line ends become line feeds.
-
-    Raises:
-        UserError: It is not there, cannot be read, or is not UTF-8.
-    """
+    """Read a file of text, with or without a byte order mark; all line ends become line feeds."""
     return _read(path).replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -39,11 +35,7 @@ def _read(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
-    """Read the lines of a file that are not blank, with their numbers, from 1.
-
-    Raises:
-        UserError: As `read_text`.
-    """
+    """Read the lines of a file that are not blank, with their numbers, from 1."""
     lines = enumerate(read_text(path).split("\n"), 1)
     return [(number, line) for number, line in lines if line.strip()]
 
@@ -81,10 +73,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that is there whole or not at all, and its folder where there is none.
-
-    Raises:
-        OSError: It cannot be written; names the file.
-    """
+    """Write a file that is there whole or not at all, and its folder where there is none."""
     with whole_file(path) as file:
         file.write(text)

@@ -17,7 +17,7 @@ from minirl.run import preemption
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = make_parser().parse_intermixed_args(arguments)
-    processes = cli.read_processes(options)
+    cli.check_processes(options)
     config = load_config(options.cfg, options.overrides)
     if options.dry_run:
         cli.output.out(dump(config), end="")
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
     if options.dry_run:
         check_place(config.folder, key="run.dir")
         check_questions(config)
-    cli.use_accelerator(options.accel, processes)
+    cli.use_accelerator(options.accel, options)
     if options.dry_run:
         cli.output.print(f"# data, model and {options.accel} are there")
         return
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
 
 def make_parser() -> cli.Parser:
     """Make the command's parser."""
-    parser = cli.make_parser("launch.train", __doc__ or "")
+    parser = cli.make_parser("launch.train", __doc__)
     cli.add_processes(parser)
     parser.add_argument(
         "--only",

@@ -39,14 +39,10 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
         train = [train[number] for number in sorted(rng.sample(range(len(train)), warm.examples))]
     with cli.progress_bar("demonstrations") as progress:
         taught = demonstrations(
-            train,
-            sql.environment(tokenizer),
-            mistake_share=warm.mistake_share,
-            repair_share=warm.repair_share,
-            seed=config.seed,
-            reply_format=ReplyFormat.of(config),
-            progress=progress,
-        )
+            train, sql.environment(tokenizer),
+            mistake_share=warm.mistake_share, repair_share=warm.repair_share,
+            seed=config.seed, reply_format=ReplyFormat.of(config), progress=progress,
+        )  # fmt: skip
     warm_folder = folder / "warm"
     with cli.progress_bar("warm start") as progress:
         progress(0, warm.steps, cli.COMPILING)

@@ -21,15 +21,10 @@ Ask = Callable[[Sequence[Example]], Iterable[tuple[int, Checked]]]
 
 
 class CheckCache:
-    """Checks by what they depend on: the question, its database's version and the settings.
-
-    Raises:
-        UserError: The cache is damaged.
-    """
+    """Checks by what they depend on: the question, its database's version and the settings."""
 
     def __init__(self, folder: Path, settings: Any) -> None:
         self._settings = json.dumps(settings, sort_keys=True)
-        self.new = 0
         try:
             # Nothing is evicted. A kill leaves the file whole; only a power failure might not.
             self._cache = Cache(
@@ -47,37 +42,27 @@ class CheckCache:
     def look_up(self, examples: Sequence[Example], ask: Ask) -> list[Checked]:
         """Look questions up, and ask for those that are not there, all at once.
 
-        Args:
-            examples: Questions.
-            ask: Answers in any order with the places of the questions; each answer is kept as it
-                comes.
+        Answers may come in any order, with the places of the questions; each is kept as it comes.
         """
         keys = [self._key(example) for example in examples]
         known = [self._cache.get(key) for key in keys]
-        found = [
-            None if text is None else _read(example, text)
-            for example, text in zip(examples, known, strict=True)
-        ]
+        found: list[Checked | None] = [None for _ in examples]
+        for place, (example, text) in enumerate(zip(examples, known, strict=True)):
+            if text is not None:
+                issues, note, rows, prompt_tokens, matches = json.loads(text)
+                asked = replace(example, value_matches=tuple(map(tuple, matches)))
+                found[place] = Checked(asked, tuple(issues), note, "", rows, prompt_tokens)
         missing = [place for place, checked in enumerate(found) if checked is None]
         for number, answer in ask([examples[place] for place in missing]) if missing else ():
             place = missing[number]
             found[place] = answer
-            self.new += 1
             if answer.is_final:
-                self._cache.set(keys[place], _write(answer))
+                one, matches = answer, answer.example.value_matches
+                kept = [one.issues, one.note, one.rows, one.prompt_tokens, matches]
+                self._cache.set(keys[place], json.dumps(kept))
         return [one for one in found if one is not None]
 
     def _key(self, e: Example) -> bytes:
         parts = [*identify(e.database), e.gold_sql, e.dialect, e.question, e.evidence]
         text = json.dumps([*parts, self._settings])
         return hashlib.sha256(text.encode()).digest()[:16]
-
-
-def _write(c: Checked) -> str:
-    return json.dumps([c.issues, c.note, c.rows, c.prompt_tokens, c.example.value_matches])
-
-
-def _read(example: Example, text: str) -> Checked:
-    issues, note, rows, prompt_tokens, matches = json.loads(text)
-    asked = replace(example, value_matches=tuple(map(tuple, matches)))
-    return Checked(asked, tuple(issues), note, "", rows, prompt_tokens)

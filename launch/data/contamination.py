@@ -10,7 +10,7 @@ import hashlib
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +20,7 @@ from launch.config import JobConfig
 from launch.evaluation.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import detect
-from sqlenv.data.layouts import MANIFEST, SETS, is_file, locate, question_files
+from sqlenv.data.layouts import MANIFEST, is_file, locate
 from sqlenv.data.prepared import DatabaseEntry
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
@@ -39,6 +39,7 @@ _REFUSED: frozenset[Kind] = frozenset({"database name", "database file", "questi
 generic questions ("How many flights do we have?") of databases that have nothing in common, and
 databases of common models."""
 _LEARNED: tuple[Split, ...] = ("train", "validation")
+_TRAITS: tuple[Kind, ...] = ("database name", "database file", "tables and columns")
 _NAMED = 5
 _LISTED = 20
 
@@ -75,10 +76,7 @@ class Overlap:
 def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = "") -> None:
     """Raise a `UserError` if something is learned from that a test set has.
 
-    Args:
-        overlaps: What was found.
-        excluded: Databases that are left out already.
-        more: Further advice.
+    It says which databases to leave out, those that are `excluded` already too, and `more` advice.
     """
     refused = [overlap for overlap in overlaps if overlap.is_refused]
     if not refused:
@@ -134,30 +132,27 @@ def database_overlaps(
     shapes: bool = True,
 ) -> list[Overlap]:
     """Find databases of one name, of the same bytes, or (`shapes`) with the same tables."""
-    pairs = ((there, here) for there in learn for here in measure if there != here)
     found = []
-    for there, here in pairs:
+    for there, here in ((there, here) for there in learn for here in measure if there != here):
         known, entries = learn[there], measure[here]
         # Only files of one size can be the same: no other is read.
         sizes = {entry.bytes for entry in known} & {entry.bytes for entry in entries}
-        traits: dict[Kind, Callable[[Database], str | None]] = {
-            "database name": lambda entry: entry.db_id,
-            "database file": lambda entry, sizes=sizes: (
-                entry.fingerprint if entry.bytes in sizes else None
-            ),
-        }
-        if shapes:
-            traits["tables and columns"] = lambda entry: entry.shape
-        for kind, trait in traits.items():
+        for kind in _TRAITS if shapes else _TRAITS[:2]:
             seen = defaultdict(list)
             for entry in known:
-                seen[trait(entry)].append(entry.db_id)
+                seen[_trait(kind, entry, sizes)].append(entry.db_id)
             seen.pop(None, None)
-            if same := [entry for entry in entries if trait(entry) in seen]:
+            if same := [one for one in entries if _trait(kind, one, sizes) in seen]:
                 shown = tuple(entry.db_id for entry in same[:_NAMED])
-                names = tuple(name for entry in same for name in seen[trait(entry)])
+                names = tuple(name for one in same for name in seen[_trait(kind, one, sizes)])
                 found.append(Overlap(there, here, kind, len(same), shown, names))
     return found
+
+
+def _trait(kind: Kind, entry: Database, sizes: Collection[int]) -> str | None:
+    if kind == "database file":
+        return entry.fingerprint if entry.bytes in sizes else None
+    return entry.db_id if kind == "database name" else entry.shape
 
 
 def _databases(examples: Sequence[Example]) -> list[_OnDisk]:
@@ -225,55 +220,9 @@ def _key(question: str) -> bytes:
 # The questions of a run.
 
 
-def check_published(config: JobConfig) -> None:
-    """Refuse to learn from a published test set, or to choose checkpoints by it.
-
-    Raises:
-        UserError: A source of data.train or data.validation is one.
-    """
-    if config.data.root is None:
-        return
-    for split in _LEARNED:
-        for number, source in enumerate(config.data.of(split).sources):
-            name = _published(source.model_copy(update={"path": config.data.root / source.path}))
-            if name is None:
-                continue
-            line = f"data.{split}.sources.{number}: is the test set {name}"
-            if config.data.overlap == "tell":
-                _log.warning("%s", line)
-                continue
-            advice = (
-                "choose checkpoints by training databases (data.held_out=200)"
-                if split == "validation"
-                else "learn from a training set"
-            )
-            raise UserError(
-                f"{line}; {advice}, or set data.overlap=tell if the questions are others"
-            )
-
-
-def _published(source: SourceConfig) -> str | None:
-    """Name the published test set that a source reads; generated data is none."""
-    location = locate(source)
-    if (location.root / STAMP).is_file():
-        return None
-    if location.layout == "prepared":
-        stem = location.files[0].stem
-        return stem if stem in TEST_SETS else None
-    for name in TEST_SETS:
-        one = SETS[name]
-        own = SourceConfig(layout=one.layout, path=location.root, split=one.split, file=one.file)
-        files = question_files(location.root, own)
-        if one.layout == source.layout and not set(files).isdisjoint(location.files):
-            return name
-    return None
-
-
 def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
-    """Compare what is learned from and chosen by with all test sets below `data.root`.
-
-    The run's own test questions are compared with too, unless all of them are generated or of these
-    sets. With generated data there is nothing to compare.
+    """Compare what is learned from and chosen by with all test sets below `data.root` or beside the
+    sources, and with the run's own test questions. Generated data is left alone.
 
     Raises:
         UserError: A test set has some of these questions or databases, and data.overlap=refuse.
@@ -281,26 +230,18 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     data = config.data
     if data.root is None:
         return
-    measured = dict(_test_sets(data.root))
     root = data.root
+    learned_from = (root / source.path for name in _LEARNED for source in data.of(name).sources)
+    away = [one for one in learned_from if not one.resolve().is_relative_to(root.resolve())]
+    measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
     own = (one.model_copy(update={"path": root / one.path}) for one in data.test.sources)
-    if not all(_published(source) in measured or _is_generated(source) for source in own):
+    test = {(one.id, one.database) for one in splits.get("test", ())}
+    known = ({(one.id, one.database) for one in examples} for examples in measured.values())
+    if not any(test <= one for one in known) and not all(map(_is_generated, own)):
         measured["data.test"] = splits.get("test", ())
     learned = {f"data.{name}": splits[name] for name in _LEARNED if name in splits}
     if data.validation is not None:
         measured["data.validation"] = splits.get("validation", ())
-    overlaps = _overlaps(learned, measured)
-    if data.overlap == "refuse":
-        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
-        refuse(overlaps, excluded=data.train.exclude_databases, more=more)
-    for overlap in overlaps:
-        tell = _log.info if overlap.kind == "wording of a question" else _log.warning
-        tell("%s", overlap.line())
-
-
-def _overlaps(
-    learned: Mapping[str, Sequence[Example]], measured: Mapping[str, Sequence[Example]]
-) -> list[Overlap]:
     questions = QuestionIndex(_shape)
     for name, examples in measured.items():
         for example in examples:
@@ -311,7 +252,13 @@ def _overlaps(
     there, here = (
         {name: _databases(found) for name, found in side.items()} for side in (learned, measured)
     )
-    return [*database_overlaps(there, here, shapes=False), *questions.overlaps()]
+    overlaps = [*database_overlaps(there, here, shapes=False), *questions.overlaps()]
+    if data.overlap == "refuse":
+        more = "" if data.validation is None else ", choose by others (data.held_out=200)"
+        refuse(overlaps, excluded=data.train.exclude_databases, more=more)
+    for overlap in overlaps:
+        tell = _log.info if overlap.kind == "wording of a question" else _log.warning
+        tell("%s", overlap.line())
 
 
 def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
@@ -322,20 +269,20 @@ def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
             for name in TEST_SETS
             if (root / f"{name}.jsonl").is_file()
         }
+        left: Mapping[str, str] = {}
     else:
         detected = detect(root)
-        sources = detected.sources
-        for name in TEST_SETS:
-            if name in detected.left:
-                _log.warning("%s is not compared with: %s", name, detected.left[name])
-    for name, source in sources.items():
-        if name not in TEST_SETS or _is_generated(source):
-            continue
-        everything = DataConfig(sources=(source,), drop_missing_database=True)
+        sources, left = detected.sources, detected.left
+    for name in TEST_SETS:
         try:
-            pool = Pool(source, locate(source), everything, None)
-            pool.drops = set()
-            yield name, tuple(checked.example for checked in pool.questions())
+            if name in left:
+                raise UserError(left[name])
+            source = sources.get(name)
+            if source is not None and not _is_generated(source):
+                everything = DataConfig(sources=(source,), drop_missing_database=True)
+                pool = Pool(source, locate(source), everything, None)
+                pool.drops = set()
+                yield name, tuple(checked.example for checked in pool.questions())
         except UserError as error:
             _log.warning("%s is not compared with: %s", name, error)
 

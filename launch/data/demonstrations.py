@@ -27,15 +27,9 @@ def demonstrations(
     With a tool, a demonstration is the transcript of an episode: the query as a call, the tool's
     response, the query as the answer; a repair calls with a corrupted query first.
 
-    Args:
-        examples: Questions with gold queries.
-        environment: Puts them, and diagnoses wrong replies.
-        mistake_share: Share of corrupted answers among those that are no repairs.
-        repair_share: Share that first give a corrupted query, then correct it after the feedback;
-            the right answer alone where the corruption does not change the result.
-        seed: Decides which ones.
-        reply_format: How queries are written.
-        progress: As `cli.progress_bar` yields it.
+    Without one, `repair_share` of them first give a corrupted query, then correct it after the
+    feedback (the right answer alone where the corruption does not change the result), and
+    `mistake_share` of the others answer with a corrupted query. The seed decides which ones.
     """
     is_agentic = reply_format.agent is not None
     answer, repair = (_transcript, _long_transcript) if is_agentic else (_answer, _repair)

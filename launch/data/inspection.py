@@ -27,8 +27,7 @@ from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import ValueIndex, build_index
 from sqlenv.types import Example, Table
 
-_OPEN_INDEXES = 64
-"""Value indexes that a process keeps open."""
+_OPEN_INDEXES = 64  # value indexes that a process keeps open
 _WORTH_KEEPING_S = 0.1
 """Gold results of a batch that took less are as quickly computed as read from their files."""
 
@@ -58,7 +57,6 @@ def open_reader(
 
 
 def _read(request: PrepareRequest, job: DatabaseJob) -> DatabaseEntry:
-    """Read schema, profile and values of a database, and write their files."""
     database, prompt = job.database, request.job.prompt
     check_contents(database)
     schema_file, index = request.files_of(database)
@@ -110,17 +108,12 @@ def _check(
     if any(one.seconds > _WORTH_KEEPING_S for one in checks):
         for example, one in zip(asked, checks, strict=True):
             plain.keep_gold(example.database, str(gold(example)), one.result)
-    rest = iter(checks)
-    found = []
-    for example in examples:
-        if not example.gold_sql:
-            found.append(Checked(example, (BLANK_GOLD,)))
-            continue
-        one = next(rest)
+    found = {id(example): Checked(example, (BLANK_GOLD,)) for example in examples}
+    for example, one in zip(asked, checks, strict=True):
         rows = len(one.result.rows) if isinstance(one.result, Table) else None
         is_final = one.result not in TRANSIENT
-        found.append(Checked(example, one.issues, one.note, rows=rows, is_final=is_final))
-    return found
+        found[id(example)] = Checked(example, one.issues, one.note, rows=rows, is_final=is_final)
+    return [found[id(example)] for example in examples]
 
 
 @contextmanager
@@ -143,7 +136,6 @@ def _matcher(request: PrepareRequest) -> Generator[Callable[[Example], Example]]
 
 
 def _counter(request: PrepareRequest) -> Callable[[Example], int | None]:
-    """Make what counts the tokens of a question's prompt."""
     if request.tokenizer is None:
         return lambda _example: None
     # Of the learner's extra, and seconds to import.

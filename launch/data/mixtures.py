@@ -38,18 +38,10 @@ Part = tuple[list[Pool], Iterable[Checked]]
 
 @dataclass(frozen=True, slots=True)
 class PrepareRequest:
-    """What is to be prepared.
+    """What is to be prepared: data sets by name, for a job with its wording, schemas and limits.
 
-    Attributes:
-        sources: Data sets by name.
-        folder: Where all is written.
-        job: Settings of the job that the data is for: wording, schemas, limits of queries.
-        value_matches: Whether values that questions name are looked up.
-        slow_s: A gold query that takes longer is slow.
-        tokenizer: Folder of the tokenizer that prompts are counted with.
-        sample: Of `SAMPLES`; empty to prepare whole sets.
-        validation: Questions to set aside, with their databases, from those to learn from.
-        drop_missing: Leave out questions whose database is not there or cannot be read.
+    The sample is one of `SAMPLES`, or empty to prepare whole sets; `validation` is the number of
+    questions to set aside, with their databases, from those to learn from.
     """
 
     sources: Mapping[str, SourceConfig]
@@ -133,11 +125,7 @@ def plan_sets(
 def held_out_databases(
     request: PrepareRequest, check: Check, broken: Mapping[Path, str]
 ) -> frozenset[str]:
-    """Choose the databases whose questions validate, and are not learned from.
-
-    Raises:
-        UserError: So many questions leave nothing to learn from.
-    """
+    """Choose the databases whose questions validate, and are not learned from."""
     learned = _learned_config(request)
     if not request.validation or learned is None:
         return frozenset()

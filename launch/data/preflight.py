@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from launch.config import JobConfig
-from launch.data.contamination import check_overlap, check_published
+from launch.data.contamination import check_overlap
 from launch.evaluation.testsets import SPLITS, Split
 from launch.run_folder import check_place
 from minirl.config import check_installed
@@ -19,32 +20,21 @@ from sqlenv.data.loading import LoadedData, load, make_pools
 from sqlenv.data.sources import GoldRunner
 from sqlenv.errors import UserError
 from sqlenv.executor.database import check_database
-from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
-    """Look for the data, the model and what is installed.
-
-    Raises:
-        UserError: A path is not there, cannot be written, or is not laid out as its source says; or
-            a setting needs a package that is not there.
-    """
+    """Look for the data, the model and what is installed."""
     if config.rollout.backend == "sglang":
         check_installed(config.rollout.sglang)
         if config.rollout.sglang.push == "disk" and config.rollout.sglang.weights is not None:
             check_place(config.rollout.sglang.weights, key="rollout.sglang.weights")
     for split in SPLITS:
         check_data(config, split)
-    check_published(config)
     check_model(config)
 
 
 def check_data(config: JobConfig, split: Split) -> None:
-    """Look for the files of a split; demo data is made later.
-
-    Raises:
-        UserError: A path is not there, or is not laid out as its source says.
-    """
+    """Look for the files of a split; demo data is made later."""
     root = config.data.root
     if root is None:
         return
@@ -57,7 +47,7 @@ def check_data(config: JobConfig, split: Split) -> None:
         try:
             locate(source)
         except UserError as error:
-            raise UserError(f"{section_of(config, split)}.sources.{number}: {error}") from None
+            raise UserError(f"{_section_of(config, split)}.sources.{number}: {error}") from None
 
 
 def rooted(split: DataConfig, root: Path) -> DataConfig:
@@ -66,8 +56,8 @@ def rooted(split: DataConfig, root: Path) -> DataConfig:
     return split.model_copy(update={"sources": tuple(sources)})
 
 
-def section_of(config: JobConfig, split: Split) -> str:
-    """Name the settings that a split is read by; what is held out is read as `data.train`."""
+def _section_of(config: JobConfig, split: Split) -> str:
+    # What is held out is read as `data.train`.
     is_held_out = split == "validation" and config.data.validation is None
     return "data.train" if is_held_out else f"data.{split}"
 
@@ -75,11 +65,7 @@ def section_of(config: JobConfig, split: Split) -> str:
 def held_out(
     config: JobConfig, root: Path, executor: GoldRunner | None = None
 ) -> frozenset[str] | None:
-    """Choose the databases that are held out of training; None where `data.validation` is given.
-
-    Raises:
-        UserError: A file is damaged, a database is not there, or `data.held_out` is too many.
-    """
+    """Choose the databases that are held out of training; None where `data.validation` is given."""
     if config.data.held_out is None:
         return None
     make = partial(make_pools, executor=executor, section="data.train")
@@ -97,31 +83,18 @@ def load_split(
     *,
     held: frozenset[str] | None,
 ) -> LoadedData:
-    """Read the questions of a split; gold queries are run if there is an executor.
-
-    Raises:
-        UserError: A file is damaged, a database is not there, or no question is left.
-    """
-    section = section_of(config, split)
-    names = held or frozenset()
-
-    def accept(example: Example) -> bool:
-        return split == "test" or (example.db_id in names) == (split == "validation")
-
-    own = {"accept": accept} if held is not None else {}
+    """Read the questions of a split; gold queries are run if there is an executor."""
+    own: dict[str, Any] = {"executor": executor, "section": _section_of(config, split)}
+    if held is not None and split != "test":
+        own["accept"] = lambda example: (example.db_id in held) == (split == "validation")
     try:
-        return load(rooted(config.data.of(split), root), executor=executor, section=section, **own)
+        return load(rooted(config.data.of(split), root), **own)
     except UserError as error:
         raise UserError(f"data.{split}: {error}") from None
 
 
 def check_questions(config: JobConfig) -> None:
-    """Read every question of a data folder and look at its database; no query is run.
-
-    Raises:
-        UserError: A file is damaged, a database is not there or none of SQLite's, or no question
-            is left.
-    """
+    """Read every question of a data folder and look at its database; no query is run."""
     root = config.data.root
     if root is None:
         return
@@ -137,11 +110,7 @@ def check_questions(config: JobConfig) -> None:
 
 
 def check_model(config: JobConfig) -> None:
-    """Look for the files of the model's folder; a tiny model is made later.
-
-    Raises:
-        UserError: One is not there.
-    """
+    """Look for the files of the model's folder; a tiny model is made later."""
     if config.model.path is None:
         return
     try:

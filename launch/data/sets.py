@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -50,25 +50,13 @@ from sqlenv.types import Example
 _Item = TypeVar("_Item")
 
 CHECKS = "checks"
-_TOGETHER = 32
-"""Questions that one process checks together."""
+_TOGETHER = 32  # questions that one process checks together
 _SHOWN_EVERY = 16
 _SURVEY_EVERY = 10_000
 
 
-def prepare(
-    request: PrepareRequest, files: Mapping[str, tuple[int, int]], *, writes_sets: bool = True
-) -> Summary:
-    """Do all that is left to do.
-
-    Args:
-        request: What is asked for.
-        files: Size and time of each question file.
-        writes_sets: Whether more is written than the golds that have issues.
-
-    Raises:
-        UserError: A data set is not whole, or a file of it is damaged.
-    """
+def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Summary:
+    """Do all that is left to do; perhaps nothing is written but the golds that have issues."""
     folder = request.folder
     surveys = {name: _survey(name, request) for name in (*request.measured, *request.learned)}
     everything = sum(surveys[name].total() for name in request.learned)
@@ -85,8 +73,7 @@ def prepare(
     with _checking(request, total) as (look, check):
         held_out = held_out_databases(request, look, broken)
         for name, part in plan_sets(request, held_out, check, broken).items():
-            see = partial(_compare, questions, name, is_learned=name in request.learned_sets)
-            sets[name], used[name] = _write_set(request, name, part, see)
+            sets[name], used[name] = _write_set(request, name, part, questions)
     _write_databases(folder, [entries[path] for path in dict.fromkeys(chain(*used.values()))])
     for name in (*(f"{name}.jsonl" for name in sets), DATABASES):
         if writes_sets:
@@ -109,19 +96,10 @@ def prepare(
         broken_databases={str(path): why for path, why in broken.items()},
         contamination=(*overlaps, *questions.overlaps()),
         sqlite=apsw.sqlite_lib_version(),
-        files=dict(files),
     )
 
 
-def _compare(questions: QuestionIndex, name: str, example: Example, *, is_learned: bool) -> None:
-    if is_learned or name == VALIDATION:
-        questions.learn(name, example)
-    if not is_learned:
-        questions.measure(name, example)
-
-
 def _scratch(folder: Path, name: str) -> Path:
-    """Name a file that is not whole yet."""
     return folder / f".{name}.part"
 
 
@@ -146,11 +124,6 @@ def _survey(name: str, request: PrepareRequest) -> Survey:
 def _databases(
     request: PrepareRequest, surveys: Mapping[str, Survey]
 ) -> tuple[dict[Path, DatabaseEntry], dict[Path, str]]:
-    """Read schemas and values of all databases in use, on all cores.
-
-    Raises:
-        UserError: A database cannot be read, and such questions are not to be left out.
-    """
     for folder in (request.folder / SCHEMAS, request.folder / VALUES):
         folder.mkdir(exist_ok=True)
     used = {path: name for survey in surveys.values() for name, path in survey}
@@ -257,13 +230,8 @@ def _checking(request: PrepareRequest, total: int) -> Generator[tuple[Check, Che
 
 
 def _issue_line(c: Checked) -> str:
-    record = {
-        "id": c.example.id,
-        "db_id": c.example.db_id,
-        "issues": c.issues,
-        "note": c.note,
-        "gold": c.example.gold_sql,
-    }
+    asked = {"id": c.example.id, "db_id": c.example.db_id}
+    record = {**asked, "issues": c.issues, "note": c.note, "gold": c.example.gold_sql}
     return json.dumps(record, ensure_ascii=False) + "\n"
 
 
@@ -276,10 +244,9 @@ def _stamp(tokenizer: Path | None) -> list[object] | None:
 
 
 def _write_set(
-    request: PrepareRequest, name: str, part: Part, see: Callable[[Example], None]
+    request: PrepareRequest, name: str, part: Part, index: QuestionIndex
 ) -> tuple[SetReport, dict[Path, None]]:
-    """Write a set's questions, one by one, and sum them up; also return its databases."""
-    pools, stream = part
+    (pools, stream), is_learned = part, name in request.learned_sets
     fingerprint, questions, matched = Fingerprint(), 0, 0
     issues: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
@@ -288,7 +255,10 @@ def _write_set(
     with naming(path), path.open("w", encoding="utf-8") as file:
         for checked in stream:
             file.write(write_question(checked) + "\n")
-            see(checked.example)
+            if is_learned or name == VALIDATION:
+                index.learn(name, checked.example)
+            if not is_learned:
+                index.measure(name, checked.example)
             fingerprint.add(checked.example)
             questions += 1
             databases[checked.example.database] = None
@@ -297,9 +267,7 @@ def _write_set(
             if checked.prompt_tokens is not None:
                 lengths[checked.prompt_tokens] += 1
     reports = [pool.report() for pool in pools]
-    found: Counter[str] = Counter()
-    for report in reports:
-        found.update(report.found)
+    found = sum((Counter(report.found) for report in reports), Counter())
     summary = SetReport(
         questions=questions,
         fingerprint=fingerprint.text,
@@ -310,13 +278,7 @@ def _write_set(
         value_matches=matched,
         prompt_tokens=describe_lengths(lengths, request.job.sampler.max_prompt_tokens),
         sources=tuple(
-            SourceEntry(
-                name=one.name,
-                files=tuple(map(str, one.files)),
-                read=one.read,
-                kept=one.kept,
-                failures=one.failures,
-            )
+            SourceEntry(name=one.name, read=one.read, kept=one.kept, failures=one.failures)
             for one in reports
         ),
     )

@@ -40,7 +40,6 @@ class SourceEntry(_Frozen):
     """What was read of a source, and the first golds that fail or cannot be transpiled."""
 
     name: str
-    files: tuple[str, ...]
     read: int
     kept: int
     failures: tuple[str, ...]
@@ -61,7 +60,7 @@ class SetReport(_Frozen):
 
 
 class Summary(_Frozen):
-    """What prepared.json holds; `files` has size and time of each file that was read."""
+    """What prepared.json holds."""
 
     sets: dict[str, SetReport]
     sample: str
@@ -71,7 +70,6 @@ class Summary(_Frozen):
     broken_databases: dict[str, str]
     contamination: tuple[Overlap, ...]
     sqlite: str
-    files: dict[str, tuple[int, int]]
 
 
 def describe_lengths(lengths: Counter[int], limit: int) -> PromptLengths | None:
@@ -99,17 +97,13 @@ def render(summary: Summary) -> RichTable:
             for issue, count in one.found.items()
         )
         counts = (f"{one.questions:,} of {one.read:,}", f"{one.databases:,}")
-        row = (name, *counts, issues, f"{one.value_matches:,}", _tokens(one.prompt_tokens))
+        tokens = "-"
+        if found := one.prompt_tokens:
+            tokens = f"{found.median:,} / {found.p95:,} / {found.longest:,}"
+            tokens += f"; {found.over_limit:,} over {found.limit:,}" * bool(found.over_limit)
+        row = (name, *counts, issues, f"{one.value_matches:,}", tokens)
         table.add_row(*row[: len(titles)])
     return table
-
-
-def _tokens(lengths: PromptLengths | None) -> str:
-    if lengths is None:
-        return "-"
-    text = f"{lengths.median:,} / {lengths.p95:,} / {lengths.longest:,}"
-    over = f"; {lengths.over_limit:,} over {lengths.limit:,}" if lengths.over_limit else ""
-    return text + over
 
 
 def remarks(summary: Summary, request: PrepareRequest) -> list[str]:
@@ -157,7 +151,6 @@ def job_settings(request: PrepareRequest, summary: Summary, cfg: str) -> str:
 
 
 def _names(data: DataConfig) -> list[str]:
-    """Name the sets that a job's own settings take."""
     asked = {(source.layout, source.split, source.file) for source in data.sources}
     return [name for name, one in SETS.items() if (one.layout, one.split, one.file) in asked]
 

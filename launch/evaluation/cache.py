@@ -17,11 +17,7 @@ _WRITE_S = 2.0
 
 
 class DiskCache:
-    """A `diskcache` of JSON that evicts nothing. Threads may share one; each has its connection.
-
-    Raises:
-        UserError: The folder cannot be made, or holds no cache.
-    """
+    """A `diskcache` of JSON that evicts nothing. Threads may share one; each has its connection."""
 
     def __init__(self, folder: Path) -> None:
         import diskcache  # 0.1 s, which a short evaluation does without
@@ -72,23 +68,15 @@ class Progress:
     """What was found so far of several lists, in pieces; gone when the block ends well.
 
     A kill costs the last seconds; a failure or an interruption nothing. Work of a few seconds
-    leaves the disk alone.
-
-    Args:
-        folder: Of the cache.
-        settings: What decides the values, as JSON has it.
-
-    Raises:
-        UserError: The folder was begun with other settings.
+    leaves the disk alone. A folder that was begun with other settings is refused.
     """
 
     def __init__(self, folder: Path, settings: object) -> None:
-        self._folder, self._settings = folder, settings
+        self._folder = folder
         self._cache = DiskCache(folder) if folder.exists() else None
-        self._pending: dict[str, list[Any]] = {}
+        self._pending: dict[str, Any] = {} if self._cache else {"settings": settings}
         self._written_s = perf_counter()
-        found = self._cache.get("settings") if self._cache else None
-        if found is not None and found != settings:
+        if self._cache and self._cache.get("settings") not in (None, settings):
             raise UserError(
                 f"{folder}: was begun with other settings; repeat these, or delete it to begin anew"
             )
@@ -97,7 +85,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
-        if kind is not None:
+        if kind is not None and self._pending.keys() - {"settings"}:
             self._write()
         if self._cache is not None:
             self._cache.close()
@@ -118,11 +106,8 @@ class Progress:
             self._write()
 
     def _write(self) -> None:
-        if self._pending:
-            if self._cache is None:
-                self._cache = DiskCache(self._folder)
-                self._cache["settings"] = self._settings
-            for key, piece in self._pending.items():
-                self._cache[key] = piece
+        self._cache = self._cache or DiskCache(self._folder)
+        for key, piece in self._pending.items():
+            self._cache[key] = piece
         self._pending.clear()
         self._written_s = perf_counter()

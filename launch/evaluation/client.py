@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,14 +42,7 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A model's reply.
-
-    Attributes:
-        text: None where the model refused the request.
-        prompt_tokens: 0 where whoever answered does not count.
-        completion_tokens: Thinking included.
-        refusal: Why the request was refused.
-    """
+    """A model's reply: its text, or None and the reason why the request was refused."""
 
     text: str | None
     prompt_tokens: int = 0
@@ -60,11 +52,17 @@ class Answer:
 
 @dataclass(slots=True)
 class Cost:
-    """Calls and tokens of one kind of request."""
+    """Calls and tokens, thinking included; 0 tokens where whoever answered does not count."""
 
     calls: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    def add(self, calls: int, answer: Answer | Cost) -> None:
+        """Add what so many calls cost."""
+        self.calls += calls
+        self.prompt_tokens += answer.prompt_tokens
+        self.completion_tokens += answer.completion_tokens
 
 
 class Model(Protocol):
@@ -78,10 +76,10 @@ class Model(Protocol):
 
 
 class CachedClient:
-    """Asks a model only what it has not answered before. Threads may share one.
+    """Asks a model only what it has not answered before.
 
     Answers are kept in `answers/` of the folder of results, by messages, seed and what else decides
-    them (`settings`).
+    them (`settings`). A refusal costs nothing and is known until the end of the process only.
     """
 
     def __init__(
@@ -89,11 +87,10 @@ class CachedClient:
     ) -> None:
         self._model, self._settings, self._seed = model, tuple(settings), seed
         self._cache = DiskCache(folder / ANSWERS)
-        self._lock = threading.Lock()
         self._refused: dict[str, Answer] = {}
         self.cost: dict[str, Cost] = {}
         for kind, fields in self._cache.values():
-            self._count(kind, Answer(**fields))
+            self.cost.setdefault(kind, Cost()).add(1, Answer(**fields))
 
     def __enter__(self) -> Self:
         return self
@@ -102,12 +99,8 @@ class CachedClient:
         self._cache.close()
 
     def texts(self, wishes: Sequence[tuple[str, Sequence[Ask]]]) -> list[list[str | None]]:
-        """Return the answers to what is asked about each question, None where one is refused.
-
-        A refusal costs nothing and is known until the end of the process only.
-
-        Args:
-            wishes: The question's name and what is asked about it.
+        """Return the answers to what is asked about each question, which is given by its name; None
+        where one is refused.
         """
         requests = [[self._request(name, ask) for ask in asks] for name, asks in wishes]
         found = {one.key: self._find(one.key) for each in requests for one in each}
@@ -119,43 +112,29 @@ class CachedClient:
                 self._refused[request.key] = answer
                 return
             self._cache[request.key] = [request.kind, asdict(answer)]
-            self._count(request.kind, answer)
+            self.cost.setdefault(request.kind, Cost()).add(1, answer)
 
         self._model.answer(new, record)
         answers = [[found[one.key] for one in each] for each in requests]
         return [[one.text if one else None for one in each] for each in answers]
 
-    def release(self) -> None:
-        """Close what this thread has open of the cache."""
-        self._cache.close()
-
     @property
     def spent(self) -> Cost:
         """Add up what all kinds of requests cost."""
-        costs = self.cost.values()
-        return Cost(
-            sum(cost.calls for cost in costs),
-            sum(cost.prompt_tokens for cost in costs),
-            sum(cost.completion_tokens for cost in costs),
-        )
+        total = Cost()
+        for cost in self.cost.values():
+            total.add(cost.calls, cost)
+        return total
 
     @property
     def refusal(self) -> str:
         """Say why the model refused every request, where it did; empty elsewhere."""
-        if self.cost:
-            return ""
-        return next((answer.refusal for answer in self._refused.values()), "")
+        refused = () if self.cost else self._refused.values()
+        return next((answer.refusal for answer in refused), "")
 
     def _find(self, key: str) -> Answer | None:
         entry = self._cache.get(key)
         return Answer(**entry[1]) if entry else self._refused.get(key)
-
-    def _count(self, kind: str, answer: Answer) -> None:
-        with self._lock:
-            cost = self.cost.setdefault(kind, Cost())
-            cost.calls += 1
-            cost.prompt_tokens += answer.prompt_tokens
-            cost.completion_tokens += answer.completion_tokens
 
     def _request(self, name: str, ask: Ask) -> ModelRequest:
         stream = f"{self._seed} {name} {ask.kind} {ask.number}"

@@ -18,8 +18,7 @@ VOTE_TIMEOUT_S = 10.0
 """OmniSQL gives a sample 10 seconds to return its vote."""
 ERROR_SQL = "Error SQL"
 """What OmniSQL writes in Spider's files where there is no query that runs."""
-_RANDOM_SEED = 42
-"""OmniSQL's seed of the choice where no sample of a BIRD question runs."""
+_RANDOM_SEED = 42  # omniSQL's seed of the choice where no sample of a BIRD question runs
 
 Kind = Literal["vote", "pass", "judge"]
 
@@ -51,11 +50,7 @@ class Decode:
     def parse(
         cls, text: str, *, vote_temperature: float, top_p: float = 1.0, candidates: int = 0
     ) -> Decode:
-        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`.
-
-        Raises:
-            UserError: It is none of these.
-        """
+        """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`."""
         if text == "greedy":
             return cls(1, 0.0)
         kind, _, count = text.partition("@")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from importlib import import_module
 from threading import Event
 from typing import Any
 
+from launch import cli
 from launch.config import VerbalConfig
 from launch.evaluation.client import Answer, ModelRequest
 from sqlenv.errors import UserError
@@ -18,19 +19,17 @@ KEY = "OPENAI_API_KEY"
 """The environment variable that holds the key; there is no other way to give one."""
 _REFUSED = (400, 413, 422)
 """Statuses of one request that will never be taken: too long, or against a policy."""
-_PASSING = (408, 409, 429)
-"""Statuses below 500 that the client asks again after."""
+_PASSING = (408, 409, 429)  # statuses below 500 that the client asks again after
 _log = logging.getLogger(__name__)
+
+Record = Callable[[ModelRequest, Answer], None]
 
 
 class Endpoint:
-    """Asks over HTTP, several requests at a time. Threads may share one.
+    """Asks over HTTP, several requests at a time.
 
     The `openai` client repeats what fails and may pass (408, 409, 429, 5xx, no connection), as a
     `retry-after` says; answers that are no completion are asked for again here.
-
-    Raises:
-        UserError: The `openai` package is not there.
     """
 
     def __init__(self, url: str, model: str, config: VerbalConfig, *, top_p: float = 1.0) -> None:
@@ -53,30 +52,36 @@ class Endpoint:
         self._calls = ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint")
         self._warned: set[str] = set()
 
-    def answer(
-        self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
-    ) -> None:
+    def answer(self, requests: Sequence[ModelRequest], record: Record) -> None:
         """Ask, and record every answer as it arrives.
 
         Raises:
             UserError: The endpoint is not there, takes no request, or keeps failing.
         """
-
         waiting = {self._calls.submit(self._call, request): request for request in requests}
         try:
             for future in as_completed(list(waiting)):
                 record(waiting.pop(future), future.result())
-        finally:
-            # After a failure too: those under way are paid for all the same.
-            for future in waiting:
-                future.cancel()
-            for future in as_completed(waiting):
-                if not future.cancelled() and future.exception() is None:
-                    record(waiting[future], future.result())
+        except BaseException as error:
+            self._stopped.set()
+            if isinstance(error, KeyboardInterrupt):
+                _log.warning(
+                    "calls under way end, in %g s at most; interrupt again not to wait for them",
+                    self._config.timeout_s,
+                )
+            try:
+                self._end(waiting, record)
+            except KeyboardInterrupt:
+                cli.give_up()
+            raise
 
-    def stop(self) -> None:
-        """Begin no more calls, nor repetitions of calls."""
-        self._stopped.set()
+    def _end(self, waiting: Mapping[Future[Answer], ModelRequest], record: Record) -> None:
+        """Begin no more calls; those under way are paid for all the same."""
+        for future in waiting:
+            future.cancel()
+        for future in as_completed(waiting):
+            if not future.cancelled() and future.exception() is None:
+                record(waiting[future], future.result())
 
     def close(self) -> None:
         """Wait for the calls under way."""
@@ -84,7 +89,7 @@ class Endpoint:
         self._client.close()
 
     def _check(self, _request: object) -> None:
-        """Refuse to send a request after `stop`; the client passes its own errors on."""
+        """Send nothing after the end; the client passes its own errors on."""
         if self._stopped.is_set():
             raise self._openai.OpenAIError("stopped")
 
@@ -127,11 +132,6 @@ class Endpoint:
         }
 
     def _read(self, completion: Any) -> Answer:
-        """Take the text and the cost out of a completion.
-
-        Raises:
-            ValueError: It is none.
-        """
         try:
             text = completion.choices[0].message.content
         except (AttributeError, LookupError, TypeError):
@@ -142,7 +142,6 @@ class Endpoint:
         return Answer(_sound(text) if isinstance(text, str) else "", read or 0, written or 0)
 
     def _warn(self, problem: str) -> None:
-        """Report a problem once."""
         if problem not in self._warned:
             self._warned.add(problem)
             _log.warning("%s: %s", self._url, problem)
@@ -169,5 +168,4 @@ def _count(completion: Any, name: str) -> int | None:
 
 
 def _sound(text: str) -> str:
-    """Replace halves of characters, which JSON can spell and UTF-8 cannot."""
     return text.encode("utf-8", "replace").decode()

@@ -20,7 +20,7 @@ from rewards.execution import ColumnsOf, columns_of
 from rewards.progress.diagnosis import diagnose, labels_of
 from sqlenv.dialects import transpile
 from sqlenv.errors import UserError
-from sqlenv.evaluators.comparators import COMPARATORS, Case
+from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
 from sqlenv.evaluators.features import clauses_of
 from sqlenv.evaluators.hardness import grade
 from sqlenv.evaluators.spider2 import Reference, as_read
@@ -49,14 +49,10 @@ MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
 """Whatever a prediction can be judged by."""
 
 
-def read_measures(text: str | None, name: str, default: str = "") -> tuple[str, ...]:
-    """Read `--comparators`, or take the test set's own, or the default of other questions.
-
-    Raises:
-        UserError: One is unknown.
-    """
+def read_measures(text: str | None, name: str) -> tuple[str, ...]:
+    """Read `--comparators`, or take the test set's own; a `UserError` if one is unknown."""
     if text is None:
-        return TEST_SETS[name].comparators if name in TEST_SETS else (default,)
+        return TEST_SETS[name].comparators
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     unknown = [name for name in names if name not in MEASURES]
     if unknown or not names:
@@ -74,8 +70,6 @@ class JudgingTask:
     Attributes:
         samples: One query a question, or several.
         measures: Of `MEASURES`; the first is the one that the answer of `pass@n` is chosen by.
-        decode: How the samples give an answer.
-        vote_by: What makes two results one vote.
         suite: Files of the test suite by database, where it is used.
         references: Gold results by question, for Spider 2.
         turns: Replies of each sampled episode, by question; none where the model has no tool.
@@ -91,22 +85,6 @@ class JudgingTask:
     turns: Sequence[Sequence[int]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _QueryVerdict:
-    """What one query of a question came to; JSON's form of it is the list of its fields.
-
-    Attributes:
-        scores: By measure.
-        predicted: How it ended, by the comparator that counts; `gold` likewise.
-        is_late: Whether a limit of time decided a score.
-    """
-
-    scores: Mapping[str, float]
-    predicted: str
-    gold: str
-    is_late: bool
-
-
 _Asked = Sequence[tuple[int, str]]
 """Queries for questions, which are given by number."""
 
@@ -119,49 +97,41 @@ class AllVerdicts(NamedTuple):
 
 
 def judge(task: JudgingTask, executor: Executor, progress: Progress) -> AllVerdicts:
-    """Judge all questions, or what is left of them.
-
-    Raises:
-        UserError: A database cannot be used.
-    """
+    """Judge all questions, or what is left of them; a `UserError` if a database cannot be used."""
     return _Judge(task, executor, progress).run()
 
 
 class _Judge:
-    """Judges the samples of a task; none of them twice by one measure."""
+    """Judges the samples of a task by the first measure, and the answers by all."""
 
     def __init__(self, task: JudgingTask, executor: Executor, progress: Progress) -> None:
         self._task, self._executor, self._progress = task, executor, progress
-        self._known: dict[tuple[int, str], _QueryVerdict] = {}
-        # Questions without a gold query, as some of a config's own are, cannot be judged.
-        self._judged = [bool(one.gold_sql or one.id in task.references) for one in task.examples]
 
     def run(self) -> AllVerdicts:
-        task = self._task
-        answers = [samples[0] for samples in task.samples]
+        task, first = self._task, self._task.measures[0]
+        answers, right = [samples[0] for samples in task.samples], []
         if len(task.samples[0]) > 1:
             unique = [[*dict.fromkeys(samples)] for samples in task.samples]
-            self._score("samples", unique, task.measures[:1])
-            if task.decode.kind == "vote":
-                spider = _is_spider(task.examples[0])
-                answers = choose(task.samples, self._votes(), spider=spider)
-            else:
-                answers = [
-                    next((sql for sql in samples if self._is_right(place, sql)), samples[0])
-                    for place, samples in enumerate(task.samples)
-                ]
+            for place, found in enumerate(self._score("samples", unique, [first])):
+                scores = (one.scores[first] == 1 for one in found)
+                known = dict(zip(unique[place], scores, strict=False))
+                right.append([known.get(sql, False) for sql in task.samples[place]])
+            answers = self._choose(right)
         with ThreadPoolExecutor(1) as thread:  # while the workers are busy
             labels = thread.submit(self._labels, answers)
-            self._score("verdicts", [[sql] for sql in answers], task.measures)
-        questions = zip(answers, labels.result(), strict=True)
-        return AllVerdicts(
-            [self._record(place, *one) for place, one in enumerate(questions)],
-            [[self._is_right(n, sql) for sql in each] for n, each in enumerate(task.samples)],
-        )
+            verdicts = self._score("verdicts", [[sql] for sql in answers], task.measures)
+        right = right or [[bool(one) and one[0].scores[first] == 1] for one in verdicts]
+        found = enumerate(zip(answers, verdicts, right, labels.result(), strict=True))
+        return AllVerdicts([self._record(place, *one) for place, one in found], right)
 
-    def _is_right(self, place: int, sql: str) -> bool:
-        found = self._known.get((place, sql))
-        return found is not None and found.scores[self._task.measures[0]] == 1
+    def _choose(self, right: Sequence[Sequence[bool]]) -> list[str]:
+        task = self._task
+        if task.decode.kind == "vote":
+            return choose(task.samples, self._votes(), spider=_is_spider(task.examples[0]))
+        return [
+            samples[marks.index(True) if True in marks else 0]
+            for samples, marks in zip(task.samples, right, strict=True)
+        ]
 
     def _labels(self, answers: Sequence[str]) -> list[dict[str, Any]]:
         """Say what each gold query has, and in what the answer differs from it."""
@@ -175,28 +145,35 @@ class _Judge:
             for example, sql in zip(self._task.examples, answers, strict=True)
         ]
 
-    def _record(self, place: int, sql: str, labels: Mapping[str, Any]) -> QuestionVerdict:
+    def _record(
+        self,
+        place: int,
+        sql: str,
+        found: Sequence[Judgement],
+        right: Sequence[bool],
+        labels: Mapping[str, Any],
+    ) -> QuestionVerdict:
         task, example = self._task, self._task.examples[place]
-        samples, found = task.samples[place], self._known.get((place, sql))
-        turns = task.turns[place] if task.turns else ()
+        samples, one = task.samples[place], found[0] if found else None
+        turns, is_several = task.turns[place] if task.turns else (), len(task.samples[place]) > 1
+        has_gold = example.gold_sql and task.measures[0] not in REFERENCED
         return QuestionVerdict(
             id=example.id,
             db_id=example.db_id,
             question=example.question,
             sql=sql,
-            scores=found.scores if found else {},
-            predicted=found.predicted if found else "",
-            gold=found.gold if found else NO_GOLD,
-            is_late=found is not None and found.is_late,
-            samples=len(samples) if len(samples) > 1 else 0,
-            right=sum(self._is_right(place, one) for one in samples) if len(samples) > 1 else 0,
+            scores=one.scores if one else {},
+            predicted=one.predicted if one else "",
+            gold=one.gold if one and has_gold else NO_GOLD,
+            is_late=one is not None and one.is_late,
+            samples=len(samples) if is_several else 0,
+            right=sum(right) if is_several else 0,
             # Of the first episode that answers with the query, else of the first one.
             turns=turns[samples.index(sql) if sql in samples else 0] if turns else 0,
             **labels,
         )
 
     def _votes(self) -> list[list[str | None]]:
-        """Let the samples of each question vote."""
         task, config = self._task, self._executor.config
         # OmniSQL's vote fails where the text of a cell is no UTF-8, and so has its own executor.
         limits = {"timeout_s": min(config.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
@@ -214,35 +191,29 @@ class _Judge:
             return self._resume("votes", len(task.samples[0]), vote)
 
     def _score(
-        self, phase: str, queries: Sequence[Sequence[str]], measures: tuple[str, ...]
-    ) -> None:
-        """Judge queries of each question by the measures that they are not judged by yet."""
+        self, phase: str, queries: Sequence[Sequence[str]], measures: Sequence[str]
+    ) -> list[list[Judgement]]:
+        """Judge queries of each question; of one without a gold query there is no verdict."""
+        task = self._task
 
         def work(places: Sequence[int]) -> list[Any]:
-            asked = [(n, sql) for n in places if self._judged[n] for sql in queries[n]]
-            groups: dict[tuple[str, ...], list[tuple[int, str]]] = {}
-            for pair in asked:
-                old = self._known[pair].scores if pair in self._known else {}
-                missing = tuple(name for name in measures if name not in old)
-                groups.setdefault(missing, []).append(pair)
-            for missing, group in groups.items():
-                found = self._judge_some(group, missing) if missing else ()
-                for pair, new in zip(group, found, strict=False):
-                    self._known[pair] = _joined(self._known.get(pair), new)
-            found = [[self._known.get((n, sql)) for sql in queries[n]] for n in places]
-            return [[[*_values(one)] for one in each if one] for each in found]
+            golds = (
+                task.examples[n].gold_sql or task.examples[n].id in task.references for n in places
+            )
+            own = [
+                queries[n] if has_gold else () for n, has_gold in zip(places, golds, strict=True)
+            ]
+            asked = [(n, sql) for n, texts in zip(places, own, strict=True) for sql in texts]
+            found = iter(self._judge(asked, measures) if asked else ())
+            lots = ([next(found) for _ in texts] for texts in own)
+            return [[[dict(j.scores), j.predicted, j.gold, j.is_late] for j in lot] for lot in lots]
 
         found = self._resume(phase, max(map(len, queries)), work)
-        for place, (texts, each) in enumerate(zip(queries, found, strict=True)):
-            self._known |= {
-                (place, sql): _QueryVerdict(*values)
-                for sql, values in zip(texts, each, strict=False)
-            }
+        return [[Judgement(*fields) for fields in lot] for lot in found]
 
     def _resume(
         self, phase: str, queries: int, work: Callable[[Sequence[int]], list[Any]]
     ) -> list[Any]:
-        """Do what is left of a phase, some questions at a time."""
         found, total = self._progress.found(phase), len(self._task.examples)
         size, most = max(1, _FIRST // queries), max(1, _MOST // queries)
         with progress_bar(phase) as show:
@@ -258,49 +229,48 @@ class _Judge:
                 show(len(found), total, "")
         return found
 
-    def _judge_some(self, asked: _Asked, measures: Sequence[str]) -> list[_QueryVerdict]:
-        """Judge queries; how they end is said of the comparator that comes first."""
-        task = self._task
-        scores: list[dict[str, float]] = [{} for _ in asked]
-        ends: list[tuple[str, str]] = [("", "") for _ in asked]
-        late = [False for _ in asked]
-        for written, names in _by_form(measures):
-            cases = [self._case(place, written(sql)) for place, sql in asked]
-            for at, one in enumerate(self._executor.judge(cases, names)):
-                scores[at] |= one.scores
-                late[at] |= one.is_late
-                has_gold = task.examples[asked[at][0]].gold_sql and measures[0] not in REFERENCED
-                if not ends[at][0] or measures[0] in names:
-                    ends[at] = one.predicted, one.gold if has_gold else NO_GOLD
-        if partial := [name for name in measures if name in PARTIAL]:
-            for found, pairs in zip(scores, self._pairs(asked), strict=True):
-                for name in partial:
-                    found[name] = max((PARTIAL[name](*pair) for pair in pairs), default=0.0)
-        return [
-            _QueryVerdict({name: found[name] for name in measures}, *end, is_late)
-            for found, end, is_late in zip(scores, ends, late, strict=True)
+    def _judge(self, asked: _Asked, measures: Sequence[str]) -> list[Judgement]:
+        """Judge queries; how they end is said of the form that the first measure reads."""
+        groups = [
+            (names, self._executor.judge([self._case(n, written(sql)) for n, sql in asked], names))
+            for written, names in _by_form(measures)
         ]
+        lead = next((found for names, found in groups if measures[0] in names), groups[0][1])
+        partial = self._partial(asked, [name for name in measures if name in PARTIAL])
+        judged = []
+        for at, one in enumerate(lead):
+            parts = [found[at] for _, found in groups]
+            scores = partial[at] | {name: x for part in parts for name, x in part.scores.items()}
+            in_order = {name: scores[name] for name in measures}
+            is_late = any(part.is_late for part in parts)
+            judged.append(Judgement(in_order, one.predicted, one.gold, is_late))
+        return judged
 
-    def _pairs(self, asked: _Asked) -> list[list[tuple[Result, Result]]]:
-        """Run queries, and put the gold result beside each: of Spider 2 every one that counts.
+    def _partial(self, asked: _Asked, names: Sequence[str]) -> list[dict[str, float]]:
+        """Run queries, and compare the results with the gold result: of Spider 2 with every one
+        that counts.
 
         There, golds are whole tables, also the columns that `spider2_local` leaves out:
         PaVeRL-SQL's measures are of the golden table, and of several the best counts, as in its
         released program.
         """
+        if not names:
+            return [{} for _ in asked]
         task, executor = self._task, self._executor
         texts = [(task.examples[place], sql) for place, sql in asked]
         # A query without SQL is an error.
         pairs = [(e.database, _carried(e, sql)) for e, sql in texts if sql.strip()]
         ran = iter(executor.execute_many(pairs))
         results = [next(ran) if sql.strip() else SqlError("no SQL") for _, sql in texts]
-        if not task.references:
-            golds = executor.gold_many([(e.database, _carried(e, e.gold_sql)) for e, _ in texts])
-            return [[pair] for pair in zip(results, golds, strict=True)]
-        read = (as_read(result) if isinstance(result, Table) else result for result in results)
+        if task.references:
+            results = [as_read(one) if isinstance(one, Table) else one for one in results]
+            golds = [list(task.references[example.id].tables) for example, _ in texts]
+        else:
+            queries = [(e.database, _carried(e, e.gold_sql)) for e, _ in texts]
+            golds = [[gold] for gold in executor.gold_many(queries)]
         return [
-            [(result, gold) for gold in task.references[example.id].tables]
-            for (example, _), result in zip(texts, read, strict=True)
+            {name: max((PARTIAL[name](one, gold) for gold in each), default=0.0) for name in names}
+            for one, each in zip(results, golds, strict=True)
         ]
 
     def _case(self, place: int, sql: str) -> Case:
@@ -312,17 +282,6 @@ class _Judge:
             suite=task.suite.get(example.db_id, ()),
             reference=task.references.get(example.id),
         )
-
-
-def _values(found: _QueryVerdict) -> tuple[Any, ...]:
-    return found.scores, found.predicted, found.gold, found.is_late
-
-
-def _joined(first: _QueryVerdict | None, more: _QueryVerdict) -> _QueryVerdict:
-    if first is None:
-        return more
-    scores = {**first.scores, **more.scores}
-    return _QueryVerdict(scores, first.predicted, first.gold, first.is_late or more.is_late)
 
 
 def _by_form(measures: Sequence[str]) -> Iterator[tuple[Callable[[str], str], list[str]]]:

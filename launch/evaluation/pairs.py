@@ -39,9 +39,6 @@ def make_pair(
     """Make a pair of `db`, `gold` and `pred`; there may be `id` and `dialect`.
 
     A prediction that is no text is one without SQL, as in BIRD's evaluator.
-
-    Raises:
-        UserError: The database cannot be used, the gold query is blank or the dialect is unknown.
     """
     database, gold, pred = (fields[name] for name in ("db", "gold", "pred"))
     if not isinstance(database, str) or not isinstance(gold, str):
@@ -59,11 +56,7 @@ def make_pair(
 
 
 def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
-    """Read JSON lines with the fields of `make_pair`; blank lines are left out.
-
-    Raises:
-        UserError: The file or one of its lines is not of this form, or a database cannot be used.
-    """
+    """Read JSON lines with the fields of `make_pair`; blank lines are left out."""
     check = cache(check_database)  # many pairs share a database
 
     def read(number: int, line: str) -> Pair:

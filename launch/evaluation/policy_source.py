@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 from launch import cli
 from launch.build import serving
 from launch.evaluation import deliberation
 from launch.evaluation.cache import DiskCache
-from launch.evaluation.client import Answer, CachedClient, Model, ModelRequest
-from launch.evaluation.policy_client import PolicyModel
+from launch.evaluation.client import Answer, CachedClient, ModelRequest
 from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre
 from launch.evaluation.sources import Answers, EvaluationJob, Sampled, Show
-from launch.policy import load_policy
+from launch.policy import PolicySource, load_policy
+from minirl.model.lora import split
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.train.rollouts import make_sampler
+from minirl.types import Decoding, Request
 from sqlenv.types import Example
 
 SAMPLES = "samples"
+# Episode numbers name random streams: these lie above those of evaluations.
+_FIRST_EPISODE = 2**30
+_STREAMS = 2**30
+_STEPS = 32
 
 
-def sample(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
+def sample(
+    job: EvaluationJob, policy: PolicySource, examples: Sequence[Example], show: Show
+) -> Answers:
     """Sample replies to the questions that have none yet; without any such nothing is loaded."""
     folder, notes = job.out / SAMPLES, {}
     kept: list[Any] = [None] * len(examples)
@@ -31,16 +41,18 @@ def sample(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answe
         cache.close()
     if None in kept:
         done = kept.index(None)
-        kept[done:], notes = _sample(job, examples, done, show)
-    samples = [_read(one) for one in kept]
+        kept[done:], notes = _sample(job, policy, examples, done, show)
+    samples = [
+        Sampled(tuple(one["queries"]), tuple(one["replies"]), tuple(one["turns"]), one["line"])
+        for one in kept
+    ]
     return Answers(samples, {"sampler": job.config.rollout.backend, **notes})
 
 
 def _sample(
-    job: EvaluationJob, examples: Sequence[Example], done: int, show: Show
+    job: EvaluationJob, policy: PolicySource, examples: Sequence[Example], done: int, show: Show
 ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    config, policy, sql = job.config, job.target.policy, job.sql
-    assert policy is not None
+    config, sql = job.config, job.sql
     show(done, len(examples), cli.COMPILING)
     # Weights that cannot be read leave nothing in the folder.
     model, tokenizer = load_policy(policy, config)
@@ -50,16 +62,10 @@ def _sample(
     cache, found = DiskCache(job.out / SAMPLES), []
     with serving(config, policy.model, job.out) as servers:
         evaluator = Evaluator(
-            model,
-            tokenizer,
-            sql.evaluation_environment() if is_agentic else taken,
-            config.sampler,
-            job.decode,
-            seed=config.seed,
-            max_turns=sql.evaluation_turns,
-            servers=servers,
-            record=sql.record if is_agentic else None,
-        )
+            model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
+            config.sampler, job.decode, seed=config.seed, max_turns=sql.evaluation_turns,
+            servers=servers, record=sql.record if is_agentic else None,
+        )  # fmt: skip
         for at in range(done, len(examples), CHUNK):
             part = examples[at : at + CHUNK]
             for example, one in zip(part, evaluator.sample(part, first=at), strict=True):
@@ -72,41 +78,66 @@ def _sample(
     return found, notes
 
 
-def deliberate(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
+def deliberate(
+    job: EvaluationJob, policy: PolicySource, examples: Sequence[Example], show: Show
+) -> Answers:
     """Let a policy write several queries for each question, judge them, and take the best."""
-    config, policy = job.config, job.target.policy
-    assert policy is not None
+    config = job.config
+    settings = job.answer_settings(config.verbal.temperature)
     with ExitStack() as stack:
-
-        def load() -> PolicyModel:
-            model, tokenizer = load_policy(policy, config)
-            servers = stack.enter_context(serving(config, policy.model, job.out))
-            return PolicyModel(model, tokenizer, config, servers)
-
-        settings = job.answer_settings(config.verbal.temperature)
-        client = CachedClient(_LoadedWhenAsked(load), job.out, settings, seed=config.seed)
-        with client:
-            play = deliberation.play_in_step
-            found = deliberation.deliberate(job, examples, client, play, show)
+        model = _PolicyModel(job, policy, stack)
+        client = stack.enter_context(CachedClient(model, job.out, settings, seed=config.seed))
+        found = deliberation.deliberate(job, examples, client, show)
     return Answers(found.samples, {**found.notes, "sampler": config.rollout.backend})
 
 
-class _LoadedWhenAsked:
-    """A model that is loaded for the first request: where all are answered already, never."""
+class _PolicyModel:
+    """Samples answers; the seed of the job and a request's own decide each.
 
-    def __init__(self, load: Callable[[], Model]) -> None:
-        self._load = load
-        self._model: Model | None = None
+    The policy is loaded for the first request: where all are answered already, never.
+    """
+
+    def __init__(self, job: EvaluationJob, policy: PolicySource, stack: ExitStack) -> None:
+        self._job, self._policy, self._stack = job, policy, stack
+
+    @cached_property
+    def _loaded(self) -> tuple[Any, ChatTokenizer]:
+        config = self._job.config
+        model, tokenizer = load_policy(self._policy, config)
+        servers = self._stack.enter_context(serving(config, self._policy.model, self._job.out))
+        group_size = max(config.verbal.candidates, config.verbal.judgements)
+        sampler = make_sampler(
+            model, config.sampler, tokenizer,
+            group_size=group_size, seed=config.seed, servers=servers,
+        )  # fmt: skip
+        sampler.set_weights(split(model)[1], version=0)
+        return sampler, tokenizer
 
     def answer(
         self, requests: Sequence[ModelRequest], record: Callable[[ModelRequest, Answer], None]
     ) -> None:
-        """Answer requests."""
-        if requests:
-            self._model = self._model or self._load()
-            self._model.answer(requests, record)
-
-
-def _read(fields: Mapping[str, Any]) -> Sampled:
-    queries, replies, turns = (tuple(fields[name]) for name in ("queries", "replies", "turns"))
-    return Sampled(queries, replies, turns, fields["line"])
+        """Sample an answer to each request, and record it; a prompt too long has none."""
+        if not requests:
+            return
+        sampler, tokenizer = self._loaded
+        verbal, limits = self._job.config.verbal, self._job.config.sampler
+        temperature = 1.0 if verbal.temperature is None else verbal.temperature
+        decoding = Decoding(temperature, limits.top_p)
+        longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)
+        most = min(tokens for tokens in longest if tokens is not None)
+        waiting: dict[int, tuple[ModelRequest, int]] = {}
+        for request in requests:
+            ids = tokenizer.encode_chat(request.messages)
+            if len(ids) > limits.max_prompt_tokens:
+                record(request, Answer(None, refusal="prompt over sampler.max_prompt_tokens"))
+                continue
+            episode = _FIRST_EPISODE + request.seed % _STREAMS
+            while episode in waiting:
+                episode += 1
+            waiting[episode] = request, len(ids)
+            sampler.submit(Request(episode, tuple(ids), most, decoding))
+        while waiting:
+            for episode, reply in sampler.advance(max_steps=_STEPS):
+                sampler.release(episode)
+                request, prompt_tokens = waiting.pop(episode)
+                record(request, Answer(reply.text, prompt_tokens, len(reply.ids)))

@@ -24,11 +24,8 @@ Played = tuple[Mapping[str, Any], Example, list[Turn]]
 
 @dataclass(frozen=True, slots=True)
 class _Prediction:
-    """The queries for one question, and what their line says of the question.
-
-    Attributes:
-        place: The line as messages name it, such as `file.sql:12`.
-        queries: One, or several samples.
+    """The queries for one question, one or several samples, and what their line says of the
+    question; `place` is the line as messages name it, such as `file.sql:12`.
     """
 
     place: str
@@ -55,11 +52,8 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
 def read_samples(path: Path, examples: Sequence[Example], decode: Decode) -> list[tuple[str, ...]]:
     """Read as many samples for each question as the decoding takes, the first ones.
 
-    Args:
-        path: One query a line; JSON lines; BIRD's or OmniSQL's JSON; or a folder as Spider 2's, of
-            a file of SQL a question.
-        examples: The questions, each of which the file has to answer.
-        decode: How samples give an answer.
+    The file has one query a line, or is JSON lines, BIRD's or OmniSQL's JSON, or a folder as Spider
+    2's, of a file of SQL a question.
 
     Raises:
         UserError: As `pair_up`; or a question is left out, is there twice, or has another number of
@@ -104,12 +98,6 @@ def _paired(path: Path, examples: Sequence[Example]) -> _Pairs:
         pairs = _by_id(predictions, examples)
     else:
         pairs = _by_question(predictions, examples) or _by_order(path, predictions, examples)
-    _refuse_strangers(pairs)
-    return pairs
-
-
-def _refuse_strangers(pairs: _Pairs) -> None:
-    """Refuse a prediction that says it is for another question, or for another database."""
     # Where no text is known, it is written otherwise, which says nothing.
     asked = {example.question for example, _ in pairs}
     has_texts = any(one.question in asked for _, one in pairs)
@@ -122,6 +110,7 @@ def _refuse_strangers(pairs: _Pairs) -> None:
                 f"{one.place}: is for {other}, but in the order of --data comes {example.id} on "
                 f"{example.db_id}; check --data, and the order of the file"
             )
+    return pairs
 
 
 def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
@@ -225,11 +214,8 @@ def _record(place: str, record: Any) -> _Prediction:
         None if record.get(key) is None else str(record[key]).strip()
         for key in ("id", "instance_id", "db_id", "question")
     )
-    return _Prediction(place, tuple(map(_text, queries)), id or instance, db_id, question)
-
-
-def _text(query: Any) -> str:
-    return query if isinstance(query, str) else ""
+    texts = tuple(query if isinstance(query, str) else "" for query in queries)
+    return _Prediction(place, texts, id or instance, db_id, question)
 
 
 def _parsed(text: str) -> Any:
@@ -263,7 +249,8 @@ def _json(path: Path) -> list[_Prediction]:
         )
     found = []
     for number in range(len(queries)):
-        sql, _, db_id = _text(queries[number]).partition(BIRD_MARK)
+        text = queries[number] if isinstance(queries[number], str) else ""
+        sql, _, db_id = text.partition(BIRD_MARK)
         place = f'{path}: entry "{number}"'
         found.append(_Prediction(place, (sql,), db_id=db_id.strip() or None))
     return found
@@ -296,11 +283,7 @@ def is_trajectories(path: Path) -> bool:
 
 
 def read_trajectories(path: Path, examples: Sequence[Example]) -> list[Played]:
-    """Read episodes as a run writes them, and find the question of each by its `id`.
-
-    Raises:
-        UserError: A line is not of this form, or asks for another question than `examples` has.
-    """
+    """Read episodes as a run writes them, and find the question of each by its `id`."""
     known = {example.id: example for example in examples}
     found = []
     for number, line in read_lines(path):

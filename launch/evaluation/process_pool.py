@@ -29,32 +29,30 @@ Job = TypeVar("Job")
 Answer = TypeVar("Answer")
 Make = Callable[[ExecutorConfig], AbstractContextManager[Callable[[Job], Answer]]]
 
-_ALONE = 64
-"""Jobs up to here are done before other processes would have started."""
-_CHUNK = 16
-"""Jobs in one message."""
+_ALONE = 64  # jobs up to here are done before other processes would have started
+_CHUNK = 16  # jobs in one message
 
 
 def spread(
     make: Make[Job, Answer], config: ExecutorConfig, jobs: Sequence[Job], *, title: str
 ) -> Iterator[Answer]:
     """Do jobs in a process pool and yield the answers in order, with a progress bar."""
-    with process_pool(make, config, most=len(jobs)) as do:
-        yield from _shown(do(jobs), len(jobs), title)
+    with process_pool(make, config, most=len(jobs)) as do, progress_bar(title) as update:
+        for done, answer in enumerate(do(jobs), 1):
+            if done % _CHUNK == 0 or done == len(jobs):
+                update(done, len(jobs), "")
+            yield answer
 
 
 @contextmanager
 def process_pool(
     make: Make[Job, Answer], config: ExecutorConfig, *, most: int, chunk: int = _CHUNK
 ) -> Generator[Callable[[Sequence[Job]], Iterator[Answer]]]:
-    """Start processes that do jobs, lot by lot; the answers of a lot come in order.
+    """Start `config.workers` processes that do jobs, lot by lot; answers of a lot come in order.
 
-    Args:
-        make: Called once in each process with the settings of its executor, which has one worker;
-            gives what does one job, as long as its context is open. Processes import it.
-        config: Settings of the executor; `workers` is the number of processes.
-        most: Jobs of all lots together; few are done in this process.
-        chunk: Jobs in one message.
+    `make` is called once in each process with the settings of its executor, which has one worker;
+    it gives what does one job, as long as its context is open. `most` are the jobs of all lots
+    together, of which few are done in this process, and `chunk` those in one message.
     """
     alone = config.model_copy(update={"workers": 1})
     size = min(config.workers, -(-most // chunk))
@@ -104,14 +102,6 @@ def make_trajectory_scorer(
     """Make what rewards one episode by every family."""
     with open_workbench(config) as bench:
         yield lambda episode: bench.trajectory(*episode)
-
-
-def _shown(answers: Iterator[Answer], total: int, title: str) -> Iterator[Answer]:
-    with progress_bar(title) as update:
-        for done, answer in enumerate(answers, 1):
-            if done % _CHUNK == 0 or done == total:
-                update(done, total, "")
-            yield answer
 
 
 _work: list[Callable[[Any], Any]] = []

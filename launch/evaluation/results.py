@@ -71,8 +71,7 @@ class ModelFacts:
     Attributes:
         model: Folder of its weights, or the endpoint's name of it.
         weights: Digest of a policy's weights: then it is known by them, wherever they lie.
-        base: What learning started from.
-        reward: What it learned from.
+        base, reward: What learning started from, and what it learned from.
         sampler: Where it is not the native one.
     """
 
@@ -89,11 +88,8 @@ class ModelFacts:
 class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
-    Attributes:
-        data: Name of the questions.
-        fingerprint: Of the questions; `databases` and `suite` are digests of files' contents.
-        prompt: Digest of the prompts, `predictions` of the samples.
-        comparators: Program and commit of each measure.
+    Questions have a fingerprint, databases, suite, prompts and predictions a digest of their
+    contents, and each measure has its program and commit.
     """
 
     data: str
@@ -177,22 +173,19 @@ def summarise(
 ) -> Report:
     """Summarise verdicts, given in the order of the data; the seed is the bootstrap's."""
     judged = [one for one in questions if one.scores]
-
-    def parts(keys: Callable[[QuestionVerdict], Sequence[str]]) -> dict[str, dict[str, Any]]:
-        return _parts(judged, keys, seed)
-
-    names = list(judged[0].scores) if judged else []
+    keys: dict[str, Callable[[QuestionVerdict], Sequence[str]]] = {
+        "difficulty": lambda one: (one.difficulty or "unknown",),
+        "database": lambda one: (one.db_id,),
+        "clause": lambda one: one.clauses,
+        "tag": lambda one: one.tags,
+    }
+    if any(one.turns for one in judged):
+        keys["turns"] = lambda one: (str(one.turns),)
     return Report(
         settings=settings,
-        measures={name: _summary([one.scores[name] for one in judged], seed) for name in names},
+        measures=_summaries(judged, seed),
         pass_at=_pass_at(judged),
-        parts={
-            "difficulty": parts(lambda one: (one.difficulty or "unknown",)),
-            "database": parts(lambda one: (one.db_id,)),
-            "clause": parts(lambda one: one.clauses),
-            "tag": parts(lambda one: one.tags),
-            **({"turns": parts(lambda one: (str(one.turns),))} if _has_turns(judged) else {}),
-        },
+        parts={name: _parts(judged, key, seed) for name, key in keys.items()},
         mismatch=_mismatch([one.tags for one in judged if one.tags]),
         failing_golds=[one.id for one in judged if one.gold not in ("ok", NO_GOLD)],
         late=[one.id for one in judged if one.is_late],
@@ -201,17 +194,14 @@ def summarise(
     )
 
 
-def _has_turns(judged: Sequence[QuestionVerdict]) -> bool:
-    return any(one.turns for one in judged)
-
-
-def _summary(scores: Sequence[float], seed: int) -> dict[str, Any]:
-    low, high = mean_interval(scores, seed=seed)
-    return {
-        "mean": round(sum(scores) / len(scores), 6),
-        "ci95": [round(low, 6), round(high, 6)],
-        "questions": len(scores),
-    }
+def _summaries(judged: Sequence[QuestionVerdict], seed: int) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name in judged[0].scores if judged else ():
+        scores = [one.scores[name] for one in judged]
+        interval = [round(bound, 6) for bound in mean_interval(scores, seed=seed)]
+        mean = round(sum(scores) / len(scores), 6)
+        found[name] = {"mean": mean, "ci95": interval, "questions": len(scores)}
+    return found
 
 
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -225,12 +215,11 @@ def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
 def _pass_at(judged: Sequence[QuestionVerdict]) -> dict[str, float]:
     """Average pass@k over questions for k of 1, 2, 4 and so on, and for all samples."""
     samples = judged[0].samples if judged else 0
-    if not samples:
-        return {}
     sizes = [1 << power for power in range(samples.bit_length()) if 1 << power < samples]
     return {
         str(k): round(sum(pass_at_k(one.right, one.samples, k) for one in judged) / len(judged), 6)
         for k in (*sizes, samples)
+        if k
     }
 
 
@@ -241,25 +230,18 @@ def _parts(
     for one in judged:
         for key in keys(one):
             parts[key].append(one)
+    # Levels of difficulty from easy to hard, all other names by the alphabet.
+    ranks = {level: rank for rank, level in enumerate(_LEVELS)}
     found = {}
-    for name, part in sorted(parts.items(), key=_rank):
-        summaries = {
-            measure: _summary([one.scores[measure] for one in part], seed)
-            for measure in part[0].scores
-        }
+    for name in sorted(parts, key=lambda name: (ranks.get(name.lower(), len(ranks)), name)):
+        summaries = _summaries(parts[name], seed)
         found[name] = {
-            "questions": len(part),
-            "share": round(len(part) / len(judged), 6),
+            "questions": len(parts[name]),
+            "share": round(len(parts[name]) / len(judged), 6),
             **{measure: one["mean"] for measure, one in summaries.items()},
             "ci95": {measure: one["ci95"] for measure, one in summaries.items()},
         }
     return found
-
-
-def _rank(part: tuple[str, Any]) -> tuple[int, str]:
-    """Order levels of difficulty from easy to hard, all other names by the alphabet."""
-    name = part[0]
-    return (_LEVELS.index(name.lower()) if name.lower() in _LEVELS else len(_LEVELS), name)
 
 
 def write_report(path: Path, report: Report) -> None:
@@ -271,27 +253,20 @@ def write_report(path: Path, report: Report) -> None:
 
 
 def read_report(path: Path) -> Report:
-    """Read a report.
-
-    Raises:
-        UserError: It is none.
-    """
+    """Read a report."""
     return read_json(path, Report, advice="give a result of launch.eval, or make it again")
 
 
-def is_done(path: Path, settings: ReportSettings) -> bool:
-    """Tell whether a report of these settings is there.
-
-    Raises:
-        UserError: What is there is no report, or one of other settings.
-    """
+def find_report(path: Path, settings: ReportSettings) -> Report | None:
+    """Return the report of these settings that is there already; one of others is refused."""
     if not path.exists():
-        return False
-    there, here = read_report(path).settings.deciding(), settings.deciding()
+        return None
+    report = read_report(path)
+    there, here = report.settings.deciding(), settings.deciding()
     if differing := [key for key in here if there[key] != here[key]]:
         key = differing[0]
         raise UserError(
             f"{path}: holds verdicts of other settings ({key} is {there[key]!r:.120} there and "
             f"{here[key]!r:.120} here); name another file"
         )
-    return True
+    return report

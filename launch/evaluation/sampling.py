@@ -108,11 +108,9 @@ class Evaluator:
         """Answer questions greedily, writing each verdict to a file of JSON lines.
 
         Questions that the file already answers are not asked again.
-
-        Raises:
-            UserError: The file answers other questions.
         """
-        done = distributed.from_first(lambda: _found(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        done = distributed.from_first(lambda: read_verdicts(path) if path.exists() else [])
         records = open_records(path.with_name(TRAJECTORIES), resume_step=len(done))
         asked = [(example.id, example.gold_sql) for example in examples[: len(done)]]
         if asked != [(verdict.id, verdict.gold) for verdict in done]:
@@ -126,7 +124,8 @@ class Evaluator:
             for number, line in enumerate(lines, start + 1):
                 records.write(number, line)
             new = [self._verdict(*one) for one in zip(part, groups, strict=True)]
-            distributed.from_first(partial(_append, path, new))
+            text = "".join(json.dumps(asdict(verdict)) + "\n" for verdict in new)
+            distributed.from_first(partial(_append, path, text))
             done += new
             progress(len(done), len(examples), f"accuracy {100 * accuracy(done):.1f} %")
         self.free_memory()
@@ -134,8 +133,14 @@ class Evaluator:
 
     def sample(self, examples: Sequence[Example], *, first: int) -> list[Sampled]:
         """Sample replies to questions, of which the first has this number."""
-        groups = self._sample(examples, self._decode, self._recorded, first=first)
-        return [self._sampled(group) for group in groups]
+        found = []
+        for group in self._sample(examples, self._decode, self._recorded, first=first):
+            answers = [episode.answer for episode in group.episodes]
+            # A reply without an answer is a sample too, of which nothing runs.
+            queries = tuple(answer.sql if answer else "" for answer in answers)
+            replies = tuple(answer.text if answer else "" for answer in answers)
+            found.append(Sampled(queries, replies, self._turns(group), group.line))
+        return found
 
     def _sample(
         self, examples: Sequence[Example], decode: Decode, environment: WithoutRows, *, first: int
@@ -144,44 +149,33 @@ class Evaluator:
         if self._start is not None:
             self.set_weights(self._start, version=0)
         share = distributed.own_share(len(examples))
-        own = [examples[place] for place in share]
 
         def groups() -> list[_SampledGroup]:
             sampled = rollout(
                 self._sampler,
                 self._tokenizer,
                 environment,
-                own,
+                [examples[place] for place in share],
                 config=self._config,
                 group_size=decode.samples,
                 first_episode=_FIRST_EPISODE + (first + share.start) * decode.samples,
                 decoding=Decoding(decode.temperature, decode.top_p),
                 max_turns=self._max_turns,
             )
+            decode_ids = self._tokenizer.decode
             return [
-                _SampledGroup(
-                    tuple(one.episode for one in group), _line(group, self._tokenizer.decode)
-                )
-                for group in sampled
+                _SampledGroup(tuple(one.episode for one in each), _line(each, decode_ids))
+                for each in sampled
             ]
 
         return [group for part in distributed.gather(groups) for group in part]
 
     def _verdict(self, example: Example, group: _SampledGroup) -> Verdict:
-        """Give the verdict on a greedy answer; an episode may have none."""
         answer = group.episodes[0].answer
         sql, correct = (answer.sql, answer.correct) if answer else ("", False)
         return Verdict.of(example, sql, correct=correct, turns=self._turns(group))
 
-    def _sampled(self, group: _SampledGroup) -> Sampled:
-        answers = [episode.answer for episode in group.episodes]
-        # A reply without an answer is a sample too, of which nothing runs.
-        queries = tuple(answer.sql if answer else "" for answer in answers)
-        replies = tuple(answer.text if answer else "" for answer in answers)
-        return Sampled(queries, replies, self._turns(group), group.line)
-
     def _turns(self, group: _SampledGroup) -> tuple[int, ...]:
-        """Count the replies of each episode, where there may be several."""
         return tuple(len(one.attempts) for one in group.episodes) if self._max_turns > 1 else ()
 
 
@@ -240,11 +234,6 @@ def _line(
     return group_line(kept, [one.episode.record for one in kept], decode) if kept else None
 
 
-def _found(path: Path) -> list[Verdict]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return read_verdicts(path) if path.exists() else []
-
-
-def _append(path: Path, verdicts: Sequence[Verdict]) -> None:
+def _append(path: Path, text: str) -> None:
     with naming(path), path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(asdict(verdict)) + "\n" for verdict in verdicts)
+        file.write(text)

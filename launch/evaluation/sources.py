@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
-CHOICES = "choices.jsonl"
-_CHUNK = 128
-"""Questions that are asked together."""
+_CHUNK = 128  # questions that are asked together
 
 Show = Callable[[int, int, str], None]
 
@@ -74,11 +72,7 @@ class EvaluationJob:
 
 
 def answers_of(job: EvaluationJob, examples: Sequence[Example]) -> Answers:
-    """Let a model answer the questions, or what is left of them.
-
-    Raises:
-        UserError: The model cannot be used.
-    """
+    """Let a model answer the questions, or what is left of them; a `UserError` if it cannot."""
     with cli.progress_bar("answers") as show:
         if job.target.policy is None:
             return _ask_endpoint(job, examples, show)
@@ -86,7 +80,7 @@ def answers_of(job: EvaluationJob, examples: Sequence[Example]) -> Answers:
 
         is_judge = job.decode.kind == "judge"
         ask = policy_source.deliberate if is_judge else policy_source.sample
-        return ask(job, examples, show)
+        return ask(job, job.target.policy, examples, show)
 
 
 def _ask_endpoint(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
@@ -95,6 +89,7 @@ def _ask_endpoint(job: EvaluationJob, examples: Sequence[Example], show: Show) -
     Its temperature is that of the decoding unless that of `verbal` is null, where none is sent.
     """
     from launch.evaluation.client import CachedClient
+    from launch.evaluation.deliberation import deliberate
     from launch.evaluation.endpoint import Endpoint
 
     config, decode, target = job.config, job.decode, job.target
@@ -108,33 +103,23 @@ def _ask_endpoint(job: EvaluationJob, examples: Sequence[Example], show: Show) -
     settings = job.answer_settings(verbal.temperature, top_p)
     try:
         with CachedClient(endpoint, job.out, settings, seed=config.seed) as client:
-            if not is_judge:
-                return _ask(job, examples, client, show)
-            from launch.evaluation.deliberation import deliberate, play_apart
-
-            play = play_apart(endpoint, verbal.parallel, verbal.timeout_s)
-            return deliberate(job, examples, client, play, show)
+            return (deliberate if is_judge else _ask)(job, examples, client, show)
     finally:
-        # After a failure or an interruption calls under way end, and no more begin.
-        endpoint.stop()
         endpoint.close()
 
 
 def _ask(
     job: EvaluationJob, examples: Sequence[Example], client: CachedClient, show: Show
 ) -> Answers:
-    """Ask for replies to each question."""
     from rewards.verbal import Ask
 
     texts: list[list[str | None]] = []
     for at in range(0, len(examples), _CHUNK):
-        prompts = (job.sql.single_turn_prompt(one) for one in examples[at : at + _CHUNK])
-        asks = [
-            [Ask("generate", number, prompt) for number in range(job.decode.samples)]
-            for prompt in prompts
-        ]
-        names = [one.id for one in examples[at : at + _CHUNK]]
-        texts += client.texts(list(zip(names, asks, strict=True)))
+        asked = [(one.id, job.sql.prompts.single_turn(one)) for one in examples[at : at + _CHUNK]]
+        numbers = range(job.decode.samples)
+        texts += client.texts(
+            [(name, [Ask("generate", n, prompt) for n in numbers]) for name, prompt in asked]
+        )
         if client.refusal:
             raise UserError(f"the endpoint took no request at all: {client.refusal}")
         show(len(texts), len(examples), f"{client.spent.completion_tokens:,} tokens written")

@@ -24,11 +24,8 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Difference of the means of two runs on the same questions: second less first.
-
-    Attributes:
-        ci95: 95 % interval.
-        p: Two-sided p-value of the bootstrap.
+    """Difference of the means of two runs on the same questions, second less first, with its 95 %
+    interval and the two-sided p-value of the bootstrap.
     """
 
     difference: float
@@ -46,11 +43,7 @@ class McNemar:
 
 
 def bootstrap_means(values: Sequence[float], *, resamples: int, seed: int) -> np.ndarray:
-    """Return the means of resamples of questions, drawn with replacement.
-
-    Raises:
-        ValueError: There is no question.
-    """
+    """Return the means of resamples of questions, drawn with replacement."""
     import numpy as np
 
     if not values:
@@ -71,9 +64,6 @@ def mean_interval(
     Of a rate (all values are 0 or 1) it is Wilson's score interval: 3 of 3 right are [0.44, 1]. Of
     other values it is the percentile bootstrap's; where all of them are one value in [0, 1] there
     is nothing to draw from, and it is Wilson's with that value for the rate.
-
-    Raises:
-        ValueError: There is no question.
     """
     kinds = set(values)
     if kinds and (kinds <= {0, 1} or (len(kinds) == 1 and 0 <= values[0] <= 1)):
@@ -162,11 +152,7 @@ def paired_difference(
 
 
 def mcnemar(first: Sequence[bool], second: Sequence[bool]) -> McNemar:
-    """Count the questions that only one of two runs gets right, and test the counts exactly.
-
-    Raises:
-        ValueError: The runs have different numbers of questions.
-    """
+    """Count the questions that only one of two runs gets right, and test the counts exactly."""
     from scipy.stats import binomtest
 
     pairs = list(zip(first, second, strict=True))

@@ -1,35 +1,45 @@
-"""Evaluation targets: a policy of ours, or a model behind an endpoint."""
+"""Evaluation targets: a policy of ours, or a model behind an endpoint.
+
+An evaluation is known by contents: it is the same wherever weights and data lie.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.config import JobConfig
 from launch.data.preflight import rooted
-from launch.evaluation.digests import of_sources, of_weights
+from launch.evaluation.digests import digest, short
 from launch.evaluation.results import ModelFacts
 from launch.evaluation.testsets import Split
 from launch.run_folder import PLACES
+from sqlenv.config import DataConfig, SourceConfig
+from sqlenv.data.layouts import locate
+from sqlenv.data.prepared import DATABASES
+from sqlenv.data.records import read_records
+from sqlenv.executor.database import fingerprint
 
 if TYPE_CHECKING:
     from launch.policy import PolicySource
 
 # How calls are made may change between two starts, and so may the address of a server.
 _MANNERS = {"parallel", "timeout_s", "retries"}
+_MODEL_FILES = (".json", ".safetensors", ".jinja")
+_SMALL_BYTES = 1_000_000
+"""Larger files of a checkpoint, of which most are the optimizer's, are told apart by their names,
+which Orbax draws by chance, and sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is evaluated.
+    """Who is evaluated; its name is for folders.
 
-    Attributes:
-        name: Short, for the names of folders.
-        identity: What decides the answers: the endpoint's model, not its address, since a server
-            may move; of a policy the digest of its weights, not their path.
-        url: Of the endpoint; empty for a policy in this process.
+    The identity is what decides the answers: the endpoint's model, not its address (`url`), since a
+    server may move; of a policy in this process the digest of its weights, not their path.
     """
 
     name: str
@@ -41,17 +51,13 @@ class Target:
     def find(
         cls, config: JobConfig, url: str | None, model: str | None, checkpoint: Path | None
     ) -> Target:
-        """Find whom the command line names.
-
-        Raises:
-            UserError: There is no such policy.
-        """
+        """Find whom the command line names; a `UserError` if there is no such policy."""
         if url and model:
             return cls(model.replace("/", "-"), model, url=url)
         from launch.policy import find_policy  # imports JAX
 
         source = find_policy(config, checkpoint)
-        return cls(source.name, of_weights(source), policy=source)
+        return cls(source.name, _of_weights(source), policy=source)
 
     def sampler(self, config: JobConfig) -> str | None:
         """Name the sampler of a policy where it is not the native one."""
@@ -78,29 +84,41 @@ class Target:
     def settings(self, config: JobConfig, section: Split, **more: str) -> Mapping[str, Any]:
         """List what decides the samples: of the job, only what evaluation looks at."""
         used = {"seed", "prompt", "env", "executor", "evaluation"}
-        judging = more.get("decode", "").startswith("judge")
-        verbal = config.verbal.model_dump(mode="json", exclude=_MANNERS)
+        who: dict[str, Any]
         if self.policy is None:
-            who: dict[str, Any] = {"endpoint": self.identity}
-            manner = {key: verbal[key] for key in ("max_tokens", "send_seed")}
+            who = {"endpoint": self.identity}
             place = self.identity
         else:
             used |= {"sampler"}
-            who = {"weights": self.identity, "dtype": config.model.dtype}
-            if sampler := self.sampler(config):
-                who["rollout"] = {"backend": sampler}
-            manner = {}
+            backend = config.rollout.backend
+            who = {"weights": self.identity, "dtype": config.model.dtype, "backend": backend}
             place = str((self.policy.checkpoint or self.policy.model).resolve())
-        manner = {"verbal": verbal if judging else manner}
+        if self.policy is None or more.get("decode", "").startswith("judge"):
+            who["verbal"] = config.verbal.model_dump(mode="json", exclude=_MANNERS)
         return {
             **who,
             **more,
-            **(manner if manner["verbal"] else {}),
             **config.model_dump(mode="json", include=used),
             "data": _data(config, section),
             # For people; what these are is said by contents.
             PLACES: {"model": place, "data": str(config.data.root)},
         }
+
+
+def _of_weights(source: PolicySource) -> str:
+    model = [path for path in source.model.iterdir() if path.suffix in _MODEL_FILES]
+    lora = source.lora and source.lora.model_dump(mode="json")
+    parts: list[Any] = [digest([path for path in model if path.is_file()]), lora]
+    if source.checkpoint is not None:
+        parts += sorted(_files(source.checkpoint))
+    return short(json.dumps(parts).encode())
+
+
+def _files(checkpoint: Path) -> Iterator[tuple[str, int, str]]:
+    for path in filter(Path.is_file, checkpoint.rglob("*")):
+        size = path.stat().st_size
+        contents = fingerprint(path) if size <= _SMALL_BYTES else ""
+        yield str(path.relative_to(checkpoint)), size, contents
 
 
 def _data(config: JobConfig, split: Split) -> dict[str, Any]:
@@ -114,3 +132,18 @@ def _data(config: JobConfig, split: Split) -> dict[str, Any]:
     if config.data.root is None:
         return settings
     return {**settings, "measured": of_sources(rooted(config.data.of(split), config.data.root))}
+
+
+def of_sources(data: DataConfig) -> list[dict[str, str]]:
+    """Digest the question files and databases that a split is read from."""
+    return [_contents(source) for source in data.sources]
+
+
+def _contents(source: SourceConfig) -> dict[str, str]:
+    location = locate(source)
+    if location.layout == "prepared":
+        return {"files": digest([*location.files, location.root / DATABASES])}
+    records = (record for file in location.files for record in read_records(file))
+    names = {str(record.get("db_id") or record.get("db")) for record in records}
+    databases = [path for name in names if (path := location.database(name))]
+    return {"files": digest(location.files), "databases": digest(databases)}

@@ -6,8 +6,7 @@ Of a published set: how many questions, whose rules, where what they are judged 
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -39,17 +38,12 @@ _SUITES = (
 )
 # Where Spider 2's gold results lie, likewise.
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
-_SEARCHED = 1_000
-"""Folders that are looked at."""
+_SEARCHED = 1_000  # folders that are looked at
 _LONGEST_S = 1_000_000
 
 
 def read_limits(timeout_s: float | None) -> ExecutorConfig:
-    """Make the settings that official comparators run queries with, for `--timeout-s`.
-
-    Raises:
-        UserError: The limit is no time.
-    """
+    """Make the settings that official comparators run queries with, for `--timeout-s`."""
     if timeout_s is None:
         return OFFICIAL
     if not 0 < timeout_s <= _LONGEST_S:
@@ -73,15 +67,13 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
 def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
     """Find and read a test set below a data root; return where it is, and all its questions.
 
-    Args:
-        name: Of `TEST_SETS`.
-        root: The data set's own folder, OmniSQL's `data/`, or a folder of several downloads.
-        file: Question file to read in place of the set's own: relative to its folder, or absolute.
-
-    Raises:
-        UserError: It is not there, is another data set, or a database is missing.
+    The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads. A
+    question file that is read in place of the set's own is relative to its folder, or absolute.
     """
-    source = _with_file(name, root, file) if file else _own(name, root)
+    try:
+        source = _with_file(name, root, file) if file else choose_sets(root, [name])[name]
+    except UserError as error:
+        raise UserError(f"--data {error}; another question file: --file NAME") from None
     location = locate(source)
     for path in location.files:
         if other := other_dataset(source.layout, next(read_records(path))):
@@ -89,16 +81,18 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     if location.root not in (root, root / DATASETS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
     examples = read_all(source)
-    _tell_of_missing(name, location.files[0], len(examples))
+    published = TEST_SETS[name].questions
+    if len(examples) != published:
+        _log.warning(
+            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
+            "with published numbers",
+            location.files[0], len(examples), name, published,
+        )  # fmt: skip
     return source, examples
 
 
 def check_golds(examples: Sequence[Example]) -> None:
-    """Refuse questions that answers cannot be judged by.
-
-    Raises:
-        UserError: A gold query is blank.
-    """
+    """Refuse questions that answers cannot be judged by."""
     if blank := [one.id for one in examples if not one.gold_sql]:
         raise UserError(
             f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
@@ -107,26 +101,11 @@ def check_golds(examples: Sequence[Example]) -> None:
 
 
 def check_databases(*groups: Iterable[Path]) -> None:
-    """Look at all databases before anything runs.
-
-    Raises:
-        UserError: One is missing, locked, empty or corrupt.
-    """
+    """Look at all databases before anything runs."""
     files = list(dict.fromkeys(path for group in groups for path in group))
     with progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
         for done, _ in enumerate(threads.map(check_contents, files), 1):
             progress(done, len(files), "")
-
-
-def _own(name: str, root: Path) -> SourceConfig:
-    """Find the set's own file; where it is not there, tell of others that may be meant."""
-    try:
-        return choose_sets(root, [name])[name]
-    except UserError as error:
-        others = [shlex.quote(one) for one in _other_files(name, root) if one not in str(error)]
-        more = f" (or {', '.join(others[1:])})" if others[1:] else ""
-        advice = f"; try --data {name} --file {others[0]}{more}" if others else ""
-        raise UserError(f"--data {error}{advice}") from None
 
 
 def _folders(layout: Layout, root: Path) -> list[Path]:
@@ -159,51 +138,11 @@ def _has_databases(source: SourceConfig) -> bool:
         return False
 
 
-def _other_files(name: str, root: Path) -> Iterator[str]:
-    """Name question files with the fields of a data set, those with its split's name first."""
-    named = SETS[name]
-    marks = DATASETS[named.layout].fields
-    own = {one for split in DATASETS[named.layout].files.values() for one in split}
-    paths = (path for folder in _folders(named.layout, root) for path in folder.glob("*.json*"))
-    for path in sorted(set(paths), key=lambda path: (named.split not in path.name, path)):
-        is_other = any(
-            word in path.name for word in ("train", "dev", "test") if word != named.split
-        )
-        if path.name in own or is_other or not path.is_file():
-            continue
-        try:
-            fields = next(read_records(path)).keys()
-        except (UserError, OSError):
-            continue
-        if (
-            marks <= fields
-            and "db_id" in fields
-            and _has_databases(_with_file(name, root, path.name))
-        ):
-            yield path.name
-
-
-def _tell_of_missing(name: str, path: Path, found: int) -> None:
-    published = TEST_SETS[name].questions
-    if found != published:
-        _log.warning(
-            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
-            "with published numbers",
-            path, found, name, published,
-        )  # fmt: skip
-
-
 def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | None:
-    """Find the folder of the test suite's databases: the one that the user names, or one nearby.
-
-    Raises:
-        UserError: The folder that the user names is not there.
-    """
-    if given is not None:
-        if not given.is_dir():
-            raise UserError(f"--test-suite {given}: no such folder")
-        return given
-    return _first_folder(root, source, _SUITES)
+    """Find the folder of the test suite's databases: the one that the user names, or one nearby."""
+    if given is not None and not given.is_dir():
+        raise UserError(f"--test-suite {given}: no such folder")
+    return given or _first_folder(root, source, _SUITES)
 
 
 def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
@@ -212,11 +151,7 @@ def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Pat
 
 
 def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
-    """Read the gold results of Spider 2 by question.
-
-    Raises:
-        UserError: They are not there, or cannot be read.
-    """
+    """Read the gold results of Spider 2 by question."""
     folder = _first_folder(root, source, _GOLDS)
     if folder is None:
         raise UserError(
@@ -227,11 +162,7 @@ def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
 
 
 def suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
-    """List the suite's files of each database: all in its folder with `.sqlite` in their names.
-
-    Raises:
-        UserError: There is none of a database.
-    """
+    """List the suite's files of each database: all in its folder with `.sqlite` in their names."""
     found = {}
     for db_id in dict.fromkeys(example.db_id for example in examples):
         folder = suite / db_id

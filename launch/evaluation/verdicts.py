@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.evaluation.statistics import mean_interval
 from minirl.run.files import keep_lines
 from sqlenv.types import Example
 
@@ -44,35 +43,16 @@ class Verdict:
         turns: Sequence[int] = (),
     ) -> Verdict:
         """Make the verdict on a prediction for a question."""
-        return cls(
-            example.id,
-            example.db_id,
-            example.difficulty,
-            example.question,
-            example.gold_sql,
-            sql,
-            correct,
-            tuple(samples) if len(samples) > 1 else (),
-            tuple(turns),
-        )
+        e = example
+        known = (e.id, e.db_id, e.difficulty, e.question, e.gold_sql)
+        return cls(*known, sql, correct, tuple(samples) if len(samples) > 1 else (), tuple(turns))
 
 
 def read_verdicts(path: Path) -> list[Verdict]:
-    """Read the whole lines of a file of verdicts; a last line cut short is taken away.
-
-    Raises:
-        UserError: It holds something else.
-    """
+    """Read the whole lines of a file of verdicts; a last line cut short is taken away."""
     return keep_lines(path, Verdict, advice="bring back the file of predictions, or move it away")
 
 
 def accuracy(verdicts: Sequence[Verdict]) -> float:
     """Return the share of correct verdicts; 0 for none."""
     return sum(verdict.correct for verdict in verdicts) / max(len(verdicts), 1)
-
-
-def ci95(verdicts: Sequence[Verdict]) -> list[float]:
-    """Return the interval of an accuracy, rounded for a report."""
-    return [
-        round(limit, 6) for limit in mean_interval([float(verdict.correct) for verdict in verdicts])
-    ]

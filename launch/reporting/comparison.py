@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from typing import Any
 
 from rich.table import Table as RichTable
 
 from launch.evaluation.statistics import mcnemar, mean_interval, paired_difference
 from launch.evaluation.testsets import TEST_SETS
-from launch.reporting.runs import Key, Run, ScoreColumn
+from launch.reporting.runs import Key, Run
 from sqlenv.errors import UserError
 
 _log = logging.getLogger(__name__)
@@ -36,7 +35,6 @@ LABELS: Mapping[Key, str] = {
     ("spider2-local", "spider2_local"): "Spider 2 local",
 }
 """The columns of the papers' tables (paper 000, tables 1 and 2), in their order; others follow."""
-_NONE = "-"
 _DECIDING = ("questions", "databases", "test suite")
 _BESIDE = (
     *("run", "decoding", "", "gain", "p (bootstrap)"),
@@ -67,11 +65,8 @@ def summary(scores: Sequence[float], *, seed: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A run beside the first one, in one column.
-
-    Attributes:
-        test: What `gain` says.
-        questions: Those with different scores: both scores and both answers.
+    """A run beside the first one in one column: what `gain` says, and the questions with different
+    scores, each with both scores and both answers.
     """
 
     run: Run
@@ -97,52 +92,46 @@ class Comparison:
             UserError: They are not of the same questions, or have nothing in common.
         """
         found = dict.fromkeys(key for run in runs for key in run.columns)
-        keys = [
-            *(key for key in LABELS if key in found),
-            *(key for key in found if key not in LABELS),
-        ]
+        keys = dict.fromkeys([*(key for key in LABELS if key in found), *found])
         for key in keys:
             first, *others = (run for run in runs if key in run.columns)
             for run in others:
                 _check_alike(first, run, key)
-        base = runs[0].columns
         differences = [
-            Difference(run, key, *_difference(base[key], column, seed))
+            _difference(runs[0], run, key, seed)
             for run in runs[1:]
-            for key, column in run.columns.items()
-            if key in base
+            for key in run.columns
+            if key in runs[0].columns
         ]
         if len(runs) > 1 and not differences:
             raise UserError("the runs have no test set and measure in common; evaluate them on one")
         return cls(tuple(runs), tuple(keys), tuple(differences), seed)
 
-    def tables(self, width: int) -> Iterator[RichTable]:
-        """Lay the tables out for a terminal of this width."""
-        heads, rows = self._table()
-        fixed = 4 if heads[1] == "base model" else 2
-        yield from _terminal("%, with 95 % intervals", heads, rows, width, fixed=fixed)
-        if self.differences:
-            yield from _terminal(self._title(), _BESIDE, self._rows(), width, fixed=3)
+    def tables(self) -> list[RichTable]:
+        """Lay the tables out for the terminal."""
+        tables = []
+        for title, lines in self._tables():
+            table = RichTable(title=title)
+            for head in lines[0]:
+                table.add_column(head, overflow="fold")
+            for row in lines[1:]:
+                table.add_row(*row)
+            tables.append(table)
+        return tables
 
     def markdown(self) -> str:
         """Write the tables in Markdown."""
-        parts = [_markdown(*self._table())]
-        if self.differences:
-            parts += [f"{self._title()}:\n", _markdown(_BESIDE, self._rows())]
+        (_, first), *more = self._tables()
+        parts = [_markdown(first), *(f"{title}:\n\n{_markdown(lines)}" for title, lines in more)]
         return "\n".join(parts)
 
     def lines(self) -> str:
         """Write the questions on which a run and the base differ, as JSON lines."""
+        names = ("run", "decode", "data", "measure")
         lines = []
         for each in self.differences:
-            data, measure = each.key
-            run = {
-                "run": each.run.name,
-                "decode": each.run.decode,
-                "data": data,
-                "measure": measure,
-            }
-            lines += [json.dumps({**run, **question}) + "\n" for question in each.questions]
+            shared = dict(zip(names, (each.run.name, each.run.decode, *each.key), strict=True))
+            lines += [json.dumps({**shared, **question}) + "\n" for question in each.questions]
         return "".join(lines)
 
     def record(self) -> dict[str, Any]:
@@ -152,7 +141,7 @@ class Comparison:
                 {
                     **{name: getattr(run, name) for name in ("name", "base", "reward", "decode")},
                     "columns": {
-                        "/".join(key): summary([*run.columns[key].scores.values()], seed=self.seed)
+                        "/".join(key): self._summary(run, key)
                         for key in self.keys
                         if key in run.columns
                     },
@@ -172,20 +161,26 @@ class Comparison:
             ],
         }
 
-    def _title(self) -> str:
-        return f"Beside {_title(self.runs[0])}, in points"
+    def _summary(self, run: Run, key: Key) -> dict[str, Any]:
+        return summary([*run.columns[key].scores.values()], seed=self.seed)
 
-    def _table(self) -> tuple[Cells, list[Cells]]:
-        """Give the papers' table: a row a run, a column a test set and measure."""
-        has_origin = any(run.base or run.reward for run in self.runs)
-        origin = ("base model", "reward") if has_origin else ()
-        heads = ("run", *origin, "decoding", *map(self._head, self.keys))
-        rows = []
+    def _tables(self) -> list[tuple[str, list[Cells]]]:
+        """Give the papers' table (a row a run, a column a test set and measure) and the gains, as a
+        title and lines, of which the first has the heads.
+        """
+        origin = (
+            ("base model", "reward") if any(run.base or run.reward for run in self.runs) else ()
+        )
+        lines: list[Cells] = [("run", *origin, "decoding", *map(self._head, self.keys))]
         for run in self.runs:
-            said = (run.base or _NONE, run.reward or _NONE) if has_origin else ()
-            cells = (self._cell(run.columns.get(key)) for key in self.keys)
-            rows.append((run.name, *said, run.decode, *cells))
-        return heads, rows
+            said = (run.base or "-", run.reward or "-") if origin else ()
+            cells = (self._cell(run, key) for key in self.keys)
+            lines.append((run.name, *said, run.decode, *cells))
+        tables = [("%, with 95 % intervals", lines)]
+        if self.differences:
+            title = f"Beside {self.runs[0].title}, in points"
+            tables.append((title, [_BESIDE, *map(_row, self.differences)]))
+        return tables
 
     def _head(self, key: Key) -> str:
         """Name a column, and how much of a published test set it is of, where that is not all."""
@@ -196,62 +191,46 @@ class Comparison:
             return _label(key)
         return f"{_label(key)} ({count:,} of {published.questions:,})"
 
-    def _cell(self, column: ScoreColumn | None) -> str:
-        if column is None:
-            return _NONE
-        found = summary([*column.scores.values()], seed=self.seed)
-        low, high = found["ci95"]
-        return f"{100 * found['mean']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    def _cell(self, run: Run, key: Key) -> str:
+        if key not in run.columns:
+            return "-"
+        found = self._summary(run, key)
+        return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (found["mean"], *found["ci95"])))
 
-    def _rows(self) -> list[Cells]:
-        rows = []
-        for each in self.differences:
-            test, (low, high) = each.test, each.test["ci95"]
-            points = f"{100 * test['gain']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-            counts = test["mcnemar"]
-            tested = (_NONE,) * 3
-            if counts:
-                tested = (str(counts["only_first"]), str(counts["only_second"]), _p(counts["p"]))
-            head = (each.run.name, each.run.decode, _label(each.key))
-            rows.append((*head, points, _p(test["p"]), *tested))
-        return rows
+
+def _row(each: Difference) -> Cells:
+    test = each.test
+    points = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*(100 * x for x in (test["gain"], *test["ci95"])))
+    tested = ("-",) * 3
+    if counts := test["mcnemar"]:
+        tested = (str(counts["only_first"]), str(counts["only_second"]), _p(counts["p"]))
+    return (each.run.name, each.run.decode, _label(each.key), points, _p(test["p"]), *tested)
 
 
 def _label(key: Key) -> str:
     return LABELS.get(key) or " ".join(key)
 
 
-def _title(run: Run) -> str:
-    return f"{run.name} ({run.decode})"
-
-
 def _p(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def _difference(
-    base: ScoreColumn, column: ScoreColumn, seed: int
-) -> tuple[Mapping[str, Any], tuple]:
-    pairs = [[one.scores[name] for name in base.scores] for one in (base, column)]
-    return gain(*pairs, seed=seed), tuple(
-        {
-            "id": name,
-            "scores": [base.scores[name], column.scores[name]],
-            "sql": [base.answers[name], column.answers[name]],
-        }
-        for name in base.scores
-        if base.scores[name] != column.scores[name]
+def _difference(first: Run, run: Run, key: Key, seed: int) -> Difference:
+    base, column = first.columns[key], run.columns[key]
+    scores = {name: [base.scores[name], column.scores[name]] for name in base.scores}
+    test = gain(*map(list, zip(*scores.values(), strict=True)), seed=seed)
+    questions = tuple(
+        {"id": name, "scores": pair, "sql": [base.answers[name], column.answers[name]]}
+        for name, pair in scores.items()
+        if pair[0] != pair[1]
     )
+    return Difference(run, key, test, questions)
 
 
 def _check_alike(first: Run, run: Run, key: Key) -> None:
-    """Refuse results of other questions; warn of another comparator or SQLite.
-
-    Raises:
-        UserError: The questions or databases differ.
-    """
+    """Refuse results of other questions or databases; warn of another comparator or SQLite."""
     base, column = first.columns[key], run.columns[key]
-    who = f"{_title(first)} and {_title(run)}"
+    who = f"{first.title} and {run.title}"
     if base.scores.keys() != column.scores.keys():
         raise UserError(
             f"{who}: results of other questions of {key[0]} "
@@ -269,29 +248,7 @@ def _check_alike(first: Run, run: Run, key: Key) -> None:
             )
 
 
-def _terminal(
-    title: str, heads: Cells, rows: Sequence[Cells], width: int, *, fixed: int
-) -> Iterator[RichTable]:
-    """Lay a table out; columns that do not fit beside the others come in tables of their own."""
-    sizes = [max(len(line[number]) for line in (heads, *rows)) + 3 for number in range(len(heads))]
-    rest = list(range(fixed, len(heads)))
-    while rest or fixed == len(heads):
-        room = width - 1 - sum(sizes[:fixed])
-        count = sum(total <= room for total in accumulate(sizes[number] for number in rest))
-        chosen = [*range(fixed), *rest[: max(count, 1)]]
-        rest = rest[max(count, 1) :]
-        table = RichTable(title=title)
-        for number in chosen:
-            justify = "left" if number < 2 else "right"
-            table.add_column(heads[number], justify=justify, overflow="fold")
-        for row in rows:
-            table.add_row(*(row[number] for number in chosen))
-        yield table
-        if not rest:
-            return
-
-
-def _markdown(heads: Cells, rows: Sequence[Cells]) -> str:
-    lines = [heads, ("---",) * len(heads), *rows]
-    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+def _markdown(lines: Sequence[Cells]) -> str:
+    ruled = [lines[0], ("---",) * len(lines[0]), *lines[1:]]
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in ruled)
     return "".join(f"| {' | '.join(line)} |\n" for line in escaped)

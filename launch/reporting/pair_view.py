@@ -17,7 +17,7 @@ from rich.tree import Tree
 
 from rewards.config import TreeConfig
 from rewards.progress.normalisation import schema_of
-from rewards.progress.tree import Node, Profile, build_tree
+from rewards.progress.tree import Node, build_tree
 from rewards.workbench import PairScore
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.envs.tags import TAG_SENTENCES
@@ -26,12 +26,11 @@ from sqlenv.types import Result, Row, Table, Value
 
 SHOWN_ROWS = 20
 _CELL_CHARS = 40
-_SOUGHT_ROWS = 50
-"""Rows of each side among which the most alike are paired."""
+_SOUGHT_ROWS = 50  # rows of each side among which the most alike are paired
 _DIFFERS = "bold red"
 _SAME = "green"
-_NO_CELL = object()
-"""Stands where the other result has no cell."""
+_CLAUSES = ("select", "tables", "join", "where", "group", "having", "order")
+_NO_CELL = object()  # stands where the other result has no cell
 
 RowPair = tuple[Row | None, Row | None]
 
@@ -45,53 +44,27 @@ def render_page(
     width: int = 120,
 ) -> Group:
     """Lay a prediction out: clauses, results, trees and what every family says."""
-    trees = Columns(
-        [
-            _tree("gold", gold_sql, columns),
-            _tree("prediction", sql, columns),
-        ],
-        padding=(0, 4),
-    )
+    trees = (_tree("gold", gold_sql, columns), _tree("prediction", sql, columns))
     return Group(
         Panel(Text(clean(gold_sql)), title="gold", title_align="left"),
         Panel(_clauses(sql, score), title="prediction, by clause reward", title_align="left"),
         _results(score, gold_sql, width),
-        trees,
+        Columns(trees, padding=(0, 4)),
         _tags(score),
         _numbers(score),
     )
 
 
 def align(gold: Table, predicted: Table, *, in_order: bool) -> list[RowPair]:
-    """Pair the rows of two results.
-
-    Args:
-        gold: The gold result.
-        predicted: The other one.
-        in_order: Pair rows by their place; else rows that differ, the most alike together, then
-            equal rows.
-
-    Returns:
-        None stands where a side has no row.
+    """Pair the rows of two results by their place; else rows that differ, the most alike together,
+    then equal rows. None stands where a side has no row.
     """
     if in_order:
         return list(zip_longest(gold.rows, predicted.rows))
     equal = Counter(gold.rows) & Counter(predicted.rows)
-    rest = _without(gold.rows, equal), _without(predicted.rows, equal)
+    rest = (list((Counter(side.rows) - equal).elements()) for side in (gold, predicted))
     # Rows that differ come first: a page shows only the beginning.
     return [*_pair_by_likeness(*rest), *((row, row) for row in equal.elements())]
-
-
-def _without(rows: Sequence[Row], taken: Counter[Row]) -> list[Row]:
-    """Leave rows out, each as often as it was taken."""
-    left = Counter(taken)
-    kept = []
-    for row in rows:
-        if left[row]:
-            left[row] -= 1
-        else:
-            kept.append(row)
-    return kept
 
 
 def _pair_by_likeness(gold: list[Row], predicted: list[Row]) -> Iterator[RowPair]:
@@ -143,20 +116,15 @@ def _results(score: PairScore, gold_sql: str, width: int) -> RenderableType:
     elif isinstance(gold, Table):
         pairs = [(row, None) for row in gold.rows]
     else:
-        pairs = [(None, row) for row in _rows(predicted)]
+        pairs = [(None, row) for row in predicted.rows] if isinstance(predicted, Table) else []
     sides = (("gold result", gold), ("predicted result", predicted))
     half = (width - 1) // 2
     return Columns([_result(*titled, pairs, side, half) for side, titled in enumerate(sides)])
 
 
-def _rows(result: Result) -> tuple[Row, ...]:
-    return result.rows if isinstance(result, Table) else ()
-
-
 def _result(
     title: str, result: Result, pairs: Sequence[RowPair], side: int, width: int
 ) -> RenderableType:
-    """Show one side of the pairs; cells that differ from the other side are marked."""
     if not isinstance(result, Table):
         return Panel(
             Text(clean(describe_failure(result)), style=_DIFFERS), title=title, width=width
@@ -210,36 +178,20 @@ def _tree(title: str, sql: str, columns: Mapping[str, Sequence[str]] | None) -> 
     tree = Tree(Text(f"{title} tree", style="bold"))
     if root is None:
         tree.add(Text("does not parse", style=_DIFFERS))
-        return tree
-    for child in root.children:
+    for child in root.children if root else ():
         _grow(tree, child)
     return tree
 
 
 def _grow(tree: Tree, node: Node) -> None:
     branch = tree.add(Text(clean(f"{node.kind} {node.name}".strip()), style="bold"))
-    if node.profile:
-        for line in _profile(node.profile):
-            branch.add(Text(clean(line)))
+    for name in _CLAUSES:
+        if features := getattr(node.profile, name, None):
+            is_distinct = name == "select" and getattr(node.profile, "distinct", False)
+            distinct = "distinct " if is_distinct else ""
+            branch.add(Text(clean(f"{distinct}{name}: {', '.join(sorted(features))}")))
     for child in node.children:
         _grow(branch, child)
-
-
-def _profile(profile: Profile) -> Iterator[str]:
-    """Write the clauses of a SELECT that it has."""
-    distinct = "distinct " if profile.distinct else ""
-    clauses = {
-        f"{distinct}select": profile.select,
-        "tables": profile.tables,
-        "join": profile.join,
-        "where": profile.where,
-        "group": profile.group,
-        "having": profile.having,
-        "order": profile.order,
-    }
-    for name, features in clauses.items():
-        if features:
-            yield f"{name}: {', '.join(sorted(features))}"
 
 
 def _tags(score: PairScore) -> RenderableType:
@@ -254,25 +206,18 @@ def _tags(score: PairScore) -> RenderableType:
 
 
 def _numbers(score: PairScore) -> RichTable:
-    """Write what each family says, one line a family."""
     verdict = score.verdict
-    blamed = [verdict.clauses[number].kind for number in sorted(verdict.blamed)]
+    blamed = ", ".join(verdict.clauses[number].kind for number in sorted(verdict.blamed))
+    differences = ", ".join(sorted(verdict.differences))
+    expo = f"{verdict.case}  differences {differences or 'none'}  blamed {blamed or 'none'}"
     table = RichTable("", "", show_header=False)
-    table.add_row("status", f"{score.status}, {score.seconds:.3f} s")
-    table.add_row("EX", "  ".join(f"{mode} {int(ok)}" for mode, ok in score.ex.items()))
-    table.add_row(
-        "Progress-SQL", f"struct {score.diagnosis.struct:.3f}  lexical {score.lexical:.3f}"
-    )
-    table.add_row(
-        "EXPO-SQL",
-        f"{verdict.case}  differences {_list(sorted(verdict.differences))}  blamed {_list(blamed)}",
-    )
-    table.add_row(
-        "PaVeRL-SQL", f"EX_f {score.ex_f:.3f}  EX_b {score.ex_b:.0f}  reward {score.paverl:.2f}"
-    )
-    table.add_row("SQL-ASTRA", f"CSMR {score.csmr:.3f}")
+    for name, line in {
+        "status": f"{score.status}, {score.seconds:.3f} s",
+        "EX": "  ".join(f"{mode} {int(ok)}" for mode, ok in score.ex.items()),
+        "Progress-SQL": f"struct {score.diagnosis.struct:.3f}  lexical {score.lexical:.3f}",
+        "EXPO-SQL": expo,
+        "PaVeRL-SQL": f"EX_f {score.ex_f:.3f}  EX_b {score.ex_b:.0f}  reward {score.paverl:.2f}",
+        "SQL-ASTRA": f"CSMR {score.csmr:.3f}",
+    }.items():
+        table.add_row(name, line)
     return table
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(names) or "none"

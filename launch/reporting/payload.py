@@ -18,7 +18,7 @@ from typing import Any
 import sqlglot
 import yaml
 from sqlglot.errors import SqlglotError
-from sqlglot.tokens import Token, TokenType
+from sqlglot.tokens import TokenType
 
 from launch.evaluation.results import VERDICTS, read_report
 from launch.evaluation.verdicts import PREDICTIONS, Verdict
@@ -31,12 +31,10 @@ from sqlenv.evaluators.features import clauses_of
 
 VERSION = 1
 """Of the payload's form, which the page checks."""
-_QUESTIONS = 64
-"""Questions of an evaluation in a piece."""
+_QUESTIONS = 64  # questions of an evaluation in a piece
 _APART = frozenset({"seed", "run.name", "run.dir"})
 """Settings by which the seeds of one configuration differ."""
 _CLASSES = {TokenType.STRING: 1, TokenType.NUMBER: 2}
-_WORD = 0
 
 Group = dict[str, Any]
 Note = tuple[str, str]
@@ -45,12 +43,8 @@ Note = tuple[str, str]
 
 @dataclass
 class Payload:
-    """What is shown.
-
-    Attributes:
-        overview: Runs, their numbers, and an index of all questions.
-        pieces: Groups, with the tokens of their queries, packed; the index of questions names piece
-            and place of each.
+    """What is shown: an overview of runs, their numbers, and an index of all questions, which names
+    piece and place of each; and the pieces, packed, with the tokens of their queries.
     """
 
     overview: dict[str, Any] = field(default_factory=dict)
@@ -58,13 +52,8 @@ class Payload:
     _questions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, run: int, where: int | str, groups: Iterable[Group], right: Mapping) -> None:
-        """Add groups, as pieces and to the index.
-
-        Args:
-            run: Number of the run.
-            where: `before`, `after`, `answers`, or the step.
-            groups: As `trajectories.jsonl` has them.
-            right: Verdicts by question, which count for more than those of the groups.
+        """Add groups, as `trajectories.jsonl` has them, as pieces and to the index: of `before`,
+        `after`, `answers` or a step. Verdicts by question count for more than those of the groups.
         """
         waiting = iter(groups)
         size = None if isinstance(where, int) else _QUESTIONS
@@ -103,16 +92,14 @@ class Payload:
         settings = [run["settings"] for run in runs]
         names = dict.fromkeys(key for one in settings for key in one)
         differing = {key: [one.get(key) for one in settings] for key in names if key != "run.dir"}
-        alike: list[list[int]] = []
+        alike: dict[str, list[int]] = {}
         for number, one in enumerate(settings):
-            own = _without_seed(one)
-            known = (group for group in alike if own and _without_seed(settings[group[0]]) == own)
-            found = next(known, None)
-            alike.append([number]) if found is None else found.append(number)
+            own = sorted(item for item in one.items() if item[0] not in _APART)
+            alike.setdefault(repr(own) if own else str(number), []).append(number)
         self.overview = {
             "version": VERSION,
             "runs": list(runs),
-            "alike": alike,
+            "alike": list(alike.values()),
             "differing": {k: v for k, v in differing.items() if any(one != v[0] for one in v)},
             "questions": list(self._questions.values()),
             "notes": list(notes),
@@ -121,11 +108,7 @@ class Payload:
 
 
 def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
-    """Read runs and evaluations, given with their names.
-
-    Raises:
-        UserError: One is none, or its numbers are damaged.
-    """
+    """Read runs and evaluations, given with their names."""
     payload, told, notes = Payload(), [], []
     for number, (name, path) in enumerate(runs):
         run = _read_run(name, path)
@@ -143,19 +126,21 @@ def read_payload(runs: Sequence[tuple[str, Path]]) -> Payload:
             if where == "before" and run["kind"] == "run":
                 for step, groups in _recorded(folder / RECORDS, own):
                     payload.add(number, step, groups, {})
-        run["tests"] = _tests(run["scores"])
-        run["measured"] = {
-            name: summary([*each.values()]) for name, each in run["scores"].items() if each
-        }
-        del run["scores"]
+        scores = run.pop("scores")
+        both = [name for name in scores["before"] if name in scores["after"]]
+        # Accuracy before and after, on the questions that both have.
+        run["tests"] = gain(*([scores[w][name] for name in both] for w in ("before", "after")))
+        run["measured"] = {name: summary([*each.values()]) for name, each in scores.items() if each}
         told.append(run)
-        notes += [f"{run['name']}: {line}" for line in _joined(own)]
+        for words in dict.fromkeys(words for _, words in own):  # what several files lack, once
+            places = " and ".join(place for place, other in own if other == words)
+            notes.append(f"{run['name']}: {places}: {words}")
     return payload.done(told, notes)
 
 
 def _read_run(name: str, path: Path) -> dict[str, Any]:
     folder = path if path.is_dir() else path.parent
-    settings = _yaml(folder / CONFIG) if path.is_dir() else {}
+    settings = _mapping(folder / CONFIG) if path.is_dir() else {}
 
     def has(name: str) -> bool:
         return (path / name).exists()
@@ -163,43 +148,32 @@ def _read_run(name: str, path: Path) -> dict[str, Any]:
     is_run = "train" in settings or any(map(has, ("metrics.jsonl", "before", "after")))
     if path.is_dir() and not is_run and not any(map(has, (VERDICTS, PREDICTIONS))):
         raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
+    report = path / VERDICTS if path.is_dir() else path
+    result = _mapping(path / RESULT) if is_run else {}
+    if not is_run and report.exists() and not report.name.endswith(PART):
+        found = read_report(report)
+        # What an evaluation says of itself, under the names that a run's result has.
+        result = {"decode": found.settings.decode, **found.notes}
     return {
         "name": name,
         "kind": "run" if is_run else "evaluation",
         "settings": {key: value for key, value in flat(settings) if key},
-        "result": _json(path / RESULT) if is_run else _notes(path),
-        "versions": _json(path / VERSIONS) if path.is_dir() else {},
+        "result": result,
+        "versions": _mapping(path / VERSIONS) if path.is_dir() else {},
         "numbers": _numbers(path / "metrics.jsonl") if is_run else {},
         "command": f"python -m launch.train --cfg {folder}/{CONFIG}" if is_run else "",
         "scores": {},
     }
 
 
-def _notes(path: Path) -> dict[str, Any]:
-    """Give what an evaluation says of itself, under the names that a run's result has."""
-    report = path / VERDICTS if path.is_dir() else path
-    if not report.exists() or report.name.endswith(PART):
-        return {}
-    found = read_report(report)
-    return {"decode": found.settings.decode, **found.notes}
-
-
 def _numbers(path: Path) -> dict[str, list[Any]]:
-    """Read the metrics as columns; a value that a step does not have is null."""
     lines = [line for line in _lines(path, []) if isinstance(line, dict)]
     names = dict.fromkeys(name for line in lines for name in line)
-    return {name: [_short(line.get(name)) for line in lines] for name in names}
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _joined(notes: Sequence[Note]) -> Iterator[str]:
-    """Say once what several files lack."""
-    for words in dict.fromkeys(words for _, words in notes):
-        places = [place for place, other in notes if other == words]
-        yield f"{' and '.join(places)}: {words}"
+    columns = {name: [line.get(name) for line in lines] for name in names}
+    return {
+        name: [float(f"{one:.6g}") if isinstance(one, float) else one for one in column]
+        for name, column in columns.items()
+    }
 
 
 def _recorded(path: Path, notes: list[Note]) -> Iterator[tuple[int, list[Group]]]:
@@ -307,9 +281,8 @@ def packed(value: Any) -> str:
 def tokens_of(sql: str) -> list[int]:
     """Give the tokens of a query that are coloured: start, length and class, one after the other.
 
-    Returns:
-        Classes are 0 for keywords, 1 for strings and 2 for numbers; nothing for a text that is no
-        SQL, or that JavaScript counts otherwise.
+    Classes are 0 for keywords, 1 for strings and 2 for numbers; there are none of a text that is no
+    SQL, or that JavaScript counts otherwise.
     """
     if not sql or max(sql) > "\uffff":
         return []
@@ -317,43 +290,21 @@ def tokens_of(sql: str) -> list[int]:
         found = sqlglot.tokenize(sql, read="sqlite")
     except (SqlglotError, RecursionError):
         return []
-    coloured = ((token, _class_of(token)) for token in found)
-    return [
-        number
-        for token, kind in coloured
-        if kind is not None
-        for number in (token.start, token.end - token.start + 1, kind)
-    ]
+    numbers = []
+    for token in found:
+        is_name = token.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
+        is_word = not is_name and token.text[:1].isalpha()
+        kind = _CLASSES.get(token.token_type, 0 if is_word else None)
+        if kind is not None:
+            numbers += [token.start, token.end - token.start + 1, kind]
+    return numbers
 
 
-def _class_of(token: Token) -> int | None:
-    is_name = token.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
-    is_word = not is_name and token.text[:1].isalpha()
-    return _CLASSES.get(token.token_type, _WORD if is_word else None)
-
-
-def _tests(scores: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """Compare accuracy before and after, on the questions that both have."""
-    before, after = scores.get("before", {}), scores.get("after", {})
-    names = [name for name in before if name in after]
-    return gain([before[name] for name in names], [after[name] for name in names])
-
-
-def _without_seed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in _APART}
-
-
-def _json(path: Path) -> Any:
+def _mapping(path: Path) -> dict[str, Any]:
     """Read what belongs to a run; nothing where it is not there, or not whole."""
+    read = json.loads if path.suffix == ".json" else yaml.safe_load
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        found = read(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return found if isinstance(found, dict) else {}

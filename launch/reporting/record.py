@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewards.astra import AstraReward
@@ -19,26 +19,17 @@ ROWS = 20
 _COLUMNS = 100
 _CELL_CHARS = 200
 _TABLE_CHARS = 10_000
-_LARGEST = 2**53
-"""From here on JavaScript rounds whole numbers."""
+_LARGEST = 2**53  # from here on JavaScript rounds whole numbers
 _PLACES = 6
-
-GoldOf = Callable[[Example], Result]
 
 
 def episode_record(
     episode: Episode, gold: Result, tagger: ProgressiveReward, reward: Any = None
 ) -> dict[str, Any]:
-    """Write a final episode down.
+    """Write a final episode down: `example`, which all episodes of a question share, and `turns`.
 
-    Args:
-        episode: It.
-        gold: What the gold query gives.
-        tagger: Names in what a wrong query differs from the gold query.
-        reward: What the episode was scored by, if by any.
-
-    Returns:
-        `example`, which all episodes of a question share, and `turns`, one for each reply.
+    `tagger` names in what a wrong query differs from the gold query; `reward` is what the episode
+    was scored by, if by any.
     """
     parts = _parts(reward, episode)
     turns = [
@@ -97,11 +88,9 @@ def _cell(value: Value) -> Any:
         return {"blob": _cut(value[:_CELL_CHARS].hex())}
     if isinstance(value, str):
         return _cut(value)
-    if isinstance(value, int) and abs(value) >= _LARGEST:
-        return {"number": str(value)}
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"number": str(value)}
-    return value
+    is_large = isinstance(value, int) and abs(value) >= _LARGEST
+    is_odd = isinstance(value, float) and not math.isfinite(value)
+    return {"number": str(value)} if is_large or is_odd else value
 
 
 def _cut(text: str) -> str:

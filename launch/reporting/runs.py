@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,8 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ScoreColumn:
-    """The scores of one run on one test set by one measure.
-
-    Attributes:
-        scores: By question.
-        facts: What has to be equal for scores to be comparable, in the words of a message.
-        answers: The queries, by question.
+    """Scores and queries of one run on one test set by one measure, by question; facts are what has
+    to be equal for scores to be comparable, in the words of a message.
     """
 
     scores: Mapping[str, float]
@@ -39,13 +35,8 @@ class ScoreColumn:
 
 @dataclass(slots=True)
 class Run:
-    """A row of the table.
-
-    Attributes:
-        name: As the user gives it, or that of the model.
-        base: The model that learning started from; empty where unknown.
-        reward: What it learned from; empty where it did not learn, or where unknown.
-        decode: How questions were answered.
+    """A row of the table: what learning started from (`base`) and learned from (`reward`), empty
+    where unknown, and how questions were answered.
     """
 
     name: str
@@ -54,60 +45,43 @@ class Run:
     decode: str = ""
     columns: dict[Key, ScoreColumn] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """Name the row in a message."""
+        return f"{self.name} ({self.decode})"
 
-def read_runs(arguments: Sequence[str]) -> list[Run]:
-    """Read what the user names: `PATH` or `NAME=PATH`, a row for each decoding in it.
+
+def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
+    """Read paths of results, given with their names: a row for each decoding in it.
 
     Raises:
         UserError: A path holds no result, a damaged one, or one that is not finished; or two rows
             have one name and one decoding, and results of the same test set.
     """
     rows: dict[tuple[str, str], Run] = {}
-    for run in (run for argument in arguments for run in _read(*split_name(argument))):
+    for run in (run for name, path in named for run in _read(name, path)):
         row = rows.setdefault((run.name, run.decode), run)
         if row is run:
             continue
         if both := row.columns.keys() & run.columns.keys():
             raise UserError(
                 f"two results are called {run.name} and are of {min(both)[0]}; tell them apart: "
-                f"{' '.join(f'NAME={argument}' for argument in arguments[:2])}"
+                f"{' '.join(f'NAME={path}' for _, path in named[:2])}"
             )
+        row.base, row.reward = row.base or run.base, row.reward or run.reward
         row.columns |= run.columns
     return list(rows.values())
-
-
-def split_name(argument: str) -> tuple[str, Path]:
-    """Tell the name of a row, empty where there is none, from the path of its results."""
-    if Path(argument).exists():
-        return "", Path(argument)
-    name, _, path = argument.rpartition("=")
-    return name, Path(path)
 
 
 def _read(name: str, path: Path) -> list[Run]:
     if not path.exists():
         raise UserError(f"{path}: no such file or folder; give results of launch.eval")
-    rows: dict[str, Run] = {}
-    for file in [path] if path.is_file() else reports_in(path):
-        report = read_report(file)
-        model, decode = report.settings.model, report.settings.decode
-        run = rows.setdefault(decode, Run(name or model.name, decode=decode))
-        run.base = run.base or model.base or ""
-        run.reward = run.reward or model.reward or ""
-        for measure, column in _columns(report):
-            key = (report.settings.data, measure)
-            if key in run.columns:
-                raise UserError(f"{path}: two results of {key[0]}, decoded {decode}; give one")
-            run.columns[key] = column
-    return list(rows.values()) or [_of_training(name, path)]
+    reports = list(map(read_report, [path] if path.is_file() else reports_in(path)))
+    return [_of_evaluation(name, one) for one in reports] or [_of_training(name, path)]
 
 
 def reports_in(folder: Path) -> list[Path]:
-    """List the reports in a folder, or in the folders in it.
-
-    Raises:
-        UserError: An evaluation there is not finished.
-    """
+    """List the finished reports in a folder, or in the folders in it."""
     for base in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
         part = base / f"{VERDICTS}{PART}"
         if part.exists() and not (base / VERDICTS).exists():
@@ -116,10 +90,11 @@ def reports_in(folder: Path) -> list[Path]:
     return [own] if own.exists() else sorted(folder.glob(f"*/{VERDICTS}"))
 
 
-def _columns(report: Report) -> Iterator[tuple[str, ScoreColumn]]:
-    settings = report.settings
+def _of_evaluation(name: str, report: Report) -> Run:
+    settings, model = report.settings, report.settings.model
     judged = [one for one in report.questions if one.scores]
     answers = {one.id: one.sql for one in judged}
+    columns = {}
     for measure in report.measures:
         facts = {
             "questions": settings.fingerprint,
@@ -129,7 +104,9 @@ def _columns(report: Report) -> Iterator[tuple[str, ScoreColumn]]:
             "SQLite": settings.versions.get("sqlite"),
             "time limit": settings.timeout_s,
         }
-        yield measure, ScoreColumn({one.id: one.scores[measure] for one in judged}, facts, answers)
+        scores = {one.id: one.scores[measure] for one in judged}
+        columns[settings.data, measure] = ScoreColumn(scores, facts, answers)
+    return Run(name or model.name, model.base or "", model.reward or "", settings.decode, columns)
 
 
 def _of_training(name: str, folder: Path) -> Run:
@@ -150,25 +127,16 @@ def _of_training(name: str, folder: Path) -> Run:
             f"{folder}: {len(verdicts)} predictions, and its {RESULT} is of {wanted} questions; "
             "evaluate it again"
         )
-    config = _config(run)
-    base, match = (config.get(key) or {} for key in ("model", "env"))
+    try:
+        config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
+        model, reward, env = (config.get(key) or {} for key in ("model", "reward", "env"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError):
+        raise UserError(f"{run / CONFIG}: missing or damaged; bring it back") from None
     column = ScoreColumn(
         {one.id: float(one.correct) for one in verdicts},
-        {"questions": [(one.id, one.gold) for one in verdicts], "comparator": match.get("match")},
+        {"questions": [(one.id, one.gold) for one in verdicts], "comparator": env.get("match")},
         {one.id: one.sql for one in verdicts},
     )
-    return Run(
-        name or f"{run.resolve().name}/{place.name}",
-        Path(base.get("path") or "").name,
-        (config.get("reward") or {}).get("kind", ""),
-        "greedy",
-        {("test", "ex"): column},
-    )
-
-
-def _config(folder: Path) -> Mapping[str, Any]:
-    try:
-        found = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{folder / CONFIG}: missing or damaged; bring it back") from None
-    return found if isinstance(found, dict) else {}
+    name = name or f"{run.resolve().name}/{place.name}"
+    base = Path(model.get("path") or "").name
+    return Run(name, base, reward.get("kind", ""), "greedy", {("test", "ex"): column})

@@ -348,17 +348,3 @@ def test_shared_predictions_on_real_questions(shared, tmp_path):
     # As counted by test-suite-sql-eval's evaluation.py at e97acc546ecb.
     assert sum(verdicts(sheet, "spider_ex")) == 257
     assert sum(verdicts(sheet, "spider_ts")) == 219
-
-
-def test_a_result_beside_another_one(spider, tmp_path, capsys):
-    gold, mixed = write(tmp_path / "g.sql", GOLDS), write(tmp_path / "m.sql", MIXED)
-    evaluate(gold, spider, tmp_path / "g.json")
-    capsys.readouterr()
-    evaluate(mixed, spider, tmp_path / "m.json", "--against", str(tmp_path / "g.json"))
-    assert "Beside other (greedy), in points" in capsys.readouterr().out
-    text = (tmp_path / "m.differing.jsonl").read_text(encoding="utf-8")
-    differing = [json.loads(line) for line in text.splitlines()]
-    named = {(one["measure"], one["id"]) for one in differing}
-    assert named == {("spider_ex", f"spider/dev/{n}") for n in (1, 3)} | {
-        ("spider_ts", f"spider/dev/{n}") for n in (1, 2, 3)
-    }

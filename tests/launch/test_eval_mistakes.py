@@ -256,7 +256,6 @@ def test_a_locked_database(root, tmp_path):
         (["--cfg", "progress-demo.yaml"], "--predictions: needs no --cfg"),
         (["--endpoint", "http://x/v1"], "--predictions: needs no model"),
         (["--decode", "judge@3"], "--decode judge@3: needs a model"),
-        (["--against", "nowhere.json"], "nowhere.json: no such file or folder"),
     ],
 )
 def test_options(root, tmp_path, more, words):
