@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,14 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 
-CASES = json.loads((Path(__file__).parents[1] / "data/workbench.json").read_text())
+from .conftest import read
+
+CASES = read("workbench")
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(CASES["tables"])
-    connection.close()
-    return path
+def database(make_database) -> Path:
+    return make_database([CASES["tables"]])
 
 
 @pytest.fixture(scope="module")
