@@ -84,8 +84,7 @@ def deliberate(
 
     Note:
         The released code demands a row of result, does not deduplicate, repeats unparsable
-        judgements
-        without bound, and returns candidate 0 where the best is unique.
+        judgements without bound, and returns candidate 0 where the best is unique.
     """
     found = yield from _collect(task, config)
     kept = tuple(found.kept.values())

@@ -80,17 +80,8 @@ def find_blamed(
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
-    Possibly none: several differences cannot arise in any single step.
-
-    Args:
-        sql: A query that ran.
-        clauses: Its clauses.
-        config: Readings of the paper.
-        gold: The right result, its columns named by their attributes.
-        predicted: The query's result.
-        sought: What sets the two results apart (D*).
-        run: Runs the query of a step.
-        max_rows: Rows of a step that are compared.
+    Possibly none: several differences cannot arise in any single step. `gold` has its columns named
+    by their attributes, `sought` is what sets the results apart (D*), `run` runs a step's query.
     """
     chains = plan_steps(sql, clauses)
     steps = _Steps(sql, run, config, max_rows)
