@@ -64,13 +64,17 @@ def credit_of(score: Score, reply: str) -> list[tuple[str, float]]:
 )
 def test_wrong_results(name, case, play, executor):
     episode = play(REPLY.format(case["pred"]), gold=case["gold"], on=name)
-    verdict = verdict_of(reward_of(executor, **case.get("settings", {})), episode)
+    reward = reward_of(executor, **case.get("settings", {}))
+    verdict = verdict_of(reward, episode)
     assert verdict.case == "incorrect"
     assert verdict.differences == set(case.get("differences", verdict.differences))
     texts = [clause.text(case["pred"]) for clause in verdict.clauses]
     labels = tuple(case["blamed"])
     assert {texts[n] for n in verdict.blamed} == {t for t in texts if t.startswith(labels)}
     assert all(any(text.startswith(label) for text in texts) for label in labels)
+    if not labels and not case["settings"].get("incremental", True):
+        # By the types alone nobody is singled out: all have the uniform reward.
+        assert set(reward.clause_rewards(verdict)) == {0.0}
 
 
 @pytest.mark.parametrize(
