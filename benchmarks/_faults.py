@@ -1,4 +1,4 @@
-"""A proxy before a server, which spoils answers as it is told, and what can befall a process."""
+"""A proxy that corrupts the answers of a server on demand."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-# What becomes of an answer: a status and a body; None to hang up.
+# Makes another answer of one: a status and a body; None to close the connection.
 Spoil = Callable[["Proxy", bytes, dict[str, Any]], tuple[int, bytes] | None]
 
 
 class Proxy:
-    """Passes all on to a server, and spoils answers of `/generate` while `spoil` is set.
+    """Forwards requests to a server, and corrupts answers of `/generate` while `spoil` is set.
 
     Attributes:
-        url: Where it listens.
-        spoil: What becomes of answers.
-        spoilt: How many were.
+        spoilt: The number of corrupted answers.
         earlier: An answer that was given before.
-        freed: Set to let go of what is held back.
+        freed: Set to release answers that are held back.
     """
 
     def __init__(self, server: str) -> None:
@@ -64,7 +62,7 @@ class Proxy:
         self._listener.server_close()
 
     def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
-        """Ask the server, and give what it says, or what becomes of it."""
+        """Forward a request; send the server's answer, or the corrupted one."""
         answer: tuple[int, bytes] | None
         try:
             answer = self._ask(handler.command, handler.path, body)
@@ -98,7 +96,7 @@ class Proxy:
 
 
 def edited(change: Callable[[dict[str, Any]], None]) -> Spoil:
-    """Return what changes the fields of an answer."""
+    """Return a fault that changes the fields of an answer."""
 
     def spoil(_proxy: Proxy, answer: bytes, _request: dict[str, Any]) -> tuple[int, bytes]:
         fields = json.loads(answer)
@@ -143,7 +141,7 @@ SPOILS: dict[str, Spoil] = {
     "answers another request": lambda proxy, *_: (200, proxy.earlier),
     "is too slow": _held,
 }
-"""What a proxy can do to the answers of a server."""
+"""Faults of answers by name."""
 
 
 def session(leader: int) -> dict[int, str]:

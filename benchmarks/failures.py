@@ -1,13 +1,14 @@
-"""Let real SGLang servers fail in every way while episodes are played; count what is lost.
+"""Inject faults into real SGLang servers while episodes are played; count what is lost.
 
     python benchmarks/failures.py --python /opt/sglang/bin/python --out failures.json
 
-Two servers on this machine's CPU serve a tiny model, each behind a proxy. In each round a number of
-episodes of several turns is played at temperature 0; in the middle of it one thing befalls a server
-(signals are real, answers are spoilt by the proxy for some seconds). Servers start with other
-weights than those that are pushed, so what an old one says shows. Every trajectory is compared,
-token by token, with that of a round that nothing befell. Prints a JSON object, and on standard
-error a table; exit status 1 if an episode was lost, counted twice or changed.
+Two servers on this machine's CPU serve a tiny model, each behind a proxy. Each round plays a number
+of episodes of several turns at temperature 0. In the middle of it one fault is injected: a signal
+to a server's processes, or answers that the proxy corrupts for some seconds. Servers start with
+other weights than those that are pushed, so that replies by old weights can be told apart. Every
+trajectory is compared, token by token, with that of a round without a fault. Prints a JSON object,
+and a line for each fault on standard error; exit status 1 if an episode was lost, counted twice or
+changed.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from tests.launch.sglang_rounds import (
 )
 
 _launch = process.launch
-# Replies of a round before the fault, and how long answers are spoilt.
+# Replies of a round before the fault, and how long answers are corrupted.
 BEFORE, SPOILT_S = 20, 4.0
 # Longest wait for a server to be taken back.
 BACK_S = 300.0
@@ -57,7 +58,7 @@ MEASURED = {"sglang/servers", "sglang/probe_gap", "sglang/cached_share"}
 
 
 class Told(logging.Handler):
-    """Keeps what the pool says of its servers, and when."""
+    """Records the log messages of the server pool with their times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Told(logging.Handler):
 
 
 class Machine:
-    """The two servers as one who may do anything to them sees them."""
+    """The two servers, their proxies, and the faults that can be injected."""
 
     def __init__(self, models: Sequence[Path]) -> None:
         self.models = models
@@ -97,7 +98,7 @@ class Machine:
                 os.kill(pid, number)
 
     def restart(self) -> None:
-        """Start a server anew, as somebody else would: the pool knows nothing of it."""
+        """Restart a server without the pool's knowledge."""
         self.children[0].start()
 
     def load_others(self) -> None:
@@ -121,7 +122,7 @@ class Machine:
             proxy.close()
 
     def faults(self) -> Mapping[str, Callable[[], None]]:
-        """Return what can befall them, by name."""
+        """Return the faults by name."""
         scheduler = "sglang::scheduler"
         return {
             "nothing": lambda: None,
@@ -150,7 +151,7 @@ def provoke(
     examples: Sequence[str],
     reference: Sequence[Trajectory] | None,
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """Play a round in which something happens; tell what came of it."""
+    """Play a round with a fault; return the figures, and the trajectories."""
     served.push(NEW)
     served.sampler.numbers()
     happened: list[float] = []

@@ -1,15 +1,15 @@
-"""Measure true shapes on one GPU: update, decoding, the plan's prediction, and a PyTorch update.
+"""Measure real model shapes on one GPU: update, decoding, planned memory, and a PyTorch update.
 
     python benchmarks/gpu.py --json gpu.json
     python benchmarks/gpu.py --torch-python TORCH_VENV/bin/python --json gpu.json
 
-Weights are random. The update is of one group of G = 8 trajectories of 8,192 tokens, the prompt of
-6,144 (a model `tiny`, of 64 + 32 tokens, runs anywhere and shows that the benchmark does). Decoding
-is of 64 slots, 8 prompts of 2,048 tokens, 512 new tokens each. Every part runs in a process of its
-own. MFU counts 6 operations a weight and computed token, attention left out; the byte limit of
-decoding is all weights, and the keys and values that exist, once a step. The PyTorch update is that
-of transformers' model, a row at a time, with recomputation: plain rows, as most trainers have them.
-Prints one JSON object.
+Weights are random. The update has one group of 8 trajectories of 8,192 tokens with a prompt of
+6,144. Decoding has 64 slots, 8 prompts of 2,048 tokens, and 512 new tokens each. The model `tiny`
+(64 + 32 tokens) tries the benchmark itself, anywhere. Every part runs in its own process. MFU
+counts 6 operations for each weight and computed token, without attention. The byte limit of a
+decode step is reading all weights and the existing keys and values once. The PyTorch update trains
+transformers' model one row at a time, with recomputation and without shared prompts. Prints one
+JSON object.
 """
 
 from __future__ import annotations

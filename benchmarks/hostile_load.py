@@ -3,13 +3,13 @@
     python benchmarks/hostile_load.py
     python benchmarks/hostile_load.py --minutes 2 --isolation thread
 
-Prints one JSON object. Threads run the hostile statements of the tests, each followed by a legal
-query whose rows are known. The limits are the training's, but for the time. Memory is that of this
-process and its workers together. It is flat when the mean of the last minute is at most 10 % and 20
-MB above that of the second minute, where everything has run before; it is sampled every half a
-second. Exit status 1 when memory is not flat, or after a violation: more than twice the time limit,
-a wrong legal answer, changed bytes. The time does not count in which the machine ran other programs
-although this one could have run. Linux only.
+Threads run the hostile statements of the tests, each followed by a legal query whose rows are
+known. All limits but that of time are those of training. Memory is that of this process and its
+workers, sampled every half a second; it is flat if the mean of the last minute is at most 10 % and
+20 MB above the mean of the second minute. Violations are a statement that takes more than twice the
+time limit (time in which the machine ran other programs is left out), a wrong legal answer, and
+changed bytes of the database. Prints one JSON object; exit status 1 if memory is not flat, or after
+a violation. Linux only.
 """
 
 from __future__ import annotations

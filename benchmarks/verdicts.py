@@ -4,14 +4,15 @@
         --spider test-suite-sql-eval --bird mini_dev --omnisql OmniSQL --spider2 Spider2 \
         --out verdicts.json
 
-Runs the official programs, from folders of their repositories and in an environment that has what
-they import (nltk, sqlparse, tqdm, func_timeout, pandas, psycopg2, pymysql), and our comparators on
-the same predictions. Programs that are not given are left out. `--mutations` compares gold queries
-of Spider dev and BIRD that are changed in one place, instead of predictions; OUT then also says how
-many of them each comparator takes for right. `--only` takes files whose names contain a word.
+Runs the official programs and our comparators on the same predictions. The programs are given as
+folders of their repositories, and `--python` as an interpreter with their imports (nltk, sqlparse,
+tqdm, func_timeout, pandas, psycopg2, pymysql); those that are not given are skipped. `--mutations`
+compares gold queries of Spider dev and BIRD with one change each, instead of predictions; OUT then
+also has the number of them that each comparator accepts. `--only` selects files by a word in their
+names.
 
-Prints a line a file and comparator; OUT lists every differing verdict and level of difficulty. Exit
-status 1 if there is one of another cause than those of `CAUSES`.
+Prints a line for each file and comparator; OUT lists every difference in verdict or difficulty.
+Exit status 1 if a difference has no cause in `CAUSES`.
 """
 
 from __future__ import annotations

@@ -107,12 +107,8 @@ def aggregate(scores: Sequence[float], config: AtrConfig) -> float:
     The equation is not in the paper's text (section 2.3); it is what all rows of its figure 2 agree
     with: clip(sum of transition(R_{t-1}, R_t) - turn_cost * (K - 1), -B, B), with R_0 = 0.
 
-    Args:
-        scores: One a step, each in [0, 1].
-        config: Which constants.
-
     Returns:
-        In [-BOUND, BOUND]; 0.0 without any step.
+        In [-BOUND, BOUND] for scores in [0, 1]; 0.0 without any step.
     """
     if not scores:
         return 0.0

@@ -17,22 +17,22 @@ class TreeConfig(Settings):
     """Readings of the oracle-guided diagnostic tree (Progress-SQL, appendix D)."""
 
     empty_child: Literal["one", "renorm"] = "one"
-    """Without nested queries on either side: count them as agreeing, or drop their share."""
+    """Score of nested queries where neither side has any: `one`, or leave them out of the mean."""
 
     qualify: Literal["resolve", "bare", "raw"] = "resolve"
-    """Columns as base table and name, as name only, or with the qualifier as written."""
+    """How columns are compared: by base table and name, by name only, or as they are written."""
 
     join_type: Literal["ignored", "included"] = "ignored"
-    """Whether LEFT and its like are part of a join condition."""
+    """Whether the type of a join, such as LEFT, is part of its condition."""
 
     lift_implicit: bool = False
     """Whether `a.x = b.y` in WHERE counts as a join condition instead."""
 
     join_missing: Literal["fewer", "differs"] = "fewer"
-    """Emit JOIN_MISSING when the prediction has fewer joins, or another number of them."""
+    """Emit JOIN_MISSING if the prediction has fewer joins than the gold query, or not as many."""
 
     tag_exclusive: bool = True
-    """Whether a missing clause keeps that clause's mismatch tag silent."""
+    """Whether the tag of a missing clause replaces the mismatch tag of that clause."""
 
 
 class ProgressiveConfig(Settings):
@@ -42,13 +42,13 @@ class ProgressiveConfig(Settings):
     """Tag of the union."""
 
     decay: float = Field(default=0.5, gt=0, le=1)
-    """Factor on the reward of a match for every turn it comes later (gamma)."""
+    """Factor on the reward of a match for each turn before it (gamma)."""
 
     alignment: Literal["both", "structural", "lexical"] = "both"
     """What F measures: the mean of structure and words, or one of them alone (table 3)."""
 
     align_k1: Literal["literal", "zero"] = "literal"
-    """A match at the first turn cannot rise: stagnation as equation 1 has it, or no reward."""
+    """Alignment reward of a match at the first turn: stagnation (equation 1), or 0."""
 
     keep: float = 0.5
     """Reward when the first and the last query run."""
@@ -83,60 +83,62 @@ class ExpoConfig(Settings):
     """Reward of a blamed clause where the query fails (equation 3; figures 7 and 8 show -1.0)."""
 
     gap_scale: float = Field(default=1.0, ge=0)
-    """Factor on the gap between blamed and other clauses, about its middle (table 11); 0 rewards
-    all clauses of a query alike."""
+    """Factor on the gap between the rewards of blamed and other clauses, which keeps their mean
+    (table 11). With 0 all clauses of a query have one reward."""
 
     incorrect_uniform: float | None = None
-    """Reward of every clause where the result is wrong and clauses are not told apart; null: the
-    middle of the rewards of blamed and other clauses. The paper prints no value."""
+    """Reward of all clauses of a query with a wrong result where no clause is singled out; null for
+    the mean of the rewards of blamed and other clauses. The paper prints no value."""
 
     error_uniform: float | None = None
-    """The same where the query fails."""
+    """The same for a query that fails."""
 
     clause_level: Literal["both", "incorrect", "error"] = "both"
-    """Which failures are rewarded by the clause (table 4): wrong results, failing queries, or both.
-    The other gets its uniform reward."""
+    """For which failures clauses are told apart (table 4): wrong results, failing queries, or both.
+    The other kind has its uniform reward."""
 
     format: Literal["sql", "think_sql"] = "sql"
-    """What the format asks for: a complete SQL block, wherever it is; or one think block, then one
-    SQL block, and nothing else but blanks."""
+    """Required format: a complete SQL block anywhere, or exactly one think block and one SQL
+    block."""
 
     outside_tokens: Literal["zero", "mean", "query"] = "query"
-    """Credit of what is not SQL, such as the thinking: none as equation 4 has it, the mean of the
-    clauses, or the reward that a blamed clause has (of a match, any clause)."""
+    """Credit of tokens outside the SQL, such as the thinking: `zero` (equation 4), the mean of the
+    clauses, or `query`: the reward of a blamed clause, or of a match."""
 
     incremental: bool = True
-    """Find blamed clauses by clause-wise execution; without it by the types alone, where a single
-    clause of the query can cause them, and else reward all clauses alike (table 5)."""
+    """Find blamed clauses by clause-wise execution. `false` (table 5): by the types of difference
+    alone; if several clauses can cause them, all get the uniform reward."""
 
     type_map: Literal["fallback", "intersect", "none"] = "fallback"
-    """Use of the types of difference: a step is blamed for one that the result has (algorithm 1),
-    and where none is, the clauses that can cause one (table 12); those clauses also narrow down
-    what is blamed; or no types, and a step is blamed that leads away from the gold result."""
+    """Use of the types of difference. `fallback`: a step is blamed if it makes a difference of a
+    type that the result has (algorithm 1); if none does, so are the clauses that can cause that
+    type (table 12). `intersect`: of the steps' clauses only those that can cause it. `none`: no
+    types; a step is blamed if it leads away from the gold result (table 5)."""
 
     empty_cerr: Literal["map", "all", "none"] = "map"
-    """Who is to blame for a wrong result when clause-wise execution finds none: the clauses of
-    `type_map`, then all; all at once; or nobody, which rewards a wrong query everywhere."""
+    """Blamed clauses of a wrong result for which clause-wise execution finds none: those of table
+    12, or all clauses if it names none (`map`); all; or none, which rewards every clause."""
 
     row_partial: Literal["computed", "shared_column"] = "computed"
-    """When as many rows of as many columns are the same structure with wrong values: a column
-    agrees or the query computes every output, or only where a column agrees."""
+    """When a result of equal size differs in its values only: if a column agrees or the query
+    computes all of its outputs, or only if a column agrees."""
 
     row_disjoint: Literal["same_columns", "any"] = "same_columns"
-    """What a result without a row of the gold result is sought in. Where its columns are right:
-    steps that change rows, filters that take some away among them. `any` is algorithm 1 to the
-    letter: SELECT too, since rows of another width are disjoint, and no HAVING."""
+    """Which steps may cause a result without any row of the gold result. `same_columns`: if its
+    columns are right, steps that change or filter rows. `any` is algorithm 1 to the letter: SELECT
+    too, since rows of another width are disjoint, and not HAVING."""
 
     from_check: Literal["fewer", "differs", "full"] = "fewer"
-    """When FROM and JOINs are blamed: they give fewer columns than the gold result, the only
-    reading that agrees with figure 5; another number; or any difference of the final result."""
+    """When FROM and JOINs are blamed: if they give fewer columns than the gold result, which alone
+    agrees with figure 5; another number of columns; or any difference of the final result."""
 
     setop_dstar: Literal["whole", "operand"] = "whole"
-    """Differences sought in the operands of a set operation: the whole result's, or their own."""
+    """Differences that blame the steps of an operand of a set operation: the whole result's, or its
+    own."""
 
     tracing: bool = True
-    """Follow an error back to the clauses that caused it; without, blame those that the message
-    points at (table 6)."""
+    """Trace an error to the clauses that caused it, or blame only those that the message points at
+    (table 6)."""
 
 
 class PaverlConfig(Settings):
@@ -149,7 +151,7 @@ class PaverlConfig(Settings):
     """Columns compared as the paper says, or as its released program does."""
 
     payoff: Literal["fraction", "binary"] = "fraction"
-    """What is paid for: the share of gold columns (EX_f), or all of them or nothing (EX_b)."""
+    """Reward the share of gold columns (EX_f), or only all of them (EX_b)."""
 
 
 class AtrConfig(Settings):
@@ -162,7 +164,7 @@ class AtrConfig(Settings):
     """Factor on a fall; -1.0 is the paper's symmetric ablation."""
 
     state: Literal["gradient", "threshold"] = "gradient"
-    """A rise ends high and a fall low, or what is above the threshold is high."""
+    """When a state is high: after a rise of the score, or above the threshold."""
 
 
 class AstraConfig(Settings):
@@ -175,14 +177,14 @@ class AstraConfig(Settings):
     """Score of a step: CSMR, or 1 for a match and 0 for anything else."""
 
     alpha: float = Field(default=0.8, ge=0, lt=1)
-    """The most that CSMR gives for anything but a match."""
+    """Upper bound of CSMR for anything but a match."""
 
     aggregate: Literal["atr", "last", "steps"] = "atr"
     """One reward for the episode (ATR), the last step's score alone (no ATR), or the score of each
     step as the advantage of its own tokens (the step-wise ablation)."""
 
     atr: AtrConfig = AtrConfig()
-    """How scores of steps are added up."""
+    """How the scores of steps are aggregated."""
 
     final_step: Literal["dedup", "always", "never"] = "dedup"
     """Whether the final query is a step: unless the last call ran the same, always, or never."""
@@ -204,12 +206,11 @@ class JudgeConfig(Settings):
     """Executable candidates of a question (K)."""
 
     attempts: int = Field(default=200, ge=1)
-    """Most answers asked for to find them."""
+    """Largest number of answers that are sampled to find them."""
 
     count: Literal["distinct", "all"] = "distinct"
-    """Whether candidates count once, however often the model writes them, or every time. A model
-    that is sure of its answer uses all attempts with `distinct`, K with `all`; judged are the
-    distinct ones in either case."""
+    """Whether repeated candidates count towards K. A model that always writes the same query makes
+    all attempts with `distinct`, and K attempts with `all`. Only distinct candidates are judged."""
 
     require_rows: bool = False
     """Whether a candidate must return a row, as the released code asks, or only run."""
@@ -218,7 +219,7 @@ class JudgeConfig(Settings):
     """Judgements of the whole set of candidates."""
 
     judge_retries: int = Field(default=2, ge=0)
-    """How often a judgement that cannot be parsed is asked for again, before it is left out."""
+    """How often a judgement that cannot be parsed is sampled again before it is left out."""
 
     normalise: Literal["none", "z_score"] = "none"
     """Scores as they are, or standardised within each judgement."""

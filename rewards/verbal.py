@@ -84,23 +84,22 @@ def deliberate(
 
     Note:
         The released code demands a row of result, does not deduplicate, repeats unparsable
-        judgements
-        without bound, and returns candidate 0 where the best is unique.
+        judgements without bound, and returns candidate 0 where the best is unique.
     """
     found = yield from _collect(task, config)
     kept = tuple(found.kept.values())
     choice = Choice("", kept, (), found.asked, found.executable, found.refused)
     if len(kept) < 2:
         return replace(choice, sql=kept[0] if kept else found.last)
-    judged = yield from _judge(task.judge_prompt(kept), len(kept), config)
-    scores = mean_scores(judged.scores, len(kept), normalise=config.normalise)
+    judged, refused = yield from _judge(task.judge_prompt(kept), len(kept), config)
+    scores = mean_scores(judged, len(kept), normalise=config.normalise)
     return replace(
         choice,
         sql=best(kept, scores, Random(f"{seed} {task.name}")),
         scores=scores,
-        refused=found.refused + judged.refused,
-        judged=len(judged.scores),
-        left_out=judged.left_out,
+        refused=found.refused + refused,
+        judged=len(judged),
+        left_out=config.judgements - len(judged),
     )
 
 
@@ -145,29 +144,26 @@ def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
             found.kept.setdefault(normalise_sql(sql), sql)
 
 
-@dataclass(slots=True)
-class _Judgements:
-    scores: list[tuple[float, ...]]
-    left_out: int = 0
-    refused: int = 0
-
-
 def _judge(
     prompt: Observation, count: int, config: JudgeConfig
-) -> Generator[list[Ask], Texts, _Judgements]:
-    """Ask for all judgements at once, and again for those that cannot be parsed, a few times."""
-    judged = _Judgements([], left_out=config.judgements)
-    asked = 0
+) -> Generator[list[Ask], Texts, tuple[list[tuple[float, ...]], int]]:
+    """Ask for all judgements at once, and a few times again for those that cannot be parsed.
+
+    Returns the scores of each that can, and the number of requests that the model refused.
+    """
+    scores: list[tuple[float, ...]] = []
+    asked = refused = 0
     for _ in range(1 + config.judge_retries):
-        texts = yield [Ask("judge", asked + i, prompt) for i in range(judged.left_out)]
-        asked += len(texts)
-        judged.refused += sum(text is None for text in texts)
-        parsed = [scores for text in texts if (scores := parse_scores(text or "", count))]
-        judged.scores += parsed
-        judged.left_out -= len(parsed)
-        if not judged.left_out or all(text is None for text in texts):
+        missing = config.judgements - len(scores)
+        if not missing:
             break
-    return judged
+        texts = yield [Ask("judge", asked + i, prompt) for i in range(missing)]
+        asked += len(texts)
+        refused += sum(text is None for text in texts)
+        scores += [parsed for text in texts if (parsed := parse_scores(text or "", count))]
+        if all(text is None for text in texts):
+            break
+    return scores, refused
 
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)

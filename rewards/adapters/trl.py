@@ -35,16 +35,9 @@ class SqlReward:
         log_metric: Callable[[str, float], None] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """Score completions.
+        """Return the total of each completion; each assistant message of one is a turn.
 
-        Args:
-            completions: One a row. Each assistant message of a conversation is a turn.
-            log_metric: TRL's; takes the means of the reward's parts and of execution accuracy.
-            columns: The data set's columns, each a list as long as `completions`; whatever else
-                TRL passes is left alone.
-
-        Returns:
-            The total of each, in order.
+        `log_metric` gets the means of the reward's parts and execution accuracy.
 
         Raises:
             UserError: A column is not as long as `completions`, or a database or gold query is

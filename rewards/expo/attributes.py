@@ -1,173 +1,152 @@
 """Which attributes a query puts out: its columns, aliases resolved (EXPO-SQL, tables 12 and 15).
 
 An alias says nothing of what is right: `name AS n` is the attribute `name`, also where a subquery
-or a WITH item gave the alias.
+or a WITH item gave the alias. A query that does not parse keeps the names of its result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from rewards.expo.clauses import Clause, item_name, scan_clauses
-from rewards.expo.names import Relation, SelectItem, select_items, sources
-from sqlenv.sql.cache import cached
-from sqlenv.sql.lexer import tokenize
+from sqlglot import exp
+
+from sqlenv.sql.extraction import Query, bare, ctes, from_table, joins, parse
 from sqlenv.types import Table
 
 COMPUTED = "()"
 """The attribute of every output that is no column: aggregates, arithmetic, constants."""
 
 _MAX_DEPTH = 16  # subqueries within subqueries that aliases are followed into
+_Items = Mapping[str, exp.Expression]
 
 
-@dataclass(frozen=True, slots=True)
-class _NamedQuery:
-    """A query that has a name in another one, and the names that it gives to its columns."""
+def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool = False) -> Table:
+    """Name the columns of a query's result by their attributes, in lower case.
 
-    sql: str
-    columns: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Select:
-    """The first SELECT of a query.
-
-    `sources` are what it reads, with the text of each subquery, or nothing where it reads tables
-    alone; `is_computed` tells whether all SELECTs of the query compute all outputs.
-    """
-
-    outputs: tuple[SelectItem, ...]
-    sources: tuple[tuple[Relation, _NamedQuery | None], ...]
-    items: Mapping[str, _NamedQuery]
-    is_computed: bool
-
-
-def with_attributes(sql: str, table: Table) -> Table:
-    """Name the columns of a query's result by their attributes; of a set operation by the first's.
-
-    Columns are in lower case, those computed `COMPUTED`; where the select list cannot be told apart
-    they keep their names.
+    They are those of one operand of a set operation (`is_star`: as if it selected `*`).
     """
     names = [name.lower() for name in table.columns]
-    return Table(tuple(_attributes(_read(sql, "outer"), names)), table.rows)
+    operands = _operands(parse(sql))
+    if operand < len(operands) and isinstance(select := operands[operand], exp.Select):
+        outputs = [exp.Star()] if is_star else select.expressions
+        names = _attributes(outputs, select, _items(parse(sql)), names)
+    return Table(tuple(names), table.rows)
 
 
-def is_computed(sql: str) -> bool:
-    """Tell whether a query computes each of its outputs, in all of its SELECTs."""
-    return _read(sql, "outer").is_computed
+def is_computed(sql: str, operand: int | None = None) -> bool:
+    """Tell whether an operand of a query, or each of them, computes all of its outputs."""
+    operands = _operands(parse(sql))
+    chosen = operands if operand is None else operands[operand : operand + 1]
+    return bool(chosen) and not any(
+        _column(item) for one in chosen for item in one.expressions if isinstance(one, exp.Select)
+    )
 
 
-def _attributes(select: _Select, names: Sequence[str]) -> list[str]:
-    outputs = select.outputs
-    stars = [at for at, item in enumerate(outputs) if item.column == "*"]
+def select_aliases(sql: str, operand: int) -> Mapping[str, str]:
+    """Map the aliases that a SELECT gives to the text of their expressions."""
+    selects = _operands(parse(sql))[operand : operand + 1]
+    return {
+        item.alias.lower(): item.this.sql("sqlite")
+        for select in selects
+        for item in select.expressions
+        if isinstance(item, exp.Alias)
+    }
+
+
+def _operands(query: exp.Expression | None) -> list[exp.Expression]:
+    """List the operands of a set operation in the text's order; the query itself of another."""
+    found, left = [], [query] if query else []
+    while left:
+        node = bare(left.pop())
+        if isinstance(node, exp.SetOperation):
+            left += [node.expression, node.this]
+        else:
+            found.append(node)
+    return found
+
+
+def _items(query: exp.Expression | None) -> _Items:
+    return {one.alias.lower(): one for one in ctes(query)} if isinstance(query, Query) else {}
+
+
+def _column(output: exp.Expression) -> tuple[str, str] | None:
+    """Return the qualifier and the name of an output that is a column, `*` for all."""
+    node = bare(output.this if isinstance(output, exp.Alias) else output)
+    if isinstance(node, exp.Star):
+        return "", "*"
+    return (node.table.lower(), node.name.lower()) if isinstance(node, exp.Column) else None
+
+
+def _attributes(
+    outputs: Sequence[exp.Expression], select: exp.Select, items: _Items, names: list[str]
+) -> list[str]:
+    stars = [at for at, item in enumerate(outputs) if (_column(item) or ("", ""))[1] == "*"]
     head = outputs[: stars[0]] if stars else outputs
     tail = outputs[stars[-1] + 1 :] if stars else ()
     # Between two stars no place is known: names are looked up there.
     starred = names[len(head) : len(names) - len(tail)]
     if len(head) + len(starred) + len(tail) != len(names) or bool(starred) > bool(stars):
-        return list(names)
+        return names
     finder = _Finder()
-    items = select.items
     return [
         *(finder.attribute(select, item, items, 0) for item in head),
-        *(finder.source_of(select, "", name, items, 0) or name for name in starred),
+        *(finder.origin(select, ("", name), items, 0) or name for name in starred),
         *(finder.attribute(select, item, items, 0) for item in tail),
     ]
 
 
 class _Finder:
-    """Follows names into subqueries, each query and name once."""
+    """Follows names into subqueries and WITH items, each query and name once."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], str] = {}
+        self._found: dict[tuple[int, str], str] = {}
 
     def attribute(
-        self, select: _Select, item: SelectItem, items: Mapping[str, _NamedQuery], depth: int
+        self, select: exp.Select, output: exp.Expression, items: _Items, depth: int
     ) -> str:
         """Return what an output stands for."""
-        if not item.column:
-            return COMPUTED
-        return self.source_of(select, item.qualifier, item.column, items, depth) or item.column
+        column = _column(output)
+        return (self.origin(select, column, items, depth) or column[1]) if column else COMPUTED
 
-    def source_of(
-        self,
-        select: _Select,
-        qualifier: str,
-        name: str,
-        items: Mapping[str, _NamedQuery],
-        depth: int,
-    ) -> str:
+    def origin(self, select: exp.Select, column: tuple[str, str], items: _Items, depth: int) -> str:
         """Return what a column of a subquery or WITH item stands for; "" for one of a table."""
-        for source, subquery in select.sources:
-            query = subquery or items.get(source.table)
-            if query and qualifier in ("", source.alias) and depth < _MAX_DEPTH:
+        qualifier, name = column
+        for source in _sources(select):
+            query = source if isinstance(source, exp.Subquery) else items.get(source.name.lower())
+            if query and qualifier in ("", source.alias_or_name.lower()) and depth < _MAX_DEPTH:
                 found = self._inside(query, name, items, depth + 1)
                 if found:
                     return found
         return ""
 
-    def _inside(
-        self, query: _NamedQuery, name: str, items: Mapping[str, _NamedQuery], depth: int
-    ) -> str:
-        key = (query.sql, name)
+    def _inside(self, query: exp.Expression, name: str, items: _Items, depth: int) -> str:
+        key = (id(query), name)
         if key in self._found:
             return self._found[key]
         self._found[key] = ""  # for a WITH item that reads itself
-        select = _read(query.sql, "inner")
-        items = {**items, **select.items}
-        for at, item in enumerate(select.outputs):
-            given = query.columns[at] if at < len(query.columns) else item.alias or item.column
-            found = ""
-            if item.column == "*":
-                found = self.source_of(select, item.qualifier, name, items, depth)
-            elif given == name:
-                found = self.attribute(select, item, items, depth)
+        select = _operands(query.this)[0]
+        if not isinstance(select, exp.Select):
+            return ""
+        items, given = {**items, **_items(bare(query.this))}, query.alias_column_names
+        for at, output in enumerate(select.expressions):
+            called = given[at] if at < len(given) else output.alias_or_name
+            found, column = "", _column(output)
+            if column and column[1] == "*":
+                found = self.origin(select, (column[0], name), items, depth)
+            elif called.lower() == name:
+                found = self.attribute(select, output, items, depth)
             if found:
                 self._found[key] = found
                 break
         return self._found[key]
 
 
-@cached(maxsize=1024)
-def _read(sql: str, place: Literal["outer", "inner"]) -> _Select:
-    clauses = scan_clauses(sql)
-    selects = [clause for clause in clauses if _is_select(sql, clause)]
-    if not selects:
-        return _Select((), (), {}, is_computed=False)
-    lists = [select_items(sql, clause.start, clause.stop) for clause in selects]
-    return _Select(
-        lists[0],
-        tuple(_read_sources(sql, clauses, selects[0].operand, is_inner=place == "inner")),
-        dict(_read_item(clause.text(sql)) for clause in clauses if clause.kind == "WITH"),
-        is_computed=not any(item.column for items in lists for item in items),
-    )
-
-
-def _is_select(sql: str, clause: Clause) -> bool:
-    is_window = sql[clause.start : clause.start + 6].lower() == "window"
-    return clause.kind == "SELECT" and not is_window
-
-
-def _read_sources(
-    sql: str, clauses: Sequence[Clause], operand: int, *, is_inner: bool
-) -> Iterator[tuple[Relation, _NamedQuery | None]]:
-    """Yield what one SELECT reads, unless it can read nothing but tables."""
-    own = [c for c in clauses if c.operand == operand and c.kind in ("FROM", "JOIN")]
-    reads_items = is_inner or clauses[0].kind == "WITH"
-    if not reads_items and all("(" not in clause.text(sql) for clause in own):
-        return
-    for source in sources(sql):
-        if any(clause.start <= source.start < clause.stop for clause in own):
-            inner = _NamedQuery(sql[source.start + 1 : source.end - 1])
-            yield source, None if source.table else inner
-
-
-def _read_item(text: str) -> tuple[str, _NamedQuery]:
-    """Read `name (columns) AS (query)`, after WITH or a comma."""
-    words = tokenize(text)
-    opening = max((w.end for w in words if w.is_sign("(") and not w.depth), default=len(text))
-    names = [w.text for w in words if w.depth == 1 and w.end < opening and w.kind != "sign"]
-    closing = max((w.start for w in words if w.is_sign(")") and not w.depth), default=len(text))
-    return item_name(text), _NamedQuery(text[opening:closing], tuple(names))
+def _sources(select: exp.Select) -> Iterator[exp.Expression]:
+    """Yield the tables and subqueries of FROM and JOINs, also those joined inside brackets."""
+    found = [from_table(select), *(join.this for join in joins(select))]
+    for source in found:  # which grows
+        while isinstance(source, exp.Subquery | exp.Paren) and isinstance(source.this, exp.Table):
+            source = source.this
+            found += [join.this for join in joins(source)]
+        if source is not None:
+            yield source

@@ -8,22 +8,21 @@ types of difference, one that leads away from the gold result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from rewards.config import ExpoConfig
-from rewards.expo.attributes import is_computed, with_attributes
+from rewards.expo.attributes import is_computed, select_aliases, with_attributes
 from rewards.expo.clauses import WHOLE, Clause, ClauseKind
 from rewards.expo.differences import (
     CANDIDATES,
     OF_COLUMNS,
-    Difference,
     Differences,
     differences,
     leads_away,
     with_missing,
 )
-from rewards.expo.names import replace_names, select_aliases, sources
+from rewards.expo.names import replace_names, sources
 from sqlenv.types import Result, SqlError, Table
 
 Effect = Literal["source", "filter", "limit", "project", "collapse", "order", "compound"]
@@ -46,21 +45,26 @@ _POSSIBLE: dict[Effect, Differences] = {
     "compound": frozenset(),
 }
 _NOTHING: Differences = frozenset()
-_SEEN_IN_ONE_ROW: Differences = frozenset({"col_count", "col_name", "row_emptied", "row_created"})
+_COLUMNS: Differences = frozenset({"col_count"})
+_MISSING: Differences = frozenset({"row_subset"})
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """A query that ends with one more clause than the step before.
 
-    `effect` is what the last clause does to rows, `clauses` those that answer for it, `plain` the
-    same with select aliases written out, for where `sql` may not use them.
+    Attributes:
+        effect: What the last clause does to rows.
+        clauses: Those that answer for it.
+        operand: The SELECT of a set operation that it is a step of.
+        star: Where the text after `SELECT *` starts, in steps before the SELECT.
     """
 
     sql: str
     effect: Effect
     clauses: tuple[int, ...]
-    plain: str = ""
+    operand: int = 0
+    star: int = 0
 
 
 def find_blamed(
@@ -76,20 +80,11 @@ def find_blamed(
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
-    Possibly none: several differences cannot arise in any single step.
-
-    Args:
-        sql: A query that ran.
-        clauses: Its clauses.
-        config: Readings of the paper.
-        gold: The right result, its columns named by their attributes.
-        predicted: The query's result.
-        sought: What sets the two results apart (D*).
-        run: Runs the query of a step.
-        max_rows: Rows of a step that are compared.
+    Possibly none: several differences cannot arise in any single step. `gold` has its columns named
+    by their attributes, `sought` is what sets the results apart (D*), `run` runs a step's query.
     """
     chains = plan_steps(sql, clauses)
-    steps = _Steps(run, config, max_rows)
+    steps = _Steps(sql, run, config, max_rows)
     if len(chains) == 1 or (chains and _is_outer(chains[-1])):
         steps.know(chains[-1], predicted)
     blamed: set[int] = set()
@@ -116,12 +111,11 @@ def _check_source(step: Step, steps: _Steps, gold: Table, config: ExpoConfig) ->
     if config.from_check == "full":
         rows = steps.rows(step)
         return steps.differences(gold, step, rows, _EVERY) if rows else _NOTHING
-    probe = steps.probe(step)
-    if probe is None or probe.width == gold.width:
+    table = steps.probe(step)
+    if table is None or table.width == gold.width:
         return _NOTHING
-    count: Difference = "col_count"
-    is_wrong = config.from_check == "differs" or probe.width < gold.width
-    return frozenset({count}) if is_wrong else _NOTHING
+    is_wrong = config.from_check == "differs" or table.width < gold.width
+    return _COLUMNS if is_wrong else _NOTHING
 
 
 def _blame_chain(chain: Sequence[Step], steps: _Steps, wanted: Differences) -> set[int]:
@@ -129,13 +123,10 @@ def _blame_chain(chain: Sequence[Step], steps: _Steps, wanted: Differences) -> s
     blamed: set[int] = set()
     for at in range(1, len(chain)):
         sought = steps.seek(chain[at], wanted)
-        # Filters keep the columns, so that one row tells only whether any is left.
-        several = _POSSIBLE[chain[at].effect] == _REMOVAL and sought != {"row_emptied"}
-        look = steps.rows if several else steps.probe
-        if not sought or look(chain[at]) is None:
+        if not sought or steps.probe(chain[at]) is None:
             continue
         # A step that cannot run alone is one with the next that can.
-        before = next((n for n in range(at - 1, -1, -1) if look(chain[n])), None)
+        before = next((n for n in range(at - 1, -1, -1) if steps.probe(chain[n])), None)
         if before is not None and steps.change(chain[before], chain[at], sought) & sought:
             blamed.update(n for step in chain[before + 1 : at + 1] for n in step.clauses)
     return blamed
@@ -160,14 +151,13 @@ def _blame_away(chain: Sequence[Step], steps: _Steps, gold: Table) -> set[int]:
 class _Steps:
     """Runs steps when their results are asked for, each once."""
 
-    def __init__(self, run: Run, config: ExpoConfig, max_rows: int) -> None:
-        self._run = run
-        self._max_rows = max_rows
+    def __init__(self, sql: str, run: Run, config: ExpoConfig, max_rows: int) -> None:
+        self._sql, self._run, self._max_rows = sql, run, max_rows
         self._computed_rule = config.row_partial == "computed"
         self._widths_apart = config.row_disjoint == "same_columns"
         self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
-        self._seen: dict[str, tuple[int, Table | None]] = {}
+        self._seen: dict[tuple[str, int], Table | None] = {}
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
         """Take the result of the last step; an empty one was so before SELECT and ORDER BY too."""
@@ -199,34 +189,37 @@ class _Steps:
         first, second = self.probe(before), self.probe(after)
         assert first is not None
         assert second is not None
-        if "col_name" in sought:
-            first = with_attributes(before.sql, first)
         if first.width != second.width or not (first.rows and second.rows):
-            found = differences(first, second)  # a row each tells it all
+            # A row each tells it all.
+            found = self.differences(self._named(before, first, sought), after, second, sought)
             is_width = self._widths_apart and "col_count" in found and not sought & OF_COLUMNS
             return found - {"row_disjoint"} if is_width else found
-        if sought <= _SEEN_IN_ONE_ROW:
-            return self.differences(first, after, second, sought) & _SEEN_IN_ONE_ROW
         left, right = self.rows(before), self.rows(after)
         if left is None or right is None:
             return _NOTHING
         if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > self._max_rows:
-            return self._fewer(before, after)
-        left = _cut(replace(left, columns=first.columns), self._max_rows)
-        right = _cut(right, self._max_rows)
+            return self._fewer(before, after) if sought & _MISSING else _NOTHING
+        left, right = _cut(left, self._max_rows), _cut(right, self._max_rows)
         if after.effect == "order":
             # The same rows in any case, of which the first ones may be all others.
             return _NOTHING if left.rows == right.rows else _POSSIBLE["order"]
-        return self.differences(left, after, right, sought)
+        return self.differences(self._named(before, left, sought), after, right, sought)
 
     def differences(
         self, reference: Table, step: Step, table: Table, sought: Differences
     ) -> Differences:
         """Name what sets a step's result apart from another; what is not sought may be wrong."""
-        if "col_name" in sought:
-            table = with_attributes(step.sql, table)
         computed = self._computed_rule and step.effect in ("project", "collapse")
-        return differences(reference, table, is_computed=computed and is_computed(step.sql))
+        return differences(
+            reference,
+            self._named(step, table, sought),
+            is_computed=computed and is_computed(self._sql, step.operand),
+        )
+
+    def _named(self, step: Step, table: Table, sought: Differences) -> Table:
+        if "col_name" not in sought:
+            return table
+        return with_attributes(self._sql, table, operand=step.operand, is_star=bool(step.star))
 
     def leads_away(self, gold: Table, before: Table, after: Table, step: Step) -> bool:
         """Tell whether a step leads away from the gold result; of large results few ways show."""
@@ -237,32 +230,31 @@ class _Steps:
     def _fewer(self, before: Step, after: Step) -> Differences:
         left, right = self._count(before), self._count(after)
         is_same = left is None or right is None or left == right
-        return _NOTHING if is_same else frozenset({"row_subset"})
+        return _NOTHING if is_same else _MISSING
 
     def _fetch(self, step: Step, limit: int) -> Table | None:
-        known = self._known.get(step.sql)
-        if known:
+        if known := self._known.get(step.sql):
             return _cut(known, limit)
-        fetched, table = self._seen.get(step.sql, (-1, None))
-        if fetched < limit:
-            rows = 0 if step.sql in self._empty else limit
-            table = self._first_table(step, "{}\nLIMIT " + str(rows))
-            # What does not run once does not run with another limit.
-            self._seen[step.sql] = (limit if table else self._max_rows + 1, table)
-        return table and _cut(table, limit)
+        limit = 0 if step.sql in self._empty else limit
+        key = (step.sql, limit)
+        if key not in self._seen:
+            self._seen[key] = self._table(step, f"{{}}\nLIMIT {limit}")
+        return self._seen[key]
 
     def _count(self, step: Step) -> int | None:
-        known = self._known.get(step.sql)
-        if known:
+        if known := self._known.get(step.sql):
             return len(known.rows)
-        table = self._first_table(step, "SELECT count(*) FROM ({}\n)")
+        table = self._table(step, "SELECT count(*) FROM ({}\n)")
         return int(str(table.rows[0][0])) if table else None
 
-    def _first_table(self, step: Step, form: str) -> Table | None:
-        """Run a step, where it fails with its aliases written out."""
+    def _table(self, step: Step, form: str) -> Table | None:
+        """Run a step; where `SELECT *` does not define an alias that it uses, written out."""
         result = self._run(form.replace("{}", step.sql, 1))
-        if step.plain and isinstance(result, SqlError):
-            result = self._run(form.replace("{}", step.plain, 1))
+        if step.star and isinstance(result, SqlError):
+            aliases = _aliases(self._sql, step.operand)
+            plain = step.sql[: step.star] + replace_names(step.sql[step.star :], aliases)
+            if plain != step.sql:
+                result = self._run(form.replace("{}", plain, 1))
         return result if isinstance(result, Table) else None
 
 
@@ -297,25 +289,19 @@ def _operand_steps(sql: str, clauses: Sequence[Clause], operand: int) -> Iterato
     )
     if tables:
         source = f"{head}SELECT *\n"
-        aliases = _aliases(sql, clauses, selects)
-
-        def plain(numbers: Sequence[int]) -> str:
-            written = _written_out(sql, clauses, aliases, numbers)
-            return written and source + written
-
-        yield Step(source + text(tables), "source", (*items, *tables), plain(tables))
+        yield Step(source + text(tables), "source", (*items, *tables), operand, len(source))
         if where:
-            read = [*tables, *where]
-            yield Step(source + text(read), "filter", (*where,), plain(read))
+            filtered = source + text([*tables, *where])
+            yield Step(filtered, "filter", (*where,), operand, len(source))
     select, windows = selects[:1], selects[1:]
     body = [*select, *tables, *where, *group]
     if having and group:
-        yield Step(head + text([*body, *windows]), "project", (*select, *windows, *group))
-        yield Step(head + text([*body, *having, *windows]), "filter", (*having,))
+        yield Step(head + text([*body, *windows]), "project", (*select, *windows, *group), operand)
+        yield Step(head + text([*body, *having, *windows]), "filter", (*having,), operand)
     else:
         numbers = [*select, *windows, *group, *having]
         effect: Effect = "collapse" if having else "project"
-        yield Step(head + text([*body, *having, *windows]), effect, tuple(numbers))
+        yield Step(head + text([*body, *having, *windows]), effect, tuple(numbers), operand)
 
 
 def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> Iterator[Step]:
@@ -325,27 +311,11 @@ def _last_steps(sql: str, clauses: Sequence[Clause], numbers: Sequence[int]) -> 
         yield Step(sql[: clause.stop], effect, (number,))
 
 
-def _aliases(sql: str, clauses: Sequence[Clause], selects: Sequence[int]) -> Mapping[str, str]:
-    """Map the select aliases of an operand, those that name a table too left out, to their text."""
-    if not selects:
-        return {}
-    select = clauses[selects[0]]
-    aliases = select_aliases(sql, select.start, select.stop)
-    if not aliases:
-        return aliases
+def _aliases(sql: str, operand: int) -> Mapping[str, str]:
+    """Map the select aliases of an operand, but those that name a table too, to their text."""
+    aliases = select_aliases(sql, operand)
     tables = {name for source in sources(sql) for name in (source.table, source.alias)}
     return {name: text for name, text in aliases.items() if name not in tables}
-
-
-def _written_out(
-    sql: str, clauses: Sequence[Clause], aliases: Mapping[str, str], numbers: Sequence[int]
-) -> str:
-    """Write FROM to WHERE without select aliases, which `SELECT *` does not define; or ""."""
-    if not aliases:
-        return ""
-    start, stop = clauses[numbers[0]].start, clauses[numbers[-1]].stop
-    plain = replace_names(sql, start, stop, aliases)
-    return plain if plain != sql[start:stop] else ""
 
 
 def _of_kinds(clauses: Sequence[Clause], operand: int, *kinds: ClauseKind) -> list[int]:

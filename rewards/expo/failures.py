@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from rewards.expo.attributes import select_aliases
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.expo.names import (
     Mention,
@@ -18,7 +19,6 @@ from rewards.expo.names import (
     nested,
     references,
     row_values,
-    select_aliases,
     sources,
 )
 from sqlenv.sql.lexer import tokenize
@@ -167,8 +167,7 @@ def _aggregate(failure: _Failure, element: str) -> Numbers:
     """Blame the clause that calls an aggregate, or uses the alias of one, where none may stand."""
     found = _function(failure, element)
     for number in found & failure.of_kinds("SELECT") if failure.traced else ():
-        select = failure.clauses[number]
-        aliases = select_aliases(failure.sql, select.start, select.stop)
+        aliases = select_aliases(failure.sql, failure.clauses[number].operand)
         bare = (r for r in references(failure.sql) if not r.qualifier and not r.is_call)
         using = failure.holding(r.start for r in bare if r.name in aliases)
         using &= failure.of_kinds("FROM", "JOIN", "WHERE", "GROUP BY")

@@ -1,14 +1,12 @@
-"""Names in the text of a query: references, the sources of FROM, the outputs of SELECT.
+"""Names in the text of a query: references, and the sources of FROM.
 
 Read from tokens, so that text which no parser accepts has names too.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from sqlenv.sql.cache import cached
 from sqlenv.sql.lexer import Token, tokenize
@@ -23,18 +21,12 @@ _NO_ALIAS = _ENDS | {
     *("on", "using", "join", "left", "right", "inner", "outer", "full", "cross", "natural"),
     *("indexed", "not", "set"),
 }
-# Words that take a value, or several in brackets; words after which an expression goes on, and
-# words that end one: neither makes an alias.
-_OPERATORS = frozenset(
+# Words that take a value, or several in brackets.
+_TAKES_VALUES = frozenset(
     {"and", "or", "not", "is", "like", "glob", "match", "regexp", "between", "escape"}
     | {"distinct", "all", "case", "when", "then", "else"}
+    | {"select", "on", "where", "having", "by", "limit", "offset"}
 )
-_TAKES_VALUES = _OPERATORS | {"select", "on", "where", "having", "by", "limit", "offset"}
-_GOES_ON = _OPERATORS | {"in", "collate", "over", "exists", "from"}
-_NO_COLUMN = frozenset(
-    {"null", "true", "false", "current_date", "current_time", "current_timestamp"}
-)
-_LAST = _NO_COLUMN | {"end", "isnull", "notnull"}
 
 
 class Mention(NamedTuple):
@@ -43,6 +35,7 @@ class Mention(NamedTuple):
     qualifier: str
     name: str
     start: int
+    end: int
     is_call: bool
 
 
@@ -58,23 +51,6 @@ class Relation(NamedTuple):
     end: int
 
 
-class SelectItem(NamedTuple):
-    """One expression of a select list: [start, end) in characters, and what it is called.
-
-    `column` is that of the expression `qualifier.column`, `*` for all, empty for anything computed;
-    `alias` is empty where none is given.
-    """
-
-    qualifier: str
-    column: str
-    alias: str
-    start: int
-    end: int
-
-
-Placed = TypeVar("Placed", Token, Mention)
-
-
 @cached(maxsize=512)
 def references(sql: str) -> tuple[Mention, ...]:
     """List the names of a query, each with its qualifier; of `a.b.c` the last two parts."""
@@ -88,7 +64,7 @@ def references(sql: str) -> tuple[Mention, ...]:
         first = words[at - 2] if qualified else token
         qualifier = first.text if qualified else ""
         is_call = after is not None and after.is_sign("(")
-        found.append(Mention(qualifier, token.text, first.start, is_call))
+        found.append(Mention(qualifier, token.text, first.start, token.end, is_call))
     return tuple(found)
 
 
@@ -101,35 +77,14 @@ def sources(sql: str) -> tuple[Relation, ...]:
     return tuple(source for source in read if source)
 
 
-@cached(maxsize=2048)
-def select_items(sql: str, start: int, end: int) -> tuple[SelectItem, ...]:
-    """Divide a SELECT clause, [start, end) of a query, into its expressions."""
-    words = _within(tokenize(sql), start, end)
-    if not words:
-        return ()
-    depth = words[0].depth
-    first = 2 if len(words) > 1 and words[1].is_word("distinct", "all") else 1
-    commas = [n for n, word in enumerate(words) if word.depth == depth and word.text == ","]
-    starts = [first, *(comma + 1 for comma in commas)]
-    parts = [words[a:b] for a, b in zip(starts, [*commas, len(words)], strict=True)]
-    return tuple(_read_item(part) for part in parts if part)
-
-
-def select_aliases(sql: str, start: int, end: int) -> Mapping[str, str]:
-    """Map the aliases that a SELECT clause gives to the text of their expressions."""
-    items = select_items(sql, start, end)
-    return {item.alias: sql[item.start : item.end] for item in items if item.alias}
-
-
-def replace_names(sql: str, start: int, end: int, texts: Mapping[str, str]) -> str:
-    """Write [start, end) of a query with unqualified names replaced by bracketed texts."""
-    parts, at = [], start
-    ends = {token.start: token.end for token in _within(tokenize(sql), start, end)}
-    for found in _within(references(sql), start, end):
+def replace_names(text: str, texts: Mapping[str, str]) -> str:
+    """Replace unqualified names by bracketed texts."""
+    parts, at = [], 0
+    for found in references(text):
         if not found.qualifier and not found.is_call and found.name in texts:
-            parts += [sql[at : found.start], f"({texts[found.name]})"]
-            at = ends[found.start]
-    return "".join([*parts, sql[at:end]])
+            parts += [text[at : found.start], f"({texts[found.name]})"]
+            at = found.end
+    return "".join([*parts, text[at:]])
 
 
 def row_values(sql: str) -> list[int]:
@@ -173,50 +128,6 @@ def is_distinct_from(words: Sequence[Token], at: int) -> bool:
         and words[at - 1].is_word("distinct")
         and words[at - 2].is_word("is", "not")
     )
-
-
-def _within(found: Sequence[Placed], start: int, end: int) -> Sequence[Placed]:
-    """Take those that start in [start, end) of a text; they are in its order."""
-    place = attrgetter("start")
-    return found[bisect_left(found, start, key=place) : bisect_left(found, end, key=place)]
-
-
-def _read_item(words: Sequence[Token]) -> SelectItem:
-    alias, body = "", words
-    if _has_alias(words):
-        alias, body = words[-1].text.strip("'").lower(), words[:-1]
-        if body[-1].is_word("as"):
-            body = body[:-1]
-    start, end = words[0].start, body[-1].end
-    while len(body) > 2 and body[0].is_sign("(") and body[-1].is_sign(")"):
-        body = body[1:-1]
-    *qualifiers, last = body[::2]
-    is_column = (
-        len(body) % 2 == 1
-        and all(dot.is_sign(".") for dot in body[1::2])
-        and all(map(_is_column_name, qualifiers))
-        and (last.is_sign("*") or _is_column_name(last))
-    )
-    if not is_column:
-        return SelectItem("", "", alias, start, end)
-    return SelectItem(qualifiers[-1].text if qualifiers else "", last.text, alias, start, end)
-
-
-def _is_column_name(token: Token) -> bool:
-    return token.kind in _NAMES and not token.is_word(*_NO_COLUMN)
-
-
-def _has_alias(words: Sequence[Token]) -> bool:
-    """Tell whether the last token of an expression is a name for it, with AS or without."""
-    if len(words) < 2 or words[-1].depth != words[0].depth:
-        return False
-    before, last = words[-2:]
-    if last.kind not in (*_NAMES, "text"):
-        return False
-    if before.is_word("as"):
-        return len(words) > 2
-    ends = before.is_sign(")") if before.kind == "sign" else not before.is_word(*_GOES_ON)
-    return ends and not last.is_word(*_LAST)
 
 
 def _source_places(words: Sequence[Token]) -> Iterator[int]:

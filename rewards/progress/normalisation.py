@@ -147,16 +147,7 @@ class Writer:
         return "?" if inner == "?" else f"-{inner}"
 
     def _not(self, node: exp.Expression) -> str:
-        inner = extraction.bare(node.this) if isinstance(node.this, exp.Paren) else node.this
-        if isinstance(inner, exp.Is):
-            return self._is(inner, "is not")
-        if isinstance(inner, exp.In):
-            return self._in(inner, "not in")
-        if isinstance(inner, exp.Between):
-            return self._between(inner, "not between")
-        if type(inner) in _LIKES:
-            return self._like(inner, negate=True)
-        return f"not {self.text(inner)}"
+        return f"not {self.text(node.this)}"
 
     def _comparison(self, node: exp.Expression) -> str:
         sides, sign = (node.this, node.expression), _COMPARISONS[type(node)]
@@ -170,28 +161,27 @@ class Writer:
     def _binary(self, node: exp.Expression) -> str:
         return f"({self.text(node.this)}{_OPERATORS[type(node)]}{self.text(node.expression)})"
 
-    def _is(self, node: exp.Expression, word: str = "is") -> str:
-        word = "is not" if isinstance(node, exp.NullSafeNEQ) else word
-        return f"{self.text(node.this)} {word} {self.text(node.expression)}"
+    def _is(self, node: exp.Expression) -> str:
+        negation = "not " if isinstance(node, exp.NullSafeNEQ) else ""
+        return f"{negation}{self.text(node.this)} is {self.text(node.expression)}"
 
-    def _in(self, node: exp.Expression, word: str = "in") -> str:
+    def _in(self, node: exp.Expression) -> str:
         subject = self.text(node.this)
         query = node.args.get("query")
         if query is not None:
-            return f"{subject} {word} {self.text(query)}"
+            return f"{subject} in {self.text(query)}"
         field = node.args.get("field")
         listed = {self.text(item) for item in ([field] if field else node.expressions)}
-        return f"{subject} {word} ({','.join(sorted(listed))})"
+        return f"{subject} in ({','.join(sorted(listed))})"
 
-    def _between(self, node: exp.Expression, word: str = "between") -> str:
+    def _between(self, node: exp.Expression) -> str:
         low, high = self.text(node.args["low"]), self.text(node.args["high"])
-        return f"{self.text(node.this)} {word} {low} and {high}"
+        return f"{self.text(node.this)} between {low} and {high}"
 
-    def _like(self, node: exp.Expression, *, negate: bool = False) -> str:
-        word = _LIKES[type(node)]
-        negate = negate != bool(node.args.get("negate"))
+    def _like(self, node: exp.Expression) -> str:
+        negation = "not " if node.args.get("negate") else ""
         subject, pattern = self.text(node.this), self.text(node.expression)
-        return f"{subject} {'not ' if negate else ''}{word} {pattern}"
+        return f"{negation}{subject} {_LIKES[type(node)]} {pattern}"
 
     def _connected(self, node: exp.Expression) -> str:
         kind = exp.Or if isinstance(node, exp.Or) else exp.And

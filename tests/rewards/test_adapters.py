@@ -8,7 +8,6 @@ import json
 import os
 import pickle
 import re
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -48,15 +47,11 @@ def scorers_end():
     gc.collect()
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    path = tmp_path / "music.sqlite"
-    with sqlite3.connect(path) as db:
-        db.executescript(
-            "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30);"
-        )
-    db.close()
-    return path
+@pytest.fixture(scope="module")
+def database(make_database) -> Path:
+    return make_database(
+        ["CREATE TABLE singer (name, age)", "INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)"]
+    )
 
 
 def rows(database: Path, count: int) -> dict[str, Any]:
@@ -78,21 +73,13 @@ def test_trl_scores_texts_and_conversations_in_order(database):
     assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0]
 
 
-def test_trl_logs_the_means_of_parts(database):
+def test_trl_logs_the_means_of_parts_and_pickles_the_reward(database):
     logged = {}
-    SqlReward(ONE_SHOT)(
-        [GOOD, ALL], log_metric=lambda name, value: logged.update({name: value}),
-        **rows(database, 2),
-    )  # fmt: skip
-    assert logged == {
-        "sql/match": 1.0, "sql/executable": 0.5, "sql/format": 0.5, "sql/correct": 0.5
-    }  # fmt: skip
-
-
-def test_trl_rewards_are_named_and_can_be_pickled(database):
     reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
     assert reward.__name__ == "sql_reward"
-    assert reward([GOOD], **rows(database, 1)) == [3.0]
+    reward([GOOD, ALL], log_metric=logged.__setitem__, **rows(database, 2))
+    shares = {"sql/match": 1.0, "sql/executable": 0.5, "sql/format": 0.5, "sql/correct": 0.5}
+    assert logged == shares
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -132,14 +119,19 @@ def test_calls_that_trl_has_read_are_calls(database):
 
 def test_verl_gets_a_score_accuracy_and_parts(database):
     info = {"database": str(database), "num_turns": None, "rollout_reward_scores": {}}
+    parts = {"reward/match": 2.0, "reward/executable": 0.5, "reward/format": 0.5}
     found = compute_score("spider", GOOD, GOLD, info, settings=ONE_SHOT)
-    assert found == {
-        "score": 3.0, "acc": 1.0,
-        "reward/match": 2.0, "reward/executable": 0.5, "reward/format": 0.5,
-    }  # fmt: skip
-    wrong = compute_score("spider", "no idea", GOLD, info, settings=ONE_SHOT)
-    assert wrong.keys() == found.keys()
-    assert (wrong["score"], wrong["acc"]) == (0.0, 0.0)
+    assert found == {"score": 3.0, "acc": 1.0, **parts}
+    for settings in BY_FAMILY.values():
+        right, wrong = (
+            compute_score("spider", reply, GOLD, info, settings=settings) for reply in (GOOD, ALL)
+        )
+        assert right.keys() == wrong.keys()
+        assert (right["acc"], wrong["acc"]) == (1.0, 0.0)
+        assert right["score"] > wrong["score"]
+    # Calls and answer of one text cannot be told apart.
+    with pytest.raises(UserError, match=r"env\.kind"):
+        compute_score("spider", GOOD, GOLD, info, settings=AGENTIC)
 
 
 def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
@@ -156,18 +148,6 @@ def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
     assert last["reward"] == pytest.approx(2.3557143)
     assert env.get_metrics()["correct"] == 1.0
     assert env.get_metrics()["turns"] == 2.0
-
-
-def test_verl_scores_by_every_family_and_cannot_tell_calls(database):
-    info = {"database": str(database)}
-    for settings in BY_FAMILY.values():
-        right, wrong = (
-            compute_score("spider", reply, GOLD, info, settings=settings) for reply in (GOOD, ALL)
-        )
-        assert (right["acc"], wrong["acc"]) == (1.0, 0.0)
-        assert right["score"] > wrong["score"]
-    with pytest.raises(UserError, match=r"env\.kind: .*use single_turn"):
-        compute_score("spider", GOOD, GOLD, info, settings=AGENTIC)
 
 
 def test_skyrl_plays_the_tool_and_shows_its_rows(database):
@@ -310,14 +290,14 @@ def test_skyrl_makes_and_plays_every_environment_with_every_family(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("row", "words"),
+    "row",
     [
-        ({"gold_sql": GOLD}, "needs database"),
-        ({"database": "music.sqlite"}, "needs gold_sql"),
-        ({"database": "music.sqlite", "gold_sql": " "}, "needs gold_sql"),
-        ({"database": None, "gold_sql": GOLD}, "needs database"),
+        {"gold_sql": GOLD},
+        {"database": "music.sqlite"},
+        {"database": "music.sqlite", "gold_sql": " "},
+        {"database": None, "gold_sql": GOLD},
     ],
 )
-def test_rows_without_what_is_needed_are_refused(row, words):
-    with pytest.raises(UserError, match=words):
+def test_rows_without_what_is_needed_are_refused(row):
+    with pytest.raises(UserError):
         example_of(row)

@@ -1,21 +1,26 @@
-"""SQL-ASTRA's reward on episodes: which steps count, what they come to, and the ablations."""
+"""SQL-ASTRA: ATR by figure 2 and its closed form; which steps of an episode count; ablations."""
 
 from __future__ import annotations
 
 import sqlite3
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rewards.astra import AstraReward
+from rewards.astra import BOUND, AstraReward, aggregate, shape_of, transition
 from rewards.compose import build_reward
-from rewards.config import AstraConfig, PaverlConfig
+from rewards.config import AstraConfig, AtrConfig, PaverlConfig
 from rewards.types import CreditSpan
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table
+
+from .conftest import read
 
 GOLD = Table(("a", "b"), (("a1", "b1"), ("a2", "b2")))
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
@@ -108,9 +113,6 @@ def test_step_wise_credit_covers_each_reply_with_its_own_score():
     assert span == CreditSpan(1, 0, len("SELECT 1.0"), 1.0)
 
 
-# Hostile replies, on a real database.
-
-
 @pytest.mark.parametrize("config", [AstraConfig(), PaverlConfig()])
 def test_a_database_that_changes_or_vanishes_is_named(tmp_path, config, caplog):
     path = tmp_path / "music.sqlite"
@@ -135,3 +137,67 @@ def test_a_database_that_changes_or_vanishes_is_named(tmp_path, config, caplog):
         path.unlink()
         with pytest.raises(UserError, match=r"music\.sqlite: no such database file"):
             reward(episode)
+
+
+# ATR
+
+PAPER, FIG2 = AtrConfig(), AtrConfig(kind="fig2")
+PRESETS = {"paper": PAPER, "fig2": FIG2, "threshold": AtrConfig(state="threshold")}
+
+
+def unclipped(steps, config):
+    """Add up the rewards of steps; of equal scores at 0 a turn's cost is what is left."""
+    earned = sum(transition(*pair, config) for pair in pairwise([0, *steps]))
+    return earned + aggregate([0, 0], config) * (len(steps) - 1)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("case", read("atr")["cases"], ids=lambda case: str(case["steps"]))
+def test_vectors(case, preset):
+    # On scores of 0 and 1 both rules of state agree (papers.md, A2).
+    is_binary = set(case["steps"]) <= {0, 1}
+    expected = case.get(preset, case["paper"] if is_binary else None)
+    if expected is not None:
+        assert aggregate(case["steps"], PRESETS[preset]) == pytest.approx(expected, abs=1e-9)
+    if "unclipped" in case and preset == "paper":
+        assert unclipped(case["steps"], PAPER) == pytest.approx(case["unclipped"], abs=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), max_size=6))
+def test_closed_form(steps):
+    """With nothing for staying: the last score, less half of every fall, less the turns."""
+    falls = sum(max(a - b, 0) for a, b in pairwise(steps))
+    turns = max(len(steps) - 1, 0)
+    expected = (steps or [0])[-1] - 0.5 * falls - 0.0001 * turns
+    assert aggregate(steps, PAPER) == pytest.approx(max(-BOUND, expected), abs=1e-7)
+
+
+def test_states_by_threshold_let_a_detour_pay():
+    """Falls on one side of the threshold are free and the way back is paid: a known flaw of it."""
+    detour = [1, 0.75, 0.5, 1]
+    assert aggregate(detour, PRESETS["threshold"]) == pytest.approx(1.1247)
+    assert aggregate(detour, PRESETS["paper"]) == pytest.approx(0.7497)
+
+
+@pytest.mark.parametrize(
+    ("steps", "shape"),
+    [
+        ([1], "single"),
+        ([0, 0], "flat"),
+        ([0.2, 0.5, 1], "rising"),
+        ([0, 0, 1, 1], "rising"),
+        ([1, 1, 0.4], "falling"),
+        ([0, 1, 0], "rise_fall"),
+        ([0.8, 0.8, 0.2, 0.2, 1], "fall_rise"),
+        ([0, 1, 0, 1], "oscillating"),
+        ([0.3, 0.1 + 0.2], "flat"),  # rounding is no change
+    ],
+)
+def test_shapes_of_figure_2(steps, shape):
+    assert shape_of(steps) == shape
+
+
+def test_a_circle_costs_nothing_but_turns_only_when_symmetric():
+    circle = [1, 0, 1, 0, 1]
+    assert aggregate(circle, AtrConfig(high_low=-1.0)) == pytest.approx(1 - 4 * 0.0001)
+    assert aggregate(circle, PAPER) == pytest.approx(-4 * 0.0001)

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import ExpoConfig
-from rewards.expo.attributes import is_computed, with_attributes
+from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
 from rewards.expo.attribution import find_blamed, plan_steps
 from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
-from sqlenv.config import ExecutorConfig
-from sqlenv.executor import Executor
+from rewards.expo.names import row_values
 from sqlenv.types import SqlError, Table
 
-DATA = Path(__file__).parents[1] / "data"
+from .conftest import read
 
-
-def read(name: str) -> dict:
-    return json.loads((DATA / name).read_text())
-
-
-CLAUSES, DIFFERENCES = read("expo_clauses.json")["cases"], read("expo_differences.json")
-INCORRECT, ERRORS = read("expo_incorrect.json"), read("expo_errors.json")
-STEPS = [case for case in INCORRECT["cases"] if "steps" in case]
+DIFFERENCES, ERRORS = read("expo_differences"), read("expo_errors")
+INCORRECT, BLAME = read("expo_incorrect"), read("expo_blame")
 WORDS = (
     "select from where join left natural group by having order limit offset with as union all "
-    "except values window distinct is not recursive a t x.y 'it''s' \"from\" `b [c] -- /* */ ( ) ' "
-    ", ; . é 1 1.5 * = \n"
+    "except values window distinct is not recursive case end over a t x.y 'it''s' \"from\" `b [c] "
+    "-- /* */ ( ) ' , ; . é 1 1.5 * = \n"
 )
 ANY_SQL = st.one_of(st.lists(st.sampled_from(WORDS.split(" "))).map(" ".join), st.text())
 
@@ -45,33 +35,19 @@ def name(case: dict) -> str:
     return case["id"]
 
 
-def build(path: Path, statements: Iterable[str]) -> Path:
-    with sqlite3.connect(path) as connection:
-        for statement in statements:
-            connection.execute(statement)
-    connection.close()
-    return path
+@pytest.fixture(scope="module")
+def incorrect(make_database):
+    return make_database(INCORRECT["database"])
 
 
 @pytest.fixture(scope="module")
-def executor():
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
-        yield executor
+def blame(make_database):
+    return make_database(BLAME["database"])
 
 
 @pytest.fixture(scope="module")
-def incorrect(tmp_path_factory) -> Path:
-    return build(tmp_path_factory.mktemp("databases") / "a.sqlite", INCORRECT["database"])
-
-
-@pytest.fixture(scope="module")
-def failing(tmp_path_factory) -> Path:
-    return build(tmp_path_factory.mktemp("databases") / "b.sqlite", ERRORS["database"])
-
-
-def table(rows: Sequence[Sequence], columns: Sequence[str] | None) -> Table:
-    width = len(rows[0]) if rows else 1
-    return Table(tuple(columns or [f"c{i}" for i in range(width)]), tuple(map(tuple, rows)))
+def failing(make_database):
+    return make_database(ERRORS["database"])
 
 
 def labelled(sql: str, clauses: Sequence[Clause], labels: Sequence[str]) -> set[int]:
@@ -82,14 +58,14 @@ def labelled(sql: str, clauses: Sequence[Clause], labels: Sequence[str]) -> set[
     return {n for n, text in enumerate(texts) if text.startswith(tuple(labels))}
 
 
-@pytest.mark.parametrize("case", CLAUSES, ids=name)
+@pytest.mark.parametrize("case", read("expo_clauses")["cases"], ids=name)
 def test_scan(case):
     sql = "".join(text for _, _, text in case["clauses"])
     clauses = scan_clauses(sql)
+    operands = [None if clause.operand == WHOLE else clause.operand for clause in clauses]
     found = [
-        [clause.kind, None if clause.operand == WHOLE else clause.operand, sql[slice(*span)]]
-        for clause in clauses
-        for span in [(clause.start, clause.end)]
+        [clause.kind, operand, sql[clause.start : clause.end]]
+        for clause, operand in zip(clauses, operands, strict=True)
     ]
     assert found == case["clauses"]
     if "spans" in case:
@@ -108,18 +84,22 @@ def test_clauses_cover_any_text_exactly_once(sql):
 
 def test_long_hostile_text_takes_no_time():
     # Each is quadratic where a scan looks at all tokens for every clause.
-    texts = [
+    for text in (
         "select " * 14_000,
         "from (select " * 7_000,
         "natural " * 12_000 + "join",
         "(" * 99_999,
-    ]
-    for text in texts:
+    ):
         start = time.thread_time()
         clauses = scan_clauses(text)
         result = SqlError("no such column: t.a", 3)
         assert trace_error(text, clauses, result, columns={"t": ["a"]}) <= set(range(len(clauses)))
         assert time.thread_time() - start < 5, text[:10]
+
+
+def table(rows: Sequence[Sequence], columns: Sequence[str] | None) -> Table:
+    width = len(rows[0]) if rows else 1
+    return Table(tuple(columns or [f"c{i}" for i in range(width)]), tuple(map(tuple, rows)))
 
 
 @pytest.mark.parametrize("case", DIFFERENCES["cases"], ids=name)
@@ -135,29 +115,76 @@ def test_candidates_are_those_of_table_12():
     assert len(expected) == 10
 
 
-def find(
-    case: dict, database: Path, executor: Executor, max_rows: int
-) -> tuple[set[int], set[int]]:
-    """Return the clauses that clause-wise execution blames, and those of the case's labels."""
-    sql = case["pred"]
-    clauses = scan_clauses(sql)
-    gold, predicted = executor.gold(database, case["gold"]), executor.execute(database, sql)
-    assert isinstance(gold, Table)
-    assert isinstance(predicted, Table)
-    found = find_blamed(
-        sql,
-        clauses,
-        ExpoConfig(),
-        gold=gold,
-        predicted=predicted,
-        sought=differences(gold, predicted),
-        run=lambda step: executor.execute(database, step),
-        max_rows=max_rows,
-    )
-    return set(found), labelled(sql, clauses, case["blamed"])
+A = "SELECT name AS n, sal + 1 AS s, age a FROM emp"
 
 
-@pytest.mark.parametrize("case", STEPS, ids=name)
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT name, e.sal FROM emp e", ["name", "sal"]),
+        ('SELECT (e."Name") AS x, (sal) y, `AGE` FROM emp e', ["name", "sal", "age"]),
+        ("SELECT DISTINCT name n, main.emp.sal AS s FROM emp", ["name", "sal"]),
+        ("SELECT count(*), -sal, NOT sal, 7, NULL, 'x' FROM emp", [COMPUTED] * 6),
+        (
+            "SELECT CASE WHEN sal THEN 1 END, sal IS NULL, sal COLLATE nocase FROM emp",
+            [COMPUTED] * 3,
+        ),
+        ("SELECT sal ISNULL, sum(sal) OVER w, (SELECT 1) FROM emp WINDOW w AS ()", [COMPUTED] * 3),
+        ("SELECT d.*, name AS n FROM emp, dept d", ["id", "dname", "city", "name"]),
+        ("SELECT v AS x, *, v y FROM one", ["v", "v", "v"]),
+        ("SELECT *, 1 AS name, o.* FROM one o", ["v", "name", "v"]),
+        (f"SELECT n, s, a FROM ({A})", ["name", COMPUTED, "age"]),
+        (f"SELECT q.n AS k, 1 + s FROM (one o JOIN ({A}) AS q)", ["name", COMPUTED]),
+        (f"SELECT * FROM ({A}) q", ["name", COMPUTED, "age"]),
+        (f"SELECT q.*, o.v FROM one o, ({A}) q", ["name", COMPUTED, "age", "v"]),
+        (f"WITH c AS ({A}) SELECT n AS z FROM c WHERE s > 1", ["name"]),
+        (f"WITH c AS ({A}), d AS (SELECT * FROM c) SELECT d.n FROM d", ["name"]),
+        (f"WITH c(x, y, z) AS ({A}) SELECT z, x FROM c", ["age", "name"]),
+        (
+            "WITH RECURSIVE r(k) AS (SELECT 1 UNION ALL SELECT k + 1 FROM r WHERE k < 3) "
+            "SELECT k FROM r",
+            [COMPUTED],
+        ),
+        ("SELECT name AS n FROM emp UNION SELECT city FROM dept", ["name"]),
+        ("SELECT n FROM (SELECT name AS n FROM emp UNION SELECT city FROM dept)", ["name"]),
+        ("VALUES (1, 2)", ["column1", "column2"]),
+    ],
+)
+def test_attributes(sql, expected, blame, executor):
+    result = executor.execute(blame, sql)
+    assert isinstance(result, Table)
+    named = with_attributes(sql, result)
+    assert list(named.columns) == expected
+    assert named.rows == result.rows
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT count(*), max(sal) AS m FROM emp", True),
+        ("SELECT sal + 1 FROM emp UNION SELECT 7", True),
+        ("SELECT sal + 1 FROM emp UNION SELECT sal FROM emp", False),
+        ("SELECT count(*), name FROM emp", False),
+        ("SELECT * FROM emp", False),
+        ("SELECT sum(sal) OVER w FROM emp WINDOW w AS (ORDER BY name)", True),
+        # What a subquery computes is not computed by SELECT.
+        ("SELECT c FROM (SELECT count(*) AS c FROM emp)", False),
+        ("", False),
+    ],
+)
+def test_queries_that_compute_all_their_outputs(sql, expected):
+    assert is_computed(sql) is expected
+
+
+@given(ANY_SQL, st.lists(st.sampled_from("nsvé")))
+def test_attributes_of_any_text_are_as_many_as_the_columns(sql, names):
+    table = Table(tuple(names), ())
+    assert len(with_attributes(sql, table).columns) == len(names)
+    assert is_computed(sql) in (True, False)
+    assert all(sql[start] == "(" for start in row_values(sql))
+
+
+@pytest.mark.parametrize("case", [c for c in INCORRECT["cases"] if "steps" in c], ids=name)
 def test_change_at_each_step(case, incorrect, executor):
     (chain,) = plan_steps(case["pred"], scan_clauses(case["pred"]))
     tables = [executor.execute(incorrect, step.sql) for step in chain]
@@ -170,30 +197,41 @@ def test_change_at_each_step(case, incorrect, executor):
     assert tables[-1] == executor.execute(incorrect, case["pred"])
 
 
+COUNTED = (
+    *("grouped: a filter too many", "grouped: HAVING too many", "limit", "figure 6"),
+    "a filter that filters nothing is not blamed",
+)
+
+
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 1000])
-def test_filters_of_large_steps_are_judged_by_counts(max_rows, incorrect, executor):
-    names = ("grouped: a filter too many", "grouped: HAVING too many", "limit", "figure 6")
-    names += ("a filter that filters nothing is not blamed",)
-    for case in INCORRECT["cases"]:
-        if case["id"] in names:
-            found, expected = find(case, incorrect, executor, max_rows=max_rows)
-            assert found == expected, case["id"]
+@pytest.mark.parametrize("case", [c for c in INCORRECT["cases"] if c["id"] in COUNTED], ids=name)
+def test_filters_of_large_steps_are_judged_by_counts(case, max_rows, incorrect, executor):
+    sql = case["pred"]
+    clauses = scan_clauses(sql)
+    gold, predicted = executor.gold(incorrect, case["gold"]), executor.execute(incorrect, sql)
+    found = find_blamed(
+        sql,
+        clauses,
+        ExpoConfig(),
+        gold=gold,
+        predicted=predicted,
+        sought=differences(gold, predicted),
+        run=lambda step: executor.execute(incorrect, step),
+        max_rows=max_rows,
+    )
+    assert found == labelled(sql, clauses, case["blamed"])
 
 
 @pytest.mark.parametrize("case", ERRORS["cases"], ids=name)
 def test_errors(case, failing, executor):
     sql = case["pred"]
     clauses = scan_clauses(sql)
-    if "error" in case:
-        result = SqlError(*case["error"])
-    else:
-        result = executor.execute(failing, sql)
-        assert isinstance(result, SqlError)
-        assert result.message == case.get("message", result.message)
-    statements = ERRORS["database"]
+    result = SqlError(*case["error"]) if "error" in case else executor.execute(failing, sql)
+    assert isinstance(result, SqlError)
+    assert result.message == case.get("message", result.message)
     columns = {
         text.split()[2]: [part.split()[0] for part in text[text.index("(") + 1 : -1].split(",")]
-        for text in statements
+        for text in ERRORS["database"]
     }
     found = trace_error(
         sql,
@@ -205,18 +243,16 @@ def test_errors(case, failing, executor):
     assert found == labelled(sql, clauses, case["blamed"])
 
 
+MESSAGES = (
+    *("no such column: x.y", "ambiguous column name: a", "no such table: t", "incomplete input"),
+    *("misuse of aggregate: a()", 'near "from": syntax error', "datatype mismatch", "?"),
+)
+
+
 @given(ANY_SQL, st.integers(-1, 40))
 def test_tracing_blames_somebody_whatever_the_text(sql, offset):
     clauses = scan_clauses(sql)
-    for message in (
-        *(
-            "no such column: x.y",
-            "ambiguous column name: a",
-            "no such table: t",
-            "incomplete input",
-        ),
-        *("misuse of aggregate: a()", 'near "from": syntax error', "datatype mismatch", "?"),
-    ):
+    for message in MESSAGES:
         found = trace_error(sql, clauses, SqlError(message, offset), columns={"t": ["y", "a"]})
         assert found <= set(range(len(clauses)))
         assert bool(found) == bool(clauses)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,10 @@ from rewards.columns import (
 from rewards.config import PaverlConfig
 from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, TimedOut
 
-DATA = Path(__file__).parents[1] / "data"
-SHEET = json.loads((DATA / "columns.json").read_text())
+from .conftest import read
+
+SHEET = read("columns")
 CASES = [*SHEET["cases"], *SHEET["rules"]]
-CSMR = json.loads((DATA / "csmr.json").read_text())["cases"]
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
 
 value = st.one_of(
@@ -73,26 +72,15 @@ def reward(pred: Result, gold: Result, *, sql: str = "SELECT a, b FROM t", **set
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_column_accuracy(case):
+def test_vectors(case):
     pred, gold = results_of(case)
     assert fractional_accuracy(pred, gold) == pytest.approx(case["ex_f"])
     assert binary_accuracy(pred, gold) == case["ex_b"]
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_reward(case):
-    pred, gold = results_of(case)
     score = reward(pred, gold)
     assert score.total == pytest.approx(case["reward"])
     assert score.total == sum(score.parts.values())
-    assert reward(pred, gold, payoff="binary").total == pytest.approx(
-        10 if case["ex_b"] else 0.5 * isinstance(pred, Table)
-    )
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_reward_of_the_released_code(case):
-    pred, gold = results_of(case)
+    binary = 10 if case["ex_b"] else 0.5 * isinstance(pred, Table)
+    assert reward(pred, gold, payoff="binary").total == pytest.approx(binary)
     assert reward(pred, gold, ex_f="code").total == pytest.approx(case["code"], abs=1e-6)
 
 
@@ -114,7 +102,7 @@ def test_without_an_answer_or_a_gold_result_nothing_is_paid():
         assert csmr(pred, failed) == 0
 
 
-@pytest.mark.parametrize("case", CSMR, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", read("csmr")["cases"], ids=lambda case: case["id"])
 def test_csmr(case):
     pred, gold = table(case["pred"]), table(case["gold"])
     assert csmr(pred, gold) == pytest.approx(case["csmr"], abs=1e-6)

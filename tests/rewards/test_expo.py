@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
+import re
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -14,13 +13,14 @@ from rewards.config import ExpoConfig
 from rewards.expo.clauses import KINDS
 from rewards.expo.reward import ExpoReward
 from rewards.types import Score
-from sqlenv.config import ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example
 
-DATA = Path(__file__).parents[1] / "data"
-INCORRECT = json.loads((DATA / "expo_incorrect.json").read_text())
+from .conftest import read
+
+FILES = {name: read(name) for name in ("expo_incorrect", "expo_blame")}
+WRONG_RESULTS = [(name, case) for name, file in FILES.items() for case in file["cases"]]
 GOLD = "SELECT name FROM emp WHERE sal > 20"
 WRONG = "SELECT name FROM emp WHERE sal > 40"
 FAILING = "SELECT name FROM emp WHERE age > 40"
@@ -28,31 +28,16 @@ REPLY = "<think>é …</think>\n<sql>\n{}\n</sql>\n"
 
 
 @pytest.fixture(scope="module")
-def executor():
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
-        yield executor
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("databases") / "a.sqlite"
-    with sqlite3.connect(path) as connection:
-        for statement in INCORRECT["database"]:
-            connection.execute(statement)
-    connection.close()
-    return path
-
-
-@pytest.fixture(scope="module")
-def play(database, executor):
+def play(make_database, executor) -> Callable[..., Episode]:
     """Answer a question with replies, as the environments do."""
+    paths = {name: make_database(file["database"]) for name, file in FILES.items()}
 
-    def answer(*replies: str, gold: str = GOLD, dialect: Dialect = "sqlite") -> Episode:
-        example = Example("1", "?", "a", database, gold, dialect=dialect)
-        return Episode(
-            example,
-            tuple(judge(example, reply, executor, match="bag_ordered") for reply in replies),
-        )
+    def answer(
+        *replies: str, gold: str = GOLD, dialect: Dialect = "sqlite", on: str = "expo_incorrect"
+    ) -> Episode:
+        example = Example("1", "?", "a", paths[on], gold, dialect=dialect)
+        attempts = (judge(example, reply, executor, match="bag_ordered") for reply in replies)
+        return Episode(example, tuple(attempts))
 
     return answer
 
@@ -66,23 +51,55 @@ def reward_of(executor: Executor, **choices) -> ExpoReward:
     return reward
 
 
+def verdict_of(reward: ExpoReward, episode: Episode):
+    return reward.judge(episode.example, episode.attempts[0])
+
+
 def credit_of(score: Score, reply: str) -> list[tuple[str, float]]:
     return [(reply[span.start : span.end], span.value) for span in score.spans]
 
 
-@pytest.mark.parametrize("case", INCORRECT["cases"], ids=lambda case: case["id"])
-def test_incorrect_results(case, play, executor):
-    episode = play(REPLY.format(case["pred"]), gold=case["gold"])
+@pytest.mark.parametrize(
+    ("name", "case"), WRONG_RESULTS, ids=[case["id"] for _, case in WRONG_RESULTS]
+)
+def test_wrong_results(name, case, play, executor):
+    episode = play(REPLY.format(case["pred"]), gold=case["gold"], on=name)
     reward = reward_of(executor, **case.get("settings", {}))
-    verdict = reward.judge(episode.example, episode.attempts[0])
+    verdict = verdict_of(reward, episode)
     assert verdict.case == "incorrect"
-    if "differences" in case:
-        assert verdict.differences == set(case["differences"])
-    sql = episode.attempts[0].sql
-    texts = [clause.text(sql) for clause in verdict.clauses]
+    assert verdict.differences == set(case.get("differences", verdict.differences))
+    texts = [clause.text(case["pred"]) for clause in verdict.clauses]
     labels = tuple(case["blamed"])
     assert {texts[n] for n in verdict.blamed} == {t for t in texts if t.startswith(labels)}
     assert all(any(text.startswith(label) for text in texts) for label in labels)
+    if not labels and not case["settings"].get("incremental", True):
+        # By the types alone nobody is singled out: all have the uniform reward.
+        assert set(reward.clause_rewards(verdict)) == {0.0}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [case for case in FILES["expo_blame"]["cases"] if case["pred"].startswith("SELECT")],
+    ids=lambda case: case["id"],
+)
+def test_aliases_of_outputs_change_nothing(case, play, executor):
+    pattern, alias = r"^SELECT (.*?)( AS \w+)?(?=, | FROM)", r"SELECT \1 AS renamed"
+    renamed = re.sub(pattern, alias, case["pred"], count=1)
+    assert renamed != case["pred"]
+    reward = reward_of(executor, **case.get("settings", {}))
+    first, second = (
+        verdict_of(reward, play(REPLY.format(sql), gold=case["gold"], on="expo_blame"))
+        for sql in (case["pred"], renamed)
+    )
+    assert (first.blamed, first.differences) == (second.blamed, second.differences)
+
+
+def test_many_operands_take_little_time(play, executor):
+    """A text longer than those that are remembered is read once, not once for every operand."""
+    start = time.thread_time()
+    pred = " UNION ".join(["SELECT name AS n FROM emp WHERE n > 'a'"] * 300)
+    assert verdict_of(reward_of(executor), play(REPLY.format(pred))).case == "incorrect"
+    assert time.thread_time() - start < 3
 
 
 def test_each_case_has_its_rewards(play, executor):
@@ -121,20 +138,31 @@ def test_outside_tokens(choice, outside, play, executor):
 
 
 @pytest.mark.parametrize(
-    ("scale", "wrong", "failing"),
+    ("settings", "wrong", "failing"),
     [
-        (0, [0, 0, 0], [-1, -1, -1]),
-        (0.5, [0.25, 0.25, -0.25], [-0.75, -0.75, -1.25]),
-        (1, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.5]),
-        (2, [1, 1, -1], [0, 0, -2]),
+        ({"gap_scale": 0}, [0, 0, 0], [-1, -1, -1]),
+        ({"gap_scale": 0.5}, [0.25, 0.25, -0.25], [-0.75, -0.75, -1.25]),
+        ({}, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.5]),
+        ({"gap_scale": 2}, [1, 1, -1], [0, 0, -2]),
+        # Clauses that are not told apart have the middle of both rewards, or a value.
+        ({"clause_level": "error"}, [0, 0, 0], [-0.5, -0.5, -1.5]),
+        ({"clause_level": "incorrect"}, [0.5, 0.5, -0.5], [-1, -1, -1]),
+        (
+            {"gap_scale": 0, "incorrect_uniform": -0.5, "error_uniform": -1.5},
+            [-0.5] * 3,
+            [-1.5] * 3,
+        ),
+        ({"clause_level": "error", "incorrect_uniform": -0.5}, [-0.5] * 3, [-0.5, -0.5, -1.5]),
+        ({"incorrect_uniform": -0.5}, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.5]),
+        # Figures 7 and 8.
+        ({"error_blamed": -1.0}, [0.5, 0.5, -0.5], [-0.5, -0.5, -1.0]),
     ],
+    ids=str,
 )
-def test_gap_scale(scale, wrong, failing, play, executor):
-    reward = reward_of(executor, gap_scale=scale)
+def test_rewards_by_setting(settings, wrong, failing, play, executor):
+    reward = reward_of(executor, **settings)
     for sql, expected in ((WRONG, wrong), (FAILING, failing), (GOLD, [1.5] * 3)):
-        episode = play(REPLY.format(sql))
-        verdict = reward.judge(episode.example, episode.attempts[0])
-        assert reward.clause_rewards(verdict) == expected
+        assert reward.clause_rewards(verdict_of(reward, play(REPLY.format(sql)))) == expected
 
 
 @pytest.mark.parametrize("reply", ["I do not know.", "<sql>SELECT 1", "<sql> \n </sql>"])
@@ -199,7 +227,7 @@ def test_queries_of_another_dialect_run_step_by_step(query, case, blamed, play, 
     episode = play(
         REPLY.format(query), gold="SELECT name FROM emp WHERE name ILIKE 'a'", dialect="postgres"
     )
-    verdict = reward_of(executor).judge(episode.example, episode.attempts[0])
+    verdict = verdict_of(reward_of(executor), episode)
     assert verdict.case == case
     assert {verdict.clauses[number].kind for number in verdict.blamed} == blamed
 
@@ -223,30 +251,14 @@ def test_steps_without_end_are_cut_off(sql, play, executor):
     assert min(span.value for span in score.spans) == -0.5
 
 
-def test_figures_7_and_8_by_a_setting(play, executor):
-    episode = play(REPLY.format(FAILING))
-    reward = reward_of(executor, error_blamed=-1.0)
-    verdict = reward.judge(episode.example, episode.attempts[0])
-    assert reward.clause_rewards(verdict) == [-0.5, -0.5, -1.0]
-
-
 def test_diagnostics_count_the_blamed_clauses_of_wrong_queries(play, executor):
     reward = reward_of(executor)
-    wrong = reward.diagnostics(play(REPLY.format(WRONG)))
-    assert {name for name, value in wrong.items() if value} == {
-        "case/incorrect",
-        "blamed/incorrect/WHERE",
-    }
-    assert {name for name in wrong if "blamed" in name} == {
-        f"blamed/incorrect/{kind.replace(' ', '_')}" for kind in KINDS
-    }
-    failing = reward.diagnostics(play(REPLY.format(FAILING)))
-    assert {name for name, value in failing.items() if value} == {
-        "case/error",
-        "blamed/error/WHERE",
-    }
+    for sql, case in ((WRONG, "incorrect"), (FAILING, "error")):
+        told = reward.diagnostics(play(REPLY.format(sql)))
+        assert {n for n, value in told.items() if value} == {f"case/{case}", f"blamed/{case}/WHERE"}
+        kinds = {f"blamed/{case}/{kind.replace(' ', '_')}" for kind in KINDS}
+        assert {n for n in told if "blamed" in n} == kinds
     right = reward.diagnostics(play(REPLY.format(GOLD)))
-    assert right == {
-        f"case/{c}": float(c == "correct") for c in ("correct", "incorrect", "error")
-    } | {"case/format": 0.0}
+    cases = ("correct", "incorrect", "error", "format")
+    assert right == {f"case/{case}": float(case == "correct") for case in cases}
     assert reward.diagnostics(play()) == {}

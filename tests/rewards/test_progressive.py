@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 
@@ -14,13 +13,10 @@ from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import Alignment, OneShotReward, ProgressiveReward
 from sqlenv.types import Attempt, Episode, Example, SqlError, Table
 
-DATA = Path(__file__).parents[1] / "data"
-CASES = json.loads((DATA / "progressive.json").read_text())["cases"]
-STUDY = {
-    case["id"]: case
-    for case in json.loads((DATA / "diagnosis.json").read_text())["cases"]
-    if case["id"].startswith("case study")
-}
+from .conftest import read
+
+CASES = read("progressive")["cases"]
+STUDY = {case["id"]: case for case in read("diagnosis")["cases"]}
 GOOD = "<think> … </think>\n<sql>SELECT 1</sql>\n"
 TABLE, ERROR = Table(("a",), ((1,),)), SqlError("no such column: b")
 EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a FROM t")
@@ -58,13 +54,9 @@ def test_vectors(case):
         names = ["format", "execution", "latency", "alignment"]
         expected = dict(zip(names, case["parts"], strict=True))
         assert score.parts == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
-def test_align_k1_zero_spares_the_first_turn(case):
-    reward = KnownAlignment(ProgressiveConfig(align_k1="zero"), lambda _: None)
+    spared = KnownAlignment(ProgressiveConfig(align_k1="zero"), lambda _: None)(episode_of(case))
     expected = case.get("total_align_k1_zero", case["total"])
-    assert reward(episode_of(case)).total == pytest.approx(expected, abs=1e-6)
+    assert spared.total == pytest.approx(expected, abs=1e-6)
 
 
 def test_case_study_end_to_end():

@@ -13,8 +13,8 @@ from pydantic import TypeAdapter
 from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
 from rewards.execution import columns_of
-from rewards.expo.reward import ExpoReward
-from rewards.progress.reward import ProgressiveReward
+from rewards.expo.reward import ClauseVerdict, ExpoReward
+from rewards.progress.reward import Alignment, ProgressiveReward
 from rewards.types import Score
 from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
@@ -60,9 +60,7 @@ class World:
     def __init__(
         self, examples: tuple[Example, ...], rewards: dict[str, Reward], executor: Executor
     ):
-        self.examples = examples
-        self.rewards = rewards
-        self.executor = executor
+        self.examples, self.rewards, self.executor = examples, rewards, executor
 
     def play(self, example: Example, *replies: str, match: MatchMode) -> Episode:
         """Judge replies up to the first right one."""
@@ -75,7 +73,6 @@ class World:
         return episode
 
     def score(self, name: str, example: Example, *replies: str) -> Score:
-        """Score replies by one family."""
         return self.rewards[name](self.play(example, *replies, match=FAMILIES[name].match))
 
     def names(self, example: Example) -> list[str]:
@@ -88,11 +85,15 @@ class World:
         fails = len(set(gold.columns)) < gold.width or len(example.gold_sql) < 16
         return [name for name in FAMILIES if not (fails and name == "paverl, released")]
 
-    def reward(self, kind: type[Any], name: str) -> Any:
-        """Return a family's reward, of the class that is asked for."""
-        reward = self.rewards[name]
-        assert isinstance(reward, kind)
-        return reward
+    def align(self, example: Example, sql: str) -> Alignment:
+        reward = self.rewards["progressive"]
+        assert isinstance(reward, ProgressiveReward)
+        return reward.align(example, sql)
+
+    def blame(self, example: Example, sql: str) -> ClauseVerdict:
+        reward, episode = self.rewards["expo"], self.play(example, sql, match="bag_ordered")
+        assert isinstance(reward, ExpoReward)
+        return reward.judge(example, episode.attempts[0])
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +200,7 @@ def test_gold_is_scored_at_the_top_by_every_family(world, number):
         score = world.score(name, example, REPLY.format(example.gold_sql))
         assert score.correct, (name, example.gold_sql)
         assert score.total == pytest.approx(FAMILIES[name].best), (name, example.gold_sql)
-    aligned = world.reward(ProgressiveReward, "progressive").align(example, example.gold_sql)
+    aligned = world.align(example, example.gold_sql)
     assert (aligned.value, aligned.diagnosis.tags) == (1.0, ())
 
 
@@ -229,19 +230,14 @@ def test_no_course_of_turns_leaves_the_range(world, turns):
 def test_letter_case_changes_nothing(world, case):
     example, sql = case(world)
     assume("sql>" not in sql)  # a tag, which is no SQL
-    first, second = sql, change_words(sql, swap_ascii)
-    expo = world.reward(ExpoReward, "expo")
-    verdicts = []
-    for text in (first, second):
-        play = world.play(example, REPLY.format(text), match="bag_ordered")
-        verdicts.append(expo.judge(example, play.attempts[0]))
-    seen = (example.gold_sql, first, second)
-    assert verdicts[0].case == verdicts[1].case, seen
-    assert verdicts[0].blamed == verdicts[1].blamed, seen
-    assert verdicts[0].differences == verdicts[1].differences, seen
-    aligned = world.reward(ProgressiveReward, "progressive")
-    one, two = (aligned.align(example, text) for text in (first, second))
-    assert (one.value, one.diagnosis.tags) == (two.value, two.diagnosis.tags), seen
+    texts = (sql, change_words(sql, swap_ascii))
+    replies = [REPLY.format(text) for text in texts]
+    seen = (example.gold_sql, *texts)
+    one, two = (world.blame(example, reply) for reply in replies)
+    assert (one.case, one.blamed, one.differences) == (two.case, two.blamed, two.differences), seen
+    first, second = (world.align(example, text) for text in texts)
+    assert first.value == second.value, seen
+    assert first.diagnosis.tags == second.diagnosis.tags, seen
     for name in FAMILIES:
-        scores = [world.score(name, example, REPLY.format(text)).total for text in (first, second)]
-        assert scores[0] == scores[1], (name, *seen)
+        totals = [world.score(name, example, reply).total for reply in replies]
+        assert totals[0] == totals[1], (name, *seen)

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rewards.types import Turn
-from rewards.workbench import MODES, PairScore, Workbench
+from rewards.workbench import MODES, Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 from sqlenv.types import Example
 
-CASES = json.loads((Path(__file__).parents[1] / "data/workbench.json").read_text())
+from .conftest import read
+
+CASES = read("workbench")
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("db") / "emp.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.executescript(CASES["tables"])
-    connection.close()
-    return path
+def database(make_database) -> Path:
+    return make_database([CASES["tables"]])
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +54,6 @@ def test_records(bench, database, case):
     assert record["astra"] == {"csmr": pytest.approx(expected["csmr"])}
 
 
-def worst(score: PairScore) -> bool:
-    return not any(score.ex.values()) and score.paverl <= 0.5 and score.csmr < 1
-
-
 GOLD = "SELECT name FROM emp WHERE sal > 20"
 HOSTILE = [
     *("", " ", ";", "\0", "\ud800", "SELECT", "(" * 5000, "SELECT '" + "x" * 200_000, "🦆" * 99),
@@ -77,19 +68,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("sql", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_predictions_are_scores(bench, database, sql):
-    score = bench.score(example(database, GOLD), sql)
-    assert worst(score)
-    json.loads(json.dumps(score.record()))
-
-
-@given(st.text(max_size=60) | st.text("SELECTFROM nameps()'\"*,=;0", max_size=60))
-def test_any_text_is_a_score(bench, database, sql):
     record = bench.score(example(database, GOLD), sql).record()
+    assert not any(record["ex"].values())
+    assert record["paverl"]["reward"] <= 0.5
+    assert 0 <= record["astra"]["csmr"] < 1
     assert 0 <= record["progress"]["struct"] <= 1
     assert 0 <= record["progress"]["lex"] <= 1
-    assert 0 <= record["paverl"]["reward"] <= 10
-    assert 0 <= record["astra"]["csmr"] <= 1
-    assert all(-1.5 <= each["reward"] <= 1.5 for each in record["expo"]["rewards"])
+    assert all(-1.5 <= each["reward"] <= 0.5 for each in record["expo"]["rewards"])
+    json.loads(json.dumps(record))
 
 
 def test_a_failing_gold_matches_nothing(bench, database):

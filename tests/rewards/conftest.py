@@ -1,0 +1,38 @@
+"""Vectors, databases, and one executor for each file of tests."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def read(name: str) -> dict[str, Any]:
+    return json.loads((DATA / f"{name}.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def executor():
+    with Executor(ExecutorConfig(isolation="thread")) as executor:
+        yield executor
+
+
+@pytest.fixture(scope="module")
+def make_database(tmp_path_factory) -> Callable[[Iterable[str]], Path]:
+    def make(statements: Iterable[str]) -> Path:
+        path = tmp_path_factory.mktemp("databases") / "a.sqlite"
+        with sqlite3.connect(path) as connection:
+            connection.executescript(";".join(statements))
+        connection.close()
+        return path
+
+    return make
