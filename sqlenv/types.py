@@ -13,6 +13,8 @@ ValueMatch = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
+ENGINES: Mapping[str, str] = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
+"""What the engine of each dialect is called."""
 Wrapping = Literal["sql_tag", "fence"]
 MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
 """A rule for two results, whatever the queries were."""

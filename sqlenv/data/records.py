@@ -13,14 +13,12 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
 )
 
 from sqlenv.errors import UserError
-from sqlenv.evaluators.hardness import hardness
 
 Record = dict[str, Any]
 
@@ -130,16 +128,6 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _grade(parse: Any) -> Any:
-    """Grade a parsed query; SynSQL and others keep texts in a field of that name."""
-    if not isinstance(parse, dict):
-        return parse if parse is None else ""
-    try:
-        return hardness(parse)
-    except (LookupError, TypeError, AttributeError):
-        raise ValueError("is not a query as Spider's parser writes it") from None
-
-
 Text = Annotated[str, AfterValidator(_encodable)]
 
 
@@ -148,10 +136,7 @@ class _Fields(BaseModel):
 
 
 class QuestionRecord(_Fields):
-    """The fields of a question, under our names.
-
-    `parsed` is the level of the parsed query in a Spider record, None where the parse is null.
-    """
+    """The fields of a question, under our names."""
 
     db_id: Annotated[Text, Field(min_length=1, validation_alias=AliasChoices("db_id", "db"))]
     question: Text
@@ -162,7 +147,6 @@ class QuestionRecord(_Fields):
     sql_complexity: Text | None = None
     dialect: Text | None = None
     question_style: Text | None = None
-    parsed: Annotated[str | None, BeforeValidator(_grade)] = Field("", validation_alias="sql")
 
 
 class TableNames(_Fields):

@@ -21,13 +21,13 @@ from sqlenv.data.issues import (
     NOT_TRANSPILED,
     OTHER_ENGINE,
     OTHER_KIND,
-    UNPARSED_GOLD,
     Checked,
 )
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, read_records
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
+from sqlenv.evaluators.hardness import grade
 from sqlenv.types import Example, Result, SqlError, Table
 
 _BATCH = 256  # questions at a time, since the results of their gold queries are held together
@@ -253,6 +253,7 @@ def _question(
     document = file.parent / spec.documents / evidence
     if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
         evidence = document.read_text(encoding="utf-8", errors="replace").strip()
+    level = grade(written) if spec.is_graded else None
     example = Example(
         id=f"{layout}/{name}",
         question=asked.question.strip(),
@@ -260,7 +261,7 @@ def _question(
         database=database or Path(asked.db_id),
         gold_sql=written,
         evidence=evidence,
-        difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
+        difficulty=asked.difficulty or asked.sql_complexity or level or "",
         dialect=dialect or "sqlite",
         source=layout,
     )
@@ -269,7 +270,6 @@ def _question(
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
         BLANK_GOLD: not written,
-        UNPARSED_GOLD: asked.parsed is None,
     }
     found = [issue for issue, present in issues.items() if present]
     return Checked(example, style=asked.question_style or ""), found

@@ -7,12 +7,10 @@ from typing import Literal
 
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress
-from sqlenv.types import Example, Message, Observation
+from sqlenv.types import ENGINES, Example, Message, Observation
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]
 FeedbackStyle = Literal["progress", "demo"]
-
-_ENGINES = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
 
 _UNPARSED = {
     "progress": (
@@ -113,7 +111,7 @@ def judge_observation(example: Example, schema_text: str, queries: Sequence[str]
 
 
 def _engine(example: Example) -> str:
-    return _ENGINES.get(example.dialect, example.dialect)
+    return ENGINES.get(example.dialect, example.dialect)
 
 
 def _paverl_fields(example: Example) -> dict[str, str]:

@@ -44,9 +44,8 @@ from sqlenv.sql.extraction import (
     tokens,
 )
 from sqlenv.sql.portable import TYPE, NotPortableError, branches, check, kind_of
-from sqlenv.types import SqlError
+from sqlenv.types import ENGINES, SqlError
 
-_ENGINES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
 # Text that SQLite's lexer reads otherwise than the dialect's, and signs outside of quotes.
 _MARKS = re.compile(r"\\|/\*[!+]|\$\$|\$\w*\$|\b\d+_\d")
 _SIGNS = {"mysql": frozenset("#$!["), "postgres": frozenset("#$![`")}
@@ -70,7 +69,7 @@ def transpiled(sql: str, dialect: str) -> str | SqlError:
         why = "too deep"
     except PARSE_FAILURES as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return SqlError(f"not transpiled from {_ENGINES[dialect]}: {why}")
+    return SqlError(f"not transpiled from {ENGINES[dialect]}: {why}")
 
 
 def _transpiled(sql: str, dialect: str) -> str:

@@ -39,6 +39,9 @@ from sqlenv.evaluators.spider_parse import NotSpiderError, spider_parse
         ("SELECT a FROM t WHERE a = 1 OR c = 1", "medium"),
         # In HAVING a connector counts as an aggregate.
         ("SELECT count(*) FROM t GROUP BY a HAVING a = 1 AND b = 2", "medium"),
+        # Two of both: neither medium (one clause at most) nor hard (more than two others).
+        ("SELECT count(*), count(*) FROM t WHERE a > 1 ORDER BY b", "extra"),
+        ("SELECT count(*), sum(a), avg(a) FROM t WHERE a > 1", "medium"),
         ("SELECT a FROM t WHERE b BETWEEN 1 AND 2;", "easy"),
         ("SELECT a FROM (SELECT b FROM t) WHERE a LIKE '%x y%'", "medium"),
         ("SELECT a FROM t WHERE x >= 1 AND y != 2 AND z <= 3", "medium"),
