@@ -48,7 +48,8 @@ class Table:
     Attributes:
         columns: Column names, also when there are no rows.
         rows: One tuple a row, as wide as `columns`.
-        is_mended: Whether a text held bytes that are not valid text (see `ExecutorConfig.text`).
+        is_mended: Whether bytes of a text that are not valid text were dropped, as Spider's program
+            does; others refuse such results.
         nondeterministic: Whether the rows depend on the clock or on chance.
     """
 
