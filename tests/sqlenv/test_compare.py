@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sqlenv.evaluators.equality import is_ordered, matches
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.cases import read_cases
 
 MODES: list[Any] = ["set", "bag", "bag_ordered", "test_suite"]
 
@@ -57,28 +58,7 @@ def test_what_is_not_a_table_never_matches(mode: Any) -> None:
         assert not matches(result, table((1,)), mode=mode)
 
 
-@pytest.mark.parametrize(
-    ("sql", "ordered"),
-    [
-        ("SELECT a FROM t ORDER BY a", True),
-        ("select a from t order\n\tby a", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
-        ("WITH x AS (SELECT a FROM t ORDER BY a LIMIT 1) SELECT a FROM x", False),
-        ("SELECT row_number() OVER (ORDER BY a) FROM t", False),
-        ("SELECT row_number() OVER (ORDER BY a) FROM t ORDER BY 1", True),
-        ("SELECT a FROM t WHERE b = ')' ORDER BY a", True),
-        ("SELECT 'ORDER BY' FROM t", False),
-        ("SELECT 'it''s ORDER BY' FROM t", False),
-        ('SELECT "ORDER BY" FROM t', False),
-        ("SELECT [order by], `order by` FROM t", False),
-        ("SELECT a FROM t -- ORDER BY a", False),
-        ("SELECT a FROM t /* ORDER BY a */", False),
-        ("SELECT a FROM t -- (\nORDER BY a", True),
-        ("SELECT reorder, by FROM t", False),
-        ("SELECT a FROM t UNION SELECT b FROM u ORDER BY 1", True),
-        ("", False),
-    ],
-)
+@pytest.mark.parametrize(("sql", "ordered"), read_cases("ORDER BY of the whole query"))
 def test_order_by_of_the_whole_query(sql: str, ordered: bool) -> None:
     assert is_ordered(sql) is ordered
 
