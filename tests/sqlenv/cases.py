@@ -1,4 +1,4 @@
-"""Tables of queries and what official programs make of them, from `tests/data/sql_rules.json`."""
+"""Tables of queries, results and what has to become of them, from `tests/data/sql_rules.json`."""
 
 import json
 from pathlib import Path
@@ -9,4 +9,8 @@ _TABLES = json.loads((Path(__file__).parents[1] / "data" / "sql_rules.json").rea
 
 def read_cases(table: str) -> list[Any]:
     """Read the rows of a table, without the remarks between them."""
-    return [row for row in _TABLES[table] if isinstance(row, list)]
+    return [_tuples(row) for row in _TABLES[table] if isinstance(row, list)]
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -61,7 +61,7 @@ def test_how_queries_end_is_said_of_what_the_comparator_runs(
     database, suite = files
     case = Case(predicted, gold, database, suite)
     [judged] = executor.judge([case], [name for name in names.split(",") if name])
-    assert [judged.predicted, judged.gold] == ended
+    assert (judged.predicted, judged.gold) == ended
 
 
 @pytest.mark.parametrize(("predicted", "gold", "bird", "spider", "suite"), read_cases("verdicts"))

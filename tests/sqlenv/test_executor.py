@@ -19,6 +19,7 @@ from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 from sqlenv.executor.executor import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.cases import read_cases
 from tests.sqlenv.conftest import make_database
 from tests.sqlenv.hostile import Measured, read_hostile, read_legal
 
@@ -353,33 +354,6 @@ def test_long_values_come_as_they_are_among_short_ones(executor, database):
     assert len(result.rows) == 1000
 
 
-VARYING = [
-    "SELECT random() FROM city",
-    "SELECT name FROM city ORDER BY randomblob(3)",
-    "SELECT CURRENT_TIMESTAMP",
-    "SELECT name FROM city WHERE current_date > '2020-01-01'",
-    "SELECT datetime ( 'NOW' )",
-    'SELECT julianday("now")',
-    "SELECT unixepoch('subsec')",
-    "SELECT timediff('2020-01-01', 'now')",
-    "SELECT date('n' || 'ow')",
-    "SELECT date(CAST(x'6e6f77' AS TEXT))",
-    "SELECT max(date(word)) FROM (SELECT 'now' AS word UNION SELECT '2020-01-01')",
-    "WITH t(x) AS (VALUES ('now')) SELECT * FROM t WHERE datetime(x) > 0",
-    "SELECT day FROM today",
-    "SELECT 1 FROM dice WHERE value > 0",
-]
-LASTING = [
-    "SELECT name FROM city WHERE name <> 'now'",
-    "SELECT date('2020-01-01'), strftime('%Y', name), date(NULL) FROM city",
-    "SELECT julianday('2020-02-01') - julianday('2020-01-01')",
-    "SELECT 'date(''now'')', \"random()\" FROM (SELECT 1 AS \"random()\")",
-    "SELECT datetime('now') FROM city WHERE 0",
-    "SELECT datetime('2020-01-01', 'utc')",
-    "SELECT name FROM city LIMIT 1",
-]
-
-
 @pytest.fixture(scope="module")
 def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make_database(tmp_path_factory.mktemp("today") / "town.sqlite")
@@ -390,11 +364,8 @@ def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("queries", "varies"), [(VARYING, True), (LASTING, False)])
-def test_what_reads_the_clock_or_a_chance_is_marked(
-    executor: Executor, today: Path, queries: list[str], varies: bool
-) -> None:
-    for sql in queries * 2:
+def test_what_reads_the_clock_or_a_chance_is_marked(executor: Executor, today: Path) -> None:
+    for sql, varies in read_cases("clock or chance") * 2:
         result = executor.execute(today, sql)
         assert isinstance(result, Table), sql
         assert result.nondeterministic == varies, sql
