@@ -41,7 +41,7 @@ class Channel:
 
     def send(self, value: Any) -> None:
         """Send a value; OSError where the other end is closed, or did not read it in time."""
-        data = msgpack.packb(value, unicode_errors="surrogatepass", buf_size=_SMALL_BYTES)
+        data = pack(value)
         self._end.sendall(len(data).to_bytes(_SIZE_BYTES, "big") + data)
 
     def receive(self) -> Any:
@@ -55,7 +55,7 @@ class Channel:
         size = int.from_bytes(self._read(_SIZE_BYTES), "big")
         if not 0 < size <= self._most_bytes:
             raise ValueError(f"a message of {size:,} bytes")
-        return self._unpack(self._read(size))
+        return unpack(self._read(size))
 
     def close(self) -> None:
         """Close this end."""
@@ -71,9 +71,15 @@ class Channel:
             left = left[count:]
         return data
 
-    @staticmethod
-    def _unpack(data: bytes | bytearray) -> Any:
-        return msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
+
+def pack(value: Any) -> bytes:
+    """Write a plain value."""
+    return msgpack.packb(value, unicode_errors="surrogatepass", buf_size=_SMALL_BYTES)
+
+
+def unpack(data: bytes | bytearray) -> Any:
+    """Read a plain value; ValueError where the bytes are none."""
+    return msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
 
 
 def encode(result: Answer) -> Encoded:

@@ -18,7 +18,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor, pool
-from sqlenv.executor.channel import Channel
+from sqlenv.executor.channel import Channel, unpack
 from sqlenv.executor.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 
@@ -173,11 +173,8 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
 def test_a_worker_that_sends_no_answers_is_replaced(
     executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    def receive(self: Channel) -> Any:
-        return self._unpack(data)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Channel, "receive", receive)
+        patched.setattr(Channel, "receive", lambda _self: unpack(data))
         assert executor.execute(database, "SELECT 1") == CRASHED
     assert executor.execute(database, "SELECT 1") == ONE
 
@@ -211,8 +208,6 @@ def test_no_worker_is_left_after_close(database: Path) -> None:
 PARENT = """
 import sys, threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 assert __name__ == "__main__", "imported again by a worker"
@@ -281,8 +276,6 @@ def test_an_executor_does_not_survive_a_fork(executor: Executor, database: Path)
     code = f"""
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 executor = Executor(ExecutorConfig(isolation="thread"))
