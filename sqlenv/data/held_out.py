@@ -29,7 +29,10 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
     called once to count questions, then until those held out are enough.
     """
     own = validation_of(config, count)
-    found = [_count(pool) for pool in make_pools(own, lambda _example: True)]
+    found = [
+        Counter(checked.example.db_id for checked in pool.questions())
+        for pool in make_pools(own, lambda _example: True)
+    ]
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
         _target(counts.total(), need, wanted)
@@ -57,10 +60,6 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
             _have(counts, held) + missing if missing else target
             for counts, missing, target in zip(found, short, targets, strict=True)
         ]
-
-
-def _count(pool: Pool) -> Counter[str]:
-    return Counter(checked.example.db_id for checked in pool.questions())
 
 
 def _shortage(pool: Pool, need: int) -> int:

@@ -38,7 +38,8 @@ def read_records(path: Path) -> Iterator[Record]:
         if is_utf16(start):
             raise UserError(f"{path}: is UTF-16; save it as UTF-8")
         try:
-            for record in _json_lines(file) if path.suffix == ".jsonl" else _json_list(file):
+            lines = (json.loads(line.decode()) for line in file if line.strip())
+            for record in lines if path.suffix == ".jsonl" else _json_list(file):
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield record
@@ -58,10 +59,6 @@ def read_records(path: Path) -> Iterator[Record]:
 def is_utf16(start: bytes) -> bool:
     """Tell from the first bytes of a text that its characters have two bytes each."""
     return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
-
-
-def _json_lines(file: IO[bytes]) -> Iterator[Any]:
-    return (json.loads(line.decode()) for line in file if line.strip())
 
 
 def _json_list(file: IO[bytes]) -> Iterator[Any]:

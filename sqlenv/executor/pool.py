@@ -22,7 +22,7 @@ from itertools import islice
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor.channel import Answer, Channel, Encoded, decode
+from sqlenv.executor.channel import Answer, Channel, decode
 from sqlenv.executor.worker import OUT_OF_MEMORY, USER_ERROR, Question
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
@@ -55,7 +55,7 @@ class Worker:
         most_bytes = _MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES
         self._channel = Channel(self._socket, most_bytes=most_bytes)
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*_COMMAND, str(theirs.fileno()), config.model_dump_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -78,7 +78,10 @@ class Worker:
 
     def receive(self) -> list[Answer | UserError]:
         """Wait for some of the answers; raises one of `_FAILURES` where none come."""
-        return [_read(encoded) for encoded in self._channel.receive()]
+        return [
+            UserError(encoded[1]) if encoded[0] == USER_ERROR else decode(encoded)
+            for encoded in self._channel.receive()
+        ]
 
     def failure_result(self, *, overdue: bool) -> Result:
         """End a worker that failed at its only question, and say what that makes of it."""
@@ -89,18 +92,10 @@ class Worker:
             return TooLarge("memory")
         return TimedOut("wall") if overdue else CRASHED
 
-    def has_ended(self) -> bool:
-        """Say whether the process is gone."""
-        return self._process.poll() is not None
-
-    def interrupt(self) -> None:
-        """End the process; who waits for its answers gets none."""
-        self._process.kill()
-
     def kill(self) -> int:
         """End the process at once; give its exit status, negative for a signal."""
         self._channel.close()
-        with self._process as process:
+        with self.process as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0)
             process.kill()
@@ -160,8 +155,8 @@ class WorkerPool:
             raise RuntimeError("this executor is closed")
         worker = self._idle.get(timeout=_LOOK_S)
         try:
-            if worker and worker.has_ended():  # while it had nothing to do: no query's fault
-                worker.kill()
+            if worker and worker.process.poll() is not None:
+                worker.kill()  # it ended while it had nothing to do: no query's fault
                 worker = None
             return worker or Worker(self._config)
         except BaseException:
@@ -231,11 +226,16 @@ class _Job:
         with self._lock:
             self.waiting.clear()
             for worker in self._busy:
-                worker.interrupt()
+                worker.process.kill()
 
     def results(self) -> list[Answer]:
         """Give the answers in the questions' order."""
-        return [_result(self._answers[number]) for number in range(len(self._questions))]
+        answers = []
+        for _, answer in sorted(self._answers.items()):
+            if isinstance(answer, UserError):
+                raise answer
+            answers.append(answer)
+        return answers
 
 
 def _close(idle: queue.LifoQueue[Worker | None]) -> None:
@@ -243,16 +243,6 @@ def _close(idle: queue.LifoQueue[Worker | None]) -> None:
         worker = idle.get()
         if worker:
             worker.kill()
-
-
-def _read(encoded: Encoded) -> Answer | UserError:
-    return UserError(encoded[1]) if encoded[0] == USER_ERROR else decode(encoded)
-
-
-def _result(answer: Answer | UserError) -> Answer:
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
 
 
 def _environment() -> dict[str, str]:

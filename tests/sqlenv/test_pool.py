@@ -132,7 +132,7 @@ def stop_in_the_middle(monkeypatch: pytest.MonkeyPatch, *, before: str) -> None:
     method = getattr(Worker, before)
 
     def stopping(self: Worker, *arguments: Any) -> Any:
-        os.kill(self._process.pid, signal.SIGSTOP)
+        os.kill(self.process.pid, signal.SIGSTOP)
         return method(self, *arguments)
 
     monkeypatch.setattr(Worker, before, stopping)
