@@ -75,8 +75,8 @@ def feedback_text(
 ) -> str:
     """Ask for another attempt (paper 000, appendix F, round 2 and later).
 
-    Without tags a generic text replaces them, and another where the previous or the gold query could
-    not be parsed (the paper's note). `demo` leaves out `descriptions`, one sentence a tag.
+    Without tags a generic text replaces them, and another where the previous or the gold query
+    could not be parsed (the paper's note). `demo` leaves out `descriptions`, one sentence a tag.
     """
     template = demo if style == "demo" else progress
     if tags:
