@@ -36,7 +36,7 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
         _target(counts.total(), need, wanted)
-        for counts, need, wanted in zip(found, needs, _wanted(config), strict=True)
+        for counts, need, wanted in zip(found, needs, _training_shares(config), strict=True)
     ]
     while True:
         held: frozenset[str] = frozenset()
@@ -68,7 +68,7 @@ def _shortage(pool: Pool, need: int) -> int:
     return need - len(pool.kept)
 
 
-def _wanted(config: DataConfig) -> list[float]:
+def _training_shares(config: DataConfig) -> list[float]:
     """Return how many questions each source is to give to learn from; infinite for all."""
     total = config.total
     weights = [source.weight for source in config.sources]
