@@ -143,10 +143,6 @@ class ExecutorConfig(Settings):
     """SQLite's memory in one process; the rows (`max_bytes`) come on top. Of several executors in a
     process the largest limit holds."""
 
-    text: Literal["ignore", "strict"] = "ignore"
-    """What becomes of bytes in a text cell that are not valid text: they are dropped (as Spider's
-    official evaluator does), or the query fails."""
-
     reverse_unordered: bool = False
     """Read tables from their ends, which no query may rely on: one without ORDER BY gives its rows
     in another order. `launch.prepare` finds golds with it whose answer depends on that."""

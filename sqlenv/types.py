@@ -13,6 +13,8 @@ ValueMatch = tuple[str, str, str]
 Role = Literal["system", "user"]
 AttemptKind = Literal["answer", "call", "bad_call"]
 Dialect = Literal["sqlite", "mysql", "postgres"]
+ENGINES: Mapping[str, str] = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
+"""What the engine of each dialect is called."""
 Wrapping = Literal["sql_tag", "fence"]
 MatchMode = Literal["set", "bag", "bag_ordered", "test_suite"]
 """A rule for two results, whatever the queries were."""
@@ -46,7 +48,8 @@ class Table:
     Attributes:
         columns: Column names, also when there are no rows.
         rows: One tuple a row, as wide as `columns`.
-        is_mended: Whether a text held bytes that are not valid text (see `ExecutorConfig.text`).
+        is_mended: Whether bytes of a text that are not valid text were dropped, as Spider's program
+            does; others refuse such results.
         nondeterministic: Whether the rows depend on the clock or on chance.
     """
 

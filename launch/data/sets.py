@@ -112,10 +112,10 @@ def _survey(name: str, request: PrepareRequest) -> Survey:
             found[checked.example.db_id, checked.example.database] += 1
             if number % _SURVEY_EVERY == 0:
                 update(number, 0, "")
-        update(pool.read, pool.read, "")
+        update(pool.report.read, pool.report.read, "")
     if not found:
         raise UserError(
-            f"{name}: no question is left; {pool.report().line()}; bring what is missing, or name "
+            f"{name}: no question is left; {pool.report.line()}; bring what is missing, or name "
             "the other sets with --data"
         )
     return found
@@ -266,7 +266,7 @@ def _write_set(
             matched += bool(checked.example.value_matches)
             if checked.prompt_tokens is not None:
                 lengths[checked.prompt_tokens] += 1
-    reports = [pool.report() for pool in pools]
+    reports = [pool.report for pool in pools]
     found = sum((Counter(report.found) for report in reports), Counter())
     summary = SetReport(
         questions=questions,

@@ -175,8 +175,7 @@ class _Judge:
 
     def _votes(self) -> list[list[str | None]]:
         task, config = self._task, self._executor.config
-        # OmniSQL's vote fails where the text of a cell is no UTF-8, and so has its own executor.
-        limits = {"timeout_s": min(config.timeout_s, VOTE_TIMEOUT_S), "text": "strict"}
+        limits = {"timeout_s": min(config.timeout_s, VOTE_TIMEOUT_S)}
         with Executor(config.model_copy(update=limits)) as executor:
 
             def vote(places: Sequence[int]) -> list[Any]:

@@ -84,7 +84,8 @@ def _rows(file: Path) -> list[dict[str, str]]:
     try:
         text = _decoded(file.read_bytes()).replace("\0", "")
         reader = csv.DictReader(io.StringIO(text, newline=""))
-        reader.fieldnames = [_field(name) for name in reader.fieldnames or ()]
+        names = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+        reader.fieldnames = [re.sub(r"[\s_]+", "_", name) for name in names]
         rows = list(reader)
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror}); allow it") from None
@@ -97,10 +98,6 @@ def _rows(file: Path) -> list[dict[str, str]]:
         )  # fmt: skip
         return []
     return rows
-
-
-def _field(name: str | None) -> str:
-    return re.sub(r"[\s_]+", "_", (name or "").strip().lower())
 
 
 def _decoded(content: bytes) -> str:

@@ -29,11 +29,14 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
     called once to count questions, then until those held out are enough.
     """
     own = validation_of(config, count)
-    found = [_count(pool) for pool in make_pools(own, lambda _example: True)]
+    found = [
+        Counter(checked.example.db_id for checked in pool.questions())
+        for pool in make_pools(own, lambda _example: True)
+    ]
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
         _target(counts.total(), need, wanted)
-        for counts, need, wanted in zip(found, needs, _wanted(config), strict=True)
+        for counts, need, wanted in zip(found, needs, _training_shares(config), strict=True)
     ]
     while True:
         held: frozenset[str] = frozenset()
@@ -59,17 +62,13 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
         ]
 
 
-def _count(pool: Pool) -> Counter[str]:
-    return Counter(checked.example.db_id for checked in pool.questions())
-
-
 def _shortage(pool: Pool, need: int) -> int:
     open_sample(pool, None)
     pool.draw(need)
     return need - len(pool.kept)
 
 
-def _wanted(config: DataConfig) -> list[float]:
+def _training_shares(config: DataConfig) -> list[float]:
     """Return how many questions each source is to give to learn from; infinite for all."""
     total = config.total
     weights = [source.weight for source in config.sources]

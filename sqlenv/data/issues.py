@@ -8,7 +8,6 @@ from sqlenv.types import Example
 
 MISSING_DATABASE = "missing database"
 BLANK_GOLD = "blank gold"
-UNPARSED_GOLD = "gold without parse"
 FAILING_GOLD = "failing gold"
 EMPTY_GOLD = "empty gold"
 SLOW_GOLD = "slow gold"

@@ -42,6 +42,7 @@ class DatasetSpec:
         tables: Files of natural names.
         more: A second question file that belongs to the split, where it exists.
         documents: Folder of the files that `evidence` names, where it does not hold text.
+        is_graded: Whether its queries have Spider's levels of difficulty, told by their text.
     """
 
     omnisql: str
@@ -54,6 +55,7 @@ class DatasetSpec:
     question: str = "question"
     evidence: str = "evidence"
     documents: str = ""
+    is_graded: bool = False
 
 
 _SPIDERS = ("database", "../spider/database", "../spider_data/database")
@@ -77,6 +79,7 @@ DATASETS: Mapping[Layout, DatasetSpec] = {
             "test": ("test.json",),
         },
         more={"train": "train_others.json"},
+        is_graded=True,
     ),
     "spider_syn": DatasetSpec(
         "Spider-Syn",
@@ -84,10 +87,16 @@ DATASETS: Mapping[Layout, DatasetSpec] = {
         fields=frozenset({"SpiderSynQuestion", "query"}),
         databases=_SPIDERS,
         question="SpiderSynQuestion",
+        is_graded=True,
     ),
-    "spider_dk": DatasetSpec("Spider-DK", {"dev": ("Spider-DK.json",)}, databases=_SPIDERS),
+    "spider_dk": DatasetSpec(
+        "Spider-DK", {"dev": ("Spider-DK.json",)}, databases=_SPIDERS, is_graded=True
+    ),
     "spider_realistic": DatasetSpec(
-        "spider-realistic", {"dev": ("spider-realistic.json",)}, databases=_SPIDERS
+        "spider-realistic",
+        {"dev": ("spider-realistic.json",)},
+        databases=_SPIDERS,
+        is_graded=True,
     ),
     "synsql": DatasetSpec(
         "SynSQL-2.5M",

@@ -73,18 +73,15 @@ def load(
     Files are streamed and at most the sample is held in memory. With a `total`, each source gives
     its share by weight, and sources that run short are made up for by the others.
 
-    Args:
-        config: Sources, mixture and what to leave out.
-        executor: Runs the gold queries that come into the choice; None trusts them all.
-        section: What a job's config calls these settings, such as `data.train`, for messages.
-        accept: Which questions are candidates at all.
+    Without an `executor`, which runs the gold queries that come into the choice, all are trusted.
+    `section` is what a job's config calls these settings, such as `data.train`, for messages.
 
     Raises:
         UserError: A source is not as its layout says, or no question is left.
     """
     pools = make_pools(config, accept, executor=executor, section=section)
     chosen = [checked.example for checked in choose(pools, config)]
-    reports = tuple(pool.report() for pool in pools)
+    reports = tuple(pool.report for pool in pools)
     if not chosen:
         raise UserError(f"no question is left; {'; '.join(r.line() for r in reports)}")
     names = Counter(example.id for example in chosen)
@@ -133,7 +130,7 @@ def read_all(source: SourceConfig) -> tuple[Example, ...]:
     pool.drops = {OTHER_ENGINE, OTHER_KIND}
     if examples := tuple(checked.example for checked in pool.questions()):
         return examples
-    raise UserError(f"no question is left; {pool.report().line()}")
+    raise UserError(f"no question is left; {pool.report.line()}")
 
 
 def _open(pool: Pool) -> None:

@@ -13,14 +13,12 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
 )
 
 from sqlenv.errors import UserError
-from sqlenv.evaluators.hardness import hardness
 
 Record = dict[str, Any]
 
@@ -40,7 +38,8 @@ def read_records(path: Path) -> Iterator[Record]:
         if is_utf16(start):
             raise UserError(f"{path}: is UTF-16; save it as UTF-8")
         try:
-            for record in _json_lines(file) if path.suffix == ".jsonl" else _json_list(file):
+            lines = (json.loads(line.decode()) for line in file if line.strip())
+            for record in lines if path.suffix == ".jsonl" else _json_list(file):
                 if not isinstance(record, dict):
                     raise UserError(f"{path}: record {count} is not an object with fields")
                 yield record
@@ -60,10 +59,6 @@ def read_records(path: Path) -> Iterator[Record]:
 def is_utf16(start: bytes) -> bool:
     """Tell from the first bytes of a text that its characters have two bytes each."""
     return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in start[:2]
-
-
-def _json_lines(file: IO[bytes]) -> Iterator[Any]:
-    return (json.loads(line.decode()) for line in file if line.strip())
 
 
 def _json_list(file: IO[bytes]) -> Iterator[Any]:
@@ -130,16 +125,6 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _grade(parse: Any) -> Any:
-    """Grade a parsed query; SynSQL and others keep texts in a field of that name."""
-    if not isinstance(parse, dict):
-        return parse if parse is None else ""
-    try:
-        return hardness(parse)
-    except (LookupError, TypeError, AttributeError):
-        raise ValueError("is not a query as Spider's parser writes it") from None
-
-
 Text = Annotated[str, AfterValidator(_encodable)]
 
 
@@ -148,10 +133,7 @@ class _Fields(BaseModel):
 
 
 class QuestionRecord(_Fields):
-    """The fields of a question, under our names.
-
-    `parsed` is the level of the parsed query in a Spider record, None where the parse is null.
-    """
+    """The fields of a question, under our names."""
 
     db_id: Annotated[Text, Field(min_length=1, validation_alias=AliasChoices("db_id", "db"))]
     question: Text
@@ -162,7 +144,6 @@ class QuestionRecord(_Fields):
     sql_complexity: Text | None = None
     dialect: Text | None = None
     question_style: Text | None = None
-    parsed: Annotated[str | None, BeforeValidator(_grade)] = Field("", validation_alias="sql")
 
 
 class TableNames(_Fields):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -21,13 +21,13 @@ from sqlenv.data.issues import (
     NOT_TRANSPILED,
     OTHER_ENGINE,
     OTHER_KIND,
-    UNPARSED_GOLD,
     Checked,
 )
 from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, read_records
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
+from sqlenv.evaluators.hardness import grade
 from sqlenv.types import Example, Result, SqlError, Table
 
 _BATCH = 256  # questions at a time, since the results of their gold queries are held together
@@ -48,7 +48,7 @@ class GoldRunner(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SourceReport:
     """What was found in one source: records read, golds executed, questions kept.
 
@@ -58,11 +58,11 @@ class SourceReport:
 
     name: str
     files: tuple[Path, ...]
-    read: int
-    checked: int
-    kept: int
-    found: Mapping[str, int]
-    failures: tuple[str, ...]
+    read: int = 0
+    checked: int = 0
+    kept: int = 0
+    found: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
 
     def line(self) -> str:
         """Say it in a line."""
@@ -91,15 +91,12 @@ class Pool:
     accept: Accept = lambda _example: True
     batch: int = _BATCH
     drops: set[str] = field(init=False)
-    found: Counter[str] = field(default_factory=Counter)
+    report: SourceReport = field(init=False)
     waiting: deque[Candidate] = field(default_factory=deque)
     kept: list[Candidate] = field(default_factory=list)
-    read: int = 0
-    checked: int = 0
-    kept_count: int = 0
-    failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.report = SourceReport(self.name, self.location.files)
         self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_TRANSPILED, OTHER_KIND, EXCLUDED_DATABASE}
         self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
         self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
@@ -120,20 +117,20 @@ class Pool:
         """Stream the questions that have a database, and a gold query where one is needed."""
         database_of = cache(self.location.database)
         for file in self.location.files:
-            before = self.read
+            before = self.report.read
             for index, record in enumerate(read_records(file)):
-                self.read += 1
+                self.report.read += 1
                 checked, issues = self._read_question(file, index, record, database_of)
                 if checked.example.db_id in self.config.exclude_databases:
                     issues = [EXCLUDED_DATABASE]
-                self.found.update(issues)
+                self.report.found.update(issues)
                 if MISSING_DATABASE in issues and not self.config.drop_missing_database:
                     problem = _no_database(self.location, checked.example)
                     raise UserError(f"{problem}, or {self.advice}")
                 if not self.drops.intersection(issues) and self.accept(checked.example):
                     yield checked
             if self.location.layout == "prepared":
-                prepared.check_count(self.location.root, file, self.read - before)
+                prepared.check_count(self.location.root, file, self.report.read - before)
 
     def draw(self, count: int) -> None:
         """Keep `count` more questions, or as many as there are."""
@@ -149,18 +146,6 @@ class Pool:
         while batch := list(islice(questions, self.batch)):
             for _, question in self._checked(batch):
                 yield question
-
-    def report(self) -> SourceReport:
-        """Say what was found."""
-        return SourceReport(
-            self.name,
-            self.location.files,
-            self.read,
-            self.checked,
-            self.kept_count,
-            dict(self.found),
-            tuple(self.failures),
-        )
 
     def _read_question(
         self, file: Path, index: int, record: Record, database_of: Callable[[str], Path | None]
@@ -183,24 +168,26 @@ class Pool:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         found = self._look([candidate for _, candidate in batch])
         for (position, _), checked in zip(batch, found, strict=True):
-            self.found.update(issue for issue in checked.issues if issue != BLANK_GOLD)  # as read
+            self.report.found.update(
+                issue for issue in checked.issues if issue != BLANK_GOLD
+            )  # as read
             if FAILING_GOLD in checked.issues:
                 self._note(checked.example, checked.note)
             if not self.drops.intersection(checked.issues):
-                self.kept_count += 1
+                self.report.kept += 1
                 yield position, checked
 
     def _look(self, candidates: Sequence[Checked]) -> Iterable[Checked]:
         if self.check is None or self.location.layout == "prepared":
             return candidates
-        self.checked += sum(bool(candidate.example.gold_sql) for candidate in candidates)
+        self.report.checked += sum(bool(candidate.example.gold_sql) for candidate in candidates)
         found = self.check([candidate.example for candidate in candidates])
         pairs = zip(found, candidates, strict=True)
         return (replace(one, style=candidate.style) for one, candidate in pairs)
 
     def _note(self, example: Example, words: str) -> None:
-        if len(self.failures) < _NAMED_FAILURES:
-            self.failures.append(f"{example.id}: {words}")
+        if len(self.report.failures) < _NAMED_FAILURES:
+            self.report.failures.append(f"{example.id}: {words}")
 
 
 def by_running(executor: GoldRunner) -> Check:
@@ -253,6 +240,7 @@ def _question(
     document = file.parent / spec.documents / evidence
     if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
         evidence = document.read_text(encoding="utf-8", errors="replace").strip()
+    level = grade(written) if spec.is_graded else None
     example = Example(
         id=f"{layout}/{name}",
         question=asked.question.strip(),
@@ -260,7 +248,7 @@ def _question(
         database=database or Path(asked.db_id),
         gold_sql=written,
         evidence=evidence,
-        difficulty=asked.difficulty or asked.sql_complexity or asked.parsed or "",
+        difficulty=asked.difficulty or asked.sql_complexity or level or "",
         dialect=dialect or "sqlite",
         source=layout,
     )
@@ -269,7 +257,6 @@ def _question(
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
         BLANK_GOLD: not written,
-        UNPARSED_GOLD: asked.parsed is None,
     }
     found = [issue for issue, present in issues.items() if present]
     return Checked(example, style=asked.question_style or ""), found

@@ -23,9 +23,9 @@ class Ballot:
 def ballot(result: Result, by: VoteBy = "set") -> str | None:
     """Give a result's vote, a digest: equal results, and only these, have equal votes.
 
-    None where the query did not run; an empty result is a vote.
+    None where the query did not run, or a cell's text is no UTF-8; an empty result is a vote.
     """
-    if not isinstance(result, Table):
+    if not isinstance(result, Table) or result.is_mended:
         return None
     import hashlib  # which few workers need
 

@@ -7,10 +7,8 @@ reading it makes nothing else and runs nothing.
 from __future__ import annotations
 
 import os
-import select
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -32,86 +30,56 @@ _KINDS = {
 _FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _KINDS.items()}
 _SIZE_BYTES = 8
 _SMALL_BYTES = 65_536
-_SOON_MS = 20
 
 
 class Channel:
-    """One end, which waits or not as its socket does; `most_bytes` bounds what is received."""
+    """One end, which waits as long as its socket does; `most_bytes` bounds what is received."""
 
     def __init__(self, end: socket.socket, *, most_bytes: int = 2**40) -> None:
         self._end = end
         self._most_bytes = most_bytes
-        self._packer = _make_packer()
-        self._poll = select.poll()
-        self._poll.register(end, select.POLLIN)
-        self.expected_bytes = 0
-        """Size of the message of which a part has come; 0 as long as nothing says it."""
-        self._expect(_SIZE_BYTES)
 
-    def fileno(self) -> int:
-        """Name the descriptor to wait on."""
-        return self._end.fileno()
-
-    def send(self, value: Any, *, timeout_s: float | None = None) -> None:
+    def send(self, value: Any) -> None:
         """Send a value; OSError where the other end is closed, or did not read it in time."""
-        data = self._packer.pack(value)
-        if len(data) > _SMALL_BYTES:
-            self._packer = _make_packer()  # which keeps the memory of its largest message
-        left = memoryview(len(data).to_bytes(_SIZE_BYTES, "big") + data)
-        with suppress(BlockingIOError):
-            left = left[self._end.send(left) :]
-        if left:
-            before = self._end.gettimeout()
-            self._end.settimeout(timeout_s)
-            try:
-                self._end.sendall(left)
-            finally:
-                self._end.settimeout(before)
+        data = pack(value)
+        self._end.sendall(len(data).to_bytes(_SIZE_BYTES, "big") + data)
 
     def receive(self) -> Any:
-        """Give the next value; None where the socket does not wait and the rest is not coming.
+        """Wait for the next value.
 
         Raises:
             EOFError: The other end is closed.
-            OSError: It was closed with values under way.
+            OSError: It was closed with values under way, or nothing came in time.
             ValueError: What came is no value, or more than expected.
         """
-        while True:
-            while self._left:
-                try:
-                    count = self._end.recv_into(self._left)
-                except BlockingIOError:
-                    if self.expected_bytes and self._poll.poll(_SOON_MS):  # mostly on its way
-                        continue
-                    return None
-                if not count:
-                    raise EOFError
-                self._left = self._left[count:]
-            data = self._data
-            if self.expected_bytes:
-                self.expected_bytes = 0
-                self._expect(_SIZE_BYTES)
-                return self._unpack(data)
-            self.expected_bytes = int.from_bytes(data, "big")
-            if not 0 < self.expected_bytes <= self._most_bytes:
-                raise ValueError(f"a message of {self.expected_bytes:,} bytes")
-            self._expect(self.expected_bytes)
+        size = int.from_bytes(self._read(_SIZE_BYTES), "big")
+        if not 0 < size <= self._most_bytes:
+            raise ValueError(f"a message of {size:,} bytes")
+        return unpack(self._read(size))
 
     def close(self) -> None:
         """Close this end."""
         self._end.close()
 
-    @staticmethod
-    def _unpack(data: bytes | bytearray) -> Any:
-        return msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
+    def _read(self, size: int) -> bytearray:
+        data = bytearray(size)
+        left = memoryview(data)
+        while left:
+            count = self._end.recv_into(left)
+            if not count:
+                raise EOFError
+            left = left[count:]
+        return data
 
-    def _expect(self, size: int) -> None:
-        self._data = bytearray(size)
-        self._left = memoryview(self._data)
+
+def pack(value: Any) -> bytes:
+    """Write a plain value."""
+    return msgpack.packb(value, unicode_errors="surrogatepass", buf_size=_SMALL_BYTES)
 
 
-def _make_packer() -> msgpack.Packer:
-    return msgpack.Packer(unicode_errors="surrogatepass", buf_size=_SMALL_BYTES)
+def unpack(data: bytes | bytearray) -> Any:
+    """Read a plain value; ValueError where the bytes are none."""
+    return msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
 
 
 def encode(result: Answer) -> Encoded:

@@ -164,10 +164,11 @@ class _Threads:
         return list(self._threads.map(lambda query: ballot(self.execute(*query), by), queries))
 
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
-        return list(self._threads.map(lambda case: judge(case, names, self._runs()), cases))
+        def look(case: Case) -> Judgement:
+            runs = Runs(self._engine.ask, stopwatch=self._engine.seconds)
+            return judge(case, names, runs)
 
-    def _runs(self) -> Runs:
-        return Runs(self._engine.ask, stopwatch=self._engine.seconds)
+        return list(self._threads.map(look, cases))
 
     def close(self) -> None:
         self._threads.shutdown()

@@ -128,13 +128,13 @@ class Clock(apsw.VFS):
         self._asked = threading.local()
 
     @property
-    def asked(self) -> int:
+    def reads(self) -> int:
         """Count what the calling thread has asked."""
         return getattr(self._asked, "count", 0)
 
     def xCurrentTimeInt64(self) -> int:  # noqa: N802 - SQLite's name
         """Tell the time, in milliseconds of the Julian day."""
-        self._asked.count = self.asked + 1
+        self._asked.count = self.reads + 1
         return super().xCurrentTimeInt64()
 
 

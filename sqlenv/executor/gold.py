@@ -13,7 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
-from typing import Any
 
 import apsw
 
@@ -21,7 +20,7 @@ from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Judgement
 from sqlenv.evaluators.votes import Ballot
-from sqlenv.executor.channel import decode, encode
+from sqlenv.executor.channel import decode, encode, pack, unpack
 from sqlenv.executor.database import Identity, fingerprint, identify
 from sqlenv.executor.guard import weigh
 from sqlenv.types import Result, Table, TimedOut, TooLarge
@@ -29,10 +28,8 @@ from sqlenv.types import Result, Table, TimedOut, TooLarge
 Query = tuple[Path, str]
 
 # What can change the result, beside the database and the query.
-_LIMITS = {
-    *("max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars", "text"),
-    "reverse_unordered",
-}
+_LIMITS = {"max_steps", "max_rows", "max_bytes", "max_value_bytes", "max_sql_chars"}
+_LIMITS |= {"reverse_unordered"}
 TRANSIENT = (TimedOut("wall"), TooLarge("memory"))
 """Results that a machine with less to do might not give."""
 _MEMORY_BYTES = 128_000_000
@@ -159,33 +156,24 @@ class GoldCache:
         identity, sql = key
         text = json.dumps([fingerprint(Path(identity[0])), sql, self._context])
         name = hashlib.sha256(text.encode()).hexdigest()
-        return folder / name[:2] / f"{name}.json"
+        return folder / name[:2] / f"{name}.msgpack"
 
 
 def _read(path: Path) -> Result:
-    fields = json.loads(path.read_text(), object_hook=lambda blob: bytes.fromhex(blob["hex"]))
-    if fields[0] == Table.__name__:
-        columns, rows, is_mended, nondeterministic = fields[1:]
-        table = Table(tuple(columns), tuple(map(tuple, rows)), is_mended, nondeterministic)
-        if any(len(row) != table.width for row in table.rows):
-            raise ValueError("not a table")
-        return table
-    result = decode(fields)
+    result = decode(unpack(path.read_bytes()))
     if isinstance(result, Judgement | Ballot):
         raise ValueError("not a result")
+    if isinstance(result, Table) and any(len(row) != result.width for row in result.rows):
+        raise ValueError("not a table")
     return result
 
 
 def _write(path: Path, result: Result) -> None:
     """Write a file whole or not at all: other processes may read and write the same one."""
-
-    def blob(value: Any) -> dict[str, str]:
-        return {"hex": value.hex()}
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
+    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
         try:
-            json.dump(encode(result), file, default=blob)
+            file.write(pack(encode(result)))
             file.flush()  # here a full disk is noticed
         except OSError:
             os.unlink(file.name)  # noqa: PTH108

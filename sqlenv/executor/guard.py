@@ -102,7 +102,7 @@ class Guard:
 
     def run(self, sql: str, max_steps: int) -> Result:
         """Run one query whose text passed `refuse_text`."""
-        asked = clock().asked
+        reads = clock().reads
         try:
             rows = self._read_anywhere(sql, max_steps)
         except _GivenUpError as given_up:
@@ -115,7 +115,7 @@ class Guard:
             return SqlError("the database holds text that is not valid")
         if not self._statement:
             return SqlError("the query is empty")
-        varies = self._uses_chance or clock().asked != asked
+        varies = self._uses_chance or clock().reads != reads
         return Table(self._columns, tuple(rows), self._is_mended, varies)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Guard:
             except _AsksClockError:
                 self._is_timed = True
             except UnicodeDecodeError:
-                if self._is_native or self._config.text == "strict":
+                if self._is_native:
                     raise
                 self._is_native = True
 
@@ -199,7 +199,7 @@ class Guard:
         try:
             return self._collect(sql)
         except UnicodeDecodeError:
-            if self._config.text == "strict" or not self._columns:
+            if not self._columns:
                 raise
         columns, query = self._columns, _as_bytes(self._statement, len(self._columns))
         self._forget()
@@ -250,7 +250,7 @@ class Guard:
     def _decode(self, row: Row) -> Row:
         def text(value: Value) -> Value:
             is_bytes = isinstance(value, bytes)
-            return value.decode(self._codec, self._config.text) if is_bytes else value
+            return value.decode(self._codec, "ignore") if is_bytes else value
 
         half = len(row) // 2
         pairs = zip(row[:half], row[half:], strict=True)

@@ -10,19 +10,19 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import selectors
 import socket
 import subprocess
 import sys
-import time
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor.channel import Answer, Channel, Encoded, decode
+from sqlenv.executor.channel import Answer, Channel, decode
 from sqlenv.executor.worker import OUT_OF_MEMORY, USER_ERROR, Question
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
@@ -34,26 +34,28 @@ _START_S = 60.0
 _GRACE_S = 0.1
 # Of a message that are not rows.
 _OTHER_BYTES = 10_000_000
-# What is under way moves a hundred times as fast.
-_BYTES_A_SECOND = 20e6
+# How often a thread that waits for a worker looks whether its job still needs one.
+_LOOK_S = 0.05
 # Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
 _MESSAGE_QUESTIONS = 16
 # Messages to choose the next one from.
 _NEXT_MESSAGES = 64
+# Of a worker that died, hangs, or sends what are no answers.
+_FAILURES = (EOFError, OSError, ValueError, TypeError, LookupError)
 
 
 class Worker:
-    """One process, and the questions that it has not answered yet."""
+    """One process, which answers one message of questions at a time."""
 
     def __init__(self, config: ExecutorConfig):
         self._silence_s = 2 * config.timeout_s + _GRACE_S
-        ours, theirs = socket.socketpair()
-        ours.settimeout(0)  # it never waits
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(_START_S)
         # The memory of rows is more than their text.
         most_bytes = _MESSAGE_QUESTIONS * config.max_bytes + _OTHER_BYTES
-        self.channel = Channel(ours, most_bytes=most_bytes)
+        self._channel = Channel(self._socket, most_bytes=most_bytes)
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [*_COMMAND, str(theirs.fileno()), config.model_dump_json()],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -61,47 +63,25 @@ class Worker:
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C is the parent's business
             )
-        self._is_ready = self._is_talking = self.is_stuck = False
-        self.asked: deque[int] = deque()
+        self._is_ready = False
         self.database: object = None
-        """Of the question that came last: its connection is open."""
-        self.deadline = 0.0
+        """Of the questions that came last: its connection is open."""
 
-    def ask(self, numbers: Sequence[int], questions: Sequence[Question]) -> None:
-        """Send some of the questions; at most one call at a time."""
-        self.asked.extend(numbers)
-        self.database = questions[numbers[-1]][0]
-        self._await()
-        # It died, or hangs: `receive` or the deadline will tell.
-        with contextlib.suppress(OSError):
-            self.channel.send([questions[i] for i in numbers], timeout_s=self._silence_s)
+    def ask(self, questions: Sequence[Question]) -> None:
+        """Send questions; before the first ones the process has to have started."""
+        if not self._is_ready:
+            self._channel.receive()
+            self._is_ready = True
+            # Each of its answers comes within this; a message in parts, each part.
+            self._socket.settimeout(self._silence_s)
+        self._channel.send(questions)
 
-    def receive(self) -> list[tuple[int, Answer | UserError]] | None:
-        """Take numbered answers without waiting, none of them as long as a message is not whole.
-
-        None when the worker is dead, sends no answers, or stops in the middle of a message.
-        """
-        try:
-            encoded = self.channel.receive()
-            if encoded is None:
-                self.is_stuck = self._is_late()
-                return None if self.is_stuck else []
-            answers = [_read(encoded) for encoded in encoded]
-        except (EOFError, OSError, ValueError, TypeError, LookupError):
-            return None
-        if len(answers) > len(self.asked):
-            return None
-        self._is_ready, self._is_talking = True, False
-        self._await()
-        return [(self.asked.popleft(), answer) for answer in answers]
-
-    def _is_late(self) -> bool:
-        """Say whether a message is late; from its start on it has a time by its length."""
-        if self.channel.expected_bytes and not self._is_talking:
-            self._is_talking = True
-            took_s = _GRACE_S + self.channel.expected_bytes / _BYTES_A_SECOND
-            self.deadline = max(self.deadline, time.monotonic() + took_s)
-        return time.monotonic() >= self.deadline
+    def receive(self) -> list[Answer | UserError]:
+        """Wait for some of the answers; raises one of `_FAILURES` where none come."""
+        return [
+            UserError(encoded[1]) if encoded[0] == USER_ERROR else decode(encoded)
+            for encoded in self._channel.receive()
+        ]
 
     def failure_result(self, *, overdue: bool) -> Result:
         """End a worker that failed at its only question, and say what that makes of it."""
@@ -112,21 +92,14 @@ class Worker:
             return TooLarge("memory")
         return TimedOut("wall") if overdue else CRASHED
 
-    def has_ended(self) -> bool:
-        """Say whether the process is gone."""
-        return self._process.poll() is not None
-
     def kill(self) -> int:
         """End the process at once; give its exit status, negative for a signal."""
-        self.channel.close()
-        with self._process as process:
+        self._channel.close()
+        with self.process as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0)
             process.kill()
         return process.returncode
-
-    def _await(self) -> None:
-        self.deadline = time.monotonic() + (self._silence_s if self._is_ready else _START_S)
 
 
 class WorkerPool:
@@ -146,56 +119,123 @@ class WorkerPool:
             self._idle.put(worker or Worker(self._config))
 
     def run(self, questions: Sequence[Question]) -> list[Answer]:
-        """Answer questions in order, with as many workers as are free.
+        """Answer questions in order, with as many workers as are free: a thread waits for each."""
+        job = _Job(questions, self._config.workers)
+        count = min(len(job.waiting), self._config.workers)
+        if count <= 1:
+            self._serve(job)
+            return job.results()
+        with ThreadPoolExecutor(count, thread_name_prefix="sqlenv") as threads:
+            serving = [threads.submit(self._serve, job) for _ in range(count)]
+            try:
+                for served in serving:
+                    served.result()
+            except BaseException:
+                job.give_up()
+                raise
+        return job.results()
 
-        A worker that dies with one question is that question's result; of several it does not say
-        whose fault it is: they are asked again one by one.
-        """
-        answers: dict[int, Answer | UserError] = {}
-        waiting = deque(_messages(questions, self._config.workers))
-        busy: list[Worker] = []
-        try:
-            while waiting or busy:
-                while waiting and (worker := self._hire(block=not busy)):
-                    busy.append(worker)
-                    worker.ask(_choose(waiting, worker, busy, questions), questions)
-                for worker, spoke in _next_events(busy):
-                    message = worker.receive() if spoke else None
-                    if message is not None:
-                        answers.update(message)
-                    elif len(worker.asked) > 1:
-                        waiting.extend([number] for number in worker.asked)
-                    else:
-                        overdue = not spoke or worker.is_stuck
-                        answers[worker.asked[0]] = worker.failure_result(overdue=overdue)
-                    if message is None or not worker.asked:
-                        busy.remove(worker)
-                        self._dismiss(worker, reuse=message is not None)
-        finally:
-            for worker in busy:  # an exception: late answers must not reach the next caller
-                self._dismiss(worker, reuse=False)
-        return [_result(answers[number]) for number in range(len(questions))]
+    def _serve(self, job: _Job) -> None:
+        """Ask the questions of a job as long as some wait."""
+        while job.waiting:
+            try:
+                worker = self._hire()
+            except queue.Empty:
+                continue
+            reuse = False
+            try:
+                reuse = job.ask(worker)
+            finally:  # after an exception late answers must not reach the next caller
+                if not reuse:
+                    worker.kill()
+                self._idle.put(worker if reuse else None)
 
-    def _hire(self, *, block: bool) -> Worker | None:
+    def _hire(self) -> Worker:
         if not self.close.alive:
             raise RuntimeError("this executor is closed")
+        worker = self._idle.get(timeout=_LOOK_S)
         try:
-            worker = self._idle.get(block)
-        except queue.Empty:
-            return None
-        try:
-            if worker and worker.has_ended():  # while it had nothing to do: no query's fault
-                worker.kill()
+            if worker and worker.process.poll() is not None:
+                worker.kill()  # it ended while it had nothing to do: no query's fault
                 worker = None
             return worker or Worker(self._config)
         except BaseException:
             self._idle.put(None)
             raise
 
-    def _dismiss(self, worker: Worker, *, reuse: bool) -> None:
-        if not reuse:
-            worker.kill()
-        self._idle.put(worker if reuse else None)
+
+class _Job:
+    """Questions of one caller, which several threads ask.
+
+    A worker that dies with one question is that question's result; of several it does not say whose
+    fault it is: they are asked again one by one.
+    """
+
+    def __init__(self, questions: Sequence[Question], workers: int):
+        self._questions = questions
+        self._answers: dict[int, Answer | UserError] = {}
+        self._lock = threading.Lock()
+        self._busy: list[Worker] = []
+        # One database's together, so that its connection is reused.
+        order = sorted(range(len(questions)), key=lambda number: questions[number][0])
+        length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS) or 1
+        self.waiting = deque(order[at : at + length] for at in range(0, len(order), length))
+
+    def ask(self, worker: Worker) -> bool:
+        """Ask a worker some questions; say whether it can be asked more."""
+        asked = self._choose(worker)
+        try:
+            if asked:
+                worker.ask([self._questions[number] for number in asked])
+            while asked:
+                for answer in worker.receive():
+                    self._answers[asked.popleft()] = answer
+        except _FAILURES as error:
+            if len(asked) == 1:
+                overdue = isinstance(error, TimeoutError)
+                self._answers[asked[0]] = worker.failure_result(overdue=overdue)
+            else:
+                self.waiting.extend([number] for number in asked)
+            return False
+        finally:
+            with self._lock:
+                self._busy.remove(worker)
+        return True
+
+    def _choose(self, worker: Worker) -> deque[int]:
+        """Take a message off those that wait, if possible of a database that only this worker has.
+
+        None is left where another thread took the last.
+        """
+        with self._lock:
+            elsewhere = {other.database for other in self._busy}
+            self._busy.append(worker)
+
+            def fit(message: list[int]) -> tuple[bool, bool]:
+                database = self._questions[message[0]][0]
+                return database == worker.database, database not in elsewhere
+
+            chosen = max(islice(self.waiting, _NEXT_MESSAGES), key=fit, default=[])
+            if chosen:
+                self.waiting.remove(chosen)
+                worker.database = self._questions[chosen[0]][0]
+            return deque(chosen)
+
+    def give_up(self) -> None:
+        """Let no thread wait for an answer."""
+        with self._lock:
+            self.waiting.clear()
+            for worker in self._busy:
+                worker.process.kill()
+
+    def results(self) -> list[Answer]:
+        """Give the answers in the questions' order."""
+        answers = []
+        for _, answer in sorted(self._answers.items()):
+            if isinstance(answer, UserError):
+                raise answer
+            answers.append(answer)
+        return answers
 
 
 def _close(idle: queue.LifoQueue[Worker | None]) -> None:
@@ -203,50 +243,6 @@ def _close(idle: queue.LifoQueue[Worker | None]) -> None:
         worker = idle.get()
         if worker:
             worker.kill()
-
-
-def _messages(questions: Sequence[Question], workers: int) -> list[list[int]]:
-    """Divide questions, one database's together so that its connection is reused."""
-    order = sorted(range(len(questions)), key=lambda number: questions[number][0])
-    length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS)
-    return [order[start : start + length] for start in range(0, len(order), length or 1)]
-
-
-def _choose(
-    waiting: deque[list[int]], worker: Worker, busy: Sequence[Worker], questions: Sequence[Question]
-) -> list[int]:
-    """Take a message off those that wait, if possible of a database that only this worker has."""
-    elsewhere = {other.database for other in busy if other is not worker}
-
-    def fit(message: list[int]) -> tuple[bool, bool]:
-        database = questions[message[0]][0]
-        return database == worker.database, database not in elsewhere
-
-    chosen = max(islice(waiting, _NEXT_MESSAGES), key=fit)
-    waiting.remove(chosen)
-    return chosen
-
-
-def _next_events(busy: list[Worker]) -> list[tuple[Worker, bool]]:
-    """Wait for messages and deadlines; True marks workers that sent something or ended."""
-    timeout_s = min(worker.deadline for worker in busy) - time.monotonic()
-    with selectors.DefaultSelector() as selector:
-        for worker in busy:
-            selector.register(worker.channel, selectors.EVENT_READ)
-        spoke = {key.fileobj for key, _ in selector.select(max(timeout_s, 0))}
-    now = time.monotonic()
-    events = [(worker, worker.channel in spoke) for worker in busy]
-    return [(worker, has) for worker, has in events if has or worker.deadline <= now]
-
-
-def _read(encoded: Encoded) -> Answer | UserError:
-    return UserError(encoded[1]) if encoded[0] == USER_ERROR else decode(encoded)
-
-
-def _result(answer: Answer | UserError) -> Answer:
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
 
 
 def _environment() -> dict[str, str]:

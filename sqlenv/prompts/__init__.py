@@ -7,12 +7,10 @@ from typing import Literal
 
 from sqlenv.config import AgenticConfig
 from sqlenv.prompts import astra, demo, omnisql, paverl, progress
-from sqlenv.types import Example, Message, Observation
+from sqlenv.types import ENGINES, Example, Message, Observation
 
 PromptStyle = Literal["progress", "omnisql", "paverl", "demo"]
 FeedbackStyle = Literal["progress", "demo"]
-
-_ENGINES = {"sqlite": "SQLite", "mysql": "MySQL", "postgres": "PostgreSQL"}
 
 _UNPARSED = {
     "progress": (
@@ -77,14 +75,8 @@ def feedback_text(
 ) -> str:
     """Ask for another attempt (paper 000, appendix F, round 2 and later).
 
-    Args:
-        tags: Diagnostic tags; without any, a generic text replaces them.
-        descriptions: One sentence a tag.
-        style: `demo` leaves the sentences and the instructions out.
-        parsed: Whether the previous and the gold query could be parsed; where not, one generic text
-            serves for both, as in the paper's note.
-        error: The database's message, where the model may see it.
-        engine: Name of the SQL dialect.
+    Without tags a generic text replaces them, and another where the previous or the gold query
+    could not be parsed (the paper's note). `demo` leaves out `descriptions`, one sentence a tag.
     """
     template = demo if style == "demo" else progress
     if tags:
@@ -113,7 +105,7 @@ def judge_observation(example: Example, schema_text: str, queries: Sequence[str]
 
 
 def _engine(example: Example) -> str:
-    return _ENGINES.get(example.dialect, example.dialect)
+    return ENGINES.get(example.dialect, example.dialect)
 
 
 def _paverl_fields(example: Example) -> dict[str, str]:

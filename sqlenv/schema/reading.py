@@ -107,11 +107,8 @@ def read_schema(
 ) -> DatabaseSchema:
     """Read the schema from the SQLite file itself; the same file always gives the same schema.
 
-    Args:
-        database: The SQLite file.
-        examples: Distinct, non-empty values to show of each column, the first in the table.
-        profile: Scan the tables: `span` for numbers, else the most frequent values (PaVeRL: 3).
-        descriptions: Comments by (table, column) in lower case.
+    `examples` is the number of distinct, non-empty values to show of each column, the first in the
+    table; a `profile` of the whole table has the `span` of numbers, else the most frequent values.
 
     Raises:
         UserError: The file is missing or is not a SQLite database.

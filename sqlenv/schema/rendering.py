@@ -55,14 +55,8 @@ def sample_columns(
 
     Keeps the key columns, the columns that the gold query names, and as large a random share of the
     rest as fits (OmniSQL; paper 003, section on context). Where that is still too long, only the
-    tables of the gold query keep their keys, then not even those.
-
-    Args:
-        schema: The whole schema.
-        gold_sql: The query whose columns must stay.
-        seed: Chooses the random share.
-        fits: Whether a rendered schema is short enough.
-        style: How it will be rendered.
+    tables of the gold query keep their keys, then not even those. `fits` says whether a schema as
+    rendered in `style` is short enough.
     """
 
     def short(keep: Collection[ColumnKey]) -> bool:

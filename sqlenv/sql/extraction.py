@@ -43,19 +43,8 @@ _PREFIX = frozenset(
     | {"exists", "distinct", "prior"}
 )
 _RETRIED = frozenset(
-    {
-        "union",
-        "except",
-        "intersect",
-        "limit",
-        "offset",
-        "fetch",
-        "struct",
-        "table",
-        "lateral",
-        "map",
-        "array",
-    }
+    {"union", "except", "intersect", "limit", "offset", "fetch"}
+    | {"struct", "table", "lateral", "map", "array"}
 )
 _TYPES = frozenset(
     tokens(word)[-1]  # of `double precision` the one before the bracket

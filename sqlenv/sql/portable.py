@@ -96,10 +96,10 @@ def _number(node: exp.Expr | None) -> int | None:
 
 # What may be in a query.
 
-COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
-_TRUTHS = (*COMPARED, exp.Is, exp.Like, exp.ILike, exp.And, exp.Or, exp.Not)
+_COMPARED = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In)
+_TRUTHS = (*_COMPARED, exp.Is, exp.Like, exp.ILike, exp.And, exp.Or, exp.Not)
 _SAME_EVERYWHERE = (
-    *(exp.Select, exp.From, exp.Where, exp.Having, exp.Order, exp.Ordered, exp.Offset),
+    *(exp.From, exp.Where, exp.Having, exp.Order, exp.Ordered, exp.Offset),
     *(exp.Table, exp.TableAlias, exp.Alias, exp.Column, exp.Identifier, exp.Star, exp.Paren),
     *(exp.Null, exp.Is, exp.Boolean, exp.And, exp.Or, exp.Not, exp.Exists, exp.With, exp.CTE),
     *(exp.Add, exp.Sub, exp.Mul, exp.Mod, exp.Neg, exp.Nullif),
@@ -190,6 +190,11 @@ def _distinct(node: exp.Expr, _dialect: str) -> str:
     return "DISTINCT of several values" if counts and len(node.expressions) != 1 else ""
 
 
+def _select(node: exp.Expr, dialect: str) -> str:
+    compares = node.args.get("distinct") or isinstance(node.parent, exp.SetOperation)
+    return "* where rows are compared" if dialect == "mysql" and compares and node.is_star else ""
+
+
 def _set_operation(node: exp.Expr, _dialect: str) -> str:
     """SQLite has no ALL but for UNION, no brackets around operands, and one precedence."""
     sides = (node.this, node.expression)
@@ -229,7 +234,7 @@ def _literal(node: exp.Expr, dialect: str) -> str:
 
 _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
     **dict.fromkeys((*_SAME_EVERYWHERE, exp.Trim), lambda _node, _dialect: ""),
-    **dict.fromkeys(COMPARED, _comparison),
+    **dict.fromkeys(_COMPARED, _comparison),
     **dict.fromkeys((exp.Like, exp.ILike), _like),
     **dict.fromkeys((exp.Concat, exp.DPipe), _concatenation),
     **dict.fromkeys((exp.Union, exp.Except, exp.Intersect), _set_operation),
@@ -237,6 +242,7 @@ _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
     **dict.fromkeys(
         (exp.Min, exp.Max), lambda node, _: node.expressions and "MIN or MAX of several values"
     ),
+    exp.Select: _select,
     exp.Div: _division,
     exp.IntDiv: lambda _, dialect: dialect != "mysql" and "whole division",
     exp.Cast: _cast,
@@ -267,7 +273,7 @@ def _check_texts_of_numbers(tree: exp.Expr) -> None:
         is_column = isinstance(node, exp.Column) and node.name.lower() not in computed
         return is_column or isinstance(node, exp.Null)
 
-    for node in tree.find_all(*COMPARED, exp.Nullif, exp.Case):
+    for node in tree.find_all(*_COMPARED, exp.Nullif, exp.Case):
         if isinstance(node, exp.Case) and node.this is None:
             continue
         sides = [side.unnest() for side in _sides(node)]

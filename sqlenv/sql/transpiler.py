@@ -2,7 +2,7 @@
 
 sqlglot rewrites; it does not promise that a rewrite means the same, and passes on what it does not
 know. So a query is refused unless `portable.py` knows all of it, and
-`_for_mysql` and `_for_postgres` rewrite what sqlglot leaves alone although it means something else.
+`_rewritten` changes what sqlglot leaves alone although it means something else.
 `tests/data/dialects.json` shows what runs and what is refused.
 
 The engine is not there to be asked, so this is assumed:
@@ -43,17 +43,9 @@ from sqlenv.sql.extraction import (
     strip_comments,
     tokens,
 )
-from sqlenv.sql.portable import (
-    COMPARED,
-    TYPE,
-    NotPortableError,
-    branches,
-    check,
-    kind_of,
-)
-from sqlenv.types import SqlError
+from sqlenv.sql.portable import TYPE, NotPortableError, branches, check, kind_of
+from sqlenv.types import ENGINES, SqlError
 
-_ENGINES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
 # Text that SQLite's lexer reads otherwise than the dialect's, and signs outside of quotes.
 _MARKS = re.compile(r"\\|/\*[!+]|\$\$|\$\w*\$|\b\d+_\d")
 _SIGNS = {"mysql": frozenset("#$!["), "postgres": frozenset("#$![`")}
@@ -77,7 +69,7 @@ def transpiled(sql: str, dialect: str) -> str | SqlError:
         why = "too deep"
     except PARSE_FAILURES as error:
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
-    return SqlError(f"not transpiled from {_ENGINES[dialect]}: {why}")
+    return SqlError(f"not transpiled from {ENGINES[dialect]}: {why}")
 
 
 def _transpiled(sql: str, dialect: str) -> str:
@@ -85,9 +77,8 @@ def _transpiled(sql: str, dialect: str) -> str:
     check(tree, dialect)
     for node in _from_leaves(tree):
         _guard(node, dialect)
-    rewrite = _for_mysql if dialect == "mysql" else _for_postgres
     for node in _from_leaves(tree):
-        if (new := rewrite(node)) is not node:
+        if (new := _rewritten(node, dialect)) is not node:
             node.replace(new)
     text = tree.sql(dialect=_Backticks, unsupported_level=ErrorLevel.RAISE, comments=False)
     if parse(text) is None:
@@ -204,87 +195,55 @@ def _is_never_zero(node: exp.Expr) -> bool:
 # Rewriting: what sqlglot leaves as it is although it means something else.
 
 
-def _for_both(node: exp.Expr) -> exp.Expr:
-    if isinstance(node, exp.Mod):  # SQLite's % cuts its operands
-        sides = [node.this.unnest(), node.expression.unnest()]
-        return exp.Anonymous(this="MOD", expressions=sides)
-    if isinstance(node, exp.Cast) and node.to.this is TYPE.DECIMAL:
-        return _decimal(node)
-    if isinstance(node, exp.Concat | exp.DPipe):  # SQLite's || binds closer than anything
-        for part in (node.this, node.args.get("expression"), *node.expressions):
-            if isinstance(part, exp.Binary) and not isinstance(part, exp.DPipe):
-                part.replace(exp.Paren(this=part.copy()))
-    return node
+def _rewritten(node: exp.Expr, dialect: str) -> exp.Expr:
+    match node:
+        case exp.Mod():  # SQLite's % cuts its operands
+            sides = [node.this.unnest(), node.expression.unnest()]
+            return exp.Anonymous(this="MOD", expressions=sides)
+        case exp.Cast() if node.to.this is TYPE.DECIMAL:
+            return _decimal(node, dialect)
+        case exp.Concat() | exp.DPipe():  # SQLite's || binds closer than anything
+            for part in (node.this, node.args.get("expression"), *node.expressions):
+                if isinstance(part, exp.Binary) and not isinstance(part, exp.DPipe):
+                    part.replace(exp.Paren(this=part.copy()))
+        case exp.Like() if dialect == "postgres":
+            return _glob(node)
+        case exp.ILike():
+            return exp.Like(**node.args)
+    return _folded(node) if dialect == "mysql" else node
 
 
-def _decimal(node: exp.Cast) -> exp.Expr:
+def _decimal(node: exp.Cast, dialect: str) -> exp.Expr:
     """Write DECIMAL(p, s) as a rounded float; without p PostgreSQL does not round."""
-    real = exp.cast(node.this, "double")
-    sizes = node.to.expressions
-    if not sizes:
+    real, sizes = exp.cast(node.this, "double"), node.to.expressions
+    if not sizes and dialect == "postgres":
         return real
     digits = sizes[1].this if len(sizes) > 1 else exp.Literal.number(0)
     return exp.Round(this=real, decimals=digits)
 
 
-def _for_postgres(node: exp.Expr) -> exp.Expr:
-    """LIKE tells capitals from small letters, as SQLite's GLOB does; ILIKE does not, as LIKE."""
-    if isinstance(node, exp.Like):
-        pattern = re.sub(r"[*?\[]", r"[\g<0>]", node.expression.this)
-        pattern = pattern.replace("%", "*").replace("_", "?")
-        glob = exp.Glob(this=node.this, expression=exp.Literal.string(pattern))
-        return exp.paren(exp.not_(glob)) if node.args.get("negate") else glob
-    if isinstance(node, exp.ILike):
-        return exp.Like(**node.args)
-    return _for_both(node)
+def _glob(node: exp.Like) -> exp.Expr:
+    """PostgreSQL's LIKE tells capitals from small letters, as SQLite's GLOB does."""
+    pattern = re.sub(r"[*?\[]", r"[\g<0>]", node.expression.this)
+    pattern = pattern.replace("%", "*").replace("_", "?")
+    glob = exp.Glob(this=node.this, expression=exp.Literal.string(pattern))
+    return exp.paren(exp.not_(glob)) if node.args.get("negate") else glob
 
 
-def _for_mysql(node: exp.Expr) -> exp.Expr:
-    """Let case not count wherever values are compared: the left side decides in SQLite."""
+def _folded(node: exp.Expr) -> exp.Expr:
+    """Let case not count to MySQL: a COLLATE anywhere in an operand decides a comparison."""
     match node:
-        case exp.Ordered():
-            node.set("this", _folded(node.this, is_key=True))
-        case exp.Cast() if node.to.this is TYPE.DECIMAL and not node.to.expressions:
-            return exp.Round(this=exp.cast(node.this, "double"), decimals=exp.Literal.number(0))
-        case exp.Group() | exp.Distinct():
-            node.set("expressions", [_folded(item, is_key=True) for item in node.expressions])
-        case exp.Window():
-            node.set("partition_by", [_folded(key) for key in node.args.get("partition_by") or []])
-        case exp.Select() if node.args.get("distinct") or _is_operand(node):
-            node.set("expressions", [_folded_item(item) for item in node.expressions])
-    if isinstance(node, _COMPARING) and node.this is not None:
-        node.set("this", _folded(node.this))
-    return _for_both(node)
-
-
-_COMPARING = (*COMPARED, exp.Min, exp.Max, exp.Nullif, exp.Case)
-
-
-def _is_operand(node: exp.Expr) -> bool:
-    above = node.parent
-    while isinstance(above, exp.SetOperation):
-        if above.args.get("distinct"):
-            return True
-        above = above.parent
-    return False
-
-
-def _folded(node: exp.Expr, *, is_key: bool = False) -> exp.Expr:
-    """Compare a text without case; a number is a column as a key of ORDER BY or GROUP BY."""
-    is_column = is_key and isinstance(node, exp.Literal)
-    is_number = kind_of(node) in ("int", "real") and not is_column
-    if is_number or isinstance(node, exp.Star | exp.Distinct | exp.Tuple):
+        case exp.Column():
+            can_be_text = not node.is_star
+        case exp.Literal():  # a number is a column as a key
+            can_be_text = node.is_string or isinstance(node.parent, exp.Ordered | exp.Group)
+        case exp.Subquery():
+            is_table = isinstance(node.parent, exp.From | exp.Join | exp.Subquery | None)
+            can_be_text = not is_table and node.arg_key != "query"
+        case _:
+            can_be_text = False
+    if not can_be_text:
         return node
-    inner = exp.Paren(this=node) if isinstance(node, exp.Binary | exp.Not) else node
-    return exp.Collate(this=inner, expression=exp.Var(this="NOCASE"))
-
-
-def _folded_item(item: exp.Expr) -> exp.Expr:
-    if item.is_star:
-        raise NotPortableError("* where rows are compared")
-    if isinstance(item, exp.Alias):
-        item.set("this", _folded(item.this))
-        return item
-    folded = _folded(item)
-    is_named = isinstance(item, exp.Column) and folded is not item
-    return exp.alias_(folded, item.name, quoted=True) if is_named else folded
+    folded = exp.Collate(this=node.copy(), expression=exp.Var(this="NOCASE"))
+    is_named = isinstance(node, exp.Column) and isinstance(node.parent, exp.Select)
+    return exp.alias_(folded, node.name, quoted=True) if is_named else folded

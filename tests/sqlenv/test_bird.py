@@ -4,29 +4,14 @@ import pytest
 
 from sqlenv.evaluators.bird import soft_f1, ves_reward
 from sqlenv.types import Table
+from tests.sqlenv.cases import read_cases
 
 
 def table(*rows):
     return Table(tuple("abc"[: len(rows[0])]) if rows else ("a",), rows)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "gold", "score"),
-    [
-        ([(1, 2), (3, 4)], [(1, 2), (3, 4)], 1),
-        ([(3, 4), (1, 2)], [(1, 2), (3, 4)], 0),
-        ([(2, 1), (4, 3)], [(1, 2), (3, 4)], 1),
-        ([(1, 2)], [(1, 2), (3, 4)], 2 / 3),
-        ([(1, 2, 9), (3, 4, 9)], [(1, 2), (3, 4)], 0.8),
-        ([(1,), (3,)], [(1, 2), (3, 4)], 2 / 3),
-        ([], [], 1),
-        ([], [(1, 2)], 0),
-        ([(1, 2)], [], 0),
-        # Duplicates go before rows are paired.
-        ([(1, 2), (1, 2), (3, 4)], [(1, 2), (3, 4), (3, 4)], 1),
-        ([(1.0, None)], [(1, None)], 1),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "gold", "score"), read_cases("BIRD's soft F1"))
 def test_soft_f1(predicted, gold, score):
     assert soft_f1(table(*predicted), table(*gold)) == pytest.approx(score)
 

@@ -13,6 +13,7 @@ from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, SqlError, Table
+from tests.sqlenv.cases import read_cases
 
 DB = Path("db")
 ALL = "SELECT a, b FROM t"
@@ -53,29 +54,7 @@ def scores(executor, files, predicted, gold, *names):
     return tuple(judged.scores[name] for name in names)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "gold", "names", "ended"),
-    [
-        (ALL, "SELECT a FROM t; SELECT 1", "spider_ex", ("ok", "ok")),
-        (ALL, "SELECT a FROM t; SELECT 1", "spider_ts", ("ok", "ok")),
-        (ALL, "SELECT a FROM t; SELECT 1", "bird_ex", ("ok", "error")),
-        (ALL, "SELECT a FROM t; SELECT 1", "set", ("ok", "denied")),
-        (ALL, "SELECT YEAR(CURDATE())", "omnisql_spider_ex", ("ok", "ok")),
-        (ALL, "SELECT YEAR(CURDATE())", "omnisql_bird", ("ok", "error")),
-        ("SELECT a FROM t WHERE a > = 2", ALL, "spider_ex", ("ok", "ok")),
-        ("SELECT a FROM t WHERE a > = 2", ALL, "omnisql_spider_ex", ("error", "ok")),
-        # Every `value` of a prediction becomes 1, and 1_usd is no name.
-        ("SELECT value_usd FROM t", ALL, "spider_ex", ("error", "ok")),
-        ("SELECT value_usd FROM t", ALL, "spider_ex_keep_value", ("ok", "ok")),
-        ("SELECT value_usd FROM t", ALL, "omnisql_spider_ex", ("error", "ok")),
-        ("-- nothing", "nonsense", "bird_ex", ("ok", "error")),
-        ("-- nothing", "nonsense", "set", ("error", "error")),
-        # The first comparator counts; without any, the text as it stands does.
-        ("SELECT a FROM t; SELECT 1", ALL, "bird_ex,spider_ex", ("error", "ok")),
-        ("SELECT a FROM t; SELECT 1", ALL, "spider_ex,bird_ex", ("ok", "ok")),
-        ("SELECT a FROM t; SELECT 1", ALL, "", ("denied", "ok")),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "gold", "names", "ended"), read_cases("how queries end"))
 def test_how_queries_end_is_said_of_what_the_comparator_runs(
     executor, files, predicted, gold, names, ended
 ):
@@ -85,65 +64,13 @@ def test_how_queries_end_is_said_of_what_the_comparator_runs(
     assert (judged.predicted, judged.gold) == ended
 
 
-@pytest.mark.parametrize(
-    ("predicted", "gold", "bird", "spider", "suite"),
-    [
-        (ALL, ALL, 1, 1, 1),
-        ("SELECT b, a FROM t", ALL, 0, 1, 1),
-        ("SELECT DISTINCT a, b FROM t", ALL, 1, 1, 1),
-        ("SELECT a FROM t", ALL, 0, 0, 0),
-        ("SELECT a FROM t ORDER BY a DESC", "SELECT a FROM t ORDER BY a", 1, 0, 0),
-        ("SELECT a FROM t ORDER BY a DESC", "SELECT a FROM t", 1, 1, 1),
-        # Only the suite's other file tells them apart.
-        ("SELECT a FROM t WHERE a < 3", "SELECT a FROM t", 1, 1, 0),
-        ("SELECT a FROM t WHERE a > = 2", "SELECT a FROM t WHERE a >= 2", 0, 1, 1),
-        ("SELECT a FROM t; SELECT 1", "SELECT a FROM t", 0, 1, 1),
-        ("SELECT a FROM t;;", "SELECT a FROM t", 0, 1, 1),
-        ("SELECT a FROM t; -- a", "SELECT a FROM t", 1, 1, 1),
-        ("SELECT YEAR(CURDATE())", "SELECT 2020", 0, 1, 1),
-        # No statement gives no rows.
-        ("-- nothing", "SELECT a FROM t WHERE 0", 1, 1, 1),
-        ("", "SELECT a FROM t WHERE 0", 1, 1, 1),
-        ("SELECT a FROM t WHERE 0", "SELECT a, b FROM t WHERE a > 9", 1, 1, 1),
-        ("", "SELECT a FROM t", 0, 0, 0),
-        ("nonsense", "SELECT a FROM t WHERE 0", 0, 0, 0),
-        ("SELECT a FROM t", "nonsense", 0, 0, 0),
-        ("DELETE FROM t", "SELECT a FROM t WHERE 0", 0, 0, 0),
-        ("SELECT value_usd FROM t", "SELECT value_usd FROM t", 1, 0, 0),
-        # The quick look of Spider's program: 10 comes before 1, but 1.0 before 10.0.
-        ("SELECT 1.0, 10.0 UNION ALL SELECT 2, 20", PAIRS, 1, 0, 0),
-        ("SELECT 1.0, 20 UNION ALL SELECT 2, 30", "SELECT 1, 20 UNION ALL SELECT 2, 30", 1, 1, 1),
-        # Bytes that are no text: BIRD's program fails, Spider's ignores them.
-        ("SELECT CAST(x'41ff' AS TEXT)", "SELECT CAST(x'41ff' AS TEXT)", 0, 1, 1),
-        ("SELECT 'A'", "SELECT CAST(x'41ff' AS TEXT)", 0, 1, 1),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "gold", "bird", "spider", "suite"), read_cases("verdicts"))
 def test_official_verdicts(executor, files, predicted, gold, bird, spider, suite):
     found = scores(executor, files, predicted, gold, "bird_ex", "spider_ex", "spider_ts")
     assert found == (bird, spider, suite)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "gold", "name", "expected"),
-    [
-        ("SELECT value_usd FROM t", "SELECT value_usd FROM t", "spider_ex_keep_value", 1),
-        ("SELECT value_usd FROM t", "SELECT value_usd FROM t", "spider_ts_keep_value", 1),
-        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "spider_ex_keep_distinct", 0),
-        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "spider_ts_keep_distinct", 0),
-        ("SELECT a\n\tFROM t -- all", "SELECT a FROM t", "omnisql_spider_ts", 1),
-        # What does not run as it stands is an error, though Spider's program would mend it.
-        ("SELECT a FROM t WHERE a > = 2", "SELECT a FROM t WHERE a > 1", "omnisql_spider_ex", 0),
-        ("", "SELECT a FROM t WHERE 0", "omnisql_spider_ex", 0),
-        ("SELECT '--' FROM t", "SELECT '--' FROM t", "omnisql_spider_ex", 0),
-        ("SELECT DISTINCT b, a FROM t", "SELECT b, a FROM t", "omnisql_bird", 1),
-        ("SELECT a, 9 FROM t", "SELECT a FROM t", "bird_soft_f1", 2 / 3),
-        ("SELECT a FROM t; SELECT 1", "SELECT a FROM t", "bird_soft_f1", 0),
-        (ALL, "SELECT a, b FROM t ORDER BY a DESC", "bag", 1),
-        (ALL, "SELECT a, b FROM t ORDER BY a DESC", "bag_ordered", 0),
-        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "set", 1),
-        ("SELECT DISTINCT a FROM t", "SELECT a FROM t", "test_suite", 0),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "gold", "name", "expected"), read_cases("variants"))
 def test_variants(executor, files, predicted, gold, name, expected):
     assert scores(executor, files, predicted, gold, name) == (pytest.approx(expected),)
 

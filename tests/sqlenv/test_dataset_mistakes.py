@@ -14,11 +14,6 @@ TABLES = {
     "column_names_original": [[-1, "*"], [0, "id"]],
     "column_names": [[-1, "*"], [0, "number"]],
 }
-PARSE = dict.fromkeys(("limit", "intersect", "union", "except")) | {
-    "select": [False, []],
-    "from": {"table_units": [], "conds": []},
-    **{key: [] for key in ("where", "groupBy", "having", "orderBy")},
-}
 
 
 def message(path, layout="spider", **source):
@@ -90,14 +85,11 @@ def test_a_file_of_another_kind(spider_folder, content, expected):
         {"question": "\ud800"},
         {"query": ["SELECT 1"]},
         {"dialect": ["mysql"]},
-        {"sql": {"select": 5}},
-        {"sql": {**PARSE, "where": [1]}},
-        {"sql": {**PARSE, "from": []}},
     ],
 )
 def test_a_field_of_a_wrong_type_names_file_record_and_field(spider_folder, fields):
     path = spider_folder / "dev.jsonl"
-    records = [spider(sql=PARSE), spider() | fields]
+    records = [spider(), spider() | fields]
     path.write_text("\n".join(map(json.dumps, records)))
     [field] = fields
     assert message(spider_folder, file="dev.jsonl").startswith(f"{path}: record 1: {field}: ")

@@ -56,6 +56,16 @@ def test_what_is_carried_over_gives_the_engines_rows(case, database, executor):
         assert rows == case["rows"], text
 
 
+def test_case_does_not_count_to_mysql_where_no_name_is_compared(database, executor):
+    for sql, row in (
+        ("SELECT (SELECT 'ada') = (SELECT 'ADA')", (1,)),
+        ("SELECT * FROM t ORDER BY 3, 1 LIMIT 1", (1, 2, "ada", "2021-01-02")),
+    ):
+        result = executor.execute(database, transpile(sql, "mysql"))
+        assert isinstance(result, Table)
+        assert result.rows == (row,)
+
+
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["id"])
 def test_what_would_change_its_meaning_is_refused(case):
     found = transpile(case["sql"], case["dialect"])

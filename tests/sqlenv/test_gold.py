@@ -10,6 +10,7 @@ import pytest
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
+from sqlenv.executor.channel import pack
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 
 ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
@@ -78,7 +79,7 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
     cache, sql = tmp_path / "cache", "SELECT count(*) FROM city"
     with make_executor(cache) as executor:
         executor.gold(database, sql)
-    for settings in ({"max_rows": 10}, {"text": "strict"}):
+    for settings in ({"max_rows": 10}, {"max_sql_chars": 5000}):
         with make_executor(cache, **settings) as executor:
             ran = count_runs(executor)
             executor.gold(database, sql)
@@ -112,11 +113,12 @@ def test_results_of_the_moment_are_not_kept(
 
 def test_a_damaged_file_is_written_again(database: Path, tmp_path: Path) -> None:
     cache, sql = tmp_path / "cache", "SELECT x'00'"
-    for damage in ("[" * 100_000, '["Table", ["a"], [[1, 2]], false, false]', "", '["Unknown", 1]'):
+    narrow = pack(("Table", ("a",), ((1, 2),), False, False))
+    for damage in (b"\x91" * 100_000, narrow, b"", pack(("Unknown", 1)), pack(("Ballot", "x"))):
         with make_executor(cache) as executor:
             assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
         [file] = [path for path in cache.rglob("*") if path.is_file()]
-        file.write_text(damage)
+        file.write_bytes(damage)
     with make_executor(cache) as executor:
         assert executor.gold(database, sql) == Table(("x'00'",), ((b"\0",),))
 
@@ -205,7 +207,7 @@ def test_a_full_disk_leaves_no_part_behind(
     def fill(*_arguments: Any, **_keywords: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sqlenv.executor.gold.json.dump", fill)
+    monkeypatch.setattr("sqlenv.executor.gold.pack", fill)
     with (
         make_executor(tmp_path / "cache") as executor,
         pytest.raises(UserError, match="No space left on device"),

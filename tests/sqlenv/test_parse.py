@@ -12,39 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv.sql import extraction, lexer
+from tests.sqlenv.cases import read_cases
 
 
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ("<think>a</think> <sql> SELECT 1 </sql>", "SELECT 1"),
-        ("<sql>a</sql> then <sql>b</sql>", "b"),
-        ("<sql>a</sql> then <sql>b", "a"),
-        ("I write <sql> and then <sql>a</sql>", "a"),
-        ("<sql>a</sql> stray </sql>", "a"),
-        ("<sql>SELECT 1", ""),
-        ("SELECT 1</sql>", ""),
-        ("<sql></sql>", ""),
-        ("```sql\nSELECT 1\n```", ""),
-        ("", ""),
-    ],
-)
-def test_last_complete_tag_counts(reply, expected):
-    assert extraction.extract_sql(reply, "sql_tag") == expected
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        ("First\n```sql\nSELECT 1\n```\nthen\n```sql\nSELECT 2;\n```", "SELECT 2;"),
-        ("```sql\nSELECT 1\n```\n```python\nx\n```", "SELECT 1"),
-        ("```sql\nSELECT 1", ""),
-        ("```\nSELECT 1\n```", ""),
-        ("<sql>SELECT 1</sql>", ""),
-    ],
-)
-def test_last_complete_fence_counts(reply, expected):
-    assert extraction.extract_sql(reply, "fence") == expected
+@pytest.mark.parametrize(("tag", "reply", "expected"), read_cases("replies"))
+def test_the_last_complete_block_counts(tag, reply, expected):
+    assert extraction.extract_sql(reply, tag) == expected
 
 
 @given(st.text(), st.lists(st.sampled_from(["<sql>", "</sql>", " ", "a", "\n", "é"])).map("".join))
@@ -62,31 +35,10 @@ def test_extraction_takes_linear_time(tag):
         assert time.thread_time() - start < 1.0, piece
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "",
-        " ;",
-        "hello",
-        "SELECT",
-        "SELECT FROM",
-        "SELECT FROM t",
-        "SELECT 1; SELECT 2",
-        "DROP TABLE t",
-        "DELETE FROM t",
-        "VALUES (1)",
-        "SELECT 1 FROM (",
-        "SELECT 'open",
-        "\0",
-        "SELECT \0",
-        "\ud800",
-        "SELECT '\ud800",
-        "\x1b[31m" * 20,
-        "SELECT 1" + " " * lexer.MAX_CHARS,
-    ],
-)
+@pytest.mark.parametrize("sql", [sql for (sql,) in read_cases("no query")])
 def test_what_is_not_one_query_has_no_tree(sql):
     assert extraction.parse(sql) is None
+    assert extraction.parse("SELECT 1" + " " * lexer.MAX_CHARS) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor, pool
-from sqlenv.executor.channel import Channel
+from sqlenv.executor.channel import Channel, unpack
 from sqlenv.executor.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
 
@@ -127,17 +127,6 @@ def test_a_worker_that_hangs_is_killed_at_twice_the_time_out(database: Path) -> 
         assert executor.execute(database, "SELECT 1") == ONE
 
 
-def stop_in_the_middle(monkeypatch: pytest.MonkeyPatch, *, before: str) -> None:
-    """Stop workers where a message is half sent (`receive`), or where none is read (`ask`)."""
-    method = getattr(Worker, before)
-
-    def stopping(self: Worker, *arguments: Any) -> Any:
-        os.kill(self._process.pid, signal.SIGSTOP)
-        return method(self, *arguments)
-
-    monkeypatch.setattr(Worker, before, stopping)
-
-
 @pytest.mark.parametrize(
     ("before", "sql"),
     [
@@ -148,13 +137,19 @@ def stop_in_the_middle(monkeypatch: pytest.MonkeyPatch, *, before: str) -> None:
 def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
     database: Path, monkeypatch: pytest.MonkeyPatch, before: str, sql: str
 ) -> None:
-    """Neither what it sends nor what it is sent fits into a socket's buffer."""
+    """Half sent (`receive`) or unread (`ask`): neither fits into a socket's buffer."""
+    method = getattr(Worker, before)
+
+    def stopping(self: Worker, *arguments: Any) -> Any:
+        os.kill(self.process.pid, signal.SIGSTOP)
+        return method(self, *arguments)
+
     config = ExecutorConfig(workers=1, timeout_s=1, max_sql_chars=1_000_000)
     with Executor(config) as executor:
         assert executor.execute(database, "SELECT 1") == ONE
         [worker] = find_workers(os.getpid())
         with monkeypatch.context() as patched:
-            stop_in_the_middle(patched, before=before)
+            patched.setattr(Worker, before, stopping)
             start_s = time.monotonic()
             assert executor.execute(database, sql) == TimedOut("wall")
             assert 1.9 < time.monotonic() - start_s < 8
@@ -173,11 +168,8 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
 def test_a_worker_that_sends_no_answers_is_replaced(
     executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    def receive(self: Channel) -> Any:
-        return self._unpack(data)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Channel, "receive", receive)
+        patched.setattr(Channel, "receive", lambda _self: unpack(data))
         assert executor.execute(database, "SELECT 1") == CRASHED
     assert executor.execute(database, "SELECT 1") == ONE
 
@@ -211,8 +203,6 @@ def test_no_worker_is_left_after_close(database: Path) -> None:
 PARENT = """
 import sys, threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 assert __name__ == "__main__", "imported again by a worker"
@@ -224,18 +214,12 @@ sys.stdin.read()
 """
 
 
-def start_parent(script: Path, database: Path) -> subprocess.Popen[bytes]:
-    script.write_text(PARENT)
-    return subprocess.Popen(
-        [sys.executable, script, database, ENDLESS, "SELECT 1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-
-
 def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path: Path) -> None:
-    with start_parent(tmp_path / "parent.py", database) as parent:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    command = [sys.executable, script, database, ENDLESS, "SELECT 1"]
+    pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as parent:
         wait_until(lambda: len(find_workers(parent.pid)) == 2)
         time.sleep(0.5)
         workers = find_workers(parent.pid)
@@ -281,8 +265,6 @@ def test_an_executor_does_not_survive_a_fork(executor: Executor, database: Path)
     code = f"""
 import os
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
 executor = Executor(ExecutorConfig(isolation="thread"))

@@ -16,6 +16,7 @@ from sqlenv.evaluators.spider2 import (
     read_references,
 )
 from sqlenv.types import Table
+from tests.sqlenv.cases import read_cases
 
 DB = Path("db")
 
@@ -29,22 +30,7 @@ def reference(*rows, ignore_order=False):
 
 
 @pytest.mark.parametrize(
-    ("predicted", "gold", "expected", "unordered"),
-    [
-        ([(1, "a"), (2, "b")], [(1, "a"), (2, "b")], True, True),
-        ([("a", 9, 1), ("b", 9, 2)], [(1, "a"), (2, "b")], True, True),
-        ([(2, "b"), (1, "a")], [(1, "a"), (2, "b")], False, True),
-        # Each column is sorted on its own.
-        ([(1, "b"), (2, "a")], [(1, "a"), (2, "b")], False, True),
-        ([(1.009,)], [(1,)], True, True),
-        ([(1.02,)], [(1,)], False, False),
-        ([(1,)], [(1, "a")], False, False),
-        ([(1,), (1,)], [(1,)], False, False),
-        ([("1",), ("2",)], [(1,), (2,)], True, True),
-        ([("1",), ("x",)], [(1,), (2,)], False, False),
-        ([("A",)], [("a",)], False, False),
-        ([("True",), ("false",)], [(1,), (0,)], True, True),
-    ],
+    ("predicted", "gold", "expected", "unordered"), read_cases("Spider 2's rule")
 )
 def test_verdicts(predicted, gold, expected, unordered):
     found = table(*predicted)

@@ -6,44 +6,10 @@ import pytest
 
 from sqlenv.evaluators.hardness import grade, hardness
 from sqlenv.evaluators.spider_parse import NotSpiderError, spider_parse
+from tests.sqlenv.cases import read_cases
 
 
-@pytest.mark.parametrize(
-    ("sql", "level"),
-    [
-        # Measured with the official program.
-        ("SELECT count(*) FROM singer", "easy"),
-        ("SELECT name FROM singer WHERE age > 20", "easy"),
-        ("SELECT name, age FROM singer WHERE age > 20", "medium"),
-        ("SELECT name FROM singer WHERE age > 20 ORDER BY age", "medium"),
-        ("SELECT avg(age), min(age), max(age) FROM singer WHERE country = 'France'", "medium"),
-        (
-            "SELECT T2.name FROM a AS T1 JOIN b AS T2 ON T1.id = T2.id WHERE T1.x = 1 "
-            "GROUP BY T2.name",
-            "hard",
-        ),
-        ("SELECT name FROM s WHERE id NOT IN (SELECT id FROM c)", "hard"),
-        ("SELECT name FROM s EXCEPT SELECT name FROM c", "hard"),
-        (
-            "SELECT country, count(*) FROM s GROUP BY country ORDER BY count(*) DESC LIMIT 1",
-            "hard",
-        ),
-        ("SELECT a FROM s WHERE b = 1 AND c = 2 UNION SELECT a FROM s", "extra"),
-        (
-            "SELECT T1.a FROM x AS T1 JOIN y AS T2 ON T1.i = T2.i JOIN z AS T3 ON T2.j = T3.j "
-            "WHERE T3.b = 1 OR T3.c = 2",
-            "extra",
-        ),
-        # An OR behind a column on the right of a comparison is lost.
-        ("SELECT a FROM t WHERE a = b OR c = 1", "easy"),
-        ("SELECT a FROM t WHERE a = 1 OR c = 1", "medium"),
-        # In HAVING a connector counts as an aggregate.
-        ("SELECT count(*) FROM t GROUP BY a HAVING a = 1 AND b = 2", "medium"),
-        ("SELECT a FROM t WHERE b BETWEEN 1 AND 2;", "easy"),
-        ("SELECT a FROM (SELECT b FROM t) WHERE a LIKE '%x y%'", "medium"),
-        ("SELECT a FROM t WHERE x >= 1 AND y != 2 AND z <= 3", "medium"),
-    ],
-)
+@pytest.mark.parametrize(("sql", "level"), read_cases("Spider's levels"))
 def test_levels(sql, level):
     assert grade(sql) == level
 
