@@ -46,7 +46,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh
 from minirl.run import distributed
 folder, coordinator, process = Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])
-distributed.join(distributed.ProcessConfig(coordinator, 2, process, heartbeat_s=10))
+distributed.join(distributed.ProcessConfig(coordinator, 2, process))
 import conftest, mesh_update, toy_run
 from launch import cli
 from minirl.errors import ServersLostError, UserError

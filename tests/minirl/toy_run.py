@@ -259,9 +259,10 @@ def arm(trainer, moment, at, end, *, nth=1):
 def main(folder, course, moment="", at="0", end="die", coordinator="", processes="1", process="0"):
     """Run a course; the last of its processes ends as it is told."""
     if coordinator:
-        distributed.join(
-            distributed.ProcessConfig(coordinator, int(processes), int(process), heartbeat_s=10)
-        )
+        # Who is soon waited for in vain is missed soon; others may be slow on a busy machine.
+        heartbeat_s = 10 if end == "die" else 60
+        place = int(processes), int(process)
+        distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s))
     import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
