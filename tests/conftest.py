@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,14 @@ if importlib.util.find_spec("jax") is not None:
             *(emitters if is_known else []),
         ]
     ).strip()
+    # What is compiled serves all tests and the processes that they start, this time and next; XLA
+    # compiles for the processor at hand. `pytest --cache-clear` removes it.
+    processor = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    flags = sorted(line for line in set(processor.splitlines()) if line.startswith("flags"))
+    named = zlib.crc32("".join(flags).encode())
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / f".pytest_cache/d/jax-{named:08x}")
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # The same examples every time, and few; or others each night, and many. A busy machine is slow to
 # make examples, which says nothing of them.
@@ -37,6 +46,11 @@ settings.register_profile("quick", _ANY_PACE, derandomize=True, max_examples=100
 settings.register_profile("nightly", _ANY_PACE, max_examples=2000, print_blob=True)
 # `--hypothesis-profile` is read later, and decides.
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # What a test has killed may leave half an entry, which is compiled anew each time.
+    config.addinivalue_line("filterwarnings", "ignore:Error .* persistent compilation cache")
 
 
 @pytest.fixture(scope="session")

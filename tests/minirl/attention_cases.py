@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -12,7 +11,6 @@ import numpy as np
 
 from minirl.model import attention
 from minirl.model.attention import Segments
-from minirl.model.sharding import make_mesh
 
 N, G, P, C, E = 2, 3, 9, 13, 8
 HEADS = {"grouped": (4, 2), "all": (2, 2), "one": (3, 1)}
@@ -126,12 +124,3 @@ def assert_close(ours, theirs, *, tolerance=2e-5):
             atol=tolerance,
             rtol=tolerance,
         )
-
-
-def assert_same_on_a_mesh(shape, heads):
-    """Compare packed rows on a mesh with attention written out."""
-    arrays = arrays_of(heads)
-    expected = value_and_gradients(written_out, PACKED, arrays)
-    mesh = make_mesh(shape, jax.devices()[: math.prod(shape.values())])
-    ours = functools.partial(attended, packed=True, mesh=mesh)
-    assert_close(value_and_gradients(ours, PACKED, arrays), expected)

@@ -156,6 +156,18 @@ def fakes():
 
 
 @pytest.fixture
+def served(tmp_path, monkeypatch):
+    """The folder of a model that the fakes serve."""
+    monkeypatch.setattr(
+        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
+    )
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
+    return folder
+
+
+@pytest.fixture
 def soon(monkeypatch):
     """Let a pool look after its servers more often."""
     monkeypatch.setattr(pool, "_FIRST_PAUSE_S", 0.05)

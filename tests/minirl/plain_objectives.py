@@ -151,10 +151,6 @@ def on_clauses(row, *, beta):
     return np.where(row.is_covered, row.credit - beta * k1(row), 0.0)
 
 
-def returns(own):
-    return [sum(own[t:]) for t in range(len(own))]
-
-
 def whitened(credit):
     flat = [value for row in credit for value in row]
     return [(np.array(row) - np.mean(flat)) / (np.std(flat, ddof=1) + 1e-6) for row in credit]
@@ -168,16 +164,6 @@ def plain_reinforce_pp(rows, start):
 
 def plain_expo(rows, start):
     return by_token(rows, [on_clauses(row, beta=0.01) for row in rows])
-
-
-def plain_expo_returns(rows, start):
-    return by_token(rows, [returns(on_clauses(row, beta=0.01)) for row in rows])
-
-
-def plain_whitened_clauses(rows, start):
-    """REINFORCE++ on clauses."""
-    credit = [returns(on_clauses(row, beta=0.1)) for row in rows]
-    return by_token(rows, whitened(credit), over_tokens=True)
 
 
 def plain_clauses_by_sequence(rows, start):
@@ -270,8 +256,6 @@ CASES = {
     "rloo": (Rloo(kl_coef=0.1), plain_rloo),
     "reinforce_pp": (ReinforcePlusPlus(kl_coef=0.1), plain_reinforce_pp),
     "expo": (Expo(), plain_expo),
-    "expo, returns": (Expo(token_credit="return_to_go"), plain_expo_returns),
-    "reinforce_pp on clauses": (ReinforcePlusPlus(kl_coef=0.1), plain_whitened_clauses),
     "gspo_token on clauses": (
         Expo(kl_coef=0.0, ratio_level="sequence_token"),
         plain_clauses_by_sequence,

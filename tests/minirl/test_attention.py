@@ -13,6 +13,7 @@ import pytest
 
 from minirl.model import attention
 from minirl.model.kernels import MASKED, blockwise, join, partial_attention
+from minirl.model.sharding import make_mesh
 
 from .attention_cases import (
     LAYOUTS,
@@ -24,7 +25,6 @@ from .attention_cases import (
     P,
     arrays_of,
     assert_close,
-    assert_same_on_a_mesh,
     attended,
     own_row_alone,
     segments_of,
@@ -64,8 +64,12 @@ def test_causal_attention(blocks):
     assert_close(value_and_gradients(own_row_alone, PACKED, arrays), expected)
 
 
-def test_attention_on_a_mesh(blocks):
-    assert_same_on_a_mesh({"fsdp": 2, "tensor": 2}, "grouped")
+def test_attention_on_a_mesh(monkeypatch):
+    monkeypatch.setitem(attention._KERNELS, "cpu", blockwise(SIZES["blocks"]))
+    arrays, mesh = arrays_of("grouped"), make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+    ours = functools.partial(attended, packed=True, mesh=mesh)
+    expected = value_and_gradients(written_out, PACKED, arrays)
+    assert_close(value_and_gradients(ours, PACKED, arrays), expected)
 
 
 def test_parts_are_joined_to_attention_over_all_keys():

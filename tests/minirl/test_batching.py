@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -115,15 +113,3 @@ def test_mini_batches_are_all_groups_in_order_and_as_even_as_can_be(count, parts
     sizes = [len(part) for part in found]
     assert not sizes or max(sizes) - min(sizes) <= 1
     assert all(sizes)
-
-
-def test_log_probabilities_of_the_weights_that_sampled_are_packed_where_they_are_known():
-    group = [
-        row([11, 12, 21, 22], [2, 3], prompt_length=2),
-        row([11, 12, 23], [2], prompt_length=2),
-    ]
-    (batch,) = batches_of([group])
-    assert batch.start_logp_BC is None
-    known = [replace(one, start_logprobs=one.logprobs - 0.5) for one in group]
-    (batch,) = batches_of([known])
-    assert batch.start_logp_BC.tolist() == [[-2.5, -3.5, 0, 0], [-2.5, 0, 0, 0]]

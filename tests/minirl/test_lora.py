@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,19 +20,18 @@ from pydantic import ValidationError
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from minirl.config import BatchingConfig, Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
+from minirl.config import Grpo, LoraConfig, OptimizerConfig, SftConfig, TrainConfig
 from minirl.model import huggingface
 from minirl.model.attention import causal
 from minirl.model.config import read_config
 from minirl.model.decoder import Decoder
 from minirl.model.lora import adapter_shapes, add_adapters, merged, split
 from minirl.model.sharding import make_mesh, param_path, param_shardings
-from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
-from minirl.types import TokenRow
 
 from . import toy_run
+from .mesh_update import batches
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 PEFT, PREFIX = REFERENCE / "qwen3_lora", "base_model.model."
@@ -79,23 +79,6 @@ def arrays(tree):
     return {param_path(path): np.asarray(leaf) for path, leaf in jax.tree.leaves_with_path(tree)}
 
 
-def batches(*, parts=2):
-    rng = np.random.default_rng(0)
-    groups = []
-    for _ in range(8):
-        prompt = rng.integers(4, 60, rng.integers(3, 10))
-        group = []
-        for _ in range(2):
-            answer = rng.integers(4, 60, rng.integers(3, 12))
-            ids = np.concatenate([prompt, answer])
-            mask = np.arange(len(ids)) >= len(prompt)
-            logprobs = np.where(mask, rng.normal(-4, 0.2, len(ids)), 0.0)
-            group.append(TokenRow(ids, mask, logprobs, float(rng.normal()), len(prompt)))
-        groups.append(group)
-    sizes = BatchingConfig(groups_per_batch=8 // parts, prompt_multiple=12, answer_multiple=16)
-    return micro_batches(groups, aggregation="token_mean", sizes=sizes, pad_id=0)
-
-
 def learner_of(model, **settings):
     graph, params, frozen = split(model)
     optimizer = make_optimizer(OptimizerConfig(learning_rate=1e-2, **settings), steps=10)
@@ -122,7 +105,7 @@ def test_merged_it_computes_the_same(toy):
 
 def test_gradients_are_those_of_the_whole_matrices_by_the_chain_rule(toy):
     model = adapted(toy)
-    batch = next(iter(batches(parts=1)))
+    batch = next(iter(batches()))
     learner, params = learner_of(model)
     found, _ = learner._gradient(params, learner._frozen, batch, batch.old_logp_BC)
     whole_learner, whole = learner_of(merged(model))
@@ -146,13 +129,13 @@ def test_an_update_changes_adapters_alone_and_the_reference_is_the_base(toy):
     model = adapted(toy, started=False)
     learner, params = learner_of(model)
     before, reference = arrays(params), jax.tree.map(jnp.copy, params)
-    (batch, *_) = batches(parts=1)
+    (batch, *_) = batches()
     plain, whole = learner_of(base(toy))
     (expected,) = plain.logprobs(whole, [batch])
     state = learner.init(params)
-    state, first = learner.update(state, batches(), reference=reference)
+    state, first = learner.update(state, batches(groups_per_batch=4), reference=reference)
     assert first["kl"] == pytest.approx(0, abs=1e-6)
-    state, second = learner.update(state, batches(), reference=reference)
+    state, second = learner.update(state, batches(groups_per_batch=4), reference=reference)
     assert second["kl"] > 1e-4
     (found,) = learner.logprobs(reference, [batch])
     np.testing.assert_array_equal(found, expected)
@@ -175,7 +158,7 @@ def test_a_mesh_computes_the_same(toy):
     found = {}
     for name, place in (("one", None), ("eight", mesh)):
         learner, params = learner_of(adapted(toy, mesh=place))
-        state, stats = learner.update(learner.init(params), batches(parts=1))
+        state, stats = learner.update(learner.init(params), batches())
         found[name] = arrays(state.params), stats
     assert found["eight"][1]["loss"] == pytest.approx(found["one"][1]["loss"], rel=1e-6, abs=1e-6)
     for name, array in found["one"][0].items():
@@ -248,21 +231,21 @@ def test_an_adapter_is_written_as_peft_writes_it(tmp_path):
         assert file.metadata() == {"format": "pt"}
 
 
-def make_trainer(toy, folder, *, steps):
+def make_trainer(toy, folder):
     model = adapted(toy, started=False)
     # Louder, so that a turn of the last hidden state, all that adapters can do, decides on letters.
     model.unembed[...] = 6 * model.unembed[...]
     return toy_run.make_trainer(
         SimpleNamespace(model=lambda: model, Tokenizer=toy.Tokenizer),
         folder,
-        steps=steps,
+        steps=4,
         kl_every=1,
         optimizer=OptimizerConfig(learning_rate=0.05, weight_decay=0.0),
     )
 
 
 def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tmp_path):
-    whole = make_trainer(toy, tmp_path / "whole", steps=4)
+    whole = make_trainer(toy, tmp_path / "whole")
     whole.run(lambda *_: None)
     records = toy_run.metrics_of(tmp_path / "whole")
     rewards = [record["reward/total"] for record in records]
@@ -272,8 +255,9 @@ def test_a_run_learns_with_adapters_and_goes_on_as_if_it_had_not_stopped(toy, tm
     assert kl[-1] > 0.01
     # The learner multiplies by adapters, the sampler by their sum with the weights.
     assert max(record["update/logp_gap_max"] for record in records) < 1e-4
-    make_trainer(toy, tmp_path / "parts", steps=2).run(lambda *_: None)
-    again = make_trainer(toy, tmp_path / "parts", steps=4)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "4")
+    again = make_trainer(toy, tmp_path / "parts")
     assert again.steps_done == 2
     again.run(lambda *_: None)
     assert toy_run.without_times(tmp_path / "parts") == toy_run.without_times(tmp_path / "whole")

@@ -5,43 +5,34 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from minirl.config import RolloutConfig, SglangConfig
+from minirl.errors import ServersLostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import Rollouts
 
 from . import toy_run
-from .fake_sglang import Fake
 from .toy_run import metrics_of
 
+pytestmark = pytest.mark.usefixtures("soon")
 STEPS, PROMPTS, GROUP = 4, 4, 2
-VOCAB = 64
 
 
 @pytest.fixture
-def fake():
-    made = Fake()
-    yield made
-    made.close()
+def fake(fakes):
+    return fakes[0]
 
 
 @pytest.fixture
-def begin(toy, fake, tmp_path, monkeypatch):
+def begin(toy, fake, served, tmp_path):
     """Return `begin(**rollout)`: a trainer whose rounds the fake server samples."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
-    monkeypatch.setattr(
-        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=VOCAB)
-    )
-    config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=5)
+    config = SglangConfig(urls=(fake.url,), tolerance=1e6, timeout_s=60, wait_s=2)
     with Servers(
-        config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
+        config, served, toy_run.SAMPLER, dtype="float32", seed=0, folder=tmp_path
     ) as servers:
 
         def start(folder="run", steps=STEPS, **rollout):
@@ -204,6 +195,29 @@ def test_a_run_that_is_stopped_goes_on_with_rounds_that_nobody_has_trained_on(
     assert [line["rollout/age_max"] for line in lines] == [0, 1, 0, 1]
     prompts = {tuple(body["input_ids"][:3]) for body in fake.bodies[before:]}
     assert len(prompts) > 1
+
+
+def test_a_run_without_servers_is_saved_and_goes_on_as_if_nothing_had_been(fake, begin, tmp_path):
+    def told(folder):
+        lines = metrics_of(tmp_path / folder)
+        return [{k: v for k, v in line.items() if not k.startswith("sglang/")} for line in lines]
+
+    begin("whole").run(ignore)
+    fake.bodies.clear()
+
+    def hold(body):  # in the third rollout
+        fake.down = fake.down or asked(fake) > 2 * PROMPTS * GROUP + 2
+
+    fake.held = hold
+    with pytest.raises(ServersLostError, match="all 2 steps are saved") as caught:
+        begin().run(ignore)
+    assert "no SGLang server came back" in str(caught.value)
+    assert told("run") == told("whole")[:2]
+    fake.held, fake.down, fake.weights = (lambda body: None), False, "default"
+    trainer = begin()
+    wait_until(lambda: trainer._sampler.numbers()["sglang/servers"])
+    trainer.run(ignore)
+    assert told("run") == told("whole")
 
 
 def test_a_signal_is_noticed_while_a_round_is_waited_for(fake, begin):

@@ -47,9 +47,7 @@ def on_one_device(toy):
 
 
 # The last does not divide the two key/value heads, and no mesh the seven slots.
-@pytest.mark.parametrize(
-    "shape", [{"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}], ids=str
-)
+@pytest.mark.parametrize("shape", [{"data": 4, "tensor": 2}, {"data": 2, "tensor": 4}], ids=str)
 def test_a_mesh_samples_the_same(toy, on_one_device, shape, monkeypatch):
     monkeypatch.setattr("minirl.sample.weights.local_mesh", lambda *_, **__: make_mesh(shape))
     model = spread(toy.model(), make_mesh({"fsdp": 4, "tensor": 2}))

@@ -1,49 +1,57 @@
-"""Samplers behind servers: weights are brought once, and a thousand episodes stay apart."""
+"""Samplers behind servers: weights are brought once, and many episodes stay apart."""
+# ruff: noqa: F811  (a fixture of another file)
 
 from __future__ import annotations
 
-import json
 import resource
 import threading
-import urllib.request
+import time
+from collections import Counter
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+<<<<<<< HEAD
 from minirl.config import SamplerConfig, SglangConfig
+=======
+from minirl.config import SamplerConfig
+from minirl.errors import UserError
+>>>>>>> q3-tests-minirl
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
-from minirl.sglang.sampler import Servers
 from minirl.train.rollouts import gather_metrics, make_sampler
 
-from .fake_sglang import Fake
-from .scripted_server import scripted
+from .test_pool import serve  # noqa: F401
 
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 
 
-@pytest.fixture
-def serve(toy, tmp_path, monkeypatch):
-    """Return `serve(urls, **settings)`: servers in use for the toy model."""
-    size = toy.CONFIG.vocab_size
-    monkeypatch.setattr(
-        "minirl.sglang.sampler.read_config", lambda _: SimpleNamespace(vocab_size=size)
+def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
+    servers = serve(fakes[:1], push=False, tolerance=1e9)
+    one, other = (
+        make_sampler(toy.model(), LIMITS, toy.Tokenizer(), group_size=1, seed=0, servers=servers)
+        for _ in range(2)
     )
-    (tmp_path / "config.json").write_text('{"model_type": "toy", "architectures": ["Toy"]}')
-    opened = []
 
-    def start(urls, **settings):
-        config = SglangConfig(urls=tuple(urls), tolerance=1e9, **settings)
-        servers = Servers(config, tmp_path, LIMITS, dtype="float32", seed=0, folder=tmp_path)
-        opened.append(servers.__enter__())
-        return servers
+    def pushes():
+        return fakes[0].order.count("/update_weights_from_disk")
 
-    yield start
-    for servers in opened:
-        servers.__exit__()
+    first, second = split(toy.model())[1], split(toy.model(1))[1]
+    one.set_weights(first, version=3)
+    other.set_weights(split(toy.model())[1], version=3)  # the same arrays
+    assert pushes() == 1
+    assert other.numbers()["sglang/push_bytes"] == one.numbers()["sglang/push_bytes"] > 0
+    other.set_weights(second, version=3)  # a second stage starts from other weights
+    assert pushes() == 2
+    one.set_weights(second, version=4)
+    assert pushes() == 3
+    one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
+    assert pushes() == 4
 
 
+<<<<<<< HEAD
 def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
     fake = Fake()
     try:
@@ -73,15 +81,23 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve):
 
 
 def test_as_many_connections_as_the_system_has_are_allowed(serve):
+=======
+def test_connections_are_allowed_or_refused(serve, fakes):
+>>>>>>> q3-tests-minirl
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fake = Fake()
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+<<<<<<< HEAD
         serve([fake.url], parallel=300)
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+=======
+        serve(fakes[:1], push=False, parallel=300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
+        with pytest.raises(UserError, match=f"the system allows {hard}; lower it"):
+            serve(fakes[:1], push=False, parallel=hard)
+>>>>>>> q3-tests-minirl
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        fake.close()
 
 
 class Deep:
@@ -97,11 +113,6 @@ class Deep:
         return episode + 1, None if episode == 2 else [self.said("user", "GO")]
 
 
-def told(url: str) -> dict[str, int]:
-    with urllib.request.urlopen(f"{url}/replies", timeout=30) as answer:
-        return json.load(answer)
-
-
 def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
     told = [
         {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
@@ -113,29 +124,39 @@ def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
     assert found == {"sglang/retries": 4.0, "sglang/servers": 1.0, "sglang/probe_gap": 2e-6}
 
 
-def test_a_thousand_episodes_are_played_by_few_threads_and_connections(toy, serve):
-    parallel, workers = 64, 4
-    environment = Deep(toy.Said)
-    before = threading.active_count()
-    most: list[int] = []
-    reply = [10, 11, 1]
-    with scripted(0.01, reply) as one, scripted(0.01, reply) as two:
-        servers = serve([one, two], parallel=parallel)
-        sampler = make_sampler(
-            toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
-        )
-        sampler.set_weights(split(toy.model())[1], version=0)
-        groups = rollout(
-            sampler, toy.Tokenizer(), environment, ["AB", "CDE"] * 125, config=LIMITS,
-            group_size=4, first_episode=0, max_turns=3, env_workers=workers,
-            ended=lambda *_: most.append(threading.active_count()),
-        )  # fmt: skip
-        counts = [told(url) for url in (one, two)]
-    assert [len(group) for group in groups] == [4] * 250
+def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fakes):
+    parallel, workers, lock = 8, 4, threading.Lock()
+    now, at_once, threads = Counter(), Counter(), []
+
+    def held(body, fake):
+        with lock:
+            now[fake] += 1
+            at_once[fake] = max(at_once[fake], now[fake])
+        time.sleep(0.005)
+        with lock:
+            now[fake] -= 1
+
+    def ended(*_):
+        # Those of the fakes have the names that Python gives.
+        threads.append(sum("process_request" not in one.name for one in threading.enumerate()))
+
+    for fake in fakes:
+        fake.held = partial(held, fake=fake)
+    servers = serve(fakes, push=False, tolerance=1e9, parallel=parallel)
+    before = sum("process_request" not in one.name for one in threading.enumerate())
+    sampler = make_sampler(
+        toy.model(), LIMITS, toy.Tokenizer(), group_size=4, seed=0, servers=servers
+    )
+    sampler.set_weights(split(toy.model())[1], version=0)
+    groups = rollout(
+        sampler, toy.Tokenizer(), Deep(toy.Said), ["AB", "CDE"] * 25, config=LIMITS,
+        group_size=4, first_episode=0, max_turns=3, env_workers=workers, ended=ended,
+    )  # fmt: skip
+    assert [len(group) for group in groups] == [4] * 50
     assert all(len(episode.turns) == 3 for group in groups for episode in group)
     assert {len(episode.turns[0].observation_ids) for episode in groups[1]} == {5}
-    assert sum(count["replies"] for count in counts) == 3000  # none lost, none asked twice
-    assert all(count["most_at_once"] <= parallel for count in counts)
-    # One that was idle for long is replaced, and the server may see the new one first.
-    assert all(count["most_connections"] <= 2 * (parallel + 4) for count in counts)
-    assert max(most) <= before + workers + 2  # the event loop, and a name look-up
+    asked = [body["rid"] for fake in fakes for body in fake.bodies
+             if body["sampling_params"]["max_new_tokens"]]  # fmt: skip
+    assert len(set(asked)) == len(asked) == 600  # none lost, none asked twice
+    assert 2 < max(at_once.values()) <= parallel
+    assert max(threads) <= before + workers + 2  # the event loop, and a name look-up

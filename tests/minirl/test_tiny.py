@@ -101,15 +101,7 @@ def test_the_folder_is_a_chat_model(tmp_path):
     assert chat.vocab_size <= config["vocab_size"] == 512
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"vocab_size": 262}, "model.tiny.vocab_size: 262 is too small; write 263 or more"),
-        ({"heads": 4, "kv_heads": 3}, "num_key_value_heads = 3 does not divide 4 heads"),
-        ({"hidden_size": 18}, "head_dim = 9 is odd"),
-    ],
-)
-def test_a_shape_that_no_model_has_is_refused(tmp_path, changes, message):
-    with pytest.raises(UserError, match=message):
-        make_tiny(tmp_path / "model", TEXTS, SHAPE.model_copy(update=changes), 0)
+def test_a_vocabulary_without_room_for_the_bytes_is_refused(tmp_path):
+    with pytest.raises(UserError, match="vocab_size: 262 is too small; write 263 or more"):
+        make_tiny(tmp_path / "model", TEXTS, SHAPE.model_copy(update={"vocab_size": 262}), 0)
     assert not (tmp_path / "model").exists()

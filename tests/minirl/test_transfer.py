@@ -29,8 +29,6 @@ from minirl.sglang.transfer import (
     write_version,
 )
 
-from .test_hosts import ends, processes
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,7 +45,7 @@ def equal(one, other):
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)
 
 
-@pytest.mark.parametrize("mesh", [None, {"fsdp": 4, "tensor": 2}, {"data": 2, "fsdp": 4}])
+@pytest.mark.parametrize("mesh", [None, {"fsdp": 4, "tensor": 2}])
 def test_a_version_is_the_model_wherever_it_lies(toy, tmp_path, mesh):
     model = toy.model()
     params = nnx.state(model, nnx.Param)
@@ -122,40 +120,6 @@ def test_buckets_are_bounded_and_in_order():
     assert [one.is_last for one in found] == [False, False, False, True]
 
 
-# A model over the devices of two processes: neither has all of it.
-WHOLE = """
-import sys
-import jax, numpy as np
-from flax import nnx
-from pathlib import Path
-from minirl.run import distributed
-distributed.join(distributed.ProcessConfig(sys.argv[1], 2, int(sys.argv[2])))
-import conftest, toy_run
-from minirl.model.sharding import make_mesh
-from minirl.sglang.transfer import whole_tensors, write_version
-folder = Path(sys.argv[3])
-params = nnx.state(toy_run.spread(conftest.toy_model(), make_mesh({"fsdp": 2, "tensor": 2})))
-assert not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(params))
-arrays = {name: np.asarray(array) for name, array in whole_tensors(params, "float32")}
-np.savez(folder / f"{distributed.jax.process_index()}.npz", **arrays)
-write_version(folder / "w", "x", params, dtype="float32")
-"""
-
-
-@pytest.mark.timeout(480)
-def test_processes_that_share_a_model_have_every_tensor_whole(toy, tmp_path):
-    export = by_file(toy.model(), tmp_path / "export")
-    for code, _, errors in ends(processes(tmp_path, code=WHOLE)):
-        assert code == 0, errors
-    # Each process writes as many tensors, to one, and each of them whole.
-    shares = [load_file(path) for path in sorted((tmp_path / "w" / "version-x").iterdir())]
-    assert [len(share) for share in shares] == [-(-len(export) // 2), len(export) // 2]
-    equal(shares[0] | shares[1], export)
-    for process in ("0", "1"):
-        with np.load(tmp_path / f"{process}.npz") as found:
-            equal(dict(found), export)
-
-
 # How much more than the model a process holds while it makes buckets of it.
 PEAK = """
 import dataclasses, sys
@@ -166,16 +130,13 @@ from conftest import CONFIG
 from minirl.model.decoder import Decoder
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.sglang.transfer import bucketed, whole_tensors, write_version
+from tests.memory import peak_bytes
 sizes = {"hidden_size": 256, "intermediate_size": 2048, "num_hidden_layers": 32}
 config = dataclasses.replace(CONFIG, **sizes, num_attention_heads=8)
 shapes = nnx.state(nnx.eval_shape(lambda: Decoder(config, key=jax.random.key(0))), nnx.Param)
 places = param_shardings(shapes, make_mesh({"fsdp": 2, "tensor": 2}))
 params = jax.tree.map(lambda leaf, place: jnp.ones(leaf.shape, device=place), shapes, places)
 size = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
-
-def peak():
-    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
-    return int(line.split()[1]) * 1024
 
 def work(way):
     if way == "disk":
@@ -187,9 +148,9 @@ def work(way):
 for way in sys.argv[2:]:
     next(whole_tensors(params, "float32"))
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak()
+    before = peak_bytes()
     work(way)
-    print(way, round((peak() - before) / size, 3))
+    print(way, round((peak_bytes() - before) / size, 3))
 """
 
 

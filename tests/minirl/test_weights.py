@@ -207,7 +207,6 @@ INDEX = "model.safetensors.index.json"
     [
         (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors nor"),
         (cut, "model.safetensors: cut short"),
-        (set_text("{", INDEX), "index.json: broken JSON"),
         (set_text('{"weight_map": {"a": "x.safetensors"}}', INDEX), "x.safetensors: not there"),
         (change_tensors(lambda t: t.pop(NORM)), f"tensor {NORM} missing"),
         (change_tensors(lambda t: t.update(wpe=t[NORM])), "tensor wpe not of the model"),
@@ -219,16 +218,12 @@ INDEX = "model.safetensors.index.json"
             change_tensors(lambda t: t.update({GATE: t[GATE].astype(np.int8)})),
             f"tensor {GATE} is I8",
         ),
-        (set_config(num_hidden_layers=3), "tensor model.layers.2.input_layernorm.weight (and 11"),
         (set_config(model_type="llama"), "model_type should be 'qwen2' or 'qwen3', not 'llama'"),
         (set_config(rope_scaling={"type": "yarn"}), "rope_scaling.type should be 'default'"),
-        (set_config(hidden_size="x"), "config.json: hidden_size should be a valid integer"),
         (set_config(num_key_value_heads=3), "num_key_value_heads = 3 does not divide 4 heads"),
         (set_config(head_dim=None, hidden_size=66), "does not divide hidden_size = 66"),
         (set_config(head_dim=15), "head_dim = 15 is odd"),
-        (set_config(rope_theta=float("inf")), "rope_theta should be a finite number"),
         (set_text("{"), "config.json: broken JSON"),
-        (set_text("{}"), "config.json: model_type is missing"),
     ],
 )
 def test_a_broken_folder_is_one_clear_line(folder, change, message):

@@ -1,7 +1,4 @@
-"""A toy run of reinforcement learning: test_trainer.py runs it whole, and as a script to be killed.
-
-python toy_run.py FOLDER [MOMENT STEP [COURSE [COORDINATOR PROCESSES PROCESS]]]
-"""
+"""A toy run of reinforcement learning, also as a script that ends in the middle (see `main`)."""
 
 from __future__ import annotations
 
@@ -9,6 +6,7 @@ import json
 import os
 import signal
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +19,7 @@ from launch import cli
 from minirl.config import (
     BatchingConfig,
     Grpo,
+    GuardConfig,
     OptimizerConfig,
     SamplerConfig,
     SecondStage,
@@ -28,7 +27,6 @@ from minirl.config import (
 )
 from minirl.model.sharding import make_mesh, param_shardings
 from minirl.run import distributed, preemption
-from minirl.run.metrics import JsonLines
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 
@@ -56,26 +54,29 @@ ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 # Courses that a run can take, by name: changes of the settings, and what is said of its weights.
 COURSES = {
-    "plain": ({}, ACCURACY),
+    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 2}, ACCURACY),
     # The first stage fluctuates; its best checkpoint is the second of four.
     "two stages": (
         {"steps": 4, "second_stage": SecondStage(steps=3), "eval_every": 1, "checkpoint_every": 1},
         {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0.5, 6: 0.75, 7: 0.5},
     ),
     # Few groups are mixed, so that a step takes several rounds; then two updates, each of two
-    # micro-batches, whose correction is that of the step's start.
+    # micro-batches, whose correction is that of the step's start; some are skipped.
     "all": (
         {
-            "steps": 3,
+            "steps": 4,
             "second_stage": SecondStage(steps=2),
             "mini_batches": 2,
             "algorithm": Grpo(correctness_filter="mixed", max_rounds=3, correction="truncated"),
-            "optimizer": OptimizerConfig(learning_rate=0.1, schedule="cosine", weight_decay=0.0),
+            "optimizer": OptimizerConfig(
+                learning_rate=0.1, schedule="cosine", weight_decay=0.0, max_grad_norm=1e-3
+            ),
+            "guard": GuardConfig(max_spike=1.1, window=2),
             "batching": BatchingConfig(groups_per_batch=1, prompt_multiple=8, answer_multiple=24),
             "eval_every": 1,
-            "checkpoint_every": 1,
+            "checkpoint_every": 2,
         },
-        {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.5, 5: 0.5},
+        {1: 0.25, 2: 0.75, 3: 0.5, 4: 0.5, 5: 0.5, 6: 0.5},
     ),
 }
 
@@ -145,7 +146,11 @@ def take_course(toy, folder, course):
     """Make the trainer of a course."""
     changes, accuracy = COURSES[course]
     judge = seldom_mixed if course == "all" else score
-    validate = lambda params, version: accuracy[version]  # noqa: E731
+
+    def validate(params, version):
+        distributed.check()  # as the rollouts of an evaluation do
+        return accuracy[version]
+
     return make_trainer(toy, folder, validate=validate, judge=judge, **changes)
 
 
@@ -212,89 +217,60 @@ def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def be_noticed():
+def be_told():
+    # The handler has run when this returns; after os.kill Python 3.11 may run it later.
     signal.raise_signal(signal.SIGTERM)
 
 
-def deadly_from_the_second(trainer, function, at):
-    """Let the process be killed at the second call in a step."""
-    steps = []
+def arm(trainer, moment, at, end, *, nth=1):
+    """Let `end` be called before the nth call of a method in a step, or of a checkpoint's rename.
+
+    By then all of the checkpoint is written, but its folder does not yet have its name.
+    """
+    if moment == "rename":
+
+        def rename(source, *rest, own):
+            name = Path(os.fsdecode(source)).name
+            if name.startswith(f"{at}.") and "tmp" in name:
+                end()
+            return own(source, *rest)
+
+        for name in ("rename", "replace"):
+            setattr(os, name, partial(rename, own=getattr(os, name)))
+        return
+    owner = {
+        "advance": trainer._sampler,
+        "_apply": trainer._learner,
+        "update": trainer._learner,
+        "save": trainer._checkpoints,
+    }[moment]
+    function, steps = getattr(owner, moment), []
 
     def call(*args, **kwargs):
-        if trainer.steps_done + 1 == at and at in steps:
-            die()
-        steps.append(trainer.steps_done + 1)
+        # A checkpoint is written after its step, everything else happens within it.
+        steps.append(trainer.steps_done + (moment != "save"))
+        if steps[-1] == at and steps.count(at) == nth:
+            end()
         return function(*args, **kwargs)
 
-    return call
+    setattr(owner, moment, call)
 
 
-def arm(trainer, moment, at):
-    """Let the process be killed at a moment of a step."""
-
-    def deadly(function, *, is_time=None, before=lambda *_: None, end=die):
-        def call(*args, **kwargs):
-            if is_time(*args) if is_time else trainer.steps_done + 1 == at:
-                before(*args)
-                end()
-            return function(*args, **kwargs)
-
-        return call
-
-    if moment in ("rollout", "notice"):
-        end = die if moment == "rollout" else be_noticed
-        Capitals.step = deadly(Capitals.step, end=end)
-    elif moment in ("update", "apply"):
-        # Between its micro-batches; after them.
-        name = {"update": "_accumulate", "apply": "_apply"}[moment]
-        setattr(trainer._learner, name, deadly(getattr(trainer._learner, name)))
-    elif moment == "second update":
-        trainer._learner.update = deadly_from_the_second(trainer, trainer._learner.update, at)
-    elif moment == "metrics":
-
-        def half_a_line(lines, *_):
-            with lines._path.open("a") as file:
-                file.write('{"step": ')
-
-        JsonLines.write = deadly(
-            JsonLines.write, is_time=lambda lines, step, _: step == at, before=half_a_line
-        )
-    elif moment == "checkpoint":
-        # All is written, but the folder does not yet have its name.
-        os.rename = deadly(os.rename, is_time=is_commit(at))
-        os.replace = deadly(os.replace, is_time=is_commit(at))
-
-
-def is_commit(at):
-    """Return what tells whether a folder that is given its name is a step's checkpoint."""
-
-    def tell(source, *_):
-        name = Path(os.fsdecode(source)).name
-        return name.startswith(f"{at}.") and "tmp" in name
-
-    return tell
-
-
-def main(folder, moment="", at="0", course="plain", coordinator="", processes="1", process="0"):
+def main(folder, course, moment="", at="0", end="die", coordinator="", processes="1", process="0"):
+    """Run a course; the last of its processes ends as it is told."""
     if coordinator:
-        distributed.join(
-            distributed.ProcessConfig(coordinator, int(processes), int(process), heartbeat_s=10)
-        )
+        # Who is soon waited for in vain is missed soon; others may be slow on a busy machine.
+        heartbeat_s = 10 if end == "die" else 60
+        place = int(processes), int(process)
+        distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s))
     import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
     trainer = take_course(toy, Path(folder), course)
-    # Of several processes the one that writes alone, or the last.
-    is_doomed = int(process) == (0 if moment == "checkpoint" else int(processes) - 1)
-    arm(trainer, moment if is_doomed else "", int(at))
-
-    def progress(done, steps, line):
-        # While the checkpoint of this step is being written, or just after.
-        if is_doomed and moment == "progress" and done == int(at):
-            die()
-
+    if moment and int(process) == int(processes) - 1:
+        arm(trainer, moment, int(at), {"die": die, "be told": be_told}[end])
     with preemption.watched():
-        trainer.run(progress)
+        trainer.run(lambda *_: None)
 
 
 if __name__ == "__main__":

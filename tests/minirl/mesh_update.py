@@ -1,0 +1,67 @@
+"""An update on a mesh: a batch, and a learner that starts from the same weights on each."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from flax import nnx
+
+from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
+from minirl.model import huggingface
+from minirl.model.sharding import make_mesh, param_path
+from minirl.train.batching import micro_batches
+from minirl.train.optimizer import make_optimizer
+from minirl.train.update import Learner, policy_objective
+from minirl.types import TokenRow
+
+ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo()}
+GROUPS, G = 8, 4
+
+
+def make_groups():
+    """Make groups of one- and two-turn trajectories around a policy that the model is not."""
+    rng = np.random.default_rng(0)
+    groups = []
+    for _ in range(GROUPS):
+        prompt = rng.integers(4, 60, rng.integers(3, 12))
+        group = []
+        for _ in range(G):
+            answer = rng.integers(4, 60, rng.integers(3, 14))
+            is_action = rng.random(len(answer)) < 0.8
+            is_action[-1] = True
+            ids = np.concatenate([prompt, answer])
+            mask = np.concatenate([np.zeros(len(prompt), bool), is_action])
+            logprobs = np.where(mask, rng.normal(-4, 0.2, len(ids)), 0.0)
+            group.append(TokenRow(ids, mask, logprobs, float(rng.normal()), len(prompt)))
+        groups.append(group)
+    return groups
+
+
+def start(toy, shape, *, algorithm="grpo"):
+    """Return a learner on a mesh (None for one device) and its start."""
+    mesh = (
+        None
+        if shape is None
+        else make_mesh(shape, jax.devices()[: int(np.prod([*shape.values()]))])
+    )
+    model = huggingface.init(toy.CONFIG, 0, mesh=mesh)
+    graph, params = nnx.split(model)
+    learner = Learner(
+        graph,
+        policy_objective(ALGORITHMS[algorithm], temperature=0.8),
+        make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10),
+        mesh=mesh,
+    )
+    return learner, learner.init(params)
+
+
+def batches(*, groups_per_batch=GROUPS, pack=False):
+    sizes = BatchingConfig(
+        groups_per_batch=groups_per_batch, pack=pack, prompt_multiple=12, answer_multiple=16
+    )
+    return micro_batches(make_groups(), aggregation="token_mean", sizes=sizes, pad_id=0)
+
+
+def numbers_of(state):
+    leaves = jax.tree.leaves_with_path(state.params)
+    return {param_path(path): np.asarray(leaf) for path, leaf in leaves}

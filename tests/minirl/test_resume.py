@@ -1,0 +1,79 @@
+"""A run that ends at any moment, by an error, a signal or a kill, goes on as if it never had."""
+
+from __future__ import annotations
+
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from minirl.run import preemption
+from minirl.run.preemption import Preempted
+
+from . import toy_run
+from .processes import LIMIT_S, ends, start
+
+
+class DiedError(Exception):
+    """Stands for a kill: the trainer it went through is not used again."""
+
+
+def die():
+    raise DiedError
+
+
+# What ends a run, in which step, before which call (of a mini-batch), and the checkpoints there are
+# then; they are due every second step. Where a signal has left one, it goes with the next.
+LIVES = (
+    (die, 2, "advance", 1, []),
+    # The step is whole but for its validation.
+    (toy_run.be_told, 2, "_apply", 1, ["2"]),
+    (toy_run.die, 4, "rename", 1, ["2"]),
+    (die, 6, "update", 2, ["2", "4"]),
+    (toy_run.be_told, 6, "advance", 1, ["2", "4", "5"]),
+    (toy_run.be_told, 6, "save", 1, ["2", "4", "6"]),
+)
+
+
+@pytest.mark.timeout(LIMIT_S + 120)
+def test_a_run_of_everything_that_ends_six_times(toy, tmp_path):
+    """Two stages, dynamic sampling, mini-batches, a correction, skipped updates."""
+    whole = toy_run.take_course(toy, tmp_path / "whole", "all")
+    whole.run(lambda *_: None)
+    assert {line["update/skipped"] for line in toy_run.metrics_of(tmp_path / "whole")} > {0.0}
+    folder = tmp_path / "run"
+    for end, step, moment, nth, saved in LIVES:
+        if end is toy_run.die:
+            ((code, _, errors),) = ends(start([folder, "all", moment, step]))
+            assert code == -signal.SIGKILL, errors
+        else:
+            trainer = toy_run.take_course(toy, folder, "all")
+            toy_run.arm(trainer, moment, step, end, nth=nth)
+            with preemption.watched(), pytest.raises(DiedError if end is die else Preempted):
+                trainer.run(lambda *_: None)
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert [name for name in names if "tmp" not in name] == saved
+        assert (names == saved) == (end is not toy_run.die)
+    trainer = toy_run.take_course(toy, folder, "all")
+    assert trainer.steps_done == whole.steps_done == 6
+    trainer.run(lambda *_: pytest.fail("there is nothing left"))
+    assert trainer.restart == whole.restart
+    assert toy_run.without_times(folder) == toy_run.without_times(tmp_path / "whole")
+    name = "trajectories.jsonl"
+    assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    for ours, theirs in zip(*map(jax.tree.leaves, (trainer._state, whole._state)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_second_ctrl_c_does_not_wait():
+    # A shell lets what it starts in the background ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with preemption.watched():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(Preempted):
+            preemption.check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    preemption.check()
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
