@@ -79,6 +79,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         (["launch.export", "--checkpoint", away, "--out", "a"], "--checkpoint"),
         (["launch.export", "--checkpoint", "data", "--out", "alien"], "alien"),
         (["launch.export", "--checkpoint", "data", "--out", "file/a"], "file/a"),
+        (["launch.export", "--checkpoint", "a", "--out", "b", "--shard-bytes", "5XB"], "5XB"),
+        (["launch.export", "--checkpoint", "a", "--out", "b", "--shard-bytes", "0"], "--shard"),
         (["launch.score"], "--file"),
         ([*score, "--pred", "SELECT 1"], "x.sqlite"),
         ([*score, "--pred", "SELECT 1", "--out", "x"], "--out"),

@@ -41,15 +41,24 @@ def says(content: str, usage: str = '{"prompt_tokens": 2, "completion_tokens": 3
     return Failure(200, text, JSON)
 
 
-NO_COMPLETIONS = ("[1]", "", "{", "[" * 200_000, '{"choices": [null]}', '{"choices": "abc"}')
-NO_COMPLETIONS += ('{"choices": [{"message": null}]}',)
+TEXTS = ("[1]", "", "{", "[" * 200_000, '{"choices": []}', '{"choices": [null]}')
+TEXTS += ('{"choices": "abc"}', '{"choices": [{"message": null}]}')
+PASSING = {
+    **{text[:24]: Failure(200, text, JSON) for text in TEXTS},
+    "HTML": Failure(200, "nonsense", {"content-type": "text/html"}),
+    "an error": Failure(500),
+    "busy": Failure(429, headers={"retry-after": "0"}),
+    "a wish that is no time": Failure(429, headers={"retry-after": "nan"}),
+    "a wish below 0": Failure(503, "<html>busy</html>", {"retry-after": "-5"}),
+    "hangs up": Failure(hang_up=True),
+}
 
 
-@pytest.mark.parametrize("text", NO_COMPLETIONS, ids=lambda text: text[:24])
-def test_what_is_no_completion_is_asked_for_again(text):
-    bad = Failure(200, text, JSON)
-    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else bad)) as chat:
+@pytest.mark.parametrize("name", PASSING)
+def test_what_is_no_completion_is_asked_for_again(name):
+    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else PASSING[name])) as chat:
         assert ask(chat) == [Answer("fine", 2, 3)]
+        assert chat.requests == 2
 
 
 def test_what_stays_no_completion_is_given_up():
@@ -77,13 +86,6 @@ def test_halves_of_characters_are_neither_sent_nor_kept():
     with serve(Chat(lambda body, earlier: says(r'"a\ud800b"'))) as chat:
         assert ask(chat, "\ud800?") == [Answer("a?b", 2, 3)]
         assert chat.bodies[0]["messages"][0]["content"] == "??"
-
-
-@pytest.mark.parametrize("wished", ["nan", "-5"])
-def test_a_wish_that_is_no_time_to_wait_is_none(wished):
-    busy = Failure(429, headers={"retry-after": wished})
-    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else busy)) as chat:
-        assert ask(chat) == [Answer("fine", 2, 3)]
 
 
 def test_a_server_that_hangs_or_is_gone_is_told():

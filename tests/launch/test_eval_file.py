@@ -238,15 +238,6 @@ def test_questions_and_results_are_recorded_for_the_page(spider, tmp_path):
     assert (tmp_path / "page.html").stat().st_size > 50_000
 
 
-@pytest.mark.parametrize("is_root", [True, False], ids=["data root", "file"])
-def test_an_absolute_question_file_is_enough(spider, tmp_path, is_root):
-    path = write(tmp_path / "p.sql", GOLDS)
-    root = spider / "dev.json" if is_root else tmp_path
-    more = () if is_root else ("--file", str(spider / "dev.json"))
-    sheet = evaluate(path, root, tmp_path / "o.json", *more)
-    assert verdicts(sheet, "spider_ex") == [1] * 5
-
-
 def test_votes_and_pass_of_a_file_of_samples(spider, tmp_path):
     wrong = "SELECT 17"
     samples = [

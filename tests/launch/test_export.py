@@ -269,25 +269,13 @@ def test_nothing_is_written_over(place, tmp_path):
     assert_same(huggingface.load(write(source, tmp_path / "empty")), place.full)
 
 
-def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(place, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(place.folder / "full", run)
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("lora: null", "lora: {rank: 2}"))
     assert "checkpoint of another model" in refusal(run, tmp_path / "out")
-    (run / "config.yaml").write_text(config)
-    for path in (run / "checkpoints" / "1" / "tree").rglob("*"):
-        if path.is_file() and path.stat().st_size > 2_000:
-            path.write_bytes(path.read_bytes()[:1_000])
-    assert "checkpoints/1: " in refusal(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("text", ["0", "5XB", "-1", ""])
-def test_sizes_that_are_none_are_refused(text, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        write(tmp_path, tmp_path / "out", "--shard-bytes", text)
-    assert end.value.code == 2
 
 
 MEASURE = """

@@ -134,7 +134,7 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
 def test_what_does_not_fit_is_refused(monkeypatch):
     monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 2e5))
     with pytest.raises(UserError, match="nothing fits"):
-        make()
+        make("cpux1", "train.batching.answers_per_batch=1")
 
 
 def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):

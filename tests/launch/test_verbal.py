@@ -135,34 +135,6 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     assert (body["temperature"], body["max_completion_tokens"]) == (0.8, 4096)
 
 
-FAILURES = (
-    Failure(500),
-    Failure(429, headers={"retry-after": "0"}),
-    Failure(503, "<html>busy</html>", {"retry-after": "0", "content-type": "text/html"}),
-    Failure(200, "nonsense", {"content-type": "text/html"}),
-    Failure(200, '{"choices": '),
-    Failure(200, '{"choices": []}'),
-    Failure(hang_up=True),
-)
-
-
-def test_failures_that_pass_change_nothing(place, golds, tmp_path):
-    brain, kinds = Brain(golds), iter(range(10**6))
-    with serve(Chat(brain)) as chat:
-        plain = launch(place, tmp_path / "plain", chat)
-
-    def answer(body, earlier):
-        return FAILURES[next(kinds) % len(FAILURES)] if earlier < 2 else brain(body, earlier)
-
-    with serve(Chat(answer)) as chat:
-        shaken = launch(place, tmp_path / "shaken", chat)
-        assert set(chat.seen.values()) == {3}
-        assert set(chat.paid.values()) == {1}
-    for report in (plain, shaken):
-        del report["notes"]["seconds"]
-    assert plain == shaken
-
-
 def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Popen:
     """Start the command as a user does, with an interruption that it hears."""
     # Whoever started the tests may have them ignore this signal, and children inherit that.
