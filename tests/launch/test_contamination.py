@@ -142,7 +142,8 @@ def test_of_rival_settings_the_later_layer_counts(tmp_path):
     ],
 )
 def test_a_test_set_neither_validates_nor_is_learned_from(root, split, source, name):
-    own = [f"data.{split}={{sources: [{source}]}}", "train.steps=1"]
+    clean = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
+    own = [clean, f"data.{split}={{sources: [{source}]}}", "train.steps=1"]
     line = message(root, *own)
     assert f"data.{split}" in line
     assert name in line
