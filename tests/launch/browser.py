@@ -117,19 +117,9 @@ class Browser:
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
-    def picture(self, path: Path, *, whole: bool = False) -> None:
+    def picture(self, path: Path) -> None:
         """Write what is seen as a picture."""
-        found = self.call(
-            "Page.captureScreenshot",
-            format="png",
-            captureBeyondViewport=whole,
-            **({"clip": {**self._size(), "x": 0, "y": 0, "scale": 1}} if whole else {}),
-        )
-        path.write_bytes(b64decode(found["data"]))
-
-    def _size(self) -> dict[str, float]:
-        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        return {"width": size["width"], "height": min(size["height"], 6000)}
+        path.write_bytes(b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
 
 @contextmanager

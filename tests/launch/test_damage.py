@@ -1,12 +1,17 @@
-"""Whatever is damaged ends a command with one line that names it, status 2, and nothing written."""
+"""Whatever is wrong with data, databases or predictions ends a command with one line that names
+it, status 2, and nothing written.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,20 +20,11 @@ from launch import cli
 from launch import eval as evaluating
 from launch import score as scoring
 
-from .damage import (
-    DAMAGES,
-    DATABASE,
-    EVAL,
-    PAIRS,
-    SCORE,
-    SHOP,
-    arguments,
-    beside,
-    link,
-    make_inputs,
-    rewrite,
-)
-from .small_sets import GOLDS
+from .small_sets import ASKED, GOLDS, make_bird, make_spider
+
+EVAL, SCORE, PAIRS = "launch.eval", "launch.score --predictions", "launch.score --file"
+DATABASE = Path("database", "pets", "pets.sqlite")
+SHOP = Path("database", "shop", "shop.sqlite")
 
 
 @pytest.fixture
@@ -36,16 +32,149 @@ def root(tmp_path: Path) -> Path:
     return make_inputs(tmp_path / "spider_data")
 
 
-def status_of(command: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> int | str | None:
-    """Run a command as `python -m` does, in this process; give its exit status."""
+def make_inputs(root: Path) -> Path:
+    """Make a Spider folder with a database of several pages, right predictions and pairs."""
+    make_spider(root)
+    connection = sqlite3.connect(root / DATABASE)
+    connection.execute("PRAGMA synchronous = off")
+    connection.execute("CREATE TABLE more (text TEXT)")
+    connection.executemany("INSERT INTO more VALUES (?)", [(f"{n:02}" * 500,) for n in range(50)])
+    connection.commit()
+    connection.close()
+    (root / "p.sql").write_text("".join(f"{gold}\n" for gold in GOLDS))
+    where = [root / DATABASE] * 3 + [root / SHOP] * 2
+    pairs = [
+        {"id": number, "db": str(path), "gold": gold, "pred": gold}
+        for number, (path, gold) in enumerate(zip(where, GOLDS, strict=True))
+    ]
+    (root / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    return root
+
+
+def arguments(command: str, root: Path) -> list[str]:
+    """Give the arguments of a command that reads the folder."""
+    data = ["--predictions", str(root / "p.sql"), "--data-root", str(root)]
+    return {
+        EVAL: [*data, "--data", "spider-dev", "--json", str(root.parent / "out" / "o.json")],
+        SCORE: [*data, "--data", "dev.json", "--json"],
+        PAIRS: ["--file", str(root / "pairs.jsonl"), "--json"],
+    }[command]
+
+
+@pytest.fixture
+def run(monkeypatch, capsys) -> Callable[[str, list[str]], tuple[int | str | None, str, str]]:
+    """Return what runs a command as `python -m` does: its exit status and what it printed."""
     monkeypatch.setattr(cli, "_hush", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["x", *words])
-    main = evaluating.main if command == EVAL else scoring.main
-    with pytest.raises(SystemExit) as caught:
-        cli.run(main)
-    return caught.value.code
+
+    def run(command: str, words: list[str]) -> tuple[int | str | None, str, str]:
+        monkeypatch.setattr(sys, "argv", ["x", *words])
+        main = evaluating.main if command == EVAL else scoring.main
+        with pytest.raises(SystemExit) as caught:
+            cli.run(main)
+        return caught.value.code, *capsys.readouterr()
+
+    return run
 
 
+@pytest.fixture
+def refused(run, root) -> Callable[..., str]:
+    """Return what gives the line of a command that is refused; nothing may be left of it."""
+
+    def refused(command: str, words: list[str]) -> str:
+        status, out, err = run(command, words)
+        line = err.splitlines()[-1]
+        assert (status, out, "Traceback" in err) == (2, "", False), err
+        assert line.startswith("error: ")
+        assert not (root.parent / "out").exists()
+        return line
+
+    return refused
+
+
+def link(path: Path) -> Path:
+    """Put a link in place of a file; give the file's new place."""
+    store = path.parents[2] / "store" / f"{path.stem}.db"
+    store.parent.mkdir(exist_ok=True)
+    path.replace(store)
+    path.symlink_to(store)
+    return store
+
+
+def beside(path: Path, ending: str, content: bytes = b"\x37\x7f\x06\x82") -> None:
+    path.with_name(path.name + ending).write_bytes(content)
+
+
+def overwrite(path: Path, start: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(content)
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What breaks the folder, what the line has to name, and the commands that read it."""
+
+    do: Callable[[Path], object]
+    named: str
+    commands: tuple[str, ...] = (EVAL, SCORE, PAIRS)
+
+
+ASKING = (EVAL, SCORE)
+DAMAGES: dict[str, Damage] = {
+    "log beside": Damage(lambda r: beside(r / DATABASE, "-wal"), "pets.sqlite-wal: "),
+    "journal behind a link": Damage(
+        lambda r: beside(link(r / DATABASE), "-journal"), "pets.db-journal: "
+    ),
+    "cut database": Damage(lambda r: cut(r / DATABASE), "pets.sqlite: "),
+    "noise": Damage(lambda r: overwrite(r / DATABASE, 8192, b"\xa5" * 8192), "pets.sqlite: "),
+    "HTML": Damage(lambda r: (r / SHOP).write_bytes(b"<html>"), "shop.sqlite: "),
+    "folder as database": Damage(
+        lambda r: ((r / SHOP).unlink(), (r / SHOP).mkdir()), "shop.sqlite"
+    ),
+    "link to nothing": Damage(lambda r: link(r / SHOP).unlink(), "shop.sqlite"),
+    "no databases": Damage(lambda r: shutil.rmtree(r / "database"), "database", ASKING),
+    "another suite": Damage(
+        lambda r: shutil.rmtree(r / "test_suite_database" / "pets"), "pets", (EVAL,)
+    ),
+    "no root": Damage(shutil.rmtree, "spider_data"),
+    "cut questions": Damage(lambda r: cut(r / "dev.json"), "dev.json: ", ASKING),
+    "UTF-16": Damage(
+        lambda r: (r / "dev.json").write_bytes("[{}]".encode("utf-16-le")), "UTF-16", ASKING
+    ),
+    "deep questions": Damage(
+        lambda r: (r / "dev.json").write_text("[" * 20_000), "dev.json: ", ASKING
+    ),
+    "no questions": Damage(lambda r: (r / "dev.json").write_text("[]"), "dev.json", ASKING),
+    "blank gold": Damage(lambda r: replace(r / "dev.json", GOLDS[2], " "), "dev/2", ASKING),
+    "prediction of another": Damage(
+        lambda r: replace(r / "p.sql", GOLDS[3], f"{GOLDS[3]}\tpets"), "p.sql:4: ", ASKING
+    ),
+    "no predictions": Damage(lambda r: (r / "p.sql").unlink(), "p.sql: ", ASKING),
+    "deep pairs": Damage(
+        lambda r: (r / "pairs.jsonl").write_text("[" * 20_000 + "\n"), "pairs.jsonl:1: ", (PAIRS,)
+    ),
+    "Latin-1": Damage(
+        lambda r: (r / "pairs.jsonl").write_bytes('{"id": "Ä"}\n'.encode("latin-1")),
+        "pairs.jsonl: ",
+        (PAIRS,),
+    ),
+    "pair without gold": Damage(
+        lambda r: replace(r / "pairs.jsonl", GOLDS[2], " "), "pairs.jsonl:3: ", (PAIRS,)
+    ),
+    "pair of no database": Damage(
+        lambda r: replace(r / "pairs.jsonl", "shop.sqlite", "gone"), "pairs.jsonl:4: ", (PAIRS,)
+    ),
+}
 # Each damage by one command, and all commands in turn.
 CASES = [
     (name, damage.commands[number % len(damage.commands)])
@@ -54,60 +183,50 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "command"), CASES)
-def test_a_line_names_what_is_damaged(root, name, command, capsys, monkeypatch):
+def test_a_line_names_what_is_damaged(root, refused, name, command):
     DAMAGES[name].do(root)
-    assert status_of(command, arguments(command, root), monkeypatch) == 2
-    told = capsys.readouterr()
-    line = told.err.splitlines()[-1]
-    assert line.startswith("error: ")
-    for words in DAMAGES[name].words:
-        assert words.format(root=root) in line
-    assert "Traceback" not in told.err
-    assert told.out == ""
-    assert not (root.parent / "out").exists()
+    assert DAMAGES[name].named in refused(command, arguments(command, root))
 
 
-def test_an_older_file_stays_until_the_new_one_is_whole(root, capsys, monkeypatch):
+def test_an_older_file_stays_until_the_new_one_is_whole(root, run):
     """Also where a database is lost on the way."""
     old = root / "old.jsonl"
     old.write_text("old\n")
     os.truncate(root / SHOP, 4096)
     for command in (SCORE, PAIRS):
-        words = [*arguments(command, root)[:-1], "--out", str(old)]
-        assert status_of(command, words, monkeypatch) == 2
-        assert "shop.sqlite" in capsys.readouterr().err
-        assert old.read_text() == "old\n"
+        status, _, err = run(command, [*arguments(command, root)[:-1], "--out", str(old)])
+        assert (status, "shop.sqlite" in err, old.read_text()) == (2, True, "old\n")
     assert [path.name for path in root.glob("*old*")] + [*root.glob(".*")] == ["old.jsonl"]
 
 
-HARMLESS: dict[str, Callable[[Path], object]] = {
-    "an empty log": lambda r: beside(r / DATABASE, "-wal", b""),
-    "an empty journal": lambda r: beside(r / DATABASE, "-journal", b""),
-    "a journal whose writer is done": lambda r: beside(r / DATABASE, "-journal", bytes(512)),
-    "a link": lambda r: link(r / DATABASE),
-    "a log beside another file": lambda r: beside(r / "p.sql", "-wal"),
-    "a column whose name is not UTF-8": lambda r: rewrite(
-        r / DATABASE, b"more (text", b"more (\xe4\xffxt"
-    ),
-    "a table whose name is not UTF-8": lambda r: rewrite(r / DATABASE, b"more", b"mo\xe4\xff"),
-}
+def rename(root: Path) -> None:
+    """Give a table and its column names of the same lengths."""
+    content = (root / DATABASE).read_bytes().replace(b"more", b"mo\xe4\xff")
+    (root / DATABASE).write_bytes(content.replace(b"(text", b"(\xe4\xffxt"))
 
 
-@pytest.mark.parametrize("name", HARMLESS)
-def test_what_official_programs_read_is_judged(root, name, capsys, monkeypatch):
-    HARMLESS[name](root)
-    out = root.parent / "out" / "o.json"
-    assert status_of(EVAL, [*arguments(EVAL, root), "--comparators", "bird_ex"], monkeypatch) == 0
-    assert json.loads(out.read_text())["measures"]["bird_ex"]["mean"] == 1
-    capsys.readouterr()
-    for command in (SCORE, PAIRS):
-        assert status_of(command, arguments(command, root), monkeypatch) == 0
-        lines = capsys.readouterr().out.splitlines()
-        assert [json.loads(line)["ex"]["set"] for line in lines] == [True] * 5
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: beside(r / DATABASE, "-wal", b""),
+        lambda r: beside(r / DATABASE, "-journal", bytes(512)),
+        lambda r: link(r / DATABASE),
+        rename,
+    ],
+    ids=["empty log", "journal whose writer is done", "link", "names that are not UTF-8"],
+)
+def test_what_official_programs_read_is_judged(root, run, change):
+    change(root)
+    assert run(EVAL, [*arguments(EVAL, root), "--comparators", "bird_ex"])[0] == 0
+    sheet = json.loads((root.parent / "out" / "o.json").read_text())
+    assert sheet["measures"]["bird_ex"]["mean"] == 1
+    status, out, _ = run(PAIRS, arguments(PAIRS, root))
+    assert status == 0
+    assert [json.loads(line)["ex"]["set"] for line in out.splitlines()] == [True] * 5
 
 
 def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
-    """In processes of their own, whose standard output takes text alone."""
+    """Also to a standard output that takes text alone."""
     root = make_inputs(tmp_path / os.fsdecode(b"n\xe4\xff") / "spider_data")
     for name in (EVAL, SCORE, PAIRS):
         done = command(name.split()[0], *arguments(name, root), cwd=tmp_path)
@@ -115,87 +234,135 @@ def test_a_folder_whose_name_is_not_utf8(tmp_path, command):
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert sheet["measures"]["spider_ts"]["mean"] == 1
     done = command("launch.prepare", "--data-root", root, "--out", tmp_path / "new", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "not UTF-8" in done.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("place", "words", "command"),
-    [
-        (".", "spider_data: ", SCORE),
-        ("database", "spider_data/database: ", EVAL),
-        ("database/pets", "spider_data/database/pets", PAIRS),
-    ],
-)
-def test_a_folder_that_may_not_be_read_is_named_and_not_what_is_missing_in_it(
-    root, place, words, command, tmp_path
-):
-    """As a user without the rights of root, who may read everything."""
-    (root / place).chmod(0)
-    start = [] if os.geteuid() else _WITHOUT_RIGHTS
-    line = [*start, sys.executable, "-m", command.split()[0], *arguments(command, root)]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
-    (root / place).chmod(0o700)
-    told = done.stderr.splitlines()[-1]
-    assert done.returncode == 2
-    assert f"{root.parent}/{words}".rstrip(": " * (command == PAIRS)) in told
-    assert "read" in told or "Permission denied" in told
-    assert "not there" not in told
-    assert "no such" not in told
+    assert (done.returncode, "UTF-8" in done.stderr.splitlines()[-1]) == (2, True)
 
 
 _RIGHTS = "-dac_override,-dac_read_search"
 _WITHOUT_RIGHTS = ["setpriv", f"--bounding-set={_RIGHTS}", f"--inh-caps={_RIGHTS}"]
 
 
-@pytest.mark.parametrize(
-    ("command", "more", "name"),
-    [
-        (PAIRS, ["--out", "/dev/full"], "/dev/full"),
-        (EVAL, [], "standard output"),
-    ],
-)
-def test_a_full_disk_names_the_file(root, tmp_path, command, more, name):
+def test_a_folder_that_may_not_be_read_is_named_and_not_what_is_missing_in_it(root, tmp_path):
+    """As a user without the rights of root, who may read everything."""
+    (root / "database").chmod(0)
+    start = [] if os.geteuid() else _WITHOUT_RIGHTS
+    line = [*start, sys.executable, "-m", EVAL, *arguments(EVAL, root)]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    (root / "database").chmod(0o700)
+    told = done.stderr.splitlines()[-1]
+    assert (done.returncode, f"{root}/database: " in told) == (2, True)
+    assert "not there" not in told
+
+
+def test_a_full_disk_names_the_file(root, run):
     """/dev/full is always full."""
-    line = [sys.executable, "-m", command.split()[0], *arguments(command, root), *more]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            line, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: {name}: No space left on device")
+    status, _, err = run(PAIRS, [*arguments(PAIRS, root), "--out", "/dev/full"])
+    assert (status, err.splitlines()[-1].startswith("error: /dev/full: ")) == (2, True)
+    status, _, err = run(EVAL, [*arguments(EVAL, root)[:-1], "/dev/full"])
+    assert (status, "--json /dev/full" in err) == (2, True)
 
 
-def test_verdicts_go_into_a_plain_file(root, capsys, monkeypatch):
-    words = [*arguments(EVAL, root)[:-1], "/dev/full"]
-    assert status_of(EVAL, words, monkeypatch) == 2
-    assert "--json /dev/full: is no plain file" in capsys.readouterr().err
-
-
-LONG: dict[str, str] = {
+LONG = {
     "conditions": "SELECT name FROM pet WHERE age = 1" + " OR age = 1" * 200_000,
-    "orders": "select a from t order by " * 80_000,
     "names": "[" * 2_000_000,
 }
 
 
 @pytest.mark.parametrize("name", LONG)
-def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, name, capsys, monkeypatch):
+def test_a_text_of_megabytes_is_refused_before_anything_reads_it(root, run, name):
     """Reading it took 3 to 19 s a pair, of which the limits of a query say nothing."""
     pair = {"id": 1, "db": str(root / DATABASE), "gold": GOLDS[0], "pred": LONG[name]}
     (root / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
-    words = [*arguments(PAIRS, root), "--timeout-s", "1"]
-    assert status_of(PAIRS, words, monkeypatch) == 0
-    record = json.loads(capsys.readouterr().out)
-    assert record["status"] == "too_large"
+    status, out, _ = run(PAIRS, [*arguments(PAIRS, root), "--timeout-s", "1"])
+    record = json.loads(out)
+    assert (status, record["status"]) == (0, "too_large")
     assert record["seconds"] < 1
-    (root / "p.jsonl").write_text(
-        "".join(json.dumps({"pred": sql}) + "\n" for sql in [LONG[name], *GOLDS[1:]])
-    )
-    words = arguments(EVAL, root)
-    words[1] = str(root / "p.jsonl")
-    assert status_of(EVAL, [*words, "--timeout-s", "1"], monkeypatch) == 0
+    path = root / "p.jsonl"
+    path.write_text("".join(json.dumps({"pred": sql}) + "\n" for sql in [LONG[name], *GOLDS[1:]]))
+    words = ["--predictions", str(path), *arguments(EVAL, root)[2:], "--timeout-s", "1"]
+    assert run(EVAL, words)[0] == 0
     sheet = json.loads((root.parent / "out" / "o.json").read_text())
     assert [one["scores"]["spider_ex"] for one in sheet["questions"]] == [0, 1, 1, 1, 1]
     assert sheet["questions"][0]["predicted"] == "too_large"
     assert sheet["late"] == []
+
+
+# Predictions that do not belong to the questions.
+
+
+def lines(number: int, line: str) -> str:
+    """Give the right predictions with another line in the place of one of them."""
+    return "\n".join([*GOLDS[:number], line, *GOLDS[number + 1 :]])
+
+
+def by_id(*names: str) -> str:
+    return "".join(json.dumps({"id": f"spider/dev/{name}", "sql": ""}) + "\n" for name in names)
+
+
+UNEVEN = [{"pred_sqls": ["x", "y"]}] * 4 + [{"pred_sqls": ["x"]}]
+PREDICTIONS: dict[str, tuple[str, str, str]] = {
+    "one line short": ("p.sql", "\n".join(GOLDS[:-1]), "{path}:4"),
+    "a tab inside": ("p.sql", lines(2, "SELECT\tname\tFROM pet"), "{path}:3: "),
+    "a carriage return inside": ("p.sql", lines(1, "SELECT\rage"), "{path}:2: "),
+    "other databases": (
+        "p.json",
+        json.dumps(dict.fromkeys("01234", "x\t----- bird -----\tbank")),
+        '{path}: entry "0": ',
+    ),
+    "a number left out": ("p.json", json.dumps({"0": "x", "2": "x"}), "{path}: "),
+    "broken JSON": ("p.json", '{"0": ', "{path}: "),
+    "a broken line": ("p.jsonl", '{"pred": "x"}\n{"pred"\n', "{path}:2: "),
+    "an id left out": ("p.jsonl", by_id("1"), "spider/dev/0"),
+    "an unknown id": ("p.jsonl", by_id("9"), "{path}:1: "),
+    "an id twice": ("p.jsonl", by_id("1", "1"), "{path}:2: "),
+    "a question twice": (
+        "p.jsonl",
+        "\n".join(json.dumps({"question": ASKED[n][1], "sql": ""}) for n in (0, 1, 2, 3, 3)),
+        "{path}:5: ",
+    ),
+    "uneven samples": ("p.json", json.dumps(UNEVEN), "{path}: entry 4: "),
+    "samples without a decoding": ("p.json", json.dumps(UNEVEN[:1] * 5), "--decode vote@2"),
+    "no JSON of BIRD": ("p.json", '"SELECT 1"', "{path}: "),
+    "an empty file": ("p.sql", "", "{path}: "),
+}
+
+
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_predictions_that_do_not_fit_are_told_with_their_line(root, refused, case):
+    name, content, named = PREDICTIONS[case]
+    path = root / name
+    path.write_bytes(content.encode())
+    line = refused(EVAL, ["--predictions", str(path), *arguments(EVAL, root)[2:]])
+    assert named.format(path=path) in line
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        (["--decode", "vote@8"], "vote@8"),
+        (["--comparators", "spider_exx"], "spider_exx"),
+        (["--comparators", ","], "--comparators ,: "),
+        (["--comparators", "spider2_local"], "spider2_local"),
+        (["--test-suite", "nowhere"], "--test-suite nowhere: "),
+        (["--timeout-s", "-1"], "--timeout-s -1.0: "),
+        (["--timeout-s", "1e30"], "--timeout-s 1e+30: "),
+        (["--cfg", "progress-demo.yaml"], "--cfg"),
+        (["--endpoint", "http://x/v1"], "--predictions: "),
+        (["--decode", "judge@3"], "--decode judge@3: "),
+        (["--file", "nothing.json"], "nothing.json"),
+        (["--data", "bird-dev"], "dev.json: "),
+        (["--data", "spider-syn"], "dev.json: "),
+    ],
+)
+def test_options_that_cannot_be_meant(root, refused, more, key):
+    assert key in refused(EVAL, [*arguments(EVAL, root), *more])
+
+
+def test_the_questions_of_another_benchmark(root, refused, tmp_path):
+    make_bird(tmp_path / "bird")
+    assert f"{tmp_path / 'bird' / 'dev.json'}: " in refused(
+        EVAL, [*arguments(EVAL, root), "--data-root", str(tmp_path / "bird")]
+    )
+    shutil.copy(tmp_path / "bird" / "dev.json", root / "mine.json")
+    assert f"{root / 'mine.json'}: " in refused(
+        EVAL, [*arguments(EVAL, root), "--file", "mine.json"]
+    )

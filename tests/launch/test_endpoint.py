@@ -7,7 +7,6 @@ import pytest
 from launch.config import VerbalConfig
 from launch.evaluation.client import Answer, CachedClient, Cost, ModelRequest
 from launch.evaluation.endpoint import Endpoint
-from launch.run_folder import claimed
 from rewards.verbal import Ask
 from sqlenv.errors import UserError
 from sqlenv.types import Message
@@ -42,37 +41,43 @@ def says(content: str, usage: str = '{"prompt_tokens": 2, "completion_tokens": 3
     return Failure(200, text, JSON)
 
 
-NO_COMPLETIONS = (
-    *("[1]", "null", '"x"', "{}", "", "{", "[" * 200_000),
-    *('{"choices": null}', '{"choices": [null]}', '{"choices": "abc"}'),
-    '{"choices": [{"message": null}]}',
-)
+TEXTS = ("[1]", "", "{", "[" * 200_000, '{"choices": []}', '{"choices": [null]}')
+TEXTS += ('{"choices": "abc"}', '{"choices": [{"message": null}]}')
+PASSING = {
+    **{text[:24]: Failure(200, text, JSON) for text in TEXTS},
+    "HTML": Failure(200, "nonsense", {"content-type": "text/html"}),
+    "an error": Failure(500),
+    "busy": Failure(429, headers={"retry-after": "0"}),
+    "a wish that is no time": Failure(429, headers={"retry-after": "nan"}),
+    "a wish below 0": Failure(503, "<html>busy</html>", {"retry-after": "-5"}),
+    "hangs up": Failure(hang_up=True),
+}
 
 
-@pytest.mark.parametrize("text", NO_COMPLETIONS, ids=lambda text: text[:24])
-def test_what_is_no_completion_is_asked_for_again(text):
-    bad = Failure(200, text, JSON)
-    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else bad)) as chat:
+@pytest.mark.parametrize("name", PASSING)
+def test_what_is_no_completion_is_asked_for_again(name):
+    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else PASSING[name])) as chat:
         assert ask(chat) == [Answer("fine", 2, 3)]
-    with (
-        serve(Chat(lambda body, earlier: bad)) as chat,
-        pytest.raises(UserError, match="still failing after 2 tries"),
-    ):
+        assert chat.requests == 2
+
+
+def test_what_stays_no_completion_is_given_up():
+    bad = Failure(200, "[1]", JSON)
+    with serve(Chat(lambda body, earlier: bad)) as chat, pytest.raises(UserError, match="2 tries"):
         ask(chat)
+    assert chat.requests == 2
 
 
-@pytest.mark.parametrize(
-    "usage", ["null", "7", "{}", '{"prompt_tokens": 1e999}', '{"prompt_tokens": -4}']
-)  # fmt: skip
+@pytest.mark.parametrize("usage", ["null", "7", "{}", '{"prompt_tokens": 1e999}'])
 def test_an_answer_without_a_cost_is_taken_and_told(usage, caplog):
     with serve(Chat(lambda body, earlier: says('"fine"', usage))) as chat:
         assert ask(chat) == [Answer("fine")]
         assert chat.requests == 1
-    assert "do not tell their tokens" in caplog.text
+    assert len(caplog.messages) == 1
 
 
 def test_content_that_is_no_text_is_an_empty_answer():
-    for content in ("null", "5", '["a"]', "{}"):
+    for content in ("null", "5", '["a"]'):
         with serve(Chat(lambda body, earlier, content=content: says(content))) as chat:
             assert ask(chat) == [Answer("", 2, 3)]
 
@@ -83,21 +88,14 @@ def test_halves_of_characters_are_neither_sent_nor_kept():
         assert chat.bodies[0]["messages"][0]["content"] == "??"
 
 
-@pytest.mark.parametrize("wished", ["nan", "-5", "", "Wed, 21 Oct 2015 07:28 GMT"])
-def test_a_wish_that_is_no_time_to_wait_is_none(wished):
-    busy = Failure(429, headers={"retry-after": wished})
-    with serve(Chat(lambda body, earlier: says('"fine"') if earlier else busy)) as chat:
-        assert ask(chat) == [Answer("fine", 2, 3)]
-
-
 def test_a_server_that_hangs_or_is_gone_is_told():
     hang = Failure(delay_s=0.6)
     with (
         serve(Chat(lambda body, earlier: hang)) as chat,
-        pytest.raises(UserError, match=r"still failing after 2 tries \(Request timed out"),
+        pytest.raises(UserError, match="timed out"),
     ):
         ask(chat, timeout_s=0.1)
-    with pytest.raises(UserError, match=r"Connection error.*[Rr]efused"):
+    with pytest.raises(UserError, match=r"[Rr]efused"):
         ask(chat)  # its port is closed now
 
 
@@ -141,24 +139,5 @@ def test_answers_are_kept_by_request(tmp_path):
 def test_a_damaged_cache_is_told(tmp_path):
     (tmp_path / "answers").mkdir()
     (tmp_path / "answers" / "cache.db").write_bytes(b"no database" * 100)
-    with pytest.raises(UserError, match=r"answers: damaged .*; delete it"):
+    with pytest.raises(UserError, match="answers: "):
         CachedClient(Oracle(), tmp_path, [], seed=0)
-
-
-def test_a_folder_has_one_writer_at_a_time(tmp_path):
-    folder = tmp_path / "out"
-    with (
-        claimed(folder, "a: 1\n", key="--out"),
-        pytest.raises(UserError, match="another process writes here"),
-        claimed(folder, "a: 1\n", key="--out"),
-    ):
-        pass
-    with claimed(folder, "a: 1\n", key="--out"):
-        assert (folder / "config.yaml").is_file()
-    assert not folder.exists()
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(UserError, match="cannot be written"),
-        claimed(tmp_path / "file", "a: 1\n", key="x"),
-    ):
-        pass

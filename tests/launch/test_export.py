@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -37,7 +36,6 @@ from minirl.model.sharding import param_path
 from minirl.model.tiny import make_tiny
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.run.checkpoint import Checkpoints
-from minirl.run.metrics import read_metrics
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import TrainState
 
@@ -114,17 +112,23 @@ def make_run(folder: Path, base: Path, *, lora: LoraConfig | None) -> Any:
     return nnx.merge(graph, params, frozen)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def place(request, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def make_place(folder: Path, kind: str) -> SimpleNamespace:
+    base = make_base(folder / "base", **KINDS[kind])
+    runs = {"full": None, "lora": LORA}
+    models = {name: make_run(folder / name, base, lora=lora) for name, lora in runs.items()}
+    return SimpleNamespace(folder=folder, base=base, **models)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A base model, and runs of all its weights and of adapters."""
-    folder = tmp_path_factory.mktemp(request.param)
-    base = make_base(folder / "base", **KINDS[request.param])
-    return SimpleNamespace(
-        folder=folder,
-        base=base,
-        full=make_run(folder / "full", base, lora=None),
-        lora=make_run(folder / "lora", base, lora=LORA),
-    )
+    return make_place(tmp_path_factory.mktemp("qwen3"), "qwen3")
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def each(request, place, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """The same of each kind of model."""
+    return place if request.param == "qwen3" else make_place(tmp_path_factory.mktemp("2"), "qwen2")
 
 
 def write(source: Path, out: Path, *arguments: str) -> Path:
@@ -146,13 +150,13 @@ def assert_same(model: Any, other: Any) -> None:
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
-def test_a_checkpoint_comes_back_bit_by_bit_with_all_that_others_need(place, tmp_path):
-    out = write(place.folder / "full", tmp_path / "new" / "out")
-    assert_same(huggingface.load(out), place.full)
+def test_a_checkpoint_comes_back_bit_by_bit_with_all_that_others_need(each, tmp_path):
+    out = write(each.folder / "full", tmp_path / "new" / "out")
+    assert_same(huggingface.load(out), each.full)
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        assert (out / name).read_bytes() == (place.base / name).read_bytes()
-    old, new = (json.loads((one / "config.json").read_text()) for one in (place.base, out))
+        assert (out / name).read_bytes() == (each.base / name).read_bytes()
+    old, new = (json.loads((one / "config.json").read_text()) for one in (each.base, out))
     kind = old["model_type"].capitalize()
     assert new == old | {"architectures": [f"{kind}ForCausalLM"], "dtype": "float32"}
     tokenizer = ChatTokenizer(out)
@@ -193,9 +197,7 @@ def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
         expected = factors[f"layers.q_{end.lower()}"][1]
         np.testing.assert_array_equal(stored[f"{start}{end}.weight"], expected)
     assert len(stored) == 2 * 2 * 3
-    assert "full-step1 has no adapters" in refusal(
-        place.folder / "full", tmp_path / "x", "--adapter"
-    )
+    assert "adapters" in refusal(place.folder / "full", tmp_path / "x", "--adapter")
 
 
 def test_types_and_files_are_as_asked_for(place, tmp_path):
@@ -218,18 +220,6 @@ def test_types_and_files_are_as_asked_for(place, tmp_path):
         np.testing.assert_array_equal(array, rounded, err_msg=name)
 
 
-def test_a_folder_is_written_anew(place, tmp_path):
-    half = write(place.base, tmp_path / "half", "--dtype", "float16")
-    assert json.loads((half / "generation_config.json").read_text()).keys() == {
-        "eos_token_id", "pad_token_id"
-    }  # fmt: skip
-    again = write(half, tmp_path / "again")  # in its own type
-    old, new = (load_file(one / "model.safetensors") for one in (half, again))
-    assert {array.dtype for array in new.values()} == {np.dtype(np.float16)}
-    for name, array in old.items():
-        np.testing.assert_array_equal(new[name], array)
-
-
 def interrupted(*_arguments: Any) -> Iterator[tuple[str, np.ndarray]]:
     yield "model.embed_tokens.weight", np.zeros((300, 32))
     raise KeyboardInterrupt
@@ -240,6 +230,7 @@ def full_disk(*_arguments: Any, **_named: Any) -> None:
 
 
 def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
+    """And what a kill left is taken away by the next one."""
     source, out = place.folder / "full", tmp_path / "new" / "out"
     monkeypatch.setattr(huggingface, "tensors", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -255,15 +246,11 @@ def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch
     monkeypatch.undo()
     usage = namedtuple("usage", "free")(1000)
     monkeypatch.setattr(policy.shutil, "disk_usage", lambda _: usage)
-    told = refusal(source, out)
-    assert re.search(r"it takes 0\.[12] MB, and 0\.0 MB are free; make room", told)
+    assert str(tmp_path) in refusal(source, out)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_a_kill_left_is_taken_away_by_the_next_export(place, tmp_path):
-    left = tmp_path / ".out.123.new"
-    left.mkdir()
-    (left / "model.safetensors").write_text("half")
+    monkeypatch.undo()
+    (tmp_path / ".out.123.new").mkdir()
+    (tmp_path / ".out.123.new" / "model.safetensors").write_text("half")
     write(place.base, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -273,37 +260,22 @@ def test_nothing_is_written_over(place, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "a.txt").write_text("mine")
-    for name in ("file", "thesis"):
-        assert "is there already" in refusal(source, tmp_path / name)
-    assert "cannot be written" in refusal(source, tmp_path / "file" / "below")
-    assert f"{tmp_path}/none: no such folder" in refusal(tmp_path / "none", tmp_path / "out")
-    assert "give a run folder" in refusal(tmp_path / "thesis", tmp_path / "out")
+    for name in ("file", "thesis", "file/below"):
+        assert f"{tmp_path}/{name.split('/')[0]}" in refusal(source, tmp_path / name)
+    for wrong in ("none", "thesis"):
+        assert f"{tmp_path}/{wrong}" in refusal(tmp_path / wrong, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "file", "thesis"]
     (tmp_path / "empty").mkdir()
     assert_same(huggingface.load(write(source, tmp_path / "empty")), place.full)
 
 
-def test_a_checkpoint_of_another_model_or_a_damaged_one_is_refused(place, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(place, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(place.folder / "full", run)
     config = (run / "config.yaml").read_text()
     (run / "config.yaml").write_text(config.replace("lora: null", "lora: {rank: 2}"))
-    assert "a checkpoint of another model: .params['layers']['" in refusal(run, tmp_path / "out")
-    (run / "config.yaml").write_text(config)
-    for path in (run / "checkpoints" / "1" / "tree").rglob("*"):
-        if path.is_file() and path.stat().st_size > 2_000:
-            path.write_bytes(path.read_bytes()[:1_000])
-    assert "checkpoints/1: the checkpoint cannot be read" in refusal(run, tmp_path / "out")
+    assert "checkpoint of another model" in refusal(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("text", ["0", "5XB", "-1", ""])
-def test_sizes(text, capsys):
-    with pytest.raises(SystemExit) as end:
-        export._arguments(["--checkpoint", "a", "--out", "b", "--shard-bytes", text])
-    assert end.value.code == 2
-    assert "is not a size" in capsys.readouterr().err or text == "-1"
-    parsed = export._arguments(["--checkpoint", "a", "--out", "b", "--shard-bytes", "500mb"])
-    assert parsed.shard_bytes == 500_000_000
 
 
 MEASURE = """
@@ -346,6 +318,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, bytes=size)
 
 
+@pytest.mark.nightly
 def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path):
     assert large.bytes > 200e6
     line = ["--checkpoint", str(large.folder / "lora"), "--out", str(tmp_path / "out")]
@@ -355,29 +328,3 @@ def test_an_export_takes_less_memory_than_one_and_a_half_models(large, tmp_path)
     )  # fmt: skip
     assert 0 < int(run.stdout.split()[-1]) < 1.5 * large.bytes
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > large.bytes
-
-
-def test_a_job_with_adapters_is_trained_exported_and_measured(command, tiny, tmp_path):
-    settings = [
-        *("train.lora.rank=4", "train.lora.targets=[q, v, down]", "warm_start.lora.rank=2"),
-        # Long replies are punished: something that a model this raw can learn.
-        *("train.steps=2", "train.group_size=4", "train.algorithm.overlong_tokens=150"),
-        *("sampler.max_reply_tokens=160", "env={kind: single_turn}", "reward.kind=one_shot"),
-    ]
-    done = command("launch.train", "--cfg", tiny, "run.dir=run", *settings, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    records = read_metrics(tmp_path / "run")
-    kl = [record["update/kl"] for record in records]
-    assert kl[0] == pytest.approx(0, abs=1e-6)
-    assert kl[-1] > 0.01
-    done = command("launch.export", "--checkpoint", "run", "--out", "out0", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    write(tmp_path / "run", tmp_path / "out1", "--adapter")
-    config = json.loads((tmp_path / "out1" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(tmp_path / "run" / "warm" / "model")
-    done = command(
-        "launch.eval", "--cfg", tiny, "--checkpoint", "out0", *settings[6:], cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
-    (measured,) = tmp_path.glob("evals/out0-*/predictions.jsonl")
-    assert measured.read_text() == (tmp_path / "run" / "after" / "predictions.jsonl").read_text()

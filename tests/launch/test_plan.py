@@ -5,12 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import pytest
@@ -27,7 +23,6 @@ from minirl.model.tiny import tiny_shape
 from minirl.plan import compile as compilers
 from minirl.plan.memory import estimate_memory, sampling_of
 
-ROOT = Path(__file__).parents[2]
 SMALL = (
     "model.tiny.vocab_size=512",
     "model.tiny.hidden_size=16",
@@ -46,14 +41,6 @@ SMALL = (
 
 def config(*overrides):
     return load_config("progress-demo.yaml", [*SMALL, *overrides])
-
-
-def run(*arguments):
-    command = [sys.executable, "-m", "launch.plan", "--cfg", "progress-demo.yaml", *arguments]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
 
 
 def make(topology="cpux4", *overrides, **options):
@@ -89,29 +76,25 @@ def test_a_plan_says_what_there_is_to_know(made):
     assert any("gradient" in status for status in said)
     assert any("pretended" in line for line in found["assumptions"])
     json.dumps(found)
-    assert plan._tables(found)
 
 
-def held(mesh, *overrides, devices=4):
+def held(mesh, *overrides):
     """Return what is held while the update runs, and while the sampler does."""
-    own = jax.devices()[:devices]
+    own = jax.devices()[:4]
     job = plan.workload_of(config(*overrides), tiny_shape(config().model.tiny))
     return estimate_memory(job, make_mesh(mesh, own), own, memory_bytes=2.0**34)
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_adapters_take_less_and_frozen_weights_are_copied_once(devices):
-    mesh = {"fsdp": devices}
-    (whole, _), (update, sampler) = (
-        held(mesh, *more, devices=devices) for more in ((), ("train.lora.rank=2",))
-    )
+def test_adapters_take_less_and_frozen_weights_are_copied_once():
+    whole, _ = held({"fsdp": 4})
+    update, sampler = held({"fsdp": 4}, "train.lora.rank=2")
     assert update["optimizer"] < 0.5 * whole["optimizer"]
     assert update["gradients"] < 0.5 * whole["gradients"]
     # The frozen weights lie there split, and whole for a sampler of several devices.
     assert update["weights"] > whole["weights"]
     copy = sampler["sampler's weights"]
-    assert copy == pytest.approx(devices * whole["weights"], rel=0.2)
-    assert update.get("sampler's frozen weights") == (copy if devices > 1 else None)
+    assert copy == pytest.approx(4 * whole["weights"], rel=0.2)
+    assert update["sampler's frozen weights"] == copy
 
 
 def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
@@ -124,7 +107,7 @@ def test_a_sampler_shares_its_copy_over_few_devices(monkeypatch):
     assert shared.memory["sampler's weights"] < copy
 
 
-@pytest.mark.parametrize("answers", [4, 1])
+@pytest.mark.parametrize("answers", [4, pytest.param(1, marks=pytest.mark.nightly)])
 def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
     """Memory as if a group with all its answers took 40, and 4 bytes for each answer there is."""
     real = compilers.compile_program
@@ -134,7 +117,7 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
         batch = next((one for one in lowered.in_avals[0] if hasattr(one, "input_BC")), None)
         if batch is None:
             return found
-        rows = batch.input_BC.shape[0] // 4
+        rows = batch.input_BC.shape[0]
         return replace(found, temporaries=2**30 * (1 + rows))
 
     monkeypatch.setattr("minirl.plan.fit.compile_program", compiled)
@@ -142,24 +125,16 @@ def test_the_largest_micro_batch_is_bounded_by_memory(monkeypatch, answers):
     room = {4: 6.0, 1: 2.5}[answers] * 2**30
     chip = compilers.Chip("cpu", room / 0.95)
     monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
-    found, _ = make()
+    found, _ = make("cpux1")
     assert (found["groups_per_batch"], found["answers_per_batch"]) == (1, answers)
-    assert found["micro_batches"] == 2 * 4 // answers
+    assert found["micro_batches"] == 8 * 4 // answers
     assert found["update_bytes"] <= found["room_bytes"] == pytest.approx(room)
 
 
 def test_what_does_not_fit_is_refused(monkeypatch):
-    chip = compilers.Chip("cpu", 2e5)
-    monkeypatch.setitem(compilers.CHIPS, "cpu", chip)
-    with pytest.raises(UserError, match=r"nothing fits: weights .* GiB a device"):
-        make()
-
-
-def test_refusals_are_one_line_and_status_2(tmp_path):
-    ended = run("--topology", "v9:4x4")
-    assert ended.returncode == 2
-    assert ended.stderr.count("\n") == 1
-    assert ended.stderr.startswith("error: --topology v9:4x4: unknown; write")
+    monkeypatch.setitem(compilers.CHIPS, "cpu", compilers.Chip("cpu", 2e5))
+    with pytest.raises(UserError, match="nothing fits"):
+        make("cpux1", "train.batching.answers_per_batch=1")
 
 
 def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):
@@ -179,10 +154,9 @@ def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made,
     assert json.loads((tmp_path / "new" / "plan.json").read_text()) == made[0]
     (tmp_path / "file").touch()
     monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
-    with pytest.raises(USER_ERRORS, match="set --json to another folder"):
-        plan.main([*line, str(tmp_path / "file" / "plan.json")])
-    with pytest.raises(USER_ERRORS, match=r"--json \S+: is a folder"):
-        plan.main([*line, str(tmp_path)])
+    for wrong in (tmp_path / "file" / "plan.json", tmp_path):
+        with pytest.raises(USER_ERRORS, match="--json"):
+            plan.main([*line, str(wrong)])
 
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):
@@ -195,8 +169,7 @@ def test_a_model_that_is_not_there_can_be_named(tmp_path):
 @pytest.mark.parametrize(("name", "extra"), [("v5e:4x4", "tpu"), ("h100x8", "plan-gpu")])
 def test_the_compiler_is_asked_for(monkeypatch, name, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    line = rf"{name}: its compiler is not installed: pip install '\.\[{extra}\]'"
-    with pytest.raises(UserError, match=line):
+    with pytest.raises(UserError, match=rf"\[{extra}\]"):
         compilers.described_devices(compilers.parse_topology(name))
 
 
@@ -218,14 +191,12 @@ def tiny_folder(tmp_path):
 def test_training_logs_the_memory_it_holds(tiny_folder, caplog):
     with caplog.at_level(logging.INFO):
         plan.check_memory(config(), tiny_folder)
-    (line,) = [text for text in caplog.messages if "memory" in text]
-    assert line.startswith("memory of a device, activations estimated: ")
-    assert " of " not in line.removeprefix("memory of a device")
+    assert len([text for text in caplog.messages if "memory" in text]) == 1
 
 
 def test_training_refuses_what_can_not_fit(tiny_folder, monkeypatch):
     monkeypatch.setattr(plan, "_device_limit", lambda: 10_000)
-    with pytest.raises(UserError, match="does not fit; use more devices"):
+    with pytest.raises(UserError, match="does not fit"):
         plan.check_memory(config("sampler.cache_gb=1"), tiny_folder)
 
 
@@ -237,7 +208,7 @@ def test_training_warns_where_activations_are_too_much(tiny_folder, monkeypatch,
     monkeypatch.setattr(plan, "_device_limit", lambda: total - 1)
     plan.check_memory(asked, tiny_folder)
     (line,) = [text for text in caplog.messages if "memory" in text]
-    assert "will hardly fit; use a smaller train.batching.answers_per_batch" in line
+    assert "train.batching.answers_per_batch" in line
 
 
 def test_a_cache_that_servers_hold_counts_for_nothing_here(tiny_folder, monkeypatch):
@@ -268,6 +239,7 @@ def test_more_chips_than_prompts_share_a_part_of_the_torus():
     )
 
 
+@pytest.mark.nightly
 def test_a_tpu_program_is_compiled_without_a_tpu():
     pytest.importorskip("libtpu", reason="libtpu is installed on Linux x86-64 only")
     devices = compilers.described_devices(compilers.parse_topology("v5e:2x2"))

@@ -15,22 +15,21 @@ from launch.config import PromptConfig, load_config
 from launch.data.preflight import check_inputs, held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.testsets import SPLITS
-from sqlenv.config import DataConfig, SingleTurnConfig
+from sqlenv.config import DataConfig, DemoConfig, SingleTurnConfig
 from sqlenv.data.loading import LoadedData, load, read_all
 from sqlenv.demo import generate
 from sqlenv.errors import UserError
 
-from .conftest import TINY, Command
-from .downloads import make_downloads
-from .test_prepare import QUICK, lines
+from .conftest import TINY, Command, json_lines
+from .test_prepare import QUICK
 
 SPIDER = {"layout": "spider", "path": ".", "split": "dev"}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = make_downloads(tmp_path_factory.mktemp("data"))
+def whole(downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "p"
+    root = shutil.copytree(downloads, out.with_name("data"))  # a test takes a database away
     arguments = ["--data-root", str(root), "--out", str(out), "--data", "spider-dev"]
     prepare.main([*arguments, "spider-train", "spider-test", *QUICK])
     return out
@@ -47,39 +46,26 @@ def load_dev(root: Path, **more: Any) -> LoadedData:
     return load(DataConfig.model_validate({"sources": [source], **more}))
 
 
-@pytest.mark.timeout(300)  # three commands, each of which may take 110 seconds
-def test_a_run_learns_and_is_measured_on_it(tmp_path: Path, command: Command):
+def test_a_policy_learns_and_is_measured_on_it(place: Path, tmp_path: Path, command: Command):
     """Download, prepare, train, evaluate: each command reads what the one before has written."""
-    sizes = TINY["data"]["demo"]
-    config = load_config("progress-demo.yaml", [f"data.demo.{k}={v}" for k, v in sizes.items()])
-    assert config.data.demo is not None
-    generate(tmp_path / "download", config.data.demo)
+    generate(tmp_path / "download", DemoConfig(**TINY["data"]["demo"]))
     settings = {**TINY, "data": {**TINY["data"], "demo": None, "root": "download"}}
     settings["data"]["overlap"] = "tell"  # Spider's names, and none of its questions
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
 
-    done = command(
-        "launch.prepare", "--data-root", "download", "--cfg", "mine.yaml", "--out", "prepared",
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    done = command(
-        "launch.train", "--cfg", "prepared/job.yaml", "run.dir=run", "train.steps=1",
-        "warm_start.steps=1", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    noted = json.loads((tmp_path / "run" / "data.json").read_text())
+    def run(module: str, *more: str) -> None:
+        done = command(f"launch.{module}", *more, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+    run("prepare", "--data-root", "download", "--cfg", "mine.yaml", "--out", "prepared")
+    job = ("--cfg", "prepared/job.yaml", "run.dir=run")
+    run("train", *job, "--dry-run")
+    whole = (f"data.test.drop_{flaw}_gold=false" for flaw in ("empty", "failing"))
+    measured = ("--checkpoint", str(place / "finished"), "--data", "test", "--out", "measured")
+    run("eval", *job, *measured, "evaluation.questions=null", *whole)
     summary = json.loads((tmp_path / "prepared" / "prepared.json").read_text())["sets"]
-    assert noted["test"]["fingerprint"]
-    assert "golds executed" not in done.stderr
-    done = command(
-        "launch.eval", "--cfg", "prepared/job.yaml", "run.dir=run", "--checkpoint", "run",
-        "--data", "test", "--out", "measured", "evaluation.questions=null",
-        "data.test.drop_empty_gold=false", "data.test.drop_failing_gold=false", cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    predictions = lines(tmp_path / "measured" / "predictions.jsonl")
-    tests = lines(tmp_path / "prepared" / "spider-test.jsonl")
+    predictions = json_lines(tmp_path / "measured" / "predictions.jsonl")
+    tests = json_lines(tmp_path / "prepared" / "spider-test.jsonl")
     assert [one["id"] for one in predictions] == [one["id"] for one in tests]
     assert len(tests) == summary["spider-test"]["questions"]
 
@@ -98,7 +84,7 @@ def test_job_yaml_names_what_was_prepared(prepared: Path):
     # Spider's test set was prepared too, and chooses no checkpoint.
     default = load_config(str(prepared / "job.yaml"), [])
     assert (default.data.validation, default.data.held_out) == (None, 200)
-    with pytest.raises(UserError, match=r"^model.path: no config.json in .*nowhere"):
+    with pytest.raises(UserError, match=r"^model\.path: "):
         check_inputs(config)  # the data is all there
 
 
@@ -128,7 +114,7 @@ def test_any_reader_of_questions_takes_it(prepared: Path):
     assert [example.id for example in examples] == [f"spider/dev/{n}" for n in range(6)]
     assert len(load_dev(prepared, drop_failing_gold=False, drop_empty_gold=False).examples) == 6
     assert len(load_dev(prepared).examples) == 4
-    with pytest.raises(UserError, match=r"no prepared.json with bird-dev.jsonl in it, but"):
+    with pytest.raises(UserError, match=r"bird-dev\.jsonl"):
         load(DataConfig.model_validate({"sources": [{**source, "layout": "bird"}]}))
 
 
@@ -139,10 +125,6 @@ def cut(path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
 
 
-def double(path: Path) -> None:
-    path.write_bytes(path.read_bytes() * 2)
-
-
 def edit(path: Path) -> None:
     path.write_text(path.read_text().replace("'New York'", "'Old York'", 1))
 
@@ -151,37 +133,25 @@ def half_a_line(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-@pytest.mark.parametrize(
-    ("damage", "expected"),
-    [
-        (cut, r"spider-dev\.jsonl: 5 questions, but 6 were prepared; it is cut off or was added"),
-        (double, r"spider-dev\.jsonl: 12 questions, but 6 were prepared"),
-        (edit, r"spider-dev\.jsonl: line 1 was changed after it was prepared; run launch.prep"),
-        (half_a_line, r"spider-dev\.jsonl: broken JSON after 5 whole records"),
-        (Path.unlink, r"no prepared.json with spider-dev.jsonl in it, but .*spider-test.jsonl"),
-    ],
-)
-def test_no_part_of_a_set_passes_for_the_whole(prepared: Path, damage: Any, expected: str):
+@pytest.mark.parametrize("damage", [cut, edit, half_a_line, Path.unlink])
+def test_no_part_of_a_set_passes_for_the_whole(prepared: Path, damage: Any):
     damage(prepared / "spider-dev.jsonl")
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match=r"spider-dev\.jsonl"):
         load_dev(prepared)
 
 
 def test_without_its_summary_a_folder_is_not_prepared(prepared: Path):
     (prepared / "prepared.json").unlink()
     for source in (SPIDER, {"layout": "prepared", "file": "spider-dev.jsonl"}):
-        with pytest.raises(UserError, match="in it"):
+        with pytest.raises(UserError):
             load(DataConfig.model_validate({"sources": [{**source, "path": prepared}]}))
 
 
 def test_a_database_that_changed_or_went_is_told(prepared: Path):
     database = load_dev(prepared).examples[0].database
-    content = database.read_bytes()
-    database.write_bytes(content + bytes(4096))
-    with pytest.raises(
-        UserError, match=r"club.sqlite has 16,384 bytes now, but question spider/dev"
-    ):
+    database.write_bytes(database.read_bytes() + bytes(4096))
+    with pytest.raises(UserError, match=r"club\.sqlite"):
         load_dev(prepared)
     database.unlink()
-    with pytest.raises(UserError, match=r"club.sqlite is not there any more, but question"):
+    with pytest.raises(UserError, match=r"club\.sqlite"):
         load_dev(prepared)

@@ -10,7 +10,7 @@ import yaml
 
 import minirl.errors
 from launch.config import JobConfig, load_config
-from launch.run_folder import check_run, claim_data, claimed_run
+from launch.run_folder import check_run, claim_data, claimed, claimed_run
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
@@ -37,7 +37,7 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert claim(job()) == folder
     for refuse in (check_run, claim):
-        with pytest.raises(UserError, match=r"seed is 0 there and 9 here.*run.dir"):
+        with pytest.raises(UserError, match="seed"):
             refuse(job("seed=9"))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -60,7 +60,7 @@ def test_a_run_may_go_on_with_other_devices_and_servers(job, settings, others, r
     assert claim(other) == folder
     assert load_config(str(folder / "config.yaml"), []) == other
     key = refused.split("=")[0]
-    with pytest.raises(UserError, match=f"{key} is .* there and .* here"):
+    with pytest.raises(UserError, match=key):
         claim(job(*others, refused))
 
 
@@ -76,9 +76,12 @@ def test_a_folder_without_work_may_have_other_settings(job, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_one_process_at_a_time(job):
-    with claimed_run(job()), pytest.raises(UserError, match="another process writes here"):
+def test_one_process_at_a_time(job, tmp_path):
+    with claimed_run(job()), pytest.raises(UserError, match="another process"):
         claim(job())
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="file"), claimed(tmp_path / "file", "a: 1\n", key="x"):
+        pass
 
 
 def test_versions_that_changed_since_are_named(job, caplog):
@@ -92,8 +95,9 @@ def test_versions_that_changed_since_are_named(job, caplog):
     assert json.loads(path.read_text()) == noted
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "\x00"])
-@pytest.mark.parametrize("name", ["config.yaml", "versions.json", "data.json"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("config.yaml", "{"), ("versions.json", "[]"), ("data.json", "\x00")]
+)
 def test_damaged_files_are_named(job, name, text):
     folder = claim(job(), work=True)
     (folder / name).write_text(text)
@@ -111,5 +115,5 @@ def test_questions_that_changed_under_a_run_are_refused(tmp_path):
     facts = claim_data(tmp_path, {"train": [first, second]})
     assert facts["train"]["questions"] == 2
     assert claim_data(tmp_path, {"train": [first, second]}) == facts
-    with pytest.raises(UserError, match=r"data.train: the files hold other questions"):
+    with pytest.raises(UserError, match=r"data\.train: "):
         claim_data(tmp_path, {"train": [second, first]})

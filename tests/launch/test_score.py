@@ -1,15 +1,19 @@
-"""The command that scores files of predictions, on demo data made here."""
+"""The reward workbench as a command: pairs, files of predictions, and episodes."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from launch.evaluation.official import BIRD_MARK
 from launch.evaluation.predictions import pair_up
 from launch.reporting.score_tables import pair_means
-from launch.score import main, short_names
+from launch.score import main
 from rewards.execution import columns_of
 from rewards.progress.diagnosis import CATEGORIES
 from rewards.workbench import MODES, Workbench
@@ -19,11 +23,16 @@ from sqlenv.demo import generate
 from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
+from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Example
+
+from .conftest import ROOT
+
+QUESTIONS = "train_spider.json"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory) -> Path:
+def data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "demo"
     config = DemoConfig(
         train_databases=2, validation_databases=1, test_databases=1, questions_per_database=10
@@ -33,8 +42,8 @@ def root(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def examples(root) -> tuple[Example, ...]:
-    return read_all(SourceConfig(layout="spider", path=root, file="train_spider.json"))
+def examples(data) -> tuple[Example, ...]:
+    return read_all(SourceConfig(layout="spider", path=data, file=QUESTIONS))
 
 
 @pytest.fixture(scope="module")
@@ -43,22 +52,140 @@ def executor():
         yield executor
 
 
+@pytest.fixture
+def score(data, capsys):
+    """Return what runs the command on predictions of the questions; its records."""
+
+    def run(*files: Path) -> list[dict[str, Any]]:
+        named = ["--predictions", *map(str, files), "--data-root", str(data), "--data", QUESTIONS]
+        main([*named, "--json"])
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return run
+
+
 def write(path: Path, queries: list[str]) -> Path:
-    if path.suffix == ".jsonl":
-        queries = [json.dumps({"pred": query}) for query in queries]
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(query + "\n" for query in queries), encoding="utf-8")
     return path
 
 
-def score_file(path: Path, examples, executor: Executor) -> dict[str, float]:
+def write_json(path: Path, records: list[Any]) -> Path:
+    return write(path, [json.dumps(record) for record in records])
+
+
+def mistake(*words: str | Path) -> str:
+    with pytest.raises(UserError) as caught:
+        main([*map(str, words)])
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Pairs.
+
+
+def test_one_pair_as_json(database, capsys):
+    pair = ["--db", str(database), "--gold", "SELECT name FROM emp", "--pred"]
+    main([*pair, "SELECT name FROM emp WHERE sal > 10", "--json"])
+    record = json.loads(capsys.readouterr().out)
+    assert {name: [*part] for name, part in record.items() if isinstance(part, dict)} == {
+        "ex": ["set", "bag", "bag_ordered", "test_suite"],
+        "progress": ["struct", "lex", "tags"],
+        "expo": ["case", "diff_types", "error_clauses", "rewards"],
+        "paverl": ["ex_f", "ex_b", "reward"],
+        "astra": ["csmr"],
+    }
+    families = ["ex", "progress", "expo", "paverl", "astra"]
+    assert list(record) == ["status", *families, "seconds"]
+    assert record["status"] == "ok"
+    assert record["expo"]["error_clauses"] == ["WHERE"]
+    assert record["seconds"] > 0
+
+
+LOOP = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i FROM r) SELECT count(*) FROM r"
+
+
+@pytest.mark.parametrize(
+    ("limit", "pred", "status"),
+    [
+        (["--max-rows", "2"], "SELECT name FROM emp", "too_large"),
+        (["--max-bytes", "10"], "SELECT name FROM emp", "too_large"),
+        (["--timeout-s", "0.2"], LOOP, "timeout"),
+    ],
+)
+def test_limits(database, capsys, limit, pred, status):
+    main(["--db", str(database), "--gold", "SELECT 1", "--pred", pred, "--json", *limit])
+    assert json.loads(capsys.readouterr().out)["status"] == status
+
+
+def test_a_failing_gold_is_named(database, capsys):
+    main(["--db", str(database), "--gold", "SELECT", "--pred", "SELECT 1", "--json"])
+    captured = capsys.readouterr()
+    assert not any(json.loads(captured.out)["ex"].values())
+    assert (captured.err.count("\n"), "emp" in captured.err) == (1, True)
+
+
+def test_a_file_of_pairs_keeps_order_and_ids(tmp_path, database, capsys):
+    """Enough pairs for several processes; a prediction that is no text is one without SQL."""
+    same = {"db": str(database), "gold": "SELECT 1"}
+    pairs: list[dict[str, Any]] = [{"id": n, **same, "pred": f"SELECT {n % 3}"} for n in range(80)]
+    pairs += [{"id": "none", **same, "pred": None}, {"id": None, **same, "pred": "\ud800"}]
+    main(["--file", str(write_json(tmp_path / "pairs.jsonl", pairs)), "--json"])
+    records = [json.loads(line) for line in capsys.readouterr().out.split("\n") if line]
+    assert [record["id"] for record in records] == [pair["id"] for pair in pairs]
+    assert [record["ex"]["set"] for record in records[:80]] == [n % 3 == 1 for n in range(80)]
+    assert [record["status"] for record in records[80:]] == ["error", "error"]
+    assert [record["expo"]["case"] for record in records[80:]] == ["format", "error"]
+
+
+def test_queries_of_other_dialects(tmp_path, database, capsys):
+    """What cannot be carried over to SQLite is told as such, and never right."""
+    pair = {"id": 1, "db": str(database), "gold": "SELECT name FROM emp WHERE name = 'ANN'"}
+    mysql = "SELECT name FROM emp WHERE dept = 'X' AND sal / 4 = 2.5"
+    records = [
+        ({**pair, "pred": mysql}, ("ok", True)),
+        ({**pair, "pred": "SELECT `name` FROM emp WHERE name REGEXP '^a'"}, ("not_carried", False)),
+        ({**pair, "pred": " "}, ("error", False)),
+        ({**pair, "gold": "SELECT 1", "pred": "DROP TABLE emp"}, ("not_carried", False)),
+        ({**pair, "pred": "SELECT 'ann'", "dialect": "sqlite"}, ("ok", False)),
+        ({**pair, "pred": "SELECT 1 WHERE 'a' ILIKE 'A'", "dialect": "PostgreSQL"}, ("ok", False)),
+        ({**pair, "gold": "SELECT YEAR(name) FROM emp", "pred": "SELECT 1"}, ("ok", False)),
+    ]
+    path = write_json(tmp_path / "pairs.jsonl", [record for record, _ in records])
+    main(["--file", str(path), "--json", "--dialect", "mysql"])
+    printed = capsys.readouterr()
+    found = [json.loads(line) for line in printed.out.splitlines()]
+    assert [(one["status"], one["ex"]["set"]) for one in found] == [told for _, told in records]
+    assert "warning: " in printed.err  # of the gold query that cannot be carried over
+    write_json(path, [{**pair, "pred": mysql, "dialect": "oracle"}])
+    assert "pairs.jsonl:1: " in mistake("--file", path, "--json")
+
+
+def test_a_reader_that_leaves_is_no_error(tmp_path, database):
+    pair = {"db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
+    path = write_json(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])
+    command = [sys.executable, "-m", "launch.score", "--file", str(path), "--json"]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert run.stdout
+    assert json.loads(run.stdout.readline())["id"] == 0
+    run.stdout.close()
+    assert run.stderr
+    with run.stderr as errors:
+        assert b"Traceback" not in errors.read()
+    run.wait()
+
+
+# Files of predictions.
+
+
+def means(path: Path, examples, executor: Executor) -> dict[str, float]:
     bench = Workbench(executor, columns_of())
     return pair_means([bench.score(*pair) for pair in pair_up(path, examples)])
 
 
-@pytest.mark.parametrize("name", ["gold.sql", "gold.jsonl"])
-def test_gold_queries_score_everything(tmp_path, examples, executor, name):
-    path = write(tmp_path / name, [example.gold_sql for example in examples])
-    score = score_file(path, examples, executor)
+def test_gold_queries_score_everything(tmp_path, examples, executor):
+    path = write(tmp_path / "gold.sql", [example.gold_sql for example in examples])
+    score = means(path, examples, executor)
     assert score["questions"] == len(examples)
     assert {score[f"EX {mode} %"] for mode in MODES} == {100}
     assert score["Progress-SQL struct"] == score["Progress-SQL lex"] == 1
@@ -73,92 +200,27 @@ def test_shares_are_of_all_predictions(tmp_path, examples, executor):
     half = len(examples) // 2
     queries = [example.gold_sql for example in examples]
     queries[:half] = [""] + ["SELECT FROM"] * (half - 1)
-    score = score_file(write(tmp_path / "half.sql", queries), examples, executor)
+    score = means(write(tmp_path / "half.sql", queries), examples, executor)
     assert score["EX set %"] == score["ok %"] == pytest.approx(50)
     assert score["not parsed %"] == score["error %"] == pytest.approx(50)
     assert score["Progress-SQL struct"] == pytest.approx(0.5)
     for name in (*CATEGORIES, "average"):  # no query differs in every clause
         assert score[f"{name} errors %"] == pytest.approx(50)
-    nowhere = score_file(
-        write(tmp_path / "n.sql", ["SELECT 1 FROM nowhere"] * len(examples)), examples, executor
-    )
+    lost = write(tmp_path / "n.sql", ["SELECT 1 FROM nowhere"] * len(examples))
+    nowhere = means(lost, examples, executor)
     assert nowhere["FROM_OR_JOIN_TABLE_MISMATCH %"] == nowhere["JOIN errors %"] == 100
     average = sum(nowhere[f"{name} errors %"] for name in CATEGORIES) / 4
     assert nowhere["average errors %"] == pytest.approx(average)
 
 
-def test_command_prints_a_column_a_file(tmp_path, root, examples, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    path = write(tmp_path / "mine.sql", [example.gold_sql for example in examples])
-    files = ["--predictions", str(path), str(path)]
-    main([*files, "--data-root", str(root), "--data", "train_spider.json"])
-    printed = capsys.readouterr().out
-    assert printed.count("mine") == 4  # in both tables
-    assert "GROUP_BY_MISSING" in printed
-    rows = {
-        cells[1].strip(): cells[2:4]
-        for line in printed.split("\n")
-        if (cells := line.split("│"))[1:]
-    }
-    assert [float(cell) for cell in rows["EX set %"]] == [100, 100]
-    assert [float(cell) for cell in rows["PaVeRL-SQL reward"]] == [10, 10]
-
-
-@pytest.mark.parametrize("flag", ["--file", "--predictions"])
-def test_what_is_read_is_not_written_over(tmp_path, flag):
-    path = tmp_path / "pairs.jsonl"
-    path.write_text("{}\n")
-    link = tmp_path / "link.jsonl"
-    link.symlink_to(path)
-    with pytest.raises(UserError, match="is read too; write to another file"):
-        main([flag, str(path), "--json", "--out", str(link)])
-    assert path.read_text() == "{}\n"
-
-
-def test_predictions_of_our_own_runs_are_matched_by_id(tmp_path, examples, executor):
-    """They hold a sample of the questions, in an order of their own, and the field `sql`."""
-    sample = examples[::-2]
-    verdicts = [{"id": e.id, "db_id": e.db_id, "gold": "?", "sql": e.gold_sql} for e in sample]
-    path = tmp_path / "predictions.jsonl"
-    path.write_text("".join(json.dumps(verdict) + "\n" for verdict in verdicts))
-    assert pair_up(path, examples) == [(e, e.gold_sql) for e in sample]
-    score = score_file(path, examples, executor)
-    assert (score["questions"], score["EX set %"]) == (len(sample), 100)
-
-
-@pytest.mark.parametrize(
-    ("files", "names"),
-    [
-        (["a.sql"], ["a"]),
-        (["x/a.sql", "b.jsonl"], ["a", "b"]),
-        (
-            ["runs/x/predictions.jsonl", "runs/y/predictions.jsonl"],
-            ["x/predictions", "y/predictions"],
-        ),
-        (["u/x/p.sql", "v/x/p.sql", "q.sql"], ["u/x/p", "v/x/p", "q"]),
-        (["a.sql", "a.sql"], ["a", "a"]),
-        (["a.sql", "a.json"], ["a.sql", "a.json"]),
-        ([""], [""]),  # its reader says what is wrong
-        ([], []),
-    ],
-)
-def test_files_are_named_apart(files, names):
-    assert short_names([Path(file) for file in files]) == names
-
-
-def test_lines_are_kept_as_they_are(tmp_path, examples):
-    path = tmp_path / "p.sql"
-    path.write_text("SELECT 'a\u2028b'\n\nSELECT 2\n", encoding="utf-8")
-    assert [sql for _, sql in pair_up(path, examples[:3])] == ["SELECT 'a\u2028b'", "", "SELECT 2"]
-
-
+@pytest.mark.nightly
 def test_five_models_on_spider(shared):
     """Sensible to a person: better models have fewer errors, and values are no structure."""
     data = shared / "data/spider_data"
     examples = read_all(SourceConfig(layout="spider", path=data, file="dev_visible.json"))
     folder = shared / "data/predictions/spider_dev"
     with Executor(ExecutorConfig(isolation="thread")) as executor:
-        scores = {p.stem: score_file(p, examples, executor) for p in sorted(folder.glob("*.sql"))}
+        scores = {p.stem: means(p, examples, executor) for p in sorted(folder.glob("*.sql"))}
     assert len(scores) == 5
     graphix, few_shot = scores["graphix_t5"], scores["codex_few_shot"]
     assert graphix["EX set %"] > few_shot["EX set %"]
@@ -166,3 +228,109 @@ def test_five_models_on_spider(shared):
     # Never predicts values, and values are no part of a structure.
     for name, extreme in (("Progress-SQL struct", max), ("EX set %", min)):
         assert scores["spider_repo_example"][name] == extreme(s[name] for s in scores.values())
+
+
+def test_files_in_every_form_give_the_same_under_names_of_their_own(tmp_path, examples, score):
+    golds = [one.gold_sql for one in examples]
+    files = [
+        write(tmp_path / "x" / "p.sql", golds),
+        write_json(tmp_path / "y" / "p.jsonl", [{"pred": gold} for gold in golds]),
+        write(tmp_path / "z" / "p.sql", golds),
+        tmp_path / "bird.json",
+    ]
+    marked = [f"{one.gold_sql}{BIRD_MARK}{one.db_id}" for one in examples]
+    files[-1].write_text(json.dumps(dict(enumerate(marked))))
+    records = score(*files)
+    assert len({record["file"] for record in records}) == 4
+    assert [record["id"] for record in records] == [one.id for one in examples] * 4
+    assert {record["astra"]["csmr"] for record in records} == {1.0}
+
+
+def test_lines_are_matched_by_id_and_by_question(tmp_path, examples, score, data):
+    """In another order, and several to one question: a file may hold several systems."""
+    lines = [{"question": e.question, "pred": e.gold_sql, "db_id": e.db_id} for e in examples]
+    path = tmp_path / "p.jsonl"
+    write_json(path, [*lines[::-1], lines[2], {**lines[1], "pred": None}])
+    records = score(path)
+    names = [one.id for one in [*examples[::-1], examples[2], examples[1]]]
+    assert [each["id"] for each in records] == names
+    assert [each["ex"]["set"] for each in records] == [True] * (len(lines) + 1) + [False]
+    write_json(path, [lines[0], {**lines[0], "question": "Who?"}])
+    named = ("--data-root", data, "--data", QUESTIONS)
+    assert f"{path}:2: " in mistake("--predictions", path, *named)
+    write_json(path, [{**line, "question": "Who?"} for line in lines])  # prompts, say: by order
+    assert all(each["ex"]["set"] for each in score(path))
+    # Predictions of our own runs: a sample of the questions, and the field `sql`.
+    sample = examples[::-2]
+    write_json(path, [{"id": e.id, "db_id": e.db_id, "sql": e.gold_sql} for e in sample])
+    assert pair_up(path, examples) == [(e, e.gold_sql) for e in sample]
+    # A line is ended by a line feed alone.
+    path = write(tmp_path / "p.sql", ["SELECT 'a\u2028b'", "", "SELECT 2"])
+    assert [sql for _, sql in pair_up(path, examples[:3])] == ["SELECT 'a\u2028b'", "", "SELECT 2"]
+
+
+def test_tables_of_many_files_stay_readable(tmp_path, examples, data, capsys, monkeypatch):
+    """No number and no label is cut: files that have no room beside others come below them."""
+    monkeypatch.setenv("COLUMNS", "80")
+    golds = [one.gold_sql for one in examples]
+    files = [write(tmp_path / f"a-system-of-a-long-name-{n}.sql", golds) for n in range(7)]
+    named = ["--data-root", str(data), "--data", QUESTIONS]
+    main(["--predictions", *map(str, files), *named])
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    assert "GROUP_BY_MISSING" in shown
+    rows = [line.split("│")[2:-1] for line in shown.splitlines() if "PaVeRL-SQL reward" in line]
+    assert [float(cell) for row in rows for cell in row] == [10.0] * 7
+    assert len(rows) > 1
+
+
+@pytest.mark.parametrize("flag", ["--file", "--predictions"])
+def test_what_is_read_is_not_written_over(tmp_path, flag):
+    path = write(tmp_path / "pairs.jsonl", ["{}"])
+    (tmp_path / "link.jsonl").symlink_to(path)
+    assert "link.jsonl" in mistake(flag, path, "--json", "--out", tmp_path / "link.jsonl")
+    assert path.read_text() == "{}\n"
+
+
+def test_messages_speak_of_the_commands_own_options(tmp_path, data):
+    """Who scores predictions has no config whose keys could be set."""
+    path = write(tmp_path / "p.sql", ["SELECT 1"])
+    for root, file, key in (
+        ("nowhere", "dev.json", "--data-root nowhere: "),
+        (path, "dev.json", f"--data-root {path}: "),
+        (data, "no.json", "--data no.json: "),
+    ):
+        told = mistake("--predictions", path, "--data-root", root, "--data", file)
+        assert key in told
+        assert not any(key in told for key in ("`path`", "`layout`", "`split`", "data."))
+
+
+# Episodes.
+
+
+def episode(gold: str, replies: list[str], **more: Any) -> dict[str, Any]:
+    turns = [{"reply": reply, "sql": extract_sql(reply, "sql_tag")} for reply in replies]
+    return {"step": 3, "id": "spider/train_spider/0", "gold": gold, "turns": turns, **more}
+
+
+def test_trajectories_give_every_familys_reward(tmp_path, examples, data, score):
+    gold = examples[0].gold_sql
+    right = f"<think> … </think> <sql> {gold} </sql>"
+    path = write_json(tmp_path / "trajectories.jsonl", [episode(gold, ["nothing", right])])
+    (record,) = score(path)
+    assert record["step"] == 3
+    assert record["progressive"] == pytest.approx(0.5 + 0.25 + 1 + 1)
+    assert record["astra"] == pytest.approx(0.9999)
+    assert (record["expo"], record["paverl"], record["turns"]) == (1.5, 10, 2)
+    called = episode(gold, [right, right])
+    called["turns"][1] |= {"reply": "<tool_call>{", "sql": "", "kind": "bad_call"}
+    (record,) = score(write_json(path, [called]))
+    assert (record["correct"], record["paverl"], record["turns"]) == (0, 0, 2)
+    named = ("--predictions", path, "--data-root", data, "--data", QUESTIONS)
+    for wrong in (
+        episode("SELECT 1", [right]),
+        episode(gold, [right], turns=[1]),
+        episode(gold, [right], turns=[{"reply": right}]),
+    ):
+        write_json(path, [wrong])
+        assert "trajectories.jsonl:1: " in mistake(*named)

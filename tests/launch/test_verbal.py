@@ -89,7 +89,7 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch, capsys):
+def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     out, brain = tmp_path / "out", Brain(golds)
     met = threading.Event()
@@ -104,6 +104,8 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
         report = launch(place, out, chat)
         requests = chat.requests
         assert launch(place, out, chat) == report  # complete: nobody is asked
+        with pytest.raises(UserError, match=r"verbal\.judgements"):
+            launch(place, out, chat, "verbal.judgements=5")
         assert chat.requests == requests == sum(chat.paid.values())
         assert 1 < chat.most_at_once <= SETTINGS["parallel"]
         assert chat.keys == {f"Bearer {SECRET}"}
@@ -129,37 +131,8 @@ def test_the_best_candidate_answers_and_costs_are_told(place, golds, tmp_path, m
     assert notes["attempts"] == sum(choice["attempts"] for choice in choices.values())
     official = (out / "predictions.sql").read_text().splitlines()
     assert official == [prediction["sql"] for prediction in predictions]
-    assert f"{notes['attempts']} attempts" in capsys.readouterr().out
     body = chat.bodies[0]
     assert (body["temperature"], body["max_completion_tokens"]) == (0.8, 4096)
-
-
-FAILURES = (
-    Failure(500),
-    Failure(429, headers={"retry-after": "0"}),
-    Failure(503, "<html>busy</html>", {"retry-after": "0", "content-type": "text/html"}),
-    Failure(200, "nonsense", {"content-type": "text/html"}),
-    Failure(200, '{"choices": '),
-    Failure(200, '{"choices": []}'),
-    Failure(hang_up=True),
-)
-
-
-def test_failures_that_pass_change_nothing(place, golds, tmp_path):
-    brain, kinds = Brain(golds), iter(range(10**6))
-    with serve(Chat(brain)) as chat:
-        plain = launch(place, tmp_path / "plain", chat)
-
-    def answer(body, earlier):
-        return FAILURES[next(kinds) % len(FAILURES)] if earlier < 2 else brain(body, earlier)
-
-    with serve(Chat(answer)) as chat:
-        shaken = launch(place, tmp_path / "shaken", chat)
-        assert set(chat.seen.values()) == {3}
-        assert set(chat.paid.values()) == {1}
-    for report in (plain, shaken):
-        del report["notes"]["seconds"]
-    assert plain == shaken
 
 
 def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Popen:
@@ -172,47 +145,6 @@ def start(place: Path, out: Path, chat: Chat, *overrides: str) -> subprocess.Pop
     line = [sys.executable, "-c", code, *words(place, out, chat, *overrides)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-@pytest.mark.timeout(400)
-def test_a_killed_run_goes_on_and_pays_for_nothing_twice(place, golds, tmp_path):
-    brain = Brain(golds)
-    with serve(Chat(brain)) as chat:
-        plain = launch(place, tmp_path / "plain", chat)
-        whole = chat.requests
-    out = tmp_path / "killed"
-    alive: list[subprocess.Popen] = []
-
-    def before(count: int) -> None:
-        if count == whole // 2:
-            alive[-1].kill()
-            alive[-1].wait(20)
-
-    # The server kills its client before it answers: that call is the only one asked for again.
-    def answer(body, earlier):
-        return Failure(hang_up=True) if alive[-1].poll() is not None else brain(body, earlier)
-
-    with serve(Chat(answer, before)) as chat:
-        for status in (-signal.SIGKILL, 0):
-            alive.append(start(place, out, chat, "verbal.parallel=1"))
-            told = alive[-1].communicate(timeout=100)[1]
-            assert alive[-1].returncode == status, told
-        assert set(chat.paid.values()) == {1}
-        assert chat.requests == whole + 1
-    report = json.loads((out / "verdicts.json").read_text())
-    for one in (report, plain):
-        del one["notes"]["seconds"]
-    assert report == plain
-
-
-def read_until(words: str, process: subprocess.Popen) -> str:
-    """Read what a command says until it has said these words."""
-    told = ""
-    for line in process.stderr or ():
-        told += line
-        if words in line:
-            return told
-    pytest.fail(told)
 
 
 def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
@@ -233,11 +165,8 @@ def test_an_interrupted_run_keeps_the_answers_under_way(place, golds, tmp_path):
     with serve(Chat(answer, before)) as chat:
         alive.append(start(place, out, chat))
         _, told = alive[0].communicate(timeout=100)
-        assert alive[0].returncode == 130
+        assert (alive[0].returncode, "Traceback" in told) == (130, False)
         interrupted.clear()
-        assert "the same command" in told
-        assert "Traceback" not in told
-        assert "HTTP Request" not in told
         assert sum(chat.paid.values()) >= 8
         launch(place, out, chat)
         assert set(chat.paid.values()) == {1}
@@ -256,28 +185,16 @@ def test_a_server_that_hangs_is_given_up_by_a_second_interruption(place, tmp_pat
         assert asked.wait(60)
         process.send_signal(signal.SIGINT)
         # Two signals before the first is heard would be one.
-        told = read_until("interrupt again not to wait", process)
+        assert any("interrupt again" in line for line in process.stderr or ())
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1)  # what is under way is paid for
         process.send_signal(signal.SIGINT)
-        told += process.communicate(timeout=30)[1]
+        told = process.communicate(timeout=30)[1]
         ended.set()
-    assert process.returncode == 130
-    assert "the same command" in told
-    assert "Traceback" not in told
+    assert (process.returncode, "Traceback" in told) == (130, False)
 
 
-def test_a_folder_of_other_settings_is_refused_and_kept(place, golds, tmp_path):
-    out = tmp_path / "out"
-    with serve(Chat(Brain(golds))) as chat:
-        launch(place, out, chat)
-        asked = chat.requests
-        with pytest.raises(UserError, match=r"verbal\.judgements is 4 there and 5 here"):
-            launch(place, out, chat, "verbal.judgements=5")
-        assert chat.requests == asked
-
-
-def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsys):
+def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path):
     """As by a server that came back with a smaller context, and is mended."""
     brain, out = Brain(golds), tmp_path / "out"
     answers = iter(range(10))
@@ -291,7 +208,6 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsy
             launch(place, out, chat, "verbal.parallel=1")
         told[0] = Failure(400, '{"error": {"message": "too long"}}')
         assert launch(place, out, chat)["notes"]["refused"] > 0
-        assert f"delete {out / 'verdicts.json'}" in capsys.readouterr().out
         told[0] = None
         (out / "verdicts.json").unlink()
         result = launch(place, out, chat)
@@ -303,17 +219,12 @@ def test_refused_requests_may_be_taken_another_day(place, golds, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("failure", "words"),
-    [
-        (Failure(401), "OPENAI_API_KEY"),
-        (Failure(404), "--model m/one"),
-        (Failure(400), "took no request at all: 400"),
-        (Failure(500), "still failing after 2 tries .*same command"),
-    ],
-    ids=lambda value: str(value)[:30],
+    ("status", "key"),
+    [(401, "OPENAI_API_KEY"), (404, "--model m/one"), (400, "400"), (500, "2 tries")],
 )
-def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, failure, words):
-    with serve(Chat(lambda body, earlier: failure)) as chat, pytest.raises(UserError, match=words):
+def test_an_endpoint_of_no_use_is_one_line(place, tmp_path, status, key):
+    failure = Failure(status)
+    with serve(Chat(lambda body, earlier: failure)) as chat, pytest.raises(UserError, match=key):
         launch(place, tmp_path / "out", chat, "verbal.retries=1")
     assert not (tmp_path / "out" / "verdicts.json").exists()
 
@@ -353,36 +264,13 @@ def test_questions_without_gold_have_predictions_and_no_accuracy(place, golds, t
 
 def test_a_policy_of_ours_answers_in_process(place, tmp_path):
     make_tiny(tmp_path / "model", ["SELECT name FROM t"], TinyConfig(**TINY["model"]["tiny"]), 0)
-    reports = []
-    for name in ("one", "two"):
-        out = tmp_path / name
-        line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(tmp_path / "model")]
-        more = ["--decode", JUDGE, "--out", str(out), "sampler.max_prompt_tokens=4000"]
-        command.main([*line, *more])
-        reports.append(json.loads((out / "verdicts.json").read_text())["notes"])
-        del reports[-1]["seconds"]
-    one, two = reports
-    assert one == two
-    assert one["attempts"] == QUESTIONS * SETTINGS["attempts"]
-    assert one["cost"]["generate"]["calls"] == one["attempts"]
-    assert 0 < one["cost"]["generate"]["completion_tokens"] <= one["attempts"] * 16
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--endpoint", "http://x/v1"], "say --model"),
-        (["--model", "m"], "say --endpoint"),
-        (["--endpoint", "localhost:1", "--model", "m"], "write a URL"),
-        (["--endpoint", "http://x", "--model", "m", "--checkpoint", "."], "one of the two"),
-        (["--endpoint", "http://me:secret@x/v1", "--model", "m"], "without user and password"),
-        (["--checkpoint", "nowhere"], "no such folder"),
-    ],
-)
-def test_mistakes_are_told_before_anything_is_made(place, arguments, words):
-    with pytest.raises(Exception, match=words) as caught:
-        command.main(["--cfg", str(place / "verbal.yaml"), "--decode", "judge", *arguments])
-    assert type(caught.value).__name__ == "UserError"
+    line = ["--cfg", str(place / "verbal.yaml"), "--checkpoint", str(tmp_path / "model")]
+    more = ["--decode", JUDGE, "--out", str(tmp_path / "out"), "sampler.max_prompt_tokens=4000"]
+    command.main([*line, *more])
+    notes = json.loads((tmp_path / "out" / "verdicts.json").read_text())["notes"]
+    assert notes["attempts"] == QUESTIONS * SETTINGS["attempts"]
+    assert notes["cost"]["generate"]["calls"] == notes["attempts"]
+    assert 0 < notes["cost"]["generate"]["completion_tokens"] <= notes["attempts"] * 16
 
 
 def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):

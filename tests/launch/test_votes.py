@@ -139,20 +139,17 @@ def test_without_any_result_others_than_spider_draw_one():
 @pytest.mark.parametrize(
     ("one", "other", "by_set", "by_table"),
     [
-        (Table(("a",), ((1,), (2,))), Table(("a",), ((2,), (1,))), True, False),
-        (Table(("a",), ((1,),)), Table(("a",), ((1,), (1,))), True, False),
-        (Table(("a",), ((1,),)), Table(("b",), ((1,),)), True, False),
-        (Table(("a",), ((1,),)), Table(("a",), ((1.0,),)), True, False),
-        (Table(("a",), ((2**53 + 1,),)), Table(("a",), ((float(2**53),),)), False, False),
-        (Table(("a",), ((1,),)), Table(("a",), (("1",),)), False, False),
-        (Table(("a",), ((b"1",),)), Table(("a",), (("1",),)), False, False),
-        (Table(("a",), ((1.5,),)), Table(("a",), ((1.5,),)), True, True),
-        (Table(("a",), ((float("inf"),),)), Table(("a",), ((float("inf"),),)), True, True),
-        (Table((), ()), Table(("a",), ()), True, False),
+        ([(1,), (2,)], [(2,), (1,)], True, False),
+        ([(1,)], [(1,), (1,)], True, False),
+        ([(1,)], [(1.0,)], True, False),
+        ([(2**53 + 1,)], [(float(2**53),)], False, False),
+        ([(b"1",)], [("1",)], False, False),
+        ([(float("inf"),)], [(float("inf"),)], True, True),
     ],
 )
 def test_what_is_one_vote(one, other, by_set, by_table):
     """By sets of rows as in OmniSQL, by the printed table as in PaVeRL-SQL."""
+    one, other = (Table(("a",), tuple(rows)) for rows in (one, other))
     assert (ballot(one) == ballot(other)) is by_set
     assert (set(one.rows) == set(other.rows)) is by_set
     assert (ballot(one, "table") == ballot(other, "table")) is by_table

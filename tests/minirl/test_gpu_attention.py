@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from minirl.model.kernels import MASKED, partial_attention
-from minirl.sample import decode, gpu_attention
+from minirl.sample import gpu_attention
 from minirl.types import Decoding, Request
 
 
@@ -50,9 +51,9 @@ def test_a_sampler_with_it_draws_the_same(toy, monkeypatch):
 
     monkeypatch.setattr(gpu_attention, "serves", lambda *_: True)
     monkeypatch.setattr(gpu_attention, "attend_to_first", interpreted)
-    decode.decode.clear_cache()
+    jax.clear_caches()
     found = replies()
-    decode.decode.clear_cache()
+    jax.clear_caches()
     assert called
     for episode, reply in expected.items():
         assert found[episode].ids == reply.ids
