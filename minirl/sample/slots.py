@@ -137,10 +137,14 @@ class Slots:
         return [episode for episode in self._episodes if episode and episode.left]
 
     def forget(self) -> None:
-        """Let everything in the cache be computed again."""
-        for one in (*self._episodes, *itertools.chain(*self._prompts)):
-            if one is not None:
-                one.filled = 0
+        """Let everything in the cache be computed again, in the rows that a new sampler would take."""
+        for episode in self._episodes:
+            if episode is not None:
+                episode.filled = 0
+        for prompt in itertools.chain(*self._prompts):
+            prompt.filled = 0
+            if not prompt.is_in_use:
+                prompt.ids, prompt.used = None, 0
 
     def place(self, episode: SlotEpisode) -> bool:
         """Give an episode a slot and a place beside its prompt, if there are both.
