@@ -137,7 +137,7 @@ class Slots:
         return [episode for episode in self._episodes if episode and episode.left]
 
     def forget(self) -> None:
-        """Let everything in the cache be computed again, in the rows that a new sampler would take."""
+        """Let the cache be computed again, in the rows that a new sampler would take."""
         for episode in self._episodes:
             if episode is not None:
                 episode.filled = 0
