@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 SGLANG := .venv-sglang
 PLAN_GPU := .venv-plan-gpu
 ARGS ?=
+# Two processes: tests compile and wait more than they compute.
+TWO := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-report test-sglang test-gpu-programs nightly check bench clean
@@ -16,10 +18,10 @@ demo: $(VENV)/demo.stamp ## set up, then train the tiny model on the CPU (more a
 	@$(BIN)/python -m launch.train --accel cpu --cfg progress-demo.yaml $(ARGS)
 
 test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k name")
-	@$(BIN)/python -m pytest -m "not nightly" $(ARGS)
+	@$(BIN)/python -m pytest $(TWO) -m "not nightly" $(ARGS)
 
 test-all: $(VENV)/dev.stamp ## the same with the rare and the expensive ones
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(TWO) $(ARGS)
 
 test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CPU, then run the tests with real servers
 	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
