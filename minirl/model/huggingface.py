@@ -183,10 +183,11 @@ def load(
                 place[...] = _read_tensor(files, name, cuts[1:] if stacked else cuts)
             return found
 
+        # Not jnp.asarray, which copies twice. Each is waited for: copies run behind, and those of a
+        # whole model could be under way at once.
         if sharding is None:
-            # Not jnp.asarray, which copies twice.
-            return jax.device_put(part(None))
-        return jax.make_array_from_callback(leaf.shape, sharding, part)
+            return jax.device_put(part(None)).block_until_ready()
+        return jax.make_array_from_callback(leaf.shape, sharding, part).block_until_ready()
 
     rest = () if mesh is None else (param_shardings(shapes, mesh),)
     return nnx.merge(graph, jax.tree.map_with_path(read, shapes, *rest))
