@@ -1,8 +1,8 @@
 """cuDNN's flash attention for NVIDIA GPUs.
 
 JAX does not differentiate its log-sum-exp, but its backward kernel computes what is needed if it is
-handed the log-sum-exp and the values over all sets. The names that begin with `_` below are JAX's
-only private ones used, and the tests call them all.
+handed the log-sum-exp and the values over all sets. `_FORWARD` and `_BACKWARD` are private names of
+JAX; the tests call both, and check the arguments.
 """
 
 from __future__ import annotations

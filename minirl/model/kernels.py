@@ -76,11 +76,17 @@ def join(parts: Sequence[Partial]) -> Partial:
 
     The rescaling of online softmax (arXiv:1805.02867).
     """
-    peak = functools.reduce(jnp.maximum, [part.peak for part in parts])
-    scales = [jnp.exp(part.peak - peak) for part in parts]
-    values = [scale * part.values for scale, part in zip(scales, parts, strict=True)]
-    totals = [scale * part.total for scale, part in zip(scales, parts, strict=True)]
-    return Partial(functools.reduce(jnp.add, values), peak, functools.reduce(jnp.add, totals))
+
+    def add(one: Partial, other: Partial) -> Partial:
+        peak = jnp.maximum(one.peak, other.peak)
+        scale, other_scale = jnp.exp(one.peak - peak), jnp.exp(other.peak - peak)
+        return Partial(
+            scale * one.values + other_scale * other.values,
+            peak,
+            scale * one.total + other_scale * other.total,
+        )
+
+    return functools.reduce(add, parts)
 
 
 def blockwise(block_bytes: int) -> Kernel:

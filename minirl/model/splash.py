@@ -1,7 +1,8 @@
 """JAX's splash attention, flash attention for TPUs.
 
 It does not differentiate its log-sum-exp, but its backward kernel computes what is needed if it is
-handed the log-sum-exp and the values over all sets. It is not public: the test calls it.
+handed the log-sum-exp and the values over all sets. `_BACKWARD` is a private name of JAX; the tests
+call it.
 """
 
 from __future__ import annotations

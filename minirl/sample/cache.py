@@ -68,12 +68,15 @@ class CacheShape:
     @property
     def prompt_counts(self) -> tuple[int, ...]:
         """Return how many prompts a decode program may look at."""
-        return tuple(sorted({-(-self.prompts // (1 + self.halves)), self.prompts}))
+        return self._sizes(-(-self.prompts // 2), self.prompts)
 
     @property
     def own_lengths(self) -> tuple[int, ...]:
         """Return how many positions of each slot a decode program may look at."""
-        return tuple(sorted({_rounded(self.own_tokens // (1 + self.halves)), self.own_tokens}))
+        return self._sizes(_rounded(self.own_tokens // 2), self.own_tokens)
+
+    def _sizes(self, half: int, whole: int) -> tuple[int, ...]:
+        return (half, whole) if self.halves and half < whole else (whole,)
 
     @property
     def tokens(self) -> int:

@@ -37,7 +37,11 @@ def attend_to_first(
     *,
     interpret: bool = False,
 ) -> Partial:
-    """Attend to the first keys of each row, from scaled queries; `interpret` runs on any device."""
+    """Attend to the first keys of each row, from scaled queries; `interpret` runs on any device.
+
+    A count beyond the last key is one of all keys: the decode loop goes on beside a reply that has
+    ended, whose slot may be full.
+    """
     Y, M, E = q_YME.shape
     L = k_YEL.shape[-1]
     padded_YME = jnp.pad(q_YME, ((0, 0), (0, -M % _ROWS), (0, 0)))
@@ -59,7 +63,7 @@ def attend_to_first(
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
         interpret=interpret,
         name="attend_to_first",
-    )(padded_YME, k_YEL, v_YLE, count_Y)
+    )(padded_YME, k_YEL, v_YLE, jnp.minimum(count_Y, L))
     return Partial(values[:, :M], peak[:, :M, None], total[:, :M, None])
 
 
