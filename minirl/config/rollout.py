@@ -17,7 +17,9 @@ from minirl.errors import UserError
 
 SGLANG_PYTHON = "MINIRL_SGLANG_PYTHON"
 """Environment variable that names the interpreter where `rollout.sglang.python` does not."""
-_ADDRESS = re.compile(r"https?://(\[[\da-fA-F:.]+\]|[\w-]+(\.[\w-]+)*)(:\d{1,5})?/?")
+_NAME = r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?"
+_ADDRESS = re.compile(rf"https?://(?:\[[\da-fA-F:.]+\]|{_NAME})(?::(\d{{1,5}}))?/?")
+_PORTS = range(1, 2**16)
 
 
 class SamplerConfig(Settings):
@@ -94,7 +96,8 @@ class SglangConfig(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> SglangConfig:
-        wrong = [url for url in self.urls if not _ADDRESS.fullmatch(url)]
+        found = {url: _ADDRESS.fullmatch(url) for url in self.urls}
+        wrong = [url for url, one in found.items() if not one or int(one[1] or 1) not in _PORTS]
         if wrong:
             raise contradiction("urls", f"{wrong[:1]} is not http://HOST:PORT")
         if len({url.rstrip("/") for url in self.urls}) < len(self.urls):

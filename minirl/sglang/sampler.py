@@ -45,6 +45,8 @@ from minirl.types import Reply, Request, Tokenizer
 _CLOSE_S = 10.0
 # Longest wait for a reply before `advance` returns.
 _PAUSE_S = 0.2
+# Open files of a process that are no connections to servers: data, databases, logs, devices.
+_OTHER_FILES = 512
 # Ids of the probe, and how many of them are its prompt.
 _PROBE_TOKENS, _PROBE_PROMPT = 64, 2
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
@@ -164,7 +166,7 @@ class Servers:
         # Processes share the servers out; of fewer servers than processes several share one.
         shares = max(1, min(distributed.count(), len(config.urls)))
         urls = config.urls[here % shares :: shares]
-        _allow_connections()
+        _allow_connections(len(children or urls) * config.parallel)
         session = self._session = make_session()
         servers: list[tuple[Server, ChildServer | None]]
         servers = [(Server(child.url, session), child) for child in children]
@@ -190,11 +192,19 @@ class Servers:
         remove_versions(self.place)
 
 
-def _allow_connections() -> None:
-    """Let this process open as many files as the system allows: each request is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError):  # "no limit" is none on every system
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def _allow_connections(count: int) -> None:
+    """Let this process have so many connections at once, besides its other files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except ValueError:
+        raise UserError(
+            f"rollout.sglang.parallel: {count} requests at once, over all servers of a process, "
+            f"need {needed} open files, and the system allows {hard}; lower it, or raise ulimit -n"
+        ) from None
 
 
 class SglangSampler:

@@ -118,6 +118,7 @@ def rollout(**changes: object) -> str:
             for address in (
                 *("gpu1:30000", "ftp://gpu1:30000", "http://:30000", "http://gpu1:30000/v1"),
                 *("http://gpu1:30000?v=1", "http://gpu1..local:30000", "http://gpu 1:30000"),
+                *("http://gpu1:99999", f"http://{'g' * 64}:30000"),
             )
         ),
     ],
@@ -127,7 +128,13 @@ def test_contradictions_are_refused(override, key):
 
 
 def test_addresses_of_any_kind_are_taken():
-    urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
+    urls = [
+        "http://gpu1:30000",
+        "https://gpu1",
+        "http://10.0.0.1:1/",
+        "http://[fe80::1]:1",
+        "http://a.b.:1",
+    ]
     config = load_config(DEMO, [rollout(sglang={"urls": urls})])
     assert list(config.rollout.sglang.urls) == urls
 

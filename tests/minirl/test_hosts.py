@@ -106,6 +106,32 @@ try:
 except ServersLostError:
     cli.run(lambda _: distributed.gather(lambda: fail(UserError("no such file"))))
 """
+# A run of three steps over servers, played one step ahead.
+AHEAD = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from minirl.run import distributed
+model, coordinator, process = Path(sys.argv[1]), sys.argv[3], int(sys.argv[5])
+distributed.join(distributed.ProcessConfig(coordinator, 2, process))
+import conftest, toy_run
+from minirl.config import RolloutConfig, SglangConfig
+from minirl.sglang import sampler
+
+toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
+sampler.read_config = lambda _: SimpleNamespace(vocab_size=conftest.VOCAB)
+# What the fakes write has nothing to do with the weights.
+config = SglangConfig(urls=sys.argv[2].split(","), timeout_s=60, health_s=60, tolerance=1e9)
+rollout = RolloutConfig(backend="sglang", sglang=config, lag=1)
+servers = sampler.Servers(
+    config, model, toy_run.SAMPLER, dtype="float32", seed=0, folder=model.parent
+)
+with servers:
+    toy_run.make_trainer(
+        toy, model.parent / "run", servers=servers, rollout=rollout, steps=3, checkpoint_every=3,
+        validate=lambda *_: 0.5,
+    ).run(lambda *_: None)
+"""
 
 
 def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
@@ -187,6 +213,21 @@ def test_where_the_environment_tells_of_others(monkeypatch, variables, is_announ
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert distributed.is_announced() == is_announced
+
+
+@pytest.mark.nightly
+def test_two_processes_play_ahead_of_their_learner(fakes, served):
+    urls = ",".join(fake.url for fake in fakes)
+    for status, _, errors in ends(start([served, urls], code=AHEAD, count=2)):
+        assert status == 0, errors
+    lines = toy_run.metrics_of(served.parent / "run")
+    assert [line["rollout/age_max"] for line in lines] == [0, 1, 1]
+    assert {line["groups/trained"] for line in lines} == {4}
+    # Each process has its own half of the episodes from its own server, once.
+    answered = [
+        sum(body["sampling_params"]["max_new_tokens"] > 0 for body in fake.bodies) for fake in fakes
+    ]
+    assert answered == [16 * len(lines)] * 2
 
 
 @pytest.mark.parametrize(

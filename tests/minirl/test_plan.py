@@ -150,7 +150,9 @@ def test_topologies(name, size, memory):
     assert topology.chip.memory_bytes / 2**30 == pytest.approx(memory, abs=0.1)
 
 
-@pytest.mark.parametrize("name", ["v9:4x4", "h100", "h100:8", "v5ex8", "v5e:0x4", "h100x12", ""])
+@pytest.mark.parametrize(
+    "name", ["v9:4x4", "h100", "h100:8", "v5ex8", "v5e:0x4", "h100x0", "h100x12", "", "v5e:4"]
+)
 def test_unknown_topologies_are_refused(name):
     with pytest.raises(UserError, match="--topology"):
         parse_topology(name)

@@ -161,6 +161,7 @@ def edited(**meta):
 REPLY_FAULTS = {
     "dies": ("drop", "connection"),
     "hangs": ("hang", "deadline"),
+    "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
     "mixed weights": (edited(weight_versions=spans(("a", 1), ("b", 3))), "stale"),
 }

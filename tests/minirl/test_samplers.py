@@ -11,7 +11,10 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from minirl.config import SamplerConfig
+from minirl.errors import UserError
 from minirl.model.lora import split
 from minirl.sample.rollout import rollout
 from minirl.train.rollouts import gather_metrics, make_sampler
@@ -43,12 +46,14 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     assert pushes() == 4
 
 
-def test_as_many_connections_as_the_system_has_are_allowed(serve, fakes):
+def test_connections_are_allowed_or_refused(serve, fakes):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
         serve(fakes[:1], push=False, parallel=300)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (812, hard)
+        with pytest.raises(UserError, match=f"the system allows {hard}; lower it"):
+            serve(fakes[:1], push=False, parallel=hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
