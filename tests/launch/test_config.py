@@ -126,6 +126,20 @@ def test_contradictions_are_refused(override, key):
     assert key in message(DEMO, override).removeprefix(f"{DEMO}: ")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("prompt.style=progress",), "prompt.style"),
+        (
+            ("reward.aggregate=steps", "train.algorithm.estimator=group_normalised"),
+            "reward.aggregate",
+        ),
+    ],
+)
+def test_contradictions_of_episodes_with_a_tool_are_refused(overrides, key):
+    assert message("astra.yaml", *overrides).startswith(f"astra.yaml: {key}: ")
+
+
 def test_addresses_of_any_kind_are_taken():
     urls = ["http://gpu1:30000", "https://gpu1", "http://10.0.0.1:1/", "http://[fe80::1]:1"]
     config = load_config(DEMO, [rollout(sglang={"urls": urls})])
