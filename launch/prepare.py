@@ -53,7 +53,8 @@ def main(arguments: list[str]) -> None:
     check(request.folder, settings, key="--out")
     with claimed(request.folder, settings, key="--out") as folder:
         manifest = folder / MANIFEST
-        manifest.unlink(missing_ok=True)  # it appears last, and only when all is there
+        if options.only is None:
+            manifest.unlink(missing_ok=True)  # it appears last, and only when all is there
         summary = prepare(request, writes_sets=options.only is None)
         if options.only is None:
             data = request.job.data

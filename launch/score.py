@@ -183,9 +183,11 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _keep_inputs(options: Namespace) -> None:
-    out, data = options.out, options.data or Path()
-    read = [options.file, *(options.predictions or ()), (options.data_root or Path()) / data]
-    if out and any(path and path.is_file() and path.samefile(out) for path in read if out.exists()):
+    out = options.out
+    if out is None or not out.exists():
+        return
+    read = [options.file, *(options.predictions or ()), *_question_files(options)]
+    if any(path and path.is_file() and path.samefile(out) for path in read):
         raise UserError(f"--out {out}: is read too; write to another file")
 
 
@@ -210,15 +212,26 @@ def _print(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 
+def _place(options: Namespace) -> tuple[Path, Path]:
+    """Return the data set's folder, and the file of the questions in it."""
+    data = options.data or Path()
+    return (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
+
+
+def _question_files(options: Namespace) -> list[Path]:
+    """List where the file of the questions may be."""
+    root, file = _place(options)
+    return [root / base / file for base in (DATASETS[options.layout].omnisql, "")]
+
+
 def _examples(options: Namespace) -> tuple[Example, ...]:
-    data, layout = options.data or Path(), options.layout
-    root, file = (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
+    (root, file), data, layout = _place(options), options.data, options.layout
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"
         option = "--data-root" if options.data_root else f"--data {data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
+    if not any(path.is_file() for path in _question_files(options)):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
     dialect = NAMES[options.dialect]

@@ -231,8 +231,8 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     if data.root is None:
         return
     root = data.root
-    learned_from = (root / source.path for name in _LEARNED for source in data.of(name).sources)
-    away = [one for one in learned_from if not one.resolve().is_relative_to(root.resolve())]
+    places = {root / source.path for name in _LEARNED for source in data.of(name).sources}
+    away = [one for one in sorted(places) if not one.resolve().is_relative_to(root.resolve())]
     measured = {name: found for place in (*away, root) for name, found in _test_sets(place)}
     own = (one.model_copy(update={"path": root / one.path}) for one in data.test.sources)
     test = {(one.id, one.database) for one in splits.get("test", ())}

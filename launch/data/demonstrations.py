@@ -27,7 +27,7 @@ def demonstrations(
     With a tool, a demonstration is the transcript of an episode: the query as a call, the tool's
     response, the query as the answer; a repair calls with a corrupted query first.
 
-    Without one, `repair_share` of them first give a corrupted query, then correct it after the
+    `repair_share` of the demonstrations first give a corrupted query, then correct it after the
     feedback (the right answer alone where the corruption does not change the result), and
     `mistake_share` of the others answer with a corrupted query. The seed decides which ones.
     """

@@ -18,7 +18,7 @@ VOTE_TIMEOUT_S = 10.0
 """OmniSQL gives a sample 10 seconds to return its vote."""
 ERROR_SQL = "Error SQL"
 """What OmniSQL writes in Spider's files where there is no query that runs."""
-_RANDOM_SEED = 42  # omniSQL's seed of the choice where no sample of a BIRD question runs
+_RANDOM_SEED = 42  # OmniSQL's seed of the choice where no sample of a BIRD question runs
 
 Kind = Literal["vote", "pass", "judge"]
 

@@ -78,19 +78,18 @@ def _line(row: _Row, results: Sequence[Result]) -> Mapping[str, Any]:
         return sampled.line
     gold, *found = results
     replies = sampled.replies or [""] * len(found)
-    rows = zip(sampled.queries, replies, found, right, strict=False)
+    answers = zip(sampled.queries, replies, found, right, strict=False)
     return {
         **question(example, gold if example.gold_sql else None),
-        "trajectories": [{"turns": [_turn(judged, *one)]} for one in rows],
+        "trajectories": [
+            {"turns": [_turn(judged, sql, reply, result, correct=correct)]}
+            for sql, reply, result, correct in answers
+        ],
     }
 
 
 def _turn(
-    judged: QuestionVerdict,
-    sql: str,
-    reply: str,
-    result: Result,
-    correct: bool,  # noqa: FBT001
+    judged: QuestionVerdict, sql: str, reply: str, result: Result, *, correct: bool
 ) -> dict[str, Any]:
     is_answer = sql == judged.sql
     is_too_large = is_answer and not isinstance(result, Table) and judged.predicted == "ok"

@@ -56,8 +56,8 @@ def render_page(
 
 
 def align(gold: Table, predicted: Table, *, in_order: bool) -> list[RowPair]:
-    """Pair the rows of two results by their place; else rows that differ, the most alike together,
-    then equal rows. None stands where a side has no row.
+    """Pair the rows of two results: by their place if `in_order`; else rows that differ, the most
+    alike together, then equal rows. None stands where a side has no row.
     """
     if in_order:
         return list(zip_longest(gold.rows, predicted.rows))

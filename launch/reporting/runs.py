@@ -65,8 +65,8 @@ def read_runs(named: Sequence[tuple[str, Path]]) -> list[Run]:
             continue
         if both := row.columns.keys() & run.columns.keys():
             raise UserError(
-                f"two results are called {run.name} and are of {min(both)[0]}; tell them apart: "
-                f"{' '.join(f'NAME={path}' for _, path in named[:2])}"
+                f"two results are called {run.name} and are of {min(both)[0]}; give each by its "
+                "own path and name: NAME=PATH"
             )
         row.base, row.reward = row.base or run.base, row.reward or run.reward
         row.columns |= run.columns

@@ -32,6 +32,9 @@ def test_clause_level_reward_reaches_score_and_metrics(tiny, tmp_path):
             score = sql.reward(episode)
             assert "".join(reply[span.start : span.end] for span in score.spans) == reply
             numbers = sql.describe(episode)
+            is_right = case == "correct"
+            assert (numbers["columns/ex_f"] == 1, numbers["columns/csmr"] == 1) == (is_right,) * 2
+            assert "rollout/calls" not in numbers  # this episode has no tool
             assert numbers[f"case/{case}"] == 1.0
             blamed = [name for name in numbers if name.startswith("blamed/")]
             assert len(blamed) == (0 if case == "correct" else 9)

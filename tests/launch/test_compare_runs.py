@@ -211,7 +211,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         "three": "3 questions",
     }.items():
         assert key in mistake(base, tmp_path / name)
-    assert "x" in mistake(f"x={base}", f"x={short}")  # two results of one name
+    assert "called x and are of spider-dev" in mistake(f"x={base}", f"x={short}")
     (tmp_path / "three" / "result.json").unlink()
     assert "result.json" in mistake(base, tmp_path / "three")
 

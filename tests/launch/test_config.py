@@ -127,6 +127,20 @@ def test_contradictions_are_refused(override, key):
     assert key in message(DEMO, override).removeprefix(f"{DEMO}: ")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (("prompt.style=progress",), "prompt.style"),
+        (
+            ("reward.aggregate=steps", "train.algorithm.estimator=group_normalised"),
+            "reward.aggregate",
+        ),
+    ],
+)
+def test_contradictions_of_episodes_with_a_tool_are_refused(overrides, key):
+    assert message("astra.yaml", *overrides).startswith(f"astra.yaml: {key}: ")
+
+
 def test_addresses_of_any_kind_are_taken():
     urls = [
         "http://gpu1:30000",

@@ -86,7 +86,7 @@ def singers(tmp_path) -> list[Example]:
     return [Example(str(n), "Who is old?", "music", path, RIGHT) for n in range(200)]
 
 
-def transcripts(examples, *, agent=AGENT, brief=False, repair_share=0.0):
+def transcripts(examples, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
     with Executor(ExecutorConfig(isolation="thread")) as executor:
         environment = Agentic(
             agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
@@ -94,7 +94,7 @@ def transcripts(examples, *, agent=AGENT, brief=False, repair_share=0.0):
         return demonstrations(
             examples,
             environment,
-            mistake_share=0.0,
+            mistake_share=mistake_share,
             repair_share=repair_share,
             seed=0,
             reply_format=ReplyFormat("fence", agent, brief=brief),
@@ -127,6 +127,11 @@ def test_a_long_transcript_mends_its_first_call(singers):
         assert one.target == f"```sql\n{RIGHT}\n```"
         # The call with the mistake is not learnt.
         assert one.learnt == 2
+
+
+def test_a_transcript_with_a_mistake_answers_with_it(singers):
+    (one,) = transcripts(singers[:1], mistake_share=1.0)
+    assert one.target == f"```sql\n{WRONG}\n```"
 
 
 def test_transcripts_follow_the_names_and_limits_of_the_environment(singers):

@@ -218,6 +218,9 @@ def test_types_and_files_are_as_asked_for(place, tmp_path):
     for name, array in arrays(nnx.state(huggingface.load(out))).items():
         rounded = expected[name].astype(jnp.bfloat16).astype(np.float32)
         np.testing.assert_array_equal(array, rounded, err_msg=name)
+    again = write(out, tmp_path / "again")  # in its own type
+    held = load_file(again / "model.safetensors")
+    assert {str(array.dtype) for array in held.values()} == {"bfloat16"}
 
 
 def interrupted(*_arguments: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from launch.reporting.pair_view import clean, render_page
+from launch.reporting.pair_view import align, clean, differing_cells, render_page
 from rewards.workbench import Workbench
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
@@ -82,6 +82,36 @@ def test_the_page_shows_any_prediction(bench, database, pred):
     assert "\x1b" not in text
     assert "no such table: nowhere" in text
     page(bench, database, "SELECT name FROM emp", pred)
+
+
+def table(*rows: Any) -> Table:
+    return Table(tuple("abc"[: len(rows[0])] if rows else "a"), rows)
+
+
+def test_rows_are_paired():
+    gold, predicted = table((1, "a"), (2, "b"), (3, "c")), table((2, "b"), (3, "x"))
+    assert align(gold, predicted, in_order=True) == [
+        ((1, "a"), (2, "b")),
+        ((2, "b"), (3, "x")),
+        ((3, "c"), None),
+    ]
+    assert align(gold, predicted, in_order=False) == [
+        ((3, "c"), (3, "x")),
+        ((1, "a"), None),
+        ((2, "b"), (2, "b")),
+    ]
+    assert differing_cells((3, "c"), (3, "x", 1)) == [False, True, True]
+    assert differing_cells((None,), None) == [True]
+
+
+rows = st.lists(st.tuples(st.integers(0, 3)), max_size=8)
+
+
+@given(rows, rows, st.booleans())
+def test_every_row_is_shown_once(left, right, in_order):
+    pairs = align(table(*left), table(*right), in_order=in_order)
+    assert sorted(row for row, _ in pairs if row is not None) == sorted(left)
+    assert sorted(row for _, row in pairs if row is not None) == sorted(right)
 
 
 @given(st.text())

@@ -147,6 +147,10 @@ def test_nothing_is_written_over(root: Path, tmp_path: Path):
     assert "spider-dev" in message(root, tmp_path / "p", "--data", "bird-dev")
     assert str(tmp_path / "p") in message(tmp_path / "p", tmp_path / "q")
     assert [one["id"] for one in json_lines(tmp_path / "p" / "spider-dev.jsonl")]
+    summary = (tmp_path / "p" / "prepared.json").read_bytes()
+    named = ("--data-root", str(root), "--out", str(tmp_path / "p"), "--data", "spider-dev")
+    prepare.main([*named, "--only", "check", *QUICK])
+    assert (tmp_path / "p" / "prepared.json").read_bytes() == summary
 
 
 # Going on.

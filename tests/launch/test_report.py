@@ -358,6 +358,7 @@ def test_the_keyboard(page, html):
     page.press("Escape")
     page.press("?")
     page.wait('document.querySelector("#keys").open')
+    assert page.js('document.querySelector("#keys").open') is True
 
 
 @needs_chromium
