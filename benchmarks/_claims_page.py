@@ -1,0 +1,258 @@
+"""What the runs of `claims.py` say: differences over questions and seeds, and the page of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from benchmarks import markdown
+from benchmarks._claims_data import QUESTIONS, VARIANTS
+
+RESAMPLES = 10_000
+LEAST = 0.01
+"""The least gain that counts (docs/claims.md)."""
+LEVEL = 0.05
+_START, _END = "<!-- results -->", "<!-- end of results -->"
+_ARMS_HEAD = ("arm", "seeds", "start %", "after %", "seeds, lowest to highest", "synonyms %")
+_ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
+_CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
+_CLAIMS_HEAD += ("here",)
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to learn: settings beside the config of its start, for each stage."""
+
+    name: str
+    start: str
+    stages: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a paper says: one arm is better than another."""
+
+    source: str
+    better: str
+    worse: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to.
+
+    Attributes:
+        before, after: Whether each question was right, by variant of the questions.
+        turns: Mean replies of a training episode over the last ten steps.
+        pushed_up: Share of the recorded wrong episodes whose tokens have an advantage above 0.
+        seconds: Of all stages.
+    """
+
+    before: Mapping[str, Sequence[bool]]
+    after: Mapping[str, Sequence[bool]]
+    turns: float
+    pushed_up: float
+    seconds: float
+
+    @property
+    def accuracy(self) -> float:
+        """Return the accuracy on the questions as they were generated."""
+        return mean(self.after[VARIANTS[0]])
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Mean difference of accuracy, its 95 % interval, and the two-sided p-value."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim, what the runs say of it, and the p-value corrected for all claims."""
+
+    claim: Claim
+    difference: Difference
+    corrected: float
+    verdict: str = field(default="")
+
+
+def write(
+    page: Path,
+    arms: Sequence[Arm],
+    claims: Sequence[Claim],
+    finished: Mapping[tuple[str, int], Sequence[Path]],
+    *,
+    steps: int,
+) -> None:
+    """Write the results between the marks of a page, and the data beside it."""
+    found = {key: read_outcome(stages) for key, stages in finished.items()}
+    by_arm = {
+        arm.name: {seed: one for (name, seed), one in found.items() if name == arm.name}
+        for arm in arms
+    }
+    by_arm = {name: outcomes for name, outcomes in by_arm.items() if outcomes}
+    findings = judge(claims, by_arm)
+    minutes = sum(one.seconds for one in found.values()) / 60
+    text = "\n\n".join(
+        [
+            f"{len(found)} runs of {steps} steps, {minutes:.0f} minutes of one core each.",
+            markdown(_ARMS_HEAD, (_arm_row(name, one) for name, one in by_arm.items())),
+            markdown(_CLAIMS_HEAD, map(_claim_row, findings)),
+        ]
+    )
+    before, _, rest = page.read_text(encoding="utf-8").partition(_START)
+    after = rest.partition(_END)[2]
+    page.write_text(f"{before}{_START}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
+    data = [
+        {"arm": name, "seed": seed, **_packed(asdict(one))} for (name, seed), one in found.items()
+    ]
+    page.with_suffix(".json").write_text(
+        "[\n" + ",\n".join(map(json.dumps, data)) + "\n]\n", encoding="utf-8"
+    )
+
+
+def read_outcome(stages: Sequence[Path]) -> Outcome:
+    """Read the run folders of an arm's stages."""
+    lines = [json.loads(line) for line in (stages[-1] / "metrics.jsonl").open()]
+    results = [json.loads((stage / "result.json").read_text()) for stage in stages]
+    return Outcome(
+        before=_verdicts(stages[0] / "before"),
+        after=_verdicts(stages[-1] / "after"),
+        turns=mean(line["rollout/turns"] for line in lines[-10:]),
+        pushed_up=_pushed_up(stages),
+        seconds=sum(result["seconds"] for result in results),
+    )
+
+
+def _verdicts(folder: Path) -> dict[str, list[bool]]:
+    """Read whether each question was right; the variants follow one another."""
+    correct = [json.loads(line)["correct"] for line in (folder / "predictions.jsonl").open()]
+    if len(correct) != QUESTIONS * len(VARIANTS):
+        raise SystemExit(f"{folder}: {len(correct)} questions, not {QUESTIONS * len(VARIANTS)}")
+    return {
+        variant: correct[number * QUESTIONS : (number + 1) * QUESTIONS]
+        for number, variant in enumerate(VARIANTS)
+    }
+
+
+def _pushed_up(stages: Sequence[Path]) -> float:
+    advantages = [
+        trajectory["advantage"]
+        for stage in stages
+        for line in (stage / "trajectories.jsonl").open()
+        for trajectory in json.loads(line).get("trajectories", ())
+        if not trajectory["correct"] and trajectory["advantage"] is not None
+    ]
+    return mean(advantage > 0 for advantage in advantages) if advantages else 0.0
+
+
+def judge(claims: Sequence[Claim], by_arm: Mapping[str, Mapping[int, Outcome]]) -> list[Finding]:
+    """Test every claim whose two arms have seeds in common."""
+    differences: list[tuple[Claim, Difference]] = []
+    for claim in claims:
+        better, worse = by_arm.get(claim.better, {}), by_arm.get(claim.worse, {})
+        seeds = sorted(better.keys() & worse.keys())
+        if seeds:
+            pairs = np.array(
+                [
+                    np.subtract(
+                        *(np.array(one[seed].after[VARIANTS[0]], float) for one in (better, worse))
+                    )
+                    for seed in seeds
+                ]
+            )
+            differences.append((claim, crossed_bootstrap(pairs)))
+    corrected = holm([difference.p for _, difference in differences])
+    return [
+        Finding(claim, difference, p, verdict(difference, p))
+        for (claim, difference), p in zip(differences, corrected, strict=True)
+    ]
+
+
+def crossed_bootstrap(differences: np.ndarray, *, seed: int = 0) -> Difference:
+    """Resample seeds and questions, both with replacement, of differences [seeds, questions].
+
+    A resample has the same questions for each of its seeds, as the runs have. The p-value is twice
+    the share of resampled means on the side of zero that has fewer, a zero included.
+    """
+    rng = np.random.default_rng(seed)
+    seeds, questions = differences.shape
+    by_seed = rng.multinomial(seeds, np.full(seeds, 1 / seeds), RESAMPLES) / seeds
+    by_question = rng.multinomial(questions, np.full(questions, 1 / questions), RESAMPLES)
+    means = ((by_seed @ differences) * (by_question / questions)).sum(axis=1)
+    fewest = min(int((means <= 0).sum()), int((means >= 0).sum()))
+    low, high = np.percentile(means, [2.5, 97.5])
+    p = min(1.0, 2 * (fewest + 1) / (RESAMPLES + 1))
+    return Difference(float(differences.mean()), float(low), float(high), p)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number (Holm 1979)."""
+    corrected, highest = [0.0] * len(values), 0.0
+    for rank, number in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        highest = max(highest, min(1.0, values[number] * (len(values) - rank)))
+        corrected[number] = highest
+    return corrected
+
+
+def verdict(difference: Difference, corrected: float) -> str:
+    """Say what a difference means for a claim; docs/claims.md has the rule."""
+    if corrected < LEVEL and difference.mean > 0:
+        return "confirmed"
+    if difference.high < LEAST:
+        return "refuted"
+    return "undecided"
+
+
+def _arm_row(name: str, outcomes: Mapping[int, Outcome]) -> tuple[str, ...]:
+    runs = list(outcomes.values())
+    accuracies = [one.accuracy for one in runs]
+
+    def percent(value: float) -> str:
+        return f"{100 * value:.1f}"
+
+    return (
+        name,
+        str(len(runs)),
+        percent(mean(mean(one.before[VARIANTS[0]]) for one in runs)),
+        percent(mean(accuracies)),
+        f"{percent(min(accuracies))} to {percent(max(accuracies))}",
+        *(percent(mean(mean(one.after[variant]) for one in runs)) for variant in VARIANTS[1:]),
+        f"{mean(one.turns for one in runs):.2f}",
+        percent(mean(one.pushed_up for one in runs)),
+        f"{mean(one.seconds for one in runs) / 60:.1f}",
+    )
+
+
+def _claim_row(finding: Finding) -> tuple[str, ...]:
+    claim, found = finding.claim, finding.difference
+    return (
+        claim.source,
+        claim.better,
+        claim.worse,
+        f"{100 * found.mean:+.1f}",
+        f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}]",
+        f"{found.p:.4f}",
+        f"{finding.corrected:.4f}",
+        finding.verdict,
+    )
+
+
+def _packed(outcome: dict[str, Any]) -> dict[str, Any]:
+    """Write verdicts as texts of 0 and 1."""
+    return {
+        name: {variant: "".join("01"[one] for one in bits) for variant, bits in value.items()}
+        if isinstance(value, dict)
+        else value
+        for name, value in outcome.items()
+    }

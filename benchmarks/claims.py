@@ -1,0 +1,246 @@
+"""Do the four papers' claims hold here? One learner, one budget, seeds and intervals.
+
+    python benchmarks/claims.py                       # all of it; writes docs/claims.md
+    python benchmarks/claims.py --arms progressive one-shot --seeds 0 1 --folder runs/try
+    python benchmarks/claims.py --only page           # the page anew, of what is finished
+
+docs/claims.md says what is asked and how it is decided. Runs are placed side by side, one on each
+core, so that the same command gives the same numbers on any number of cores. What was interrupted
+goes on, and what is finished is only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import Progress
+
+from benchmarks import _claims_data, _claims_page
+from benchmarks._claims_page import Arm, Claim
+from launch.config import load_config
+
+STEPS = 60
+SEEDS = (0, 1, 2, 3, 4)
+START_CONFIGS = {"replies": "progress-demo.yaml", "calls": "astra-demo.yaml"}
+_SPLITS = {
+    "data.train.sources": f"[{{layout: spider, path: {_claims_data.DATA}, split: train}}]",
+    "data.validation.sources": f"[{{layout: spider, path: {_claims_data.DATA}, split: dev}}]",
+    "data.test.sources": "[{}]".format(
+        ", ".join(
+            f"{{layout: spider, path: {variant}, file: {variant}.json}}"
+            for variant in _claims_data.VARIANTS
+        )
+    ),
+}
+_COMMON = {
+    "data.demo": "null",
+    "data.overlap": "tell",
+    "evaluation.questions": "null",
+    "model.tiny": "null",
+    "warm_start": "null",
+    # As in the papers: the demos leave out groups without a right answer.
+    "train.algorithm.correctness_filter": "none",
+    "train.checkpoint_every": "20",
+}
+_SINGLE = {"env": "{kind: single_turn, wrapping: sql_tag}", "sampler.max_response_tokens": "64"}
+_EXECUTION = {"reward": "{kind: astra, step_score: binary, aggregate: last}"}
+# EXPO-SQL's own update: no group, credit as it is, KL in the credit.
+_EXPO = {
+    "train.algorithm": "{kind: expo}",
+    "train.optimizer.warmup_steps": "6",
+    "train.optimizer.final_fraction": "0.0",
+}
+_EXPO_SINGLE = {
+    **_SINGLE,
+    **_EXPO,
+    "env": "{kind: single_turn, wrapping: sql_tag, match: bag_ordered}",
+    "train.prompts_per_step": "128",
+    "train.group_size": "1",
+    "train.batching.groups_per_batch": "8",
+}
+_HALVES = {"train.steps": str(STEPS // 2), "train.optimizer.schedule": "cosine"}
+_FRACTION, _BINARY = ({"reward": f"{{kind: paverl, payoff: {p}}}"} for p in ("fraction", "binary"))
+
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("progressive", "replies", ({},)),
+        Arm("one-shot", "replies", ({"reward": "{kind: one_shot}"},)),
+        Arm("execution", "replies", (_EXECUTION,)),
+        Arm("progressive-gspo", "replies", ({"train.algorithm": "{kind: gspo}"},)),
+        Arm("expo-turns", "replies", ({"reward": "{kind: expo}", **_EXPO},)),
+        Arm("paverl-turns", "replies", ({"reward": "{kind: paverl}"},)),
+        Arm("astra-turns", "replies", ({"reward": "{kind: astra}"},)),
+        Arm("clause", "replies", ({**_EXPO_SINGLE, "reward": "{kind: expo}"},)),
+        Arm("query", "replies", ({**_EXPO_SINGLE, "reward": "{kind: expo, gap_scale: 0}"},)),
+        Arm(
+            "clause-types",
+            "replies",
+            ({**_EXPO_SINGLE, "reward": "{kind: expo, incremental: false}"},),
+        ),
+        Arm(
+            "clause-steps",
+            "replies",
+            ({**_EXPO_SINGLE, "reward": "{kind: expo, type_map: none}"},),
+        ),
+        Arm(
+            "fraction-binary",
+            "replies",
+            ({**_SINGLE, **_HALVES, **_FRACTION}, {**_SINGLE, **_HALVES, **_BINARY}),
+        ),
+        Arm("fraction", "replies", ({**_SINGLE, **_HALVES, **_FRACTION},) * 2),
+        Arm("binary", "replies", ({**_SINGLE, **_HALVES, **_BINARY},) * 2),
+        Arm("atr-csmr", "calls", ({},)),
+        Arm("terminal", "calls", (_EXECUTION,)),
+        Arm("atr-no-final", "calls", ({"reward": "{kind: astra, final_step: never}"},)),
+    )
+}
+
+CLAIMS = (
+    Claim("Progress-SQL, table 3", "progressive", "one-shot"),
+    Claim("Progress-SQL, section 4.2", "progressive", "execution"),
+    Claim("Progress-SQL, table 13", "progressive", "progressive-gspo"),
+    Claim("EXPO-SQL, table 4", "clause", "query"),
+    Claim("EXPO-SQL, table 5", "clause", "clause-types"),
+    Claim("EXPO-SQL, table 5", "clause", "clause-steps"),
+    Claim("PaVeRL-SQL, section III-C", "fraction-binary", "binary"),
+    Claim("PaVeRL-SQL, section III-C", "fraction-binary", "fraction"),
+    Claim("SQL-ASTRA, table 1", "atr-csmr", "terminal"),
+    Claim("SQL-ASTRA, section 2.3", "atr-csmr", "atr-no-final"),
+    Claim("Progress-SQL, in one environment", "progressive", "expo-turns"),
+    Claim("Progress-SQL, in one environment", "progressive", "paverl-turns"),
+    Claim("Progress-SQL, in one environment", "progressive", "astra-turns"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A folder of runs, and the commands that make them."""
+
+    folder: Path
+
+    def start(self, kind: str, seed: int) -> Path:
+        """Return the folder of the warm start that arms of this kind and seed share."""
+        return self.folder / "starts" / f"{kind}-seed{seed}"
+
+    def stage(self, arm: Arm, seed: int, number: int) -> Path:
+        """Return the run folder of an arm's stage."""
+        return self.folder / "arms" / f"{arm.name}-seed{seed}" / f"stage{number}"
+
+    def warm(self, kind: str, seed: int, core: int) -> None:
+        """Make the start weights of a seed."""
+        made = self.start(kind, seed)
+        if (made / "warm" / "model").exists():
+            return
+        data = {"data.root": str(self.folder), "data.demo": "null", **_SPLITS}
+        overrides = {**data, "data.overlap": "tell", "seed": str(seed), "run.dir": str(made)}
+        _run(_train(START_CONFIGS[kind], overrides, "--only", "warm-start"), core, made)
+
+    def train(self, arm: Arm, seed: int, core: int) -> None:
+        """Run the stages of an arm, or what is left of them."""
+        model = self.start(arm.start, seed) / "warm" / "model"
+        for number, changes in enumerate(arm.stages, start=1):
+            run = self.stage(arm, seed, number)
+            if not (run / "result.json").exists():
+                overrides = self.overrides(arm, changes, model) | {"seed": str(seed)}
+                overrides["run.dir"] = str(run)
+                _run(_train(START_CONFIGS[arm.start], overrides), core, run)
+            exported = run / "exported"
+            if number < len(arm.stages) and not exported.exists():
+                words = ["launch.export", "--checkpoint", str(run), "--out", str(exported)]
+                _run([*words, "--dtype", "float32"], core, run)
+            model = exported
+
+    def overrides(self, arm: Arm, changes: dict[str, str], model: Path) -> dict[str, str]:
+        """Return the settings in which a stage differs from the config of its start."""
+        common = {"data.root": str(self.folder), **_SPLITS, **_COMMON, "model.path": str(model)}
+        steps = {"train.steps": str(STEPS)}
+        # A whole algorithm comes before what is set in it.
+        kinds = {key: value for key, value in changes.items() if key == "train.algorithm"}
+        return {**kinds, **common, **steps, **changes}
+
+
+def main() -> None:
+    """Run what is not finished yet, and write the page."""
+    options = _options()
+    study = Study(options.folder.resolve())
+    arms = [ARMS[name] for name in options.arms]
+    if options.only is None:
+        demo = load_config(START_CONFIGS["replies"], []).data.demo
+        assert demo is not None
+        _claims_data.prepare(study.folder, demo)
+        kinds = list(dict.fromkeys(arm.start for arm in arms))
+        _side_by_side("start weights", study.warm, kinds, options.seeds)
+        _side_by_side("arms", study.train, arms, options.seeds)
+    finished = {
+        (arm.name, seed): [study.stage(arm, seed, number + 1) for number in range(len(arm.stages))]
+        for arm in arms
+        for seed in options.seeds
+        if (study.stage(arm, seed, len(arm.stages)) / "result.json").exists()
+    }
+    _claims_page.write(options.page, arms, CLAIMS, finished, steps=STEPS)
+
+
+def _side_by_side(
+    title: str, work: Callable[..., None], whats: Sequence[object], seeds: Iterable[int]
+) -> None:
+    """Call `work(what, seed, core)` for all pairs, one at a time on each core; seeds in turn."""
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0)):
+        free.put(core)
+
+    def one(what: object, seed: int) -> None:
+        core = free.get()
+        try:
+            work(what, seed, core)
+        finally:
+            free.put(core)
+
+    with Progress() as progress, ThreadPoolExecutor(free.qsize()) as pool:
+        calls = [pool.submit(one, what, seed) for seed in seeds for what in whats]
+        bar = progress.add_task(title, total=len(calls))
+        try:
+            for call in as_completed(calls):
+                call.result()
+                progress.advance(bar)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _train(config: str, overrides: dict[str, str], *options: str) -> list[str]:
+    words = [f"{key}={value}" for key, value in overrides.items()]
+    return ["launch.train", "--accel", "cpu", "--cfg", config, *options, *words]
+
+
+def _run(words: Sequence[str], core: int, folder: Path) -> None:
+    """Run a module on one core; its output goes to a file beside its folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
+    command = ["taskset", "--cpu-list", str(core), sys.executable, "-m", *words]
+    with log.open("a") as output:
+        ended = subprocess.run(command, check=False, stdout=output, stderr=subprocess.STDOUT)
+    if ended.returncode:
+        raise SystemExit(f"{' '.join(words)}: status {ended.returncode}; see {log}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=tuple(ARMS), metavar="ARM")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS, metavar="SEED")
+    parser.add_argument("--folder", type=Path, default=Path("runs/claims"))
+    parser.add_argument("--page", type=Path, default=Path("docs/claims.md"))
+    parser.add_argument("--only", choices=("page",), help="read what is finished, run nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
