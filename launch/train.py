@@ -34,10 +34,14 @@ def main(arguments: list[str]) -> None:
         check_place(config.folder, key="run.dir")
         check_questions(config)
     cli.use_accelerator(options.accel, options)
+    # JAX takes seconds to import, and nothing above needs it.
+    from minirl.model.sharding import make_mesh
+
+    if config.mesh != "auto":
+        make_mesh(config.mesh.model_dump())
     if options.dry_run:
         cli.output.print(f"# data, model and {options.accel} are there")
         return
-    # JAX takes seconds to import, and nothing above needs it.
     from launch.job import train
     from launch.warm_start import only_warm_start
 

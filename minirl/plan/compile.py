@@ -122,11 +122,19 @@ def described_devices(topology: Topology) -> list[Any]:
 
 
 def _need(topology: Topology, modules: Sequence[str], extra: str) -> None:
-    if any(importlib.util.find_spec(module) is None for module in modules):
-        raise UserError(
-            f"--topology {topology.name}: its compiler is not installed: pip install '.[{extra}]' "
-            "in an environment of its own; no device is needed"
-        )
+    if all(map(_is_installed, modules)):
+        return
+    raise UserError(
+        f"--topology {topology.name}: its compiler is not installed: pip install '.[{extra}]' "
+        "in an environment of its own; no device is needed"
+    )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is part of
+        return False
 
 
 def _gpu_devices(topology: Topology) -> list[Any]:

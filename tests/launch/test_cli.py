@@ -186,6 +186,7 @@ def test_dry_run_says_what_the_run_would_miss(command, place, tiny, tmp_path):
         ([*train, "data.root=whole", "run.dir=/proc/x"], "/proc/x"),
         ([*train, "data.root=cut"], "data.test"),
         (served, "rollout.sglang.weights"),
+        ([*train, "data.root=whole", "mesh.tensor=3"], "mesh"),
         *(([*model, f"model.path=no-{name}"], name) for name in files),
     ]
     before = snapshot(tmp_path)
