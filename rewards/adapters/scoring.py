@@ -24,9 +24,12 @@ from sqlenv.envs.build import Environment, build_environment, shorten
 from sqlenv.envs.diagnosed import Feedback, describe_failure
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.types import Episode, Example, Table
+from sqlenv.sql.extraction import extract_sql
+from sqlenv.types import Episode, Example, Table, Wrapping
 
 _log = logging.getLogger(__name__)
+
+_FORMS: Mapping[Wrapping, str] = {"sql_tag": "<sql>…</sql>", "fence": "a fence marked sql"}
 
 
 class AdapterConfig(Settings):
@@ -58,6 +61,7 @@ class Scorer:
         )
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
         self._known: set[tuple[Path, str]] = set()
+        self._has_warned = False
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
 
     def environment(self, *, replies: int) -> Environment:
@@ -75,7 +79,22 @@ class Scorer:
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)
+        self._warn_of_other_wrapping(episode)
         return self.reward(episode)
+
+    def _warn_of_other_wrapping(self, episode: Episode) -> None:
+        """Say once of replies whose SQL is not where the settings look for it."""
+        wrapping = self.config.env.wrapping
+        other: Wrapping = "fence" if wrapping == "sql_tag" else "sql_tag"
+        is_known = self._has_warned or any(attempt.sql for attempt in episode.attempts)
+        if is_known or not any(extract_sql(one.text, other) for one in episode.attempts):
+            return
+        self._has_warned = True
+        _log.warning(
+            "a reply has its SQL in %s, and with env.wrapping=%s only %s counts: ask for that in "
+            "the prompt, or change the setting",
+            _FORMS[other], wrapping, _FORMS[wrapping],
+        )  # fmt: skip
 
     def _warn_of_failing(self, example: Example) -> None:
         """Say once of each gold query that does not run that nothing is right there."""

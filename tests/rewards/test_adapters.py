@@ -106,6 +106,24 @@ def call_text(sql: str) -> str:
     return replies_of([call(sql)])[0]
 
 
+def test_sql_in_another_form_than_is_asked_for_is_told_once(database, caplog):
+    fenced = [f"```sql\n{GOLD}\n```"] * 3
+    assert (
+        SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})(
+            fenced, **rows(database, 3)
+        )[0]
+        > 2
+    )
+    assert not caplog.records
+    # Settings that no other test has: a scorer is kept for each.
+    reward = SqlReward({**ONE_SHOT, "env": {"kind": "diagnosed", "turns": 7}})
+    assert max(reward(fenced, **rows(database, 3))) == 0
+    (record,) = caplog.records
+    assert "env.wrapping" in record.getMessage()
+    assert max(reward([GOOD, GOOD], **rows(database, 2))) > 2
+    assert len(caplog.records) == 1
+
+
 def test_calls_that_trl_has_read_are_calls(database):
     tool = {"role": "tool", "name": "run_sql", "content": "[[19], [30]]"}
     answer = {"role": "assistant", "content": f"```sql\n{GOLD}\n```", "reasoning_content": "So."}
