@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -19,9 +20,10 @@ from minirl.config import (
     Expo,
     Grpo,
 )
+from minirl.run.preemption import Preempted
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
-from minirl.train.recording import within_limit
+from minirl.train.recording import open_records, within_limit
 from minirl.train.rollouts import examples_of_step
 from minirl.train.update import Learner, policy_objective
 
@@ -100,6 +102,22 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     assert later == {name: two[name] for name in later}
 
 
+def test_a_validation_counts_once_though_a_signal_follows_it(toy, tmp_path, monkeypatch):
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
+
+    def numbers():
+        if trainer.steps_done == 2:
+            raise Preempted(signal.SIGTERM)
+        return {}
+
+    monkeypatch.setattr(trainer._sampler, "numbers", numbers)
+    with pytest.raises(Preempted, match="all 2 steps are saved"):
+        trainer.run(ignore)
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
+    trainer.run(ignore)
+    assert trainer._facts.curve == [(2, 0.0)]
+
+
 def test_start_weights_are_given_up_where_a_run_goes_on_and_none_wants_a_kl(
     toy, tmp_path, monkeypatch
 ):
@@ -137,11 +155,26 @@ def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path)
 def test_what_top_p_cuts_is_measured_and_the_ratio_stays_one(toy, tmp_path, monkeypatch):
     sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
     monkeypatch.setattr(toy_run, "SAMPLER", sampler)
-    toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, kl_every=None).run(ignore)
+    changes = {"steps": 1, "kl_every": None, "sample_tokens": True, "validate": nothing}
+    toy_run.make_trainer(toy, tmp_path, **changes).run(ignore)
     (record,) = metrics_of(tmp_path)
     # Less than a fifth is cut, and less the more even the last token's share is.
     assert 0.02 < record["sampler/top_p_cut"] < 0.2
     assert record["update/logp_gap_max"] < 1e-4
+    for tokens in recorded_tokens(tmp_path):
+        assert numbers_in(tokens["sampler"]) == pytest.approx(
+            numbers_in(tokens["learner"]), abs=1e-2
+        )
+
+
+def recorded_tokens(folder):
+    _, *groups = map(json.loads, (folder / "trajectories.jsonl").read_text().splitlines())
+    turns = [turn for group in groups for one in group["trajectories"] for turn in one["turns"]]
+    return [turn["tokens"] for turn in turns]
+
+
+def numbers_in(text):
+    return np.frombuffer(base64.b64decode(text), "<f2")
 
 
 def test_what_is_measured_when(finished):
@@ -195,13 +228,20 @@ def test_one_seed_gives_one_run_whether_tokens_are_written_or_not(toy, finished,
             assert tokens["ends"][-1:] == [len(turn["reply"])] * bool(count)
             assert tokens["versions"] == [0]
             mask, advantage, sampler, learner = (
-                np.frombuffer(base64.b64decode(tokens[key]), "<f2")
-                for key in ("mask", "advantage", "sampler", "learner")
+                numbers_in(tokens[key]) for key in ("mask", "advantage", "sampler", "learner")
             )
             assert mask.tolist() == [1.0] * count
             assert advantage == pytest.approx(one["advantage"], abs=1e-3)
             # The weights that sampled: sampler and learner agree.
             assert sampler == pytest.approx(learner, abs=1e-2)
+
+
+@pytest.mark.parametrize("left", ["", '{"step": 0, "ver'])
+def test_records_that_a_full_disk_left_without_their_first_line_get_one(tmp_path, left):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(left)
+    open_records(path, resume_step=0)
+    assert path.read_text() == '{"step": 0, "version": 2}\n'
 
 
 def test_a_step_is_bounded_in_bytes_but_for_its_first_group():
