@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import threading
 import time
 from typing import Any
 
@@ -163,7 +164,8 @@ REPLY_FAULTS = {
     "hangs": ("hang", "deadline"),
     "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
-    "mixed weights": (edited(weight_versions=spans(("a", 1), ("b", 3))), "stale"),
+    "older weights": (edited(weight_version="a", weight_versions=[]), "stale"),
+    "mixed weights": (edited(weight_versions=spans(("b", 1), ("c", 3))), "stale"),
 }
 
 
@@ -180,6 +182,7 @@ def test_no_two_requests_share_a_connection(fakes, serve):
 def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     fault, kind = REPLY_FAULTS[name]
     servers = serve(fakes, timeout_s=2 if fault == "hang" else 30)
+    send(servers, "b")
     for fake in fakes:
         fake.bodies.clear()
     fakes[0].faults["/generate"] = [fault]
@@ -344,6 +347,23 @@ def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
     assert fakes[1].weights == "b"
     fakes[0].hung.set()
     wait_until(lambda: numbers_are(servers, taken_back=1, failed_deadline=1))
+    assert fakes[0].weights == "b"
+
+
+def test_a_server_that_newer_weights_overtake_comes_back_with_these(fakes, serve):
+    servers, go = serve(fakes), threading.Event()
+
+    def late(right):
+        go.wait(60)
+        return right
+
+    fakes[0].faults["/generate"] = [500, late]  # a request, and the probe
+    ask(servers)
+    wait_until(lambda: not fakes[0].faults["/generate"])
+    send(servers, "b")
+    assert (fakes[0].weights, fakes[1].weights) == ("a", "b")
+    go.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1))
     assert fakes[0].weights == "b"
 
 

@@ -129,16 +129,16 @@ def holding(fake, number):
     return go, bodies
 
 
-@pytest.mark.parametrize(("max_age", "cut_at"), [(0, 1), (2, 3)])
+@pytest.mark.parametrize(("steps", "max_age", "cut_at"), [(STEPS, 0, 1), (STEPS, 2, 3), (1, 2, 1)])
 def test_the_slowest_is_not_waited_for_and_cut_when_it_is_too_old(
-    fake, begin, tmp_path, max_age, cut_at
+    fake, begin, tmp_path, steps, max_age, cut_at
 ):
     go, bodies = holding(fake, 3)
-    begin(slow_share=0.25, max_age=max_age).run(ignore)
+    begin(steps=steps, slow_share=0.25, max_age=max_age).run(ignore)
     lines = metrics_of(tmp_path / "run")
     assert lines[0]["groups/trained"] == PROMPTS - 1
     assert [line["groups/cut"] for line in lines[:cut_at]] == [0] * (cut_at - 1) + [1]
-    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
+    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * steps
     # Groups of later rollouts may be late too, by as much as they may be old.
     assert max(line["rollout/age_max"] for line in lines) <= max_age
     go.set()
