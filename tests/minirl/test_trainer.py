@@ -301,7 +301,8 @@ def test_every_example_comes_once_before_any_comes_again():
 def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     """Four updates by hand, with the log-probabilities of the weights that sampled in all."""
     algorithm = Grpo(correction="truncated", correction_high=1.01, kl_coef=0.1)
-    changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm}
+    falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
+    changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
     trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
     batches, before = [], {}
     token_rows = trainer._token_rows
@@ -315,7 +316,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     trainer._token_rows = spy
     trainer.run(ignore)
     graph, reference = nnx.split(toy.model())
-    optimizer = make_optimizer(toy_run.CONFIG.optimizer, steps=2)
+    optimizer = make_optimizer(falling, steps=2, updates_per_step=4)
     objective = policy_objective(algorithm, temperature=1.0)
     learner = Learner(graph, objective, optimizer)
     state, gaps = learner.init(copy(before["params"])), []
@@ -410,6 +411,25 @@ def letters(episode):
         for place, letter in enumerate(reply)
     )
     return toy_run.Score(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
+
+
+def test_long_responses_are_punished(toy, tmp_path):
+    algorithm = Grpo(estimator="group_centred", overlong_tokens=10)
+    changes = {"steps": 1, "algorithm": algorithm, "sample_tokens": True, "validate": nothing}
+    toy_run.make_trainer(toy, tmp_path, **changes).run(ignore)
+    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
+    free, penalties = toy_run.SAMPLER.max_response_tokens - 10, []
+    for group in groups:
+        earned = []
+        for one in group["trajectories"]:
+            replies = sum(len(turn["tokens"]["ends"]) for turn in one["turns"])
+            shown = sum(len(turn.get("observation", "")) for turn in one["turns"])  # an id each
+            penalties.append(-max(replies + shown - free, 0) / 10)
+            earned.append(one["reward"] + penalties[-1])
+        found = [one["advantage"] for one in group["trajectories"]]
+        assert found == pytest.approx(np.subtract(earned, np.mean(earned)), abs=1e-5)
+    assert len(set(penalties)) > 2
+    assert metrics_of(tmp_path)[0]["reward/overlong"] == pytest.approx(np.mean(penalties))
 
 
 def test_clauses_are_learnt_from_single_trajectories(toy, tmp_path):
