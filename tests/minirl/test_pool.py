@@ -257,9 +257,10 @@ def test_sessions_stay_at_their_server_and_new_ones_go_where_least_is_asked(fake
     for fake in fakes:
         fake.bodies.clear()
     for episode in (0, 0, 0, 2, 2):
-        ask(servers, [episode], Request(0, (20 + episode,), 8, Decoding()))
+        ask(servers, [episode], Request(0, (20 + episode, 5), 8, Decoding()))
     at = [[body["input_ids"][0] for body in fake.bodies] for fake in fakes]
     assert sorted(map(len, at)) == [0, 5]  # the even ones came first to the same server
+    assert numbers(servers)["cached_share"] == 0.5  # as the fakes say
     assert homes
 
 

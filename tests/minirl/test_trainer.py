@@ -66,8 +66,17 @@ def finished(toy, tmp_path_factory):
         return toy_run.ACCURACY[version]
 
     trainer = toy_run.make_trainer(toy, folder, validate=validate)
+    submit, episodes = trainer._sampler.submit, set()
+
+    def spy(request):
+        episodes.add(request.episode)
+        submit(request)
+
+    trainer._sampler.submit = spy
     trainer.run(lambda *call: seen.append(call))
-    return SimpleNamespace(folder=folder, trainer=trainer, weights=weights, seen=seen)
+    return SimpleNamespace(
+        folder=folder, trainer=trainer, weights=weights, seen=seen, episodes=episodes
+    )
 
 
 def test_the_reward_rises(finished):
@@ -285,6 +294,11 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     assert record["groups/equal_share"] == 0
     assert record.get("groups/rounds", 3) == 3
     assert_same_weights(trainer.params, before)
+
+
+def test_no_two_episodes_of_a_run_draw_alike(finished):
+    # An episode's number and the seed decide its random stream.
+    assert finished.episodes == {*range(toy_run.STEPS * 4 * 8)}
 
 
 def test_every_example_comes_once_before_any_comes_again():
