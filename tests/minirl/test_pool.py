@@ -395,6 +395,7 @@ RIGHT = {"version": "0.5.23", "architectures": ["Toy"], "data": [{"max_model_len
         ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
         ({"max_req_input_len": 28}, "takes 32 tokens, .*--max-total-tokens"),
         ({"pp_size": 2}, "which only .*push=disk reaches"),
+        ({"dp_size": 2}, "which only .*push=disk reaches"),
     ],
 )
 def test_a_server_that_cannot_serve_the_model_is_refused(change, words):
