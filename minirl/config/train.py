@@ -214,7 +214,7 @@ class TrainConfig(_Phase):
     importance ratio is away from 1. Where filters leave fewer groups, there are fewer updates."""
     algorithm: Algorithm = Grpo()
     eval_every: PositiveInt = 20
-    """Steps between greedy evaluations on the validation examples."""
+    """Steps between evaluations on the validation examples."""
     checkpoint_every: PositiveInt = 20
     """Steps between checkpoints."""
     keep_checkpoints: PositiveInt = 2

@@ -306,5 +306,6 @@ def _in_daemon(work: Callable[[], None]) -> asyncio.Future[None]:
 def _own_address(url: str) -> str:
     """Return the address of this host that a server finds it by."""
     where = urlsplit(url)
-    with socket.create_connection((where.hostname, where.port or 80), timeout=10) as towards:
+    port = where.port or {"http": 80, "https": 443}[where.scheme]
+    with socket.create_connection((where.hostname, port), timeout=10) as towards:
         return towards.getsockname()[0]

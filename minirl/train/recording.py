@@ -29,7 +29,7 @@ _PLACES = 6
 def open_records(path: Path, *, resume_step: int) -> JsonLines:
     """Open a file of trajectories, without lines of later steps; the first names the version."""
     lines = JsonLines(path, resume_step=resume_step)
-    if not path.exists():
+    if not path.exists() or not path.stat().st_size:  # a full disk leaves it empty
         lines.write(0, {"version": VERSION})
     return lines
 

@@ -341,9 +341,9 @@ class Trainer:
         is_last = step == self._last(step)
         if step % config.eval_every == 0 or is_last:
             numbers["validation/accuracy"] = self._task.validate(self.params, step)
-            self._facts.curve.append((step, numbers["validation/accuracy"]))
             # Servers may have failed meanwhile, and have other weights.
             numbers |= rollouts.gather_metrics(self._sampler, since=numbers)
+            self._facts.curve.append((step, numbers["validation/accuracy"]))
         self._metrics.write(step, numbers)
         self._facts.unfinished = None
         if step % config.checkpoint_every == 0 or is_last:

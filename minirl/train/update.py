@@ -186,7 +186,8 @@ class Learner:
 
         def logp(params: nnx.State, frozen: nnx.State, batch: Batch) -> Array:
             model = nnx.merge(graph, params, frozen)
-            return token_logprobs(model, batch, temperature=objective.temperature)[0]
+            temperature, top_p = objective.temperature, objective.top_p
+            return token_logprobs(model, batch, temperature=temperature, top_p=top_p)[0]
 
         loss = partial(batch_loss, graph=graph, objective=objective, mesh=mesh)
         self._gradient = CompiledByShape(jax.grad(loss, has_aux=True))

@@ -190,7 +190,7 @@ class Fake:
         meta = {
             "id": body["rid"],
             "prompt_tokens": len(sent),
-            "cached_tokens": 0,
+            "cached_tokens": len(sent) // 2,
             "weight_version": self.weights,
             "finish_reason": {"type": "stop", "matched": self.reply[-1]},
         }

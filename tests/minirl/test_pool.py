@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import threading
 import time
 from typing import Any
 
@@ -163,7 +164,8 @@ REPLY_FAULTS = {
     "hangs": ("hang", "deadline"),
     "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
-    "mixed weights": (edited(weight_versions=spans(("a", 1), ("b", 3))), "stale"),
+    "older weights": (edited(weight_version="a", weight_versions=[]), "stale"),
+    "mixed weights": (edited(weight_versions=spans(("b", 1), ("c", 3))), "stale"),
 }
 
 
@@ -180,6 +182,7 @@ def test_no_two_requests_share_a_connection(fakes, serve):
 def test_a_failed_request_is_answered_elsewhere_once(fakes, serve, name):
     fault, kind = REPLY_FAULTS[name]
     servers = serve(fakes, timeout_s=2 if fault == "hang" else 30)
+    send(servers, "b")
     for fake in fakes:
         fake.bodies.clear()
     fakes[0].faults["/generate"] = [fault]
@@ -254,9 +257,10 @@ def test_sessions_stay_at_their_server_and_new_ones_go_where_least_is_asked(fake
     for fake in fakes:
         fake.bodies.clear()
     for episode in (0, 0, 0, 2, 2):
-        ask(servers, [episode], Request(0, (20 + episode,), 8, Decoding()))
+        ask(servers, [episode], Request(0, (20 + episode, 5), 8, Decoding()))
     at = [[body["input_ids"][0] for body in fake.bodies] for fake in fakes]
     assert sorted(map(len, at)) == [0, 5]  # the even ones came first to the same server
+    assert numbers(servers)["cached_share"] == 0.5  # as the fakes say
     assert homes
 
 
@@ -347,6 +351,23 @@ def test_a_server_that_misses_new_weights_holds_nobody_up_and_gets_them_later(
     assert fakes[0].weights == "b"
 
 
+def test_a_server_that_newer_weights_overtake_comes_back_with_these(fakes, serve):
+    servers, go = serve(fakes), threading.Event()
+
+    def late(right):
+        go.wait(60)
+        return right
+
+    fakes[0].faults["/generate"] = [500, late]  # a request, and the probe
+    ask(servers)
+    wait_until(lambda: not fakes[0].faults["/generate"])
+    send(servers, "b")
+    assert (fakes[0].weights, fakes[1].weights) == ("a", "b")
+    go.set()
+    wait_until(lambda: numbers_are(servers, taken_back=1))
+    assert fakes[0].weights == "b"
+
+
 def test_weights_that_compute_something_else_stop_the_run(fakes, serve):
     fakes[1].probe = -0.5
     with pytest.raises(UserError, match=r"differ from the learner's by 0\.25 on average"):
@@ -374,6 +395,7 @@ RIGHT = {"version": "0.5.23", "architectures": ["Toy"], "data": [{"max_model_len
         ({"version": "0.4.9"}, "is SGLang 0.4.9; use 0.5.23"),
         ({"max_req_input_len": 28}, "takes 32 tokens, .*--max-total-tokens"),
         ({"pp_size": 2}, "which only .*push=disk reaches"),
+        ({"dp_size": 2}, "which only .*push=disk reaches"),
     ],
 )
 def test_a_server_that_cannot_serve_the_model_is_refused(change, words):

@@ -13,7 +13,7 @@ from minirl.errors import ServersLostError
 from minirl.run import preemption
 from minirl.run.preemption import Preempted
 from minirl.sglang.sampler import Servers
-from minirl.train.rollouts import Rollouts
+from minirl.train.rollouts import Rollouts, _AsyncRollout
 
 from . import toy_run
 from .toy_run import metrics_of
@@ -129,25 +129,31 @@ def holding(fake, number):
     return go, bodies
 
 
-@pytest.mark.parametrize(("max_age", "cut_at"), [(0, 1), (2, 3)])
+@pytest.mark.parametrize(("steps", "max_age", "cut_at"), [(STEPS, 0, 1), (STEPS, 2, 3), (1, 2, 1)])
 def test_the_slowest_is_not_waited_for_and_cut_when_it_is_too_old(
-    fake, begin, tmp_path, max_age, cut_at
+    fake, begin, tmp_path, steps, max_age, cut_at
 ):
     go, bodies = holding(fake, 3)
-    begin(slow_share=0.25, max_age=max_age).run(ignore)
+    begin(steps=steps, slow_share=0.25, max_age=max_age).run(ignore)
     lines = metrics_of(tmp_path / "run")
     assert lines[0]["groups/trained"] == PROMPTS - 1
     assert [line["groups/cut"] for line in lines[:cut_at]] == [0] * (cut_at - 1) + [1]
-    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * STEPS
+    assert sums(lines, "groups/trained") + sums(lines, "groups/cut") == PROMPTS * steps
     # Groups of later rollouts may be late too, by as much as they may be old.
     assert max(line["rollout/age_max"] for line in lines) <= max_age
     go.set()
     wait_until(lambda: bodies[2]["rid"] in fake.aborted)
 
 
-def test_late_groups_join_a_later_step(fake, begin, tmp_path):
+def test_late_groups_join_a_later_step(fake, begin, tmp_path, monkeypatch):
     go, _ = holding(fake, 3)
     trainer = begin(slow_share=0.25, max_age=2)
+    # When the second step asks for its groups, all are done.
+    monkeypatch.setattr(
+        _AsyncRollout,
+        "wait",
+        lambda one, slow, own=_AsyncRollout.wait: own(one, 0 if one.number == 1 else slow),
+    )
 
     def progress(step, *_):
         if step == 1:
@@ -156,7 +162,7 @@ def test_late_groups_join_a_later_step(fake, begin, tmp_path):
 
     trainer.run(progress)
     lines = metrics_of(tmp_path / "run")
-    assert [line["groups/trained"] for line in lines[:1]] == [PROMPTS - 1]
+    assert [line["groups/trained"] for line in lines[:2]] == [PROMPTS - 1, PROMPTS + 1]
     assert [line["groups/late"] for line in lines[:2]] == [0, 1]
     assert [line["rollout/age_max"] for line in lines[:2]] == [0, 1]
     # What the last step did not wait for is given up.

@@ -44,6 +44,7 @@ def test_samplers_of_the_same_servers_bring_weights_once(toy, serve, fakes):
     assert pushes() == 3
     one.set_weights(first, version=4)  # as from a checkpoint: equal, but other arrays
     assert pushes() == 4
+    assert len(list(servers.place.iterdir())) == 1  # each is as large as the model
 
 
 def test_connections_are_allowed_or_refused(serve, fakes):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 import threading
 from collections import Counter
 from types import SimpleNamespace
@@ -19,9 +20,10 @@ from minirl.config import (
     Expo,
     Grpo,
 )
+from minirl.run.preemption import Preempted
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
-from minirl.train.recording import within_limit
+from minirl.train.recording import open_records, within_limit
 from minirl.train.rollouts import examples_of_step
 from minirl.train.update import Learner, policy_objective
 
@@ -64,8 +66,17 @@ def finished(toy, tmp_path_factory):
         return toy_run.ACCURACY[version]
 
     trainer = toy_run.make_trainer(toy, folder, validate=validate)
+    submit, episodes = trainer._sampler.submit, set()
+
+    def spy(request):
+        episodes.add(request.episode)
+        submit(request)
+
+    trainer._sampler.submit = spy
     trainer.run(lambda *call: seen.append(call))
-    return SimpleNamespace(folder=folder, trainer=trainer, weights=weights, seen=seen)
+    return SimpleNamespace(
+        folder=folder, trainer=trainer, weights=weights, seen=seen, episodes=episodes
+    )
 
 
 def test_the_reward_rises(finished):
@@ -100,6 +111,22 @@ def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_pat
     assert later == {name: two[name] for name in later}
 
 
+def test_a_validation_counts_once_though_a_signal_follows_it(toy, tmp_path, monkeypatch):
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
+
+    def numbers():
+        if trainer.steps_done == 2:
+            raise Preempted(signal.SIGTERM)
+        return {}
+
+    monkeypatch.setattr(trainer._sampler, "numbers", numbers)
+    with pytest.raises(Preempted, match="all 2 steps are saved"):
+        trainer.run(ignore)
+    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
+    trainer.run(ignore)
+    assert trainer._facts.curve == [(2, 0.0)]
+
+
 def test_start_weights_are_given_up_where_a_run_goes_on_and_none_wants_a_kl(
     toy, tmp_path, monkeypatch
 ):
@@ -114,7 +141,9 @@ def test_start_weights_are_given_up_where_a_run_goes_on_and_none_wants_a_kl(
     toy_run.make_trainer(toy, tmp_path, **short).run(ignore)
     trainer = toy_run.make_trainer(toy, tmp_path, **short)
     assert trainer.steps_done == 1
-    assert "update/kl" not in metrics_of(tmp_path)[0]
+    (record,) = metrics_of(tmp_path)
+    assert "update/kl" not in record
+    assert "validation/accuracy" in record  # as after every last step
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(models[1])))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
@@ -137,11 +166,26 @@ def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path)
 def test_what_top_p_cuts_is_measured_and_the_ratio_stays_one(toy, tmp_path, monkeypatch):
     sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
     monkeypatch.setattr(toy_run, "SAMPLER", sampler)
-    toy_run.make_trainer(toy, tmp_path, steps=1, validate=nothing, kl_every=None).run(ignore)
+    changes = {"steps": 1, "kl_every": None, "sample_tokens": True, "validate": nothing}
+    toy_run.make_trainer(toy, tmp_path, **changes).run(ignore)
     (record,) = metrics_of(tmp_path)
     # Less than a fifth is cut, and less the more even the last token's share is.
     assert 0.02 < record["sampler/top_p_cut"] < 0.2
     assert record["update/logp_gap_max"] < 1e-4
+    for tokens in recorded_tokens(tmp_path):
+        assert numbers_in(tokens["sampler"]) == pytest.approx(
+            numbers_in(tokens["learner"]), abs=1e-2
+        )
+
+
+def recorded_tokens(folder):
+    _, *groups = map(json.loads, (folder / "trajectories.jsonl").read_text().splitlines())
+    turns = [turn for group in groups for one in group["trajectories"] for turn in one["turns"]]
+    return [turn["tokens"] for turn in turns]
+
+
+def numbers_in(text):
+    return np.frombuffer(base64.b64decode(text), "<f2")
 
 
 def test_what_is_measured_when(finished):
@@ -195,13 +239,20 @@ def test_one_seed_gives_one_run_whether_tokens_are_written_or_not(toy, finished,
             assert tokens["ends"][-1:] == [len(turn["reply"])] * bool(count)
             assert tokens["versions"] == [0]
             mask, advantage, sampler, learner = (
-                np.frombuffer(base64.b64decode(tokens[key]), "<f2")
-                for key in ("mask", "advantage", "sampler", "learner")
+                numbers_in(tokens[key]) for key in ("mask", "advantage", "sampler", "learner")
             )
             assert mask.tolist() == [1.0] * count
             assert advantage == pytest.approx(one["advantage"], abs=1e-3)
             # The weights that sampled: sampler and learner agree.
             assert sampler == pytest.approx(learner, abs=1e-2)
+
+
+@pytest.mark.parametrize("left", ["", '{"step": 0, "ver'])
+def test_records_that_a_full_disk_left_without_their_first_line_get_one(tmp_path, left):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text(left)
+    open_records(path, resume_step=0)
+    assert path.read_text() == '{"step": 0, "version": 2}\n'
 
 
 def test_a_step_is_bounded_in_bytes_but_for_its_first_group():
@@ -247,6 +298,11 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     assert_same_weights(trainer.params, before)
 
 
+def test_no_two_episodes_of_a_run_draw_alike(finished):
+    # An episode's number and the seed decide its random stream.
+    assert finished.episodes == {*range(toy_run.STEPS * 4 * 8)}
+
+
 def test_every_example_comes_once_before_any_comes_again():
     steps = [examples_of_step(7, step, per_step=3, seed=5) for step in range(14)]
     flat = [number for step in steps for number in step]
@@ -261,7 +317,8 @@ def test_every_example_comes_once_before_any_comes_again():
 def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     """Four updates by hand, with the log-probabilities of the weights that sampled in all."""
     algorithm = Grpo(correction="truncated", correction_high=1.01, kl_coef=0.1)
-    changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm}
+    falling = toy_run.CONFIG.optimizer.model_copy(update={"schedule": "cosine"})
+    changes = {"steps": 2, "mini_batches": 4, "algorithm": algorithm, "optimizer": falling}
     trainer = toy_run.make_trainer(toy, tmp_path, validate=nothing, **changes)
     batches, before = [], {}
     token_rows = trainer._token_rows
@@ -275,7 +332,7 @@ def test_mini_batches_are_updates_one_after_the_other(toy, tmp_path):
     trainer._token_rows = spy
     trainer.run(ignore)
     graph, reference = nnx.split(toy.model())
-    optimizer = make_optimizer(toy_run.CONFIG.optimizer, steps=2)
+    optimizer = make_optimizer(falling, steps=2, updates_per_step=4)
     objective = policy_objective(algorithm, temperature=1.0)
     learner = Learner(graph, objective, optimizer)
     state, gaps = learner.init(copy(before["params"])), []
@@ -370,6 +427,25 @@ def letters(episode):
         for place, letter in enumerate(reply)
     )
     return toy_run.Score(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
+
+
+def test_long_responses_are_punished(toy, tmp_path):
+    algorithm = Grpo(estimator="group_centred", overlong_tokens=10)
+    changes = {"steps": 1, "algorithm": algorithm, "sample_tokens": True, "validate": nothing}
+    toy_run.make_trainer(toy, tmp_path, **changes).run(ignore)
+    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
+    free, penalties = toy_run.SAMPLER.max_response_tokens - 10, []
+    for group in groups:
+        earned = []
+        for one in group["trajectories"]:
+            replies = sum(len(turn["tokens"]["ends"]) for turn in one["turns"])
+            shown = sum(len(turn.get("observation", "")) for turn in one["turns"])  # an id each
+            penalties.append(-max(replies + shown - free, 0) / 10)
+            earned.append(one["reward"] + penalties[-1])
+        found = [one["advantage"] for one in group["trajectories"]]
+        assert found == pytest.approx(np.subtract(earned, np.mean(earned)), abs=1e-5)
+    assert len(set(penalties)) > 2
+    assert metrics_of(tmp_path)[0]["reward/overlong"] == pytest.approx(np.mean(penalties))
 
 
 def test_clauses_are_learnt_from_single_trajectories(toy, tmp_path):

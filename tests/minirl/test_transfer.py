@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -171,3 +172,18 @@ def test_a_model_is_never_in_memory_twice(tmp_path):
     shares = {line.split()[0]: float(line.split()[1]) for line in found.stdout.splitlines()}
     assert shares.keys() == {"broadcast", "disk"}
     assert max(shares.values()) < 0.6, shares
+
+
+@pytest.mark.parametrize(
+    ("url", "port"), [("http://one", 80), ("https://one", 443), ("https://one:7", 7)]
+)
+def test_a_server_is_found_at_the_port_of_its_address(monkeypatch, url, port):
+    asked = []
+
+    def connect(address, **_):
+        asked.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    transfer._own_address(url)
+    assert asked == [("one", port)]
