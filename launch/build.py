@@ -26,6 +26,7 @@ from rewards.execution import columns_of, gold_result
 from rewards.expo.reward import ExpoReward
 from rewards.progress.feedback import build_feedback
 from rewards.progress.reward import ProgressiveReward
+from rewards.types import Score
 from sqlenv.config import AgenticConfig, SingleTurnConfig
 from sqlenv.demo import generate
 from sqlenv.envs.agentic import Agentic
@@ -157,16 +158,20 @@ class SqlSide:
             environment=self.environment(tokenizer),
             score=self.reward,
             describe=self.describe,
-            record=partial(self.record, reward=self.reward),
+            record=self.record,
             train=train,
             validate=validate,
             max_turns=max_replies(self._config.env),
         )
 
-    def record(self, episode: Episode, *, reward: Any = None) -> Mapping[str, Any]:
+    def record(self, episode: Episode) -> Mapping[str, Any]:
         """Write a final episode as `trajectories.jsonl` shows it."""
         gold = gold_result(self.executor, episode.example)
-        return episode_record(episode, gold, self._judge, reward)
+        return episode_record(episode, gold, self._judge, self.reward)
+
+    def record_scored(self, episode: Episode) -> tuple[Mapping[str, Any], Score]:
+        """Write down a final episode of an evaluation, and what training would pay for it."""
+        return self.record(episode), self.reward(episode)
 
     def evaluation_prompt(self, example: Example) -> Observation:
         """Put a question as `evaluation_environment` does."""

@@ -72,7 +72,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             seed=config.seed,
             max_turns=sql.evaluation_turns,
             servers=servers,
-            record=sql.record,
+            record=sql.record_scored,
         )
         before = _measure(evaluator, test, folder / "before")
 

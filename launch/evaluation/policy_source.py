@@ -64,7 +64,7 @@ def _sample(
         evaluator = Evaluator(
             model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
             config.sampler, job.decode, seed=config.seed, max_turns=sql.evaluation_turns,
-            servers=servers, record=sql.record if is_agentic else None,
+            servers=servers, record=sql.record_scored if is_agentic else None,
         )  # fmt: skip
         for at in range(done, len(examples), CHUNK):
             part = examples[at : at + CHUNK]

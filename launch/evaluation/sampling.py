@@ -24,7 +24,7 @@ from minirl.sglang.pool import EVENTS
 from minirl.sglang.sampler import Servers
 from minirl.train.recording import TRAJECTORIES, group_line, open_records
 from minirl.train.rollouts import gather_metrics, make_sampler
-from minirl.types import Decoding, Environment, Trajectory
+from minirl.types import Decoding, Environment, Score, Trajectory
 from sqlenv.envs.single_turn import FirstPrompt
 from sqlenv.evaluators.votes import without_rows
 from sqlenv.sql.extraction import extract_sql
@@ -35,7 +35,7 @@ _FIRST_EPISODE = 2**30
 # Questions between two writes of the predictions: what an interruption may cost.
 CHUNK = 128
 
-Record = Callable[[Episode], Mapping[str, Any]]
+Record = Callable[[Episode], tuple[Mapping[str, Any], Score]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +222,22 @@ class WithoutRows:
 class Answered(Episode):
     """An episode that is over, with what is written down of it."""
 
-    record: Mapping[str, Any] | None = None
+    record: tuple[Mapping[str, Any], Score] | None = None
 
 
 def _line(
     group: Sequence[Trajectory], decode: Callable[[Sequence[int]], str]
 ) -> Mapping[str, Any] | None:
     """Write down the first samples of a question; None where none was recorded."""
-    kept = [one for one in group if isinstance(one.episode, Answered) and one.episode.record]
-    kept = kept[:RECORDED_SAMPLES]
-    return group_line(kept, [one.episode.record for one in kept], decode) if kept else None
+    kept = [
+        (one, *one.episode.record)
+        for one in group[:RECORDED_SAMPLES]
+        if isinstance(one.episode, Answered) and one.episode.record
+    ]
+    if not kept:
+        return None
+    trajectories, records, scores = zip(*kept, strict=True)
+    return group_line(trajectories, records, decode, scores=scores)
 
 
 def _append(path: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rewards.astra import AstraReward
+from rewards.compose import Reward
 from rewards.expo.reward import ExpoReward
 from rewards.progress.reward import ProgressiveReward
 from sqlenv.envs.diagnosed import describe_failure
@@ -24,12 +25,12 @@ _PLACES = 6
 
 
 def episode_record(
-    episode: Episode, gold: Result, tagger: ProgressiveReward, reward: Any = None
+    episode: Episode, gold: Result, tagger: ProgressiveReward, reward: Reward
 ) -> dict[str, Any]:
     """Write a final episode down: `example`, which all episodes of a question share, and `turns`.
 
-    `tagger` names in what a wrong query differs from the gold query; `reward` is what the episode
-    was scored by, if by any.
+    `tagger` names in what a wrong query differs from the gold query; `reward` is what
+    the episode is scored by.
     """
     parts = _parts(reward, episode)
     turns = [
@@ -103,13 +104,13 @@ def _tags(example: Example, attempt: Attempt, tagger: ProgressiveReward) -> Sequ
     return attempt.tags or tagger.align(example, attempt.sql).diagnosis.tags
 
 
-def _parts(reward: Any, episode: Episode) -> Sequence[Mapping[str, float]]:
+def _parts(reward: Reward, episode: Episode) -> Sequence[Mapping[str, float]]:
     """Name what each reply of an episode earned, as far as its reward tells replies apart."""
     example, attempts = episode.example, episode.attempts
     if isinstance(reward, ProgressiveReward):
         found = (reward.align(example, attempt.sql) for attempt in attempts)
         return [
-            {"alignment": one.value, "structure": one.diagnosis.struct, "words": one.lexical}
+            {"F": one.value, "structure": one.diagnosis.struct, "words": one.lexical}
             for one in found
         ]
     if isinstance(reward, ExpoReward):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launch import report
 from launch.reporting.page import render
@@ -334,6 +335,24 @@ def test_results_beside_the_gold(page, place):
     assert page.texts("#detail .results td.differs") == ["3", "9"]
     assert page.texts("#detail tr.missing") == [f"{MINUS}\trye\t4"]
     assert page.texts("#detail tr.extra") == ["+\tnut\t8"]
+
+
+@needs_chromium
+def test_a_right_result_with_other_rows_names_the_rule(page, place):
+    folder = make_run(place / "twice", questions=1)
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings.setdefault("env", {})["match"] = "set"
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    path = folder / "after" / "trajectories.jsonl"
+    head, answer = lines_of(path)
+    rows = [["tea", 1], ["jam", 2]]
+    answer["gold_result"] |= {"columns": ["n", "p"], "rows": rows, "count": 2, "width": 2}
+    turn = answer["trajectories"][0]["turns"][0]
+    turn |= {"correct": True, "result": {**answer["gold_result"], "rows": [*rows, rows[0]]}}
+    write_lines(path, [head, answer])
+    page.open(write_page(folder, "--out", place / "twice.html"), "#q=test/0&a=0.after")
+    page.wait('document.querySelector("#detail .results")')
+    assert "env.match=set, 1 row too many" in page.texts("#detail .outcome")[0]
 
 
 @needs_chromium

@@ -67,6 +67,10 @@ def test_run_folder_has_what_was_promised(place):
         verdicts = json_lines(folder / phase / "predictions.jsonl")
         _, *answers = json_lines(folder / phase / "trajectories.jsonl")
         assert [answer["id"] for answer in answers] == [verdict["id"] for verdict in verdicts]
+        for answer in answers:
+            (earned,) = answer["trajectories"]
+            assert sum(earned["parts"].values()) == pytest.approx(earned["reward"], abs=1e-5)
+            assert earned["advantage"] is None
         said = [answer["trajectories"][0]["turns"][-1] for answer in answers]
         assert [one["sql"] for one in said] == [verdict["sql"] for verdict in verdicts]
         assert len((folder / phase / "predictions.sql").read_text().splitlines()) == 6

@@ -116,7 +116,8 @@ function pane(side, state, names, changed, isPair) {
   const sql = last.sql ?? "";
   return h("section", {class: "pane card", style: {margin: 0}, "data-side": side.side, "data-view": side.view},
     h("div", {class: "row"}, h("h2", {style: {margin: 0}}, names.get(`${side.seen[0]}.${side.seen[1]}`) ?? side.view),
-      h("span", {class: `${right ? "right" : "wrong"}`}, right ? "✓ right" : "✗ wrong"),
+      h("span", {class: `${right ? "right" : "wrong"}`}, `${right ? "✓ right" : "✗ wrong"}`),
+      group.trajectories.length > 1 && h("span", {class: "muted small"}, `one of ${group.trajectories.length}`),
       isPair && h("span", {class: "muted small"}, side.side === "a" ? "left of the comparison" : "right of the comparison")),
     group.trajectories.length > 1 && members(side, state),
     h("div", {}, h("div", {class: "who"}, "final query",
@@ -129,7 +130,7 @@ function members(side, state) {
   const all = side.group.trajectories, best = Math.max(...all.map(each => Math.abs(each.advantage ?? 0)), 1e-9);
   const count = all.filter(isMemberRight).length;
   const note = all.every(each => each.advantage === null || each.advantage === undefined)
-    && all.some(each => each.reward !== undefined) ? "; left out of the update: this group gave no signal" : "";
+    && typeof side.seen[1] === "number" ? "; left out of the update: this group gave no signal" : "";
   return h("div", {}, h("div", {class: "who"}, `group of ${all.length}, ${count} right, by advantage${note}`),
     h("div", {class: "group"}, side.order.map(n => {
       const one = all[n], value = one.advantage ?? 0;
@@ -221,7 +222,7 @@ function turnOf(turn, n, side, state) {
       turn.finish === "length" && h("span", {class: "wrong"}, "cut by the token limit")),
       reply ? h("pre", {}, paint(reply, layers)) : h("span", {class: "muted"}, "the text of the reply was not recorded"),
       reply && sql && place < 0 && h("div", {}, h("div", {class: "who"}, "its query"), sqlText(sql, tokens))),
-    h("div", {class: "outcome"}, outcome(turn), results(turn, group)));
+    h("div", {class: "outcome"}, outcome(turn), results(turn, side)));
 }
 
 function outcome(turn) {
@@ -256,11 +257,13 @@ function align(gold, own, inOrder) {
   return [...pairs.sort((x, y) => x.at - y.at), ...left.map(each => ({gold: null, own: each.row}))];
 }
 
-function results(turn, group) {
+function results(turn, side) {
+  const {group} = side, rule = data.runs[side.seen[0]].settings["env.match"];
   const own = turn.result?.columns ? turn.result : null, gold = group.gold_result?.columns ? group.gold_result : null;
   if (!own) return null;
-  if (!gold || turn.correct) return h("div", {class: "results"},
-    resultTable(turn.correct ? "result, equal to the gold's" : "result", own, own.rows.map(row => ({own: row})), "own", []));
+  const isSame = gold && JSON.stringify(gold.rows) === JSON.stringify(own.rows);
+  if (!gold || turn.correct && (isSame || !rule)) return h("div", {class: "results"},
+    resultTable(isSame ? "result, equal to the gold's" : "result", own, own.rows.map(row => ({own: row})), "own", []));
   const pairs = align(gold.rows, own.rows, /\border\s+by\b/i.test(group.gold)),
     both = pairs.filter(each => each.gold && each.own);
   const width = Math.max(gold.columns.length, own.columns.length), wrong = [];
@@ -270,7 +273,7 @@ function results(turn, group) {
     moved: pairs.filter(each => each.moved).length,
     changed: both.filter(each => JSON.stringify(each.gold) !== JSON.stringify(each.own)).length,
     columns: wrong.filter(Boolean).length};
-  const words = [count.missing && plural(count.missing, "row") + " missing",
+  const words = [turn.correct && `right by the rule of this run, env.match=${rule}`, count.missing && plural(count.missing, "row") + " missing",
     count.extra && plural(count.extra, "row") + " too many", count.moved && plural(count.moved, "row") + " in another order",
     count.changed && plural(count.changed, "row") + " with other values",
     count.columns && `${plural(count.columns, "column")} wrong in every row`].filter(Boolean);
