@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     found = None
     if options.against is not None:
         found = Comparison.of(read_runs(named), seed=options.seed)
-        cli.output.print(*found.tables(), sep="\n")
+        cli.output.print(*found.tables(width=cli.output.width), sep="\n")
     payload = read_payload([run for name, path in named for run in _expanded(name, path)])
     if found is not None:
         payload.overview["against"] = [

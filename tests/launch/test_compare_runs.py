@@ -133,6 +133,23 @@ def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
     assert second.startswith("| mine | ")
 
 
+def test_no_number_is_broken_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report.cli.output, "_width", 80)
+    model = ModelFacts("m", base="Qwen2.5-Coder-7B-Instruct", reward="progressive")
+    for name, rights in (("base", "1000"), ("ours", "1110")):
+        for data in ("spider-dev", "spider-syn", "spider-realistic", "spider-dk"):
+            sheet(tmp_path / name / data / "verdicts.json", rights, data=data, model=model)
+    named = [f"{name}={tmp_path / name}" for name in ("base", "ours")]
+    run(*named, "--markdown", tmp_path / "t.md")
+    printed = capsys.readouterr().out
+    rows = [
+        line
+        for line in (tmp_path / "t.md").read_text().splitlines()
+        if "| Qwen" in line or "| ours |" in line
+    ]
+    assert all(cell.strip() in printed for row in rows for cell in row.split("|"))
+
+
 def test_rows_are_split_by_decoding_and_columns_say_of_how_much_they_are(tmp_path):
     model = ModelFacts("m")
     sheet(tmp_path / "r" / "1" / "verdicts.json", "1" * 535, data="spider-dk", model=model)

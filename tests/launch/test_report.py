@@ -141,19 +141,21 @@ def test_results_are_bounded():
     "damage",
     [
         lambda path: path.write_text(path.read_text()[:-900]),
+        lambda path: path.write_text('{"step": 0, "ver'),
         lambda path: path.write_text(""),
         lambda path: path.unlink(),
         lambda path: path.write_text('{"step": 1, "turns": []}\n'),
         lambda path: path.write_text("[" * 10_000),
     ],
-    ids=["cut", "empty", "gone", "old", "deep"],
+    ids=["cut", "cut at once", "empty", "gone", "old", "deep"],
 )
 def test_what_is_missing_is_told_in_a_line_and_the_rest_is_shown(place, damage, request):
     folder = make_run(place / request.node.callspec.id)
     damage(folder / "trajectories.jsonl")
     overview = read_payload([("a", folder)]).overview
-    assert overview["notes"]
-    assert not any("\n" in note for note in overview["notes"])
+    [note] = overview["notes"]
+    assert "trajectories.jsonl: " in note
+    assert "\n" not in note
     assert len([q for q in overview["questions"] if q["id"].startswith("test/")]) == 40
     assert overview["runs"][0]["numbers"]["step"] == [*range(1, 9)]
 
@@ -193,6 +195,11 @@ def test_mistakes_are_told(place, run):
             write_page(*wrong)
     with pytest.raises(SystemExit):
         report.main([str(run), "--markdown", str(place / "t.md")])  # beside which base?
+    begun = place / "begun-evaluation"
+    begun.mkdir()
+    (begun / "config.yaml").write_text("decode: greedy")
+    with pytest.raises(UserError, match="not finished"):
+        write_page(begun, *page)
     assert not (place / "mistake.html").exists()
 
 
