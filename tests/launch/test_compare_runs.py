@@ -94,7 +94,9 @@ def test_two_runs_side_by_side(tmp_path, capsys):
         "scores": [1.0, 0.0],
         "sql": ["SELECT 0 -- base", "SELECT 0 -- ours"],
     }
-    assert "+70.0 [" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "+70.0 [" in printed
+    assert "base: execution accuracy 20.0 % [" in printed
     written = table.read_text()
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
     assert f"| run | decoding | {heads} |" in written

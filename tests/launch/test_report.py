@@ -172,7 +172,7 @@ def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
     begun.mkdir()
     (begun / "config.yaml").write_text("train: {steps: 3}")
     write_page(begun, "--out", place / "begun.html")
-    assert "not finished, 0 steps so far" in capsys.readouterr().out
+    assert "begun: no accuracy, not finished, 0 steps so far" in capsys.readouterr().out
 
 
 def test_seeds_are_alike_and_settings_that_differ_are_named(place):
