@@ -214,6 +214,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "empty").mkdir()
     sheet(tmp_path / "other.json", "11", fingerprint="g")
+    sheet(tmp_path / "edited.json", "11", databases="c")
+    sheet(tmp_path / "suite.json", "11", suite="s")
     sheet(tmp_path / "dk.json", "11", data="spider-dk")
     part = tmp_path / "begun" / "verdicts.json.part"
     part.parent.mkdir()
@@ -222,6 +224,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     for name, key in {
         "short.json": "other questions of spider-dev",
         "other.json": "other questions under the name spider-dev",
+        "edited.json": "other databases under the name spider-dev",
+        "suite.json": "other test suite under the name spider-dev",
         "dk.json": "in common",
         "nowhere": "nowhere",
         "broken.json": "broken.json: ",
@@ -255,6 +259,8 @@ def test_nothing_is_written_over(tmp_path):
     twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
     assert str(tmp_path / "t") in mistake(base, ours, *twice)
     assert str(tmp_path) in mistake(base, ours, "--markdown", tmp_path)
+    for name in ("verdicts.json", "predictions.jsonl"):
+        assert name in mistake(base, ours, "--json", tmp_path / name)
 
 
 SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")

@@ -96,6 +96,20 @@ def test_every_group_is_in_a_piece_and_in_the_index(run, place):
     assert set(tags) == {tag for one in members for tag in one["turns"][-1]["tags"]}
 
 
+def test_the_verdict_counts_for_more_than_what_a_group_says(place):
+    folder = make_run(place / "verdict", steps=1, questions=1)
+    path = folder / "after" / "predictions.jsonl"
+    [verdict] = lines_of(path)
+    write_lines(path, [verdict | {"correct": not verdict["correct"]}])
+    [asked] = [
+        one
+        for one in read_payload([("a", folder)]).overview["questions"]
+        if one["id"] == verdict["id"]
+    ]
+    [count] = [count for _, where, _, _, count, *_ in asked["seen"] if where == "after"]
+    assert count == (not verdict["correct"])
+
+
 def test_places_of_credit_are_those_of_javascript(place):
     folder = make_run(place / "astral", steps=1, questions=2)
     path = folder / "trajectories.jsonl"
