@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     found = None
     if options.against is not None:
         found = Comparison.of(read_runs(named), seed=options.seed)
-        cli.output.print(*found.tables(), sep="\n")
+        cli.output.print(*found.tables(width=cli.output.width), sep="\n")
     payload = read_payload([run for name, path in named for run in _expanded(name, path)])
     if found is not None:
         payload.overview["against"] = [
@@ -127,7 +127,9 @@ def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
 
 
 def _summary(run: Mapping[str, Any]) -> str:
-    parts = [f"{where} {_percent(one)}" for where, one in run["measured"].items()]
+    measured = (f"{where} {_percent(one)}" for where, one in run["measured"].items())
+    accuracy = ", ".join(one.removeprefix("answers ") for one in measured)
+    parts = [f"execution accuracy {accuracy}" if accuracy else "no accuracy"]
     counts = {one["questions"] for one in run["measured"].values()}
     if counts:
         parts.append(f"{max(counts):,} questions")
@@ -135,7 +137,7 @@ def _summary(run: Mapping[str, Any]) -> str:
         steps = max(run["numbers"].get("step") or [0])
         is_done = "questions" in run["result"]
         parts.append(f"{steps} steps" if is_done else f"not finished, {steps} steps so far")
-    line = f"{run['name']}: execution accuracy {', '.join(parts)}"
+    line = f"{run['name']}: {', '.join(parts)}"
     if tests := run["tests"]:
         low, high = tests["ci95"]
         line += f"\n  gain {100 * tests['gain']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] points"

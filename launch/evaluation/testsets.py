@@ -59,8 +59,9 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
     """
     if root is not None and root.is_file():
         return root.parent, str(root.absolute())
-    if root is None and Path(file).is_absolute():
-        return Path(file).parent, file
+    path = Path(file)
+    if root is None and (path.is_absolute() or path.is_file()):
+        return path.parent, str(path.absolute())
     return root, file
 
 
@@ -68,12 +69,9 @@ def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Exa
     """Find and read a test set below a data root; return where it is, and all its questions.
 
     The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads. A
-    question file that is read in place of the set's own is relative to its folder, or absolute.
+    question file that is read in place of the set's own is a name below the root, or a path.
     """
-    try:
-        source = _with_file(name, root, file) if file else choose_sets(root, [name])[name]
-    except UserError as error:
-        raise UserError(f"--data {error}; another question file: --file NAME") from None
+    source = _with_file(name, root, file) if file else _own(name, root)
     location = locate(source)
     for path in location.files:
         if other := other_dataset(source.layout, next(read_records(path))):
@@ -114,17 +112,32 @@ def _folders(layout: Layout, root: Path) -> list[Path]:
     return [root / DATASETS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
 
 
+def _own(name: str, root: Path) -> SourceConfig:
+    if not root.is_dir():
+        raise UserError(f"--data-root {root}: no such folder or file; check the path")
+    try:
+        return choose_sets(root, [name])[name]
+    except UserError as error:
+        problem = str(error).removeprefix(f"{name}: ")
+        raise UserError(f"--data {name}: {problem}; another question file: --file NAME") from None
+
+
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:
-    """Find a question file, and the folder that has databases for it: its own goes first."""
-    named = SETS[name]
-    folders = [Path(file).parent] if Path(file).is_absolute() else []
-    folders += _folders(named.layout, root)
-    found = [folder for folder in folders if (folder / file).is_file()]
-    own = [_source(named, folder, file) for folder in found]
-    path = str((found[0] / file).absolute()) if found else file
-    elsewhere = (_source(named, folder, path) for folder in folders)
-    first = own[0] if own else _source(named, root, file)
-    return next(filter(_has_databases, (*own, *elsewhere)), first)
+    """Find a question file, below the root or by its path, and the folder that has databases for
+    it: its own goes first.
+    """
+    named, path = SETS[name], Path(file)
+    folders = _folders(named.layout, root)
+    if path.is_file() and not any((folder / path).is_file() for folder in folders):
+        path = path.absolute()
+    folders = [path.parent, *folders] if path.is_absolute() else folders
+    found = [folder for folder in folders if (folder / path).is_file()]
+    if not found:
+        raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
+    own = [_source(named, folder, str(path)) for folder in found]
+    whole = str((found[0] / path).absolute())
+    elsewhere = (_source(named, folder, whole) for folder in folders)
+    return next(filter(_has_databases, (*own, *elsewhere)), own[0])
 
 
 def _source(named: NamedSet, folder: Path, file: str) -> SourceConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ _BESIDE = (
     *("run", "decoding", "", "gain", "p (bootstrap)"),
     *("only first right", "only this right", "p (McNemar)"),
 )
+_NAMING = ("run", "decoding", "")
+"""Heads of the columns that say what a row is of."""
 Cells = tuple[str, ...]
 
 
@@ -107,17 +109,11 @@ class Comparison:
             raise UserError("the runs have no test set and measure in common; evaluate them on one")
         return cls(tuple(runs), tuple(keys), tuple(differences), seed)
 
-    def tables(self) -> list[RichTable]:
-        """Lay the tables out for the terminal."""
-        tables = []
-        for title, lines in self._tables():
-            table = RichTable(title=title)
-            for head in lines[0]:
-                table.add_column(head, overflow="fold")
-            for row in lines[1:]:
-                table.add_row(*row)
-            tables.append(table)
-        return tables
+    def tables(self, *, width: int) -> list[RichTable]:
+        """Lay the tables out for a terminal of this width; columns that do not fit beside the
+        others come in tables of their own.
+        """
+        return [table for part in self._tables() for table in _fitting(*part, width)]
 
     def markdown(self) -> str:
         """Write the tables in Markdown."""
@@ -196,6 +192,26 @@ class Comparison:
             return "-"
         found = self._summary(run, key)
         return "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * x for x in (found["mean"], *found["ci95"])))
+
+
+def _fitting(title: str, lines: Sequence[Cells], width: int) -> Iterator[RichTable]:
+    columns = list(zip(*lines, strict=True))
+    naming = [column for column in columns if column[0] in _NAMING]
+    rest = [column for column in columns if column[0] not in _NAMING]
+    while rest:
+        shown = [*naming, rest.pop(0)]
+        while rest and _width([*shown, rest[0]]) <= width:
+            shown.append(rest.pop(0))
+        table = RichTable(title=title)
+        for column in shown:
+            table.add_column(column[0], overflow="fold")
+        for row in zip(*(column[1:] for column in shown), strict=True):
+            table.add_row(*row)
+        yield table
+
+
+def _width(columns: Sequence[Cells]) -> int:
+    return 1 + sum(max(map(len, column)) + 3 for column in columns)
 
 
 def _row(each: Difference) -> Cells:

@@ -147,6 +147,8 @@ def _read_run(name: str, path: Path) -> dict[str, Any]:
 
     is_run = "train" in settings or any(map(has, ("metrics.jsonl", "before", "after")))
     if path.is_dir() and not is_run and not any(map(has, (VERDICTS, PREDICTIONS))):
+        if "decode" in settings:
+            raise UserError(f"{path}: an evaluation that is not finished; repeat its command first")
         raise UserError(f"{path}: neither a run of launch.train nor a result of launch.eval")
     report = path / VERDICTS if path.is_dir() else path
     result = _mapping(path / RESULT) if is_run else {}
@@ -180,8 +182,9 @@ def _recorded(path: Path, notes: list[Note]) -> Iterator[tuple[int, list[Group]]
     """Read the groups of a file by their steps; what is not there is told in a line of notes."""
     lines = _lines(path, notes)
     head = next(lines, None)
-    if not path.exists() or head is None:
-        notes.append((_place_of(path), "no trajectories; groups are not shown"))
+    if head is None:
+        words = "no trajectories that can be read; groups are not shown"
+        notes.append((_place_of(path), words))
         return
     if not isinstance(head, dict) or head.get("version") != RECORDS_VERSION:
         words = "of an older version, without whole groups; they are not shown"
@@ -202,7 +205,7 @@ def _lines(path: Path, notes: list[Note]) -> Iterator[Any]:
                 yield json.loads(line)
             except (ValueError, RecursionError):
                 words = f"cut off or damaged in line {number}; what stands before it is shown"
-                notes.append((_place_of(path), words))
+                notes += [(_place_of(path), words)] if number > 1 else []
                 return
 
 

@@ -115,7 +115,7 @@ def _of_training(name: str, folder: Path) -> Run:
     if not (place / PREDICTIONS).is_file():
         raise UserError(
             f"{folder}: no {VERDICTS} nor {PREDICTIONS} in it; give a result of launch.eval, or a "
-            "run of launch.train"
+            "run of launch.train that is finished"
         )
     run = place.parent
     if not (run / RESULT).is_file():

@@ -105,7 +105,7 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
         there = ", ".join(sorted(path.name for path in islice(root.iterdir(), 8))) or "nothing"
         raise UserError(
             f"{root}: no data set recognised in {there}; expected such as "
-            f"{_expected('bird-train')}, there or up to two folders deeper (README, 'Data')"
+            f"{_expected('bird-train')}, there or up to two folders deeper (docs/data.md)"
         )
     if not names:
         for line in found.unused:

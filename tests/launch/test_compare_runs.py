@@ -94,7 +94,9 @@ def test_two_runs_side_by_side(tmp_path, capsys):
         "scores": [1.0, 0.0],
         "sql": ["SELECT 0 -- base", "SELECT 0 -- ours"],
     }
-    assert "+70.0 [" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "+70.0 [" in printed
+    assert "base: execution accuracy 20.0 % [" in printed
     written = table.read_text()
     heads = "Spider dev EX (10 of 1,034) | Spider dev TS (10 of 1,034)"
     assert f"| run | decoding | {heads} |" in written
@@ -131,6 +133,23 @@ def test_a_row_has_several_test_sets_in_the_papers_order(tmp_path):
     assert "Qwen\\|7B | progressive" in second
     assert first.startswith("| base | - | - | greedy | 25.0 [")
     assert second.startswith("| mine | ")
+
+
+def test_no_number_is_broken_on_a_narrow_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(report.cli.output, "_width", 80)
+    model = ModelFacts("m", base="Qwen2.5-Coder-7B-Instruct", reward="progressive")
+    for name, rights in (("base", "1000"), ("ours", "1110")):
+        for data in ("spider-dev", "spider-syn", "spider-realistic", "spider-dk"):
+            sheet(tmp_path / name / data / "verdicts.json", rights, data=data, model=model)
+    named = [f"{name}={tmp_path / name}" for name in ("base", "ours")]
+    run(*named, "--markdown", tmp_path / "t.md")
+    printed = capsys.readouterr().out
+    rows = [
+        line
+        for line in (tmp_path / "t.md").read_text().splitlines()
+        if "| Qwen" in line or "| ours |" in line
+    ]
+    assert all(cell.strip() in printed for row in rows for cell in row.split("|"))
 
 
 def test_rows_are_split_by_decoding_and_columns_say_of_how_much_they_are(tmp_path):
@@ -195,6 +214,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "empty").mkdir()
     sheet(tmp_path / "other.json", "11", fingerprint="g")
+    sheet(tmp_path / "edited.json", "11", databases="c")
+    sheet(tmp_path / "suite.json", "11", suite="s")
     sheet(tmp_path / "dk.json", "11", data="spider-dk")
     part = tmp_path / "begun" / "verdicts.json.part"
     part.parent.mkdir()
@@ -203,6 +224,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     for name, key in {
         "short.json": "other questions of spider-dev",
         "other.json": "other questions under the name spider-dev",
+        "edited.json": "other databases under the name spider-dev",
+        "suite.json": "other test suite under the name spider-dev",
         "dk.json": "in common",
         "nowhere": "nowhere",
         "broken.json": "broken.json: ",
@@ -236,6 +259,8 @@ def test_nothing_is_written_over(tmp_path):
     twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
     assert str(tmp_path / "t") in mistake(base, ours, *twice)
     assert str(tmp_path) in mistake(base, ours, "--markdown", tmp_path)
+    for name in ("verdicts.json", "predictions.jsonl"):
+        assert name in mistake(base, ours, "--json", tmp_path / name)
 
 
 SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")

@@ -57,7 +57,13 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
         assert {body["temperature"] for body in chat.bodies} == {0.0}
         assert {body["max_completion_tokens"] for body in chat.bodies} == {99}
         evaluate(place, out, chat)  # complete: nobody is asked
+        # Nor for another report on the same answers, or where calls are made in another manner.
+        written = (out / "predictions.jsonl").stat().st_mtime_ns
+        other = ("--comparators", "bird_ex", "--json", str(tmp_path / "other.json"))
+        evaluate(place, out, chat, *other, "verbal.retries=1", "verbal.timeout_s=9")
         assert chat.requests == len(GOLDS)
+        assert json.loads((tmp_path / "other.json").read_text())["measures"].keys() == {"bird_ex"}
+        assert (out / "predictions.jsonl").stat().st_mtime_ns == written
     assert sheet["measures"]["spider_ex"]["mean"] == sheet["measures"]["spider_ts"]["mean"] == 1
     said = sheet["settings"]
     assert (said["model"]["name"], said["model"]["model"], said["seed"]) == ("m-one", "m/one", 0)
@@ -72,6 +78,17 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
     assert "<think>" in group["trajectories"][0]["turns"][0]["reply"]
     assert (out / "predictions.sql").read_text().splitlines() == GOLDS
     assert "spider_ts" in capsys.readouterr().out
+
+
+def test_an_endpoint_is_asked_as_the_settings_say(place, tmp_path):
+    with serve(Chat(lambda *_: "")) as chat:
+        evaluate(place, tmp_path / "own", chat, "verbal.temperature=null")
+        assert not any("temperature" in body for body in chat.bodies)
+        agentic = ["env={kind: agentic}", "reward={kind: astra}", "evaluation.episode=agentic"]
+        with pytest.raises(UserError, match=r"evaluation\.episode"):
+            evaluate(place, tmp_path / "agentic", chat, *agentic)
+        assert chat.requests == len(GOLDS)
+    assert not (tmp_path / "agentic").exists()
 
 
 def test_commands_that_need_no_learner_run_without_it(place, tmp_path, process):
@@ -101,6 +118,7 @@ def test_commands_that_need_no_learner_run_without_it(place, tmp_path, process):
 def test_votes_and_pass_of_sampled_answers(place, tmp_path):
     with serve(Chat(brain)) as chat:
         voted = evaluate(place, tmp_path / "v", chat, "--decode", "vote@5")
+        assert (voted["settings"]["decode"], voted["settings"]["vote_by"]) == ("vote@5", "set")
         assert chat.requests == 5 * len(GOLDS)
         passed = evaluate(place, tmp_path / "p", chat, "--decode", "pass@5", "seed=1")
         assert {body["temperature"] for body in chat.bodies} == {0.8}

@@ -117,6 +117,9 @@ def test_a_gold_fails_where_the_text_that_the_program_runs_does(tmp_path, caplog
     sheet = evaluate(path, root, tmp_path / "b.json", "--comparators", "bird_ex")
     assert verdicts(sheet, "bird_ex") == [1, 1, 0, 1, 1]
     assert sheet["failing_golds"] == ["spider/dev/2"]
+    # The measure that counts is the first one.
+    sheet = evaluate(path, root, tmp_path / "c.json", "--comparators", "bird_ex,spider_ex")
+    assert sheet["failing_golds"] == ["spider/dev/2"]
 
 
 def test_spider_2_has_columns_matched_too(tmp_path):

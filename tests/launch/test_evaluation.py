@@ -8,8 +8,13 @@ from dataclasses import asdict, replace
 import pytest
 
 from launch.evaluation.official import write_official
+from launch.evaluation.results import QuestionVerdict
+from launch.evaluation.sources import Sampled
+from launch.evaluation.trajectories import write_trajectories
 from launch.evaluation.verdicts import Verdict, read_verdicts
 from minirl.errors import UserError
+from sqlenv.config import ExecutorConfig
+from sqlenv.types import Example
 
 
 def verdict(number: int, *, sql: str = "SELECT 1", correct: bool = False, **more: str) -> Verdict:
@@ -48,3 +53,20 @@ def test_a_damaged_file_of_predictions_is_told_in_a_line(tmp_path, content):
     path.write_bytes(GOOD + b"\n" + content)
     with pytest.raises(UserError, match=r"predictions\.jsonl: line 2: "):
         read_verdicts(path)
+
+
+def test_what_is_recorded_agrees_with_the_verdicts(tmp_path, database):
+    """Also where the environment judged by its own rule, and a result is too large to be shown."""
+    sql = "SELECT name FROM emp"
+    turns = [{"sql": "", "kind": "call", "correct": False}]
+    turns.append({"sql": sql, "kind": "answer", "correct": False})
+    line = {"id": "1", "trajectories": [{"turns": turns}]}
+    example = Example("1", "?", "emp", database, sql)
+    judged = QuestionVerdict("1", "emp", "", "?", sql, {"set": 1.0}, "ok", "ok")
+    rows = [(example, Sampled((sql,), line=one), judged, [True]) for one in (line, None)]
+    limits = ExecutorConfig(isolation="thread", max_bytes=100)
+    write_trajectories(tmp_path, rows, prompts=(), limits=limits)
+    lines = (tmp_path / "trajectories.jsonl").read_text().splitlines()[1:]
+    episode, answer = (json.loads(one)["trajectories"][0]["turns"] for one in lines)
+    assert [turn["correct"] for turn in episode] == [False, True]
+    assert [(turn["correct"], turn["result"]) for turn in answer] == [(True, {"status": "ok"})]

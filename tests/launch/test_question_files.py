@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.testsets import find
+from launch.evaluation.testsets import find, folder_and_file
 from sqlenv.errors import UserError
 
 from .small_sets import make_bird, make_spider
@@ -37,6 +37,31 @@ def test_an_absolute_path_is_taken(root, tmp_path):
     outside.write_text(inside.read_text())
     check(root / "spider_data", str(outside))
     check(root, str(outside))
+
+
+def test_a_path_from_here_is_taken(root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    typed = "downloads/spider_data/dev_visible.json"
+    check(root, typed)
+    check(root / "spider_data", typed)
+    (tmp_path / "mine.json").write_text((tmp_path / typed).read_text())
+    check(root, "mine.json")
+    found, file = folder_and_file(None, typed)
+    assert found is not None
+    check(found, file)
+    # What lies below the root goes first.
+    (tmp_path / "dev_visible.json").write_text("[]")
+    check(root, "dev_visible.json")
+
+
+def test_what_is_not_there_is_told_by_its_option(root, tmp_path):
+    for option, place, file in (
+        ("--file", root, "none.json"),
+        ("--file", *folder_and_file(None, str(tmp_path / "none.json"))),
+        ("--data-root", tmp_path / "none", ""),
+    ):
+        with pytest.raises(UserError, match=rf"^{option} \S*none\S*: "):
+            find("spider-dev", place or root, file)
 
 
 def test_the_folder_with_databases_goes_before_one_without(root):

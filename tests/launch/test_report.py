@@ -97,6 +97,20 @@ def test_every_group_is_in_a_piece_and_in_the_index(run, place):
     assert set(tags) == {tag for one in members for tag in one["turns"][-1]["tags"]}
 
 
+def test_the_verdict_counts_for_more_than_what_a_group_says(place):
+    folder = make_run(place / "verdict", steps=1, questions=1)
+    path = folder / "after" / "predictions.jsonl"
+    [verdict] = lines_of(path)
+    write_lines(path, [verdict | {"correct": not verdict["correct"]}])
+    [asked] = [
+        one
+        for one in read_payload([("a", folder)]).overview["questions"]
+        if one["id"] == verdict["id"]
+    ]
+    [count] = [count for _, where, _, _, count, *_ in asked["seen"] if where == "after"]
+    assert count == (not verdict["correct"])
+
+
 def test_places_of_credit_are_those_of_javascript(place):
     folder = make_run(place / "astral", steps=1, questions=2)
     path = folder / "trajectories.jsonl"
@@ -142,19 +156,21 @@ def test_results_are_bounded():
     "damage",
     [
         lambda path: path.write_text(path.read_text()[:-900]),
+        lambda path: path.write_text('{"step": 0, "ver'),
         lambda path: path.write_text(""),
         lambda path: path.unlink(),
         lambda path: path.write_text('{"step": 1, "turns": []}\n'),
         lambda path: path.write_text("[" * 10_000),
     ],
-    ids=["cut", "empty", "gone", "old", "deep"],
+    ids=["cut", "cut at once", "empty", "gone", "old", "deep"],
 )
 def test_what_is_missing_is_told_in_a_line_and_the_rest_is_shown(place, damage, request):
     folder = make_run(place / request.node.callspec.id)
     damage(folder / "trajectories.jsonl")
     overview = read_payload([("a", folder)]).overview
-    assert overview["notes"]
-    assert not any("\n" in note for note in overview["notes"])
+    [note] = overview["notes"]
+    assert "trajectories.jsonl: " in note
+    assert "\n" not in note
     assert len([q for q in overview["questions"] if q["id"].startswith("test/")]) == 40
     assert overview["runs"][0]["numbers"]["step"] == [*range(1, 9)]
 
@@ -171,7 +187,7 @@ def test_a_run_that_goes_on_and_one_that_has_not_begun(place, capsys):
     begun.mkdir()
     (begun / "config.yaml").write_text("train: {steps: 3}")
     write_page(begun, "--out", place / "begun.html")
-    assert "not finished, 0 steps so far" in capsys.readouterr().out
+    assert "begun: no accuracy, not finished, 0 steps so far" in capsys.readouterr().out
 
 
 def test_seeds_are_alike_and_settings_that_differ_are_named(place):
@@ -194,6 +210,11 @@ def test_mistakes_are_told(place, run):
             write_page(*wrong)
     with pytest.raises(SystemExit):
         report.main([str(run), "--markdown", str(place / "t.md")])  # beside which base?
+    begun = place / "begun-evaluation"
+    begun.mkdir()
+    (begun / "config.yaml").write_text("decode: greedy")
+    with pytest.raises(UserError, match="not finished"):
+        write_page(begun, *page)
     assert not (place / "mistake.html").exists()
 
 
