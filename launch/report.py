@@ -19,12 +19,11 @@ from typing import Any
 
 from launch import cli
 from launch.evaluation.results import VERDICTS
-from launch.evaluation.verdicts import PREDICTIONS
 from launch.reporting.comparison import Comparison
-from launch.reporting.page import render
+from launch.reporting.page import is_page, render
 from launch.reporting.payload import read_payload
 from launch.reporting.runs import read_runs
-from launch.texts import write_json, write_text
+from launch.texts import check_new, write_json, write_text
 from sqlenv.errors import UserError
 
 _BYTES = 1_000_000
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
     named = _named(options)
-    _check_outputs(options, [path for _, path in named])
+    _check_outputs(options)
     found = None
     if options.against is not None:
         found = Comparison.of(read_runs(named), seed=options.seed)
@@ -110,20 +109,17 @@ def _expanded(name: str, path: Path) -> list[tuple[str, Path]]:
     return [(name, path)]
 
 
-def _check_outputs(options: argparse.Namespace, runs: Sequence[Path]) -> None:
-    taken = {run.resolve() for run in runs}
-    for option in ("out", "markdown", "differences", "json"):
-        path = getattr(options, option)
-        if path is None:
-            continue
-        place = path.resolve()
-        if path.is_dir():
-            raise UserError(f"--{option} {path}: is a folder; name a file")
-        if place in taken or place.name in (VERDICTS, PREDICTIONS):
-            raise UserError(
-                f"--{option} {path}: is a file of results, or written already; name another"
-            )
-        taken.add(place)
+def _check_outputs(options: argparse.Namespace) -> None:
+    """A page may take the place of a page, and nothing that of anything else."""
+    if not is_page(options.out):
+        check_new(options.out, "--out")
+    taken = {options.out.resolve()}
+    for option in ("markdown", "differences", "json"):
+        if path := getattr(options, option):
+            check_new(path, f"--{option}")
+            if path.resolve() in taken:
+                raise UserError(f"--{option} {path}: is written already; name another")
+            taken.add(path.resolve())
 
 
 def _summary(run: Mapping[str, Any]) -> str:

@@ -49,6 +49,7 @@ from launch.reporting.score_tables import (
     render_episodes,
     render_pairs,
 )
+from launch.texts import check_new
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str]) -> None:
     """Run the command: one pair, a file of pairs, or files of predictions."""
     options = _read(arguments)
     config = _limits(options)
-    _keep_inputs(options)
+    if options.out:
+        check_new(options.out, "--out")
     pair = {"db": options.db, "gold": options.gold, "pred": options.pred}
     given = [any(part is not None for part in pair.values()), options.file, options.predictions]
     if sum(map(bool, given)) != 1:
@@ -119,7 +121,6 @@ def _score_predictions(options: Namespace, paths: Sequence[Path], config: Execut
     examples = _examples(options)
     paired: list[tuple[str, Paired]] = []
     played: list[tuple[str, Sequence[Played]]] = []
-    # All files are read before the first result is written over an older one.
     for name, path in zip(short_names(paths), paths, strict=True):
         if is_trajectories(path):
             played.append((name, read_trajectories(path, examples)))
@@ -182,15 +183,6 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]  # alike but for their endings
 
 
-def _keep_inputs(options: Namespace) -> None:
-    out = options.out
-    if out is None or not out.exists():
-        return
-    read = [options.file, *(options.predictions or ()), *_question_files(options)]
-    if any(path and path.is_file() and path.samefile(out) for path in read):
-        raise UserError(f"--out {out}: is read too; write to another file")
-
-
 @contextmanager
 def _lines(options: Namespace) -> Generator[Write]:
     """Open what JSON lines go to: a file, else standard output with --json, else nothing."""
@@ -212,26 +204,15 @@ def _print(record: Mapping[str, Any]) -> None:
         print(json.dumps(record), flush=True)  # noqa: T201
 
 
-def _place(options: Namespace) -> tuple[Path, Path]:
-    """Return the data set's folder, and the file of the questions in it."""
-    data = options.data or Path()
-    return (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
-
-
-def _question_files(options: Namespace) -> list[Path]:
-    """List where the file of the questions may be."""
-    root, file = _place(options)
-    return [root / base / file for base in (DATASETS[options.layout].omnisql, "")]
-
-
 def _examples(options: Namespace) -> tuple[Example, ...]:
-    (root, file), data, layout = _place(options), options.data, options.layout
+    data, layout = options.data or Path(), options.layout
+    root, file = (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
     if not root.is_dir():
         what = "is a file" if root.exists() else "there is no such folder"
         option = "--data-root" if options.data_root else f"--data {data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any(path.is_file() for path in _question_files(options)):
+    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
     dialect = NAMES[options.dialect]

@@ -67,6 +67,14 @@ def read_plain_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
+def check_new(path: Path, option: str) -> None:
+    """Raise a `UserError` if a file with content is there: it may be anything of the user's."""
+    if path.is_dir():
+        raise UserError(f"{option} {path}: is a folder; name a file")
+    if path.is_file() and path.stat().st_size:
+        raise UserError(f"{option} {path}: is there already, and is not written over; name another")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a file that is there whole or not at all."""
     write_text(path, json.dumps(value, indent=2) + "\n")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from importlib import resources
+from pathlib import Path
 
 from launch.reporting.payload import Payload, packed
 
 _SCRIPTS = ("page.js", "curves.js", "questions.js", "transcript.js", "start.js")
+_GENERATOR = b'<meta name="generator" content="minirl-sql launch.report">'
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data:; "
     "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
@@ -40,6 +42,14 @@ def render(payload: Payload) -> str:
     for name, part in parts.items():
         text = text.replace(f"%{name}%", part, 1)
     return text
+
+
+def is_page(path: Path) -> bool:
+    """Tell whether a file is a page that was written here."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return _GENERATOR in file.read(1000)
 
 
 def _asset(name: str) -> str:

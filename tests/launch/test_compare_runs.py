@@ -259,8 +259,12 @@ def test_nothing_is_written_over(tmp_path):
     twice = ("--markdown", tmp_path / "t", "--differences", tmp_path / "t")
     assert str(tmp_path / "t") in mistake(base, ours, *twice)
     assert str(tmp_path) in mistake(base, ours, "--markdown", tmp_path)
-    for name in ("verdicts.json", "predictions.jsonl"):
-        assert name in mistake(base, ours, "--json", tmp_path / name)
+    # Whatever a user has there.
+    database = tmp_path / "shop.sqlite"
+    database.write_text("SQLite format 3")
+    for option in ("--markdown", "--differences", "--json"):
+        assert "shop.sqlite" in mistake(base, ours, option, database)
+    assert database.read_text() == "SQLite format 3"
 
 
 SETTINGS = ReportSettings("d", ModelFacts("m"), "greedy")

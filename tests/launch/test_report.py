@@ -205,7 +205,10 @@ def test_seeds_are_alike_and_settings_that_differ_are_named(place):
 def test_mistakes_are_told(place, run):
     (place / "nothing").mkdir()
     page = ("--out", place / "mistake.html")
-    for wrong in ((place / "nowhere", *page), (place / "nothing", *page), (run, "--out", place)):
+    other = place / "shop.sqlite"
+    other.write_text("SQLite format 3")
+    outs = ((run, "--out", place), (run, "--out", other))
+    for wrong in ((place / "nowhere", *page), (place / "nothing", *page), *outs):
         with pytest.raises(UserError, match=str(place)):
             write_page(*wrong)
     with pytest.raises(SystemExit):
@@ -216,6 +219,9 @@ def test_mistakes_are_told(place, run):
     with pytest.raises(UserError, match="not finished"):
         write_page(begun, *page)
     assert not (place / "mistake.html").exists()
+    assert other.read_text() == "SQLite format 3"
+    before = write_page(run, "--out", place / "again.html").read_bytes()
+    assert write_page(run, "--out", place / "again.html").read_bytes() == before
 
 
 def test_hostile_texts_are_data_and_nothing_else(place):
