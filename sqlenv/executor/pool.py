@@ -126,9 +126,8 @@ class WorkerPool:
             self._serve(job)
             return job.results()
         with ThreadPoolExecutor(count, thread_name_prefix="sqlenv") as threads:
-            serving = [threads.submit(self._serve, job) for _ in range(count)]
             try:
-                for served in serving:
+                for served in [threads.submit(self._serve, job) for _ in range(count)]:
                     served.result()
             except BaseException:
                 job.give_up()
