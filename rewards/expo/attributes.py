@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sqlglot import exp
 
+from rewards.expo.clauses import scan_clauses
 from sqlenv.sql.extraction import Query, bare, ctes, from_table, joins, parse
 from sqlenv.types import Table
 
@@ -17,6 +18,7 @@ COMPUTED = "()"
 """The attribute of every output that is no column: aggregates, arithmetic, constants."""
 
 _MAX_DEPTH = 16  # subqueries within subqueries that aliases are followed into
+_READ = ("SELECT", "FROM", "JOIN")  # the clauses that names are read from
 _Items = Mapping[str, exp.Expression]
 
 
@@ -26,46 +28,58 @@ def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool =
     They are those of one operand of a set operation (`is_star`: as if it selected `*`).
     """
     names = [name.lower() for name in table.columns]
-    operands = _operands(parse(sql))
-    if operand < len(operands) and isinstance(select := operands[operand], exp.Select):
+    if select := _select(sql, operand):
         outputs = [exp.Star()] if is_star else select.expressions
-        names = _attributes(outputs, select, _items(parse(sql)), names)
+        names = _attributes(outputs, select, _items(select), names)
     return Table(tuple(names), table.rows)
 
 
 def is_computed(sql: str, operand: int | None = None) -> bool:
     """Tell whether an operand of a query, or each of them, computes all of its outputs."""
-    operands = _operands(parse(sql))
-    chosen = operands if operand is None else operands[operand : operand + 1]
-    return bool(chosen) and not any(
-        _column(item) for one in chosen for item in one.expressions if isinstance(one, exp.Select)
+    every = {clause.operand for clause in scan_clauses(sql) if clause.kind == "SELECT"}
+    selects = [_select(sql, number) for number in (every if operand is None else {operand})]
+    return bool(selects) and all(
+        select and not any(map(_column, select.expressions)) for select in selects
     )
 
 
 def select_aliases(sql: str, operand: int) -> Mapping[str, str]:
     """Map the aliases that a SELECT gives to the text of their expressions."""
-    selects = _operands(parse(sql))[operand : operand + 1]
+    select = _select(sql, operand)
     return {
         item.alias.lower(): item.this.sql("sqlite")
-        for select in selects
-        for item in select.expressions
+        for item in (select.expressions if select else ())
         if isinstance(item, exp.Alias)
     }
 
 
-def _operands(query: exp.Expression | None) -> list[exp.Expression]:
-    """List the operands of a set operation in the text's order; the query itself of another."""
-    found, left = [], [query] if query else []
-    while left:
-        node = bare(left.pop())
-        if isinstance(node, exp.SetOperation):
-            left += [node.expression, node.this]
-        else:
-            found.append(node)
-    return found
+def _select(sql: str, operand: int) -> exp.Select | None:
+    """Parse a SELECT of a query, and of its other clauses only those that can rename columns.
+
+    To parse a new text is most of what a reward costs: this one is short, and queries that differ
+    in a condition share it.
+    """
+    clauses = scan_clauses(sql)
+    own = [
+        clause.text(sql) for clause in clauses if clause.operand == operand and clause.kind in _READ
+    ]
+    items = [clause.stop for clause in clauses if clause.kind == "WITH"]
+    head = sql[: items[-1]] if items else ""
+    if not head and not any("(" in text for text in own[1:]):
+        own = own[:1]
+    query = parse("\n".join([head, *own]))
+    return query if isinstance(query, exp.Select) else None
 
 
-def _items(query: exp.Expression | None) -> _Items:
+def _first(query: exp.Expression) -> exp.Expression:
+    """Return the first operand of a set operation; the query itself of another."""
+    node = bare(query)
+    while isinstance(node, exp.SetOperation):
+        node = bare(node.this)
+    return node
+
+
+def _items(query: exp.Expression) -> _Items:
     return {one.alias.lower(): one for one in ctes(query)} if isinstance(query, Query) else {}
 
 
@@ -124,7 +138,7 @@ class _Finder:
         if key in self._found:
             return self._found[key]
         self._found[key] = ""  # for a WITH item that reads itself
-        select = _operands(query.this)[0]
+        select = _first(query.this)
         if not isinstance(select, exp.Select):
             return ""
         items, given = {**items, **_items(bare(query.this))}, query.alias_column_names

@@ -123,10 +123,13 @@ def _blame_chain(chain: Sequence[Step], steps: _Steps, wanted: Differences) -> s
     blamed: set[int] = set()
     for at in range(1, len(chain)):
         sought = steps.seek(chain[at], wanted)
-        if not sought or steps.probe(chain[at]) is None:
+        # Filters keep the columns, so that a row tells only whether any is left.
+        is_removal = _POSSIBLE[chain[at].effect] == _REMOVAL and sought != {"row_emptied"}
+        look = steps.rows if is_removal else steps.probe
+        if not sought or look(chain[at]) is None:
             continue
         # A step that cannot run alone is one with the next that can.
-        before = next((n for n in range(at - 1, -1, -1) if steps.probe(chain[n])), None)
+        before = next((n for n in range(at - 1, -1, -1) if look(chain[n])), None)
         if before is not None and steps.change(chain[before], chain[at], sought) & sought:
             blamed.update(n for step in chain[before + 1 : at + 1] for n in step.clauses)
     return blamed
@@ -157,7 +160,7 @@ class _Steps:
         self._widths_apart = config.row_disjoint == "same_columns"
         self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
-        self._seen: dict[tuple[str, int], Table | None] = {}
+        self._seen: dict[str, tuple[int, Table | None]] = {}  # with the rows asked for
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
         """Take the result of the last step; an empty one was so before SELECT and ORDER BY too."""
@@ -235,11 +238,12 @@ class _Steps:
     def _fetch(self, step: Step, limit: int) -> Table | None:
         if known := self._known.get(step.sql):
             return _cut(known, limit)
-        limit = 0 if step.sql in self._empty else limit
-        key = (step.sql, limit)
-        if key not in self._seen:
-            self._seen[key] = self._table(step, f"{{}}\nLIMIT {limit}")
-        return self._seen[key]
+        asked, table = self._seen.get(step.sql, (-1, None))
+        if asked < limit:
+            rows = 0 if step.sql in self._empty else limit
+            table = self._table(step, f"{{}}\nLIMIT {rows}")
+            self._seen[step.sql] = (limit, table)
+        return table and _cut(table, limit)
 
     def _count(self, step: Step) -> int | None:
         if known := self._known.get(step.sql):

@@ -147,7 +147,7 @@ class Writer:
         return "?" if inner == "?" else f"-{inner}"
 
     def _not(self, node: exp.Expression) -> str:
-        return f"not {self.text(node.this)}"
+        return _negated(self.text(node.this))
 
     def _comparison(self, node: exp.Expression) -> str:
         sides, sign = (node.this, node.expression), _COMPARISONS[type(node)]
@@ -162,8 +162,8 @@ class Writer:
         return f"({self.text(node.this)}{_OPERATORS[type(node)]}{self.text(node.expression)})"
 
     def _is(self, node: exp.Expression) -> str:
-        negation = "not " if isinstance(node, exp.NullSafeNEQ) else ""
-        return f"{negation}{self.text(node.this)} is {self.text(node.expression)}"
+        text = f"{self.text(node.this)} is {self.text(node.expression)}"
+        return _negated(text) if isinstance(node, exp.NullSafeNEQ) else text
 
     def _in(self, node: exp.Expression) -> str:
         subject = self.text(node.this)
@@ -179,9 +179,8 @@ class Writer:
         return f"{self.text(node.this)} between {low} and {high}"
 
     def _like(self, node: exp.Expression) -> str:
-        negation = "not " if node.args.get("negate") else ""
-        subject, pattern = self.text(node.this), self.text(node.expression)
-        return f"{negation}{subject} {_LIKES[type(node)]} {pattern}"
+        text = f"{self.text(node.this)} {_LIKES[type(node)]} {self.text(node.expression)}"
+        return _negated(text) if node.args.get("negate") else text
 
     def _connected(self, node: exp.Expression) -> str:
         kind = exp.Or if isinstance(node, exp.Or) else exp.And
@@ -204,6 +203,11 @@ class Writer:
 
     def _order_item(self, node: exp.Expression) -> str:
         return f"{self.text(node.this)} {'desc' if node.args.get('desc') else 'asc'}"
+
+
+def _negated(text: str) -> str:
+    """Write NOT of all of a text; of `(NOT a) IN (1)` it is of `a` alone."""
+    return f"not ({text})"
 
 
 _OTHER_AGGREGATES = frozenset({"total"})

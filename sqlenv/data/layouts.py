@@ -172,6 +172,11 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
+def is_folder(path: Path) -> bool:
+    """Tell whether a name from a record is a folder; see `is_file`."""
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def check_open(folder: Path) -> None:
     """Refuse a folder that may not be read: what is there would look missing."""
     if not is_open(folder):

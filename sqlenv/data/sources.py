@@ -23,7 +23,7 @@ from sqlenv.data.issues import (
     OTHER_KIND,
     Checked,
 )
-from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, other_dataset
+from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, is_folder, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, read_records
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
@@ -265,7 +265,7 @@ def _question(
 def _no_database(location: Location, example: Example) -> str:
     for folder in location.databases:
         check_open(folder)
-        if (folder / example.db_id).is_dir():
+        if is_folder(folder / example.db_id):
             check_open(folder / example.db_id)
     expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
     return f"{expected} is not there, but question {example.id} needs it; unpack it"

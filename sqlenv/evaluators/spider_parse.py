@@ -45,7 +45,7 @@ def spider_parse(sql: str) -> Parsed:
 
 def _words(sql: str) -> list[str]:
     text = sql.replace("'", '"')
-    if text.count('"') % 2:
+    if text.count('"') % 2 or "\0" in text:
         raise NotSpiderError(sql)
     strings = _STRING.findall(text)
     # A mark keeps the place of a string: what touches it is one word with it.

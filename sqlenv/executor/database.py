@@ -1,8 +1,9 @@
 """SQLite files that somebody else made: whether one can be used, which it is, how it is opened.
 
-What a file says of its own tables runs when they are read: generated columns, CHECK constraints,
-views. `connect` opens a file read-only and bounds what such code can do; `reading` also bounds its
-time and memory. Queries that nobody has vetted need more than that: `guard.py`.
+What a file says of its own tables runs when they are read: generated columns, views. `connect`
+opens a file read-only, for which SQLite leaves CHECK constraints out, and bounds what such code
+can do; `reading` also bounds its time and memory. Queries that nobody has vetted need more than
+that: `guard.py`.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def reading(
     except _OVERDRAWN as error:
         raise UserError(
             f"{path}: reading the database takes too much time or memory ({error}); "
-            "leave it out, or drop its generated columns and constraints"
+            "leave it out, or drop its generated columns"
         ) from None
 
 
@@ -237,8 +238,6 @@ def check_contents(path: Path) -> None:
             with reading(path, immutable=False) as connection:
                 connection.execute("SELECT count(*) FROM sqlite_schema")
         with reading(path) as connection:
-            # A constraint is any expression; whether the rows keep it is not asked.
-            connection.pragma("ignore_check_constraints", True)  # noqa: FBT003
             answer = str(connection.pragma("quick_check", 1))
     except (apsw.BusyError, apsw.LockedError):
         raise UserError(

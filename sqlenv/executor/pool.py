@@ -126,9 +126,8 @@ class WorkerPool:
             self._serve(job)
             return job.results()
         with ThreadPoolExecutor(count, thread_name_prefix="sqlenv") as threads:
-            serving = [threads.submit(self._serve, job) for _ in range(count)]
             try:
-                for served in serving:
+                for served in [threads.submit(self._serve, job) for _ in range(count)]:
                     served.result()
             except BaseException:
                 job.give_up()
@@ -195,7 +194,8 @@ class _Job:
                 overdue = isinstance(error, TimeoutError)
                 self._answers[asked[0]] = worker.failure_result(overdue=overdue)
             else:
-                self.waiting.extend([number] for number in asked)
+                with self._lock:  # others look through those that wait
+                    self.waiting.extend([number] for number in asked)
             return False
         finally:
             with self._lock:
@@ -205,7 +205,7 @@ class _Job:
     def _choose(self, worker: Worker) -> deque[int]:
         """Take a message off those that wait, if possible of a database that only this worker has.
 
-        None is left where another thread took the last.
+        Empty where another thread took the last.
         """
         with self._lock:
             elsewhere = {other.database for other in self._busy}
@@ -222,9 +222,9 @@ class _Job:
             return deque(chosen)
 
     def give_up(self) -> None:
-        """Let no thread wait for an answer."""
+        """Let no thread wait for an answer, nor ask again what a worker ended here was asked."""
         with self._lock:
-            self.waiting.clear()
+            self.waiting = deque(maxlen=0)
             for worker in self._busy:
                 worker.process.kill()
 

@@ -191,11 +191,12 @@ def _distinct(node: exp.Expr, _dialect: str) -> str:
 
 
 def _select(node: exp.Expr, dialect: str) -> str:
-    compares = node.args.get("distinct") or isinstance(node.parent, exp.SetOperation)
-    return "* where rows are compared" if dialect == "mysql" and compares and node.is_star else ""
+    """Columns of `*` cannot be given the collation that MySQL compares rows in."""
+    is_compared = dialect == "mysql" and node.args.get("distinct") and node.is_star
+    return "* where rows are compared" if is_compared else ""
 
 
-def _set_operation(node: exp.Expr, _dialect: str) -> str:
+def _set_operation(node: exp.Expr, dialect: str) -> str:
     """SQLite has no ALL but for UNION, no brackets around operands, and one precedence."""
     sides = (node.this, node.expression)
     if not isinstance(node, exp.Union) and not node.args.get("distinct"):
@@ -205,7 +206,7 @@ def _set_operation(node: exp.Expr, _dialect: str) -> str:
     if any(isinstance(s, exp.SetOperation) and type(s) is not type(node) for s in sides):
         return "set operations of several kinds"
     columns = zip(node.this.selects, node.expression.selects, strict=False)
-    return next(filter(None, map(_mixture, columns)), "")
+    return _select(node, dialect) or next(filter(None, map(_mixture, columns)), "")
 
 
 def _mixture(values: Iterable[exp.Expr]) -> str:

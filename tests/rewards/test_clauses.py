@@ -17,7 +17,7 @@ from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
 from rewards.expo.names import row_values
-from sqlenv.types import SqlError, Table
+from sqlenv.types import Result, SqlError, Table
 
 from .conftest import read
 
@@ -209,6 +209,12 @@ def test_filters_of_large_steps_are_judged_by_counts(case, max_rows, incorrect, 
     sql = case["pred"]
     clauses = scan_clauses(sql)
     gold, predicted = executor.gold(incorrect, case["gold"]), executor.execute(incorrect, sql)
+    asked = []
+
+    def run(step: str) -> Result:
+        asked.append(step.rpartition("\nLIMIT ")[0])
+        return executor.execute(incorrect, step)
+
     found = find_blamed(
         sql,
         clauses,
@@ -216,10 +222,13 @@ def test_filters_of_large_steps_are_judged_by_counts(case, max_rows, incorrect, 
         gold=gold,
         predicted=predicted,
         sought=differences(gold, predicted),
-        run=lambda step: executor.execute(incorrect, step),
+        run=run,
         max_rows=max_rows,
     )
     assert found == labelled(sql, clauses, case["blamed"])
+    # Rows that were read need not be asked for one by one.
+    filters = [step for step in asked if "\nWHERE" in step and step.startswith("SELECT *")]
+    assert len(filters) == len(set(filters))
 
 
 @pytest.mark.parametrize("case", ERRORS["cases"], ids=name)

@@ -1,11 +1,15 @@
 """A small database with something in it for every control, and a question to play episodes with."""
 
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
 
+from sqlenv.config import ExecutorConfig
+from sqlenv.executor import Executor
 from sqlenv.types import Example
 
 from . import data_folders
@@ -24,6 +28,17 @@ CREATE VIEW endless AS
 CREATE VIRTUAL TABLE words USING fts5(body);
 INSERT INTO words VALUES ('hello world'), ('goodbye');
 """
+
+# Small limits: every statement of the corpus ends in a moment.
+SMALL: dict[str, Any] = {
+    "workers": 2,
+    "timeout_s": 10,
+    "max_steps": 2_000_000,
+    "max_rows": 1000,
+    "max_bytes": 1_000_000,
+    "max_value_bytes": 100_000,
+    "heap_bytes": 16_000_000,
+}
 
 
 def make_database(path: Path) -> Path:
@@ -58,3 +73,9 @@ def spider_folder(tmp_path: Path) -> Path:
     """A folder in Spider's layout, without questions."""
     data_folders.make_database(tmp_path / "database")
     return tmp_path
+
+
+@pytest.fixture(scope="module", params=["thread", "process"])
+def executor(request: pytest.FixtureRequest) -> Iterator[Executor]:
+    with Executor(ExecutorConfig(isolation=request.param, **SMALL)) as made:
+        yield made

@@ -72,6 +72,7 @@ def test_a_slow_file_does_not_hold_its_reader(tmp_path: Path, reader) -> None:
 
 
 def test_constraints_are_not_evaluated_to_check_the_pages(tmp_path: Path) -> None:
+    """SQLite knows none of a file that it opens read-only; else these take 15 s."""
     path = make(tmp_path / "checked.sqlite", 3000, f"CHECK ({SLOW})")
     start_s = time.thread_time()
     check_contents(path)

@@ -169,6 +169,10 @@ def test_a_missing_database_stops_the_run_unless_it_may_be_left_out(spider_folde
     data = load_one(spider_folder, split="dev", data={"drop_missing_database": True})
     assert [e.id for e in data.examples] == ["spider/dev/0"]
     assert data.report.lines() == ["spider/dev: 1 of 3 questions, 2 missing database"]
+    # Nor has any folder such a name.
+    write(spider_folder / "dev.json", [spider(db_id="gone" * 100)])
+    with pytest.raises(UserError, match=r"gone\.sqlite is not there"):
+        load_one(spider_folder, split="dev")
 
 
 # Mixtures.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -235,6 +235,48 @@ def test_workers_leave_ctrl_c_to_their_parent(executor: Executor, database: Path
     assert executor.execute(database, "SELECT 1") == ONE
     assert find_workers(os.getpid()) == before
     assert os.getpgid(before[0]) != os.getpgid(0)
+
+
+def test_workers_that_fail_at_once_hurt_nobody() -> None:
+    """One thread gives questions back while another chooses among those that wait."""
+
+    class Failing:
+        database = None
+
+        def ask(self, _questions: Any) -> None:
+            raise EOFError
+
+        def failure_result(self, *, overdue: bool) -> SqlError:
+            assert not overdue
+            return CRASHED
+
+    def serve(job: pool._Job) -> None:
+        while job.waiting:
+            job.ask(cast("Worker", Failing()))
+
+    before_s = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(1e-6)
+        for _ in range(60):
+            job = pool._Job([(f"{n % 7}", "q") for n in range(1000)], 3)
+            with ThreadPoolExecutor(3) as threads:
+                list(threads.map(serve, [job] * 3))
+            assert job.results() == [CRASHED] * 1000
+    finally:
+        sys.setswitchinterval(before_s)
+
+
+def test_an_interrupted_batch_is_given_up_at_once(database: Path) -> None:
+    config = ExecutorConfig(workers=2, timeout_s=5, max_steps=2**31 - 1)
+    stop = (threading.main_thread().ident or 0, signal.SIGINT)
+    with Executor(config) as executor:
+        executor.start()
+        threading.Timer(1, signal.pthread_kill, stop).start()
+        start_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            executor.execute_many([(database, f"{ENDLESS} -- {n}") for n in range(100)])
+        assert time.monotonic() - start_s < 4
+        assert executor.execute(database, "SELECT 1") == ONE
 
 
 def test_a_worker_imports_no_learner() -> None:

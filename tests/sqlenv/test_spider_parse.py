@@ -21,6 +21,7 @@ def test_levels(sql, level):
         "SELECT 1",
         "SELECT a FROM t WHERE a <> 1",
         "SELECT a FROM t WHERE b=1",
+        "SELECT a FROM t WHERE b = 'x\0y'",
         "SELECT a FROM t WHERE name = 'O''Brien' AND x = 'it\"s'",
         "SELECT a FROM t WHERE b IN (1, 2",
         "SELECT a FROM t GROUP a",

@@ -1,0 +1,121 @@
+"""What a query may use, and what of it makes a result depend on the moment."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+
+from sqlenv.executor import Executor
+from sqlenv.types import Denied, Table, TooLarge
+from tests.sqlenv.cases import read_cases
+from tests.sqlenv.conftest import make_database
+
+
+@pytest.fixture(scope="module")
+def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = make_database(tmp_path_factory.mktemp("today") / "town.sqlite")
+    connection = apsw.Connection(str(path))
+    connection.execute("CREATE VIEW today AS SELECT date('now') AS day")
+    connection.execute("CREATE VIEW dice AS SELECT random() AS value")
+    connection.close()
+    return path
+
+
+def test_what_reads_the_clock_or_a_chance_is_marked(executor: Executor, today: Path) -> None:
+    for sql, varies in read_cases("clock or chance") * 2:
+        result = executor.execute(today, sql)
+        assert isinstance(result, Table), sql
+        assert result.nondeterministic == varies, sql
+
+
+def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "defaults.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "CREATE TABLE user (n, key DEFAULT (hex(randomblob(16))), at DEFAULT (date()))"
+    )
+    connection.execute("INSERT INTO user VALUES (1, 'a', 'b')")
+    connection.close()
+    for sql in (
+        "SELECT * FROM user",
+        "SELECT n FROM user WHERE key > 'A'",
+        "SELECT max(at) FROM user",
+    ):
+        for _ in range(2):
+            result = executor.execute(path, sql)
+            assert isinstance(result, Table)
+            assert not result.nondeterministic, sql
+    result = executor.execute(path, "SELECT length(randomblob(n)), typeof(random()) FROM user")
+    assert result == Table(("length(randomblob(n))", "typeof(random())"), ((1, "integer"),))
+    assert isinstance(result, Table)
+    assert result.nondeterministic
+    assert executor.execute(path, "SELECT randomblob(1000000000)") == TooLarge("bytes")
+
+
+def test_an_r_tree_can_be_read(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "map.sqlite"
+    connection = apsw.Connection(str(path))
+    connection.execute("""
+        CREATE VIRTUAL TABLE "Box ""É" USING rtree(id, low, high, +name);
+        INSERT INTO "Box ""É" VALUES (1, 0, 1, 'a'), (2, 5, 6, 'b');
+        CREATE VIRTUAL TABLE cell USING rtree_i32(id, low, high);
+        INSERT INTO cell VALUES (7, 8, 9);
+    """)
+    connection.close()
+    for _ in range(2):
+        result = executor.execute(path, 'SELECT id, name FROM "box ""É" WHERE low > 3')
+        assert result == Table(("id", "name"), ((2, "b"),))
+        result = executor.execute(path, "SELECT * FROM cell, (SELECT max(low) FROM cell)")
+        assert isinstance(result, Table)
+        assert result.rows == ((7, 8, 9, 8),)
+    for sql in ("DELETE FROM cell", "INSERT INTO cell VALUES (1, 2, 3)"):
+        assert isinstance(executor.execute(path, sql), Denied)
+
+
+def test_functions_that_are_not_listed_are_denied(executor: Executor, database: Path) -> None:
+    """Whatever SQLite has beside: of each function with any number of arguments that it takes."""
+    connection = apsw.Connection(":memory:")
+    arities: dict[str, int] = {
+        str(name): max(int(str(count)), 1 if int(str(count)) < 0 else 0)
+        for name, count in connection.execute("SELECT name, narg FROM pragma_function_list")
+    }
+    allowed = set()
+    for name, count in arities.items():
+        sql = f'SELECT "{name}"({", ".join(["1"] * count)})'
+        if executor.execute(database, sql) != Denied(f"function {name}"):
+            allowed.add(name)
+    assert "abs" in allowed
+    assert set(arities) - allowed == {
+        *("fts3_tokenizer", "fts5", "fts5_get_locale", "fts5_insttoken", "fts5_locale"),
+        *("fts5_source_id", "geopoly_area", "geopoly_bbox", "geopoly_blob", "geopoly_ccw"),
+        *("geopoly_contains_point", "geopoly_debug", "geopoly_group_bbox", "geopoly_json"),
+        *("geopoly_overlap", "geopoly_regular", "geopoly_svg", "geopoly_within", "geopoly_xform"),
+        *("json_patch", "json_pretty", "jsonb_patch", "load_extension", "median", "optimize"),
+        *("percentile", "percentile_cont", "percentile_disc", "rtreecheck", "rtreedepth"),
+        *("rtreenode", "sqlite_compileoption_get", "sqlite_compileoption_used", "sqlite_log"),
+        "sqlite_source_id",
+    }
+
+
+def test_tables_that_are_not_the_databases_are_denied(executor: Executor, tmp_path: Path) -> None:
+    path = tmp_path / "own.sqlite"
+    connection = apsw.Connection(str(path))
+    # A table of its own may have any name; one of SQLite's insides keeps what it shows.
+    connection.execute("CREATE TABLE carray (a); CREATE TABLE pragma_mine (a)")
+    connection.execute("CREATE VIRTUAL TABLE inside USING dbstat(main)")
+    connection.execute("CREATE VIRTUAL TABLE [my words] USING fts5(a)")
+    connection.execute("CREATE INDEX cte ON carray(a)")
+    connection.close()
+    answers = {
+        "SELECT a FROM carray": Table(("a",), ()),
+        "SELECT count(*) FROM pragma_mine": Table(("count(*)",), ((0,),)),
+        "SELECT a FROM [my words]": Table(("a",), ()),
+        "WITH cte AS (SELECT 1) SELECT count(*) FROM cte": Table(("count(*)",), ((1,),)),
+        "SELECT count(*) FROM json_each('[1, 2]')": Table(("count(*)",), ((2,),)),
+        "SELECT * FROM inside": Denied("table inside"),
+        "SELECT count(*) FROM inside": Denied("table inside"),
+        "SELECT 1 FROM dbstat": Denied("table dbstat"),
+        "SELECT name FROM pragma_function_list": Denied("table pragma_function_list"),
+        "SELECT 1 FROM pragma_function_list": Denied("table pragma_function_list"),
+    }
+    assert {sql: executor.execute(path, sql) for sql in answers} == answers
