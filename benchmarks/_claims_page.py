@@ -105,7 +105,7 @@ def write(
     minutes = sum(one.seconds for one in found.values()) / 60
     text = "\n\n".join(
         [
-            f"{len(found)} runs of {steps} steps, {minutes:.0f} minutes of one core each.",
+            f"{len(found)} runs of {steps} steps; together {minutes:.0f} minutes of one core.",
             markdown(_ARMS_HEAD, (_arm_row(name, one) for name, one in by_arm.items())),
             markdown(_CLAIMS_HEAD, map(_claim_row, findings)),
         ]

@@ -110,7 +110,7 @@ def _parts(reward: Reward, episode: Episode) -> Sequence[Mapping[str, float]]:
     if isinstance(reward, ProgressiveReward):
         found = (reward.align(example, attempt.sql) for attempt in attempts)
         return [
-            {"F": one.value, "structure": one.diagnosis.struct, "words": one.lexical}
+            {"alignment F": one.value, "structure": one.diagnosis.struct, "words": one.lexical}
             for one in found
         ]
     if isinstance(reward, ExpoReward):

@@ -129,7 +129,7 @@ function breakdown() {
     h("table", {class: "parts"}, h("tr", {}, ["", names.get(a).replace(" learning", ""), names.get(b).replace(" learning", ""),
     "points"].map(head => h("th", {}, head))),
     rows.map(([name, x, y, n]) => h("tr", {}, h("td", {}, h("a", {href: link({[key]: name, to: "questions"})},
-      key === "tag" ? name.replaceAll("_", " ").toLowerCase() : brief(name)),
+      key === "tag" ? asWords(name) : brief(name)),
       about && h("span", {class: "muted small"}, `\u00a0${n}`)), h("td", {}, percent(x, 0)), h("td", {}, percent(y, 0)),
       h("td", {class: Math.abs(y - x) < .005 ? "muted" : (y > x) === better ? "right" : "wrong"},
         `${points(y - x).slice(0, 1)}${Math.abs(100 * (y - x)).toFixed(0)}`)))));
@@ -154,9 +154,9 @@ function facts(run) {
 // Each panel: title, names of metrics, how its numbers are written, whether its axis may be logarithmic.
 const LABELS = {"rollout/accuracy": "training episodes", "rollout/accuracy_first": "their first query",
   "validation/accuracy": "validation", "reward/total": "total", "rollout/turns": "replies", "rollout/reply_tokens": "a reply",
-  "rollout/response_tokens": "an episode", "groups/equal_share": "all rewards equal", "time/rollout_tokens_per_s": "sampled",
+  "rollout/response_tokens": "an episode", "rollout/invalid_share": "replies without a result", "groups/equal_share": "all rewards equal", "time/rollout_tokens_per_s": "sampled",
   "time/update_tokens_per_s": "updated"};
-const labelOf = key => LABELS[key] ?? key.replace(/^[^/]*\//, "").replaceAll("_", " ").toLowerCase();
+const labelOf = key => LABELS[key] ?? asWords(key.replace(/^[^/]*\//, ""));
 
 function panels(names) {
   const under = prefix => names.filter(name => name.startsWith(prefix) && name !== "reward/total");

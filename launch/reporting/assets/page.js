@@ -87,6 +87,8 @@ const number = value => {
   return String(Number(value.toPrecision(3))).replace("-", "−");
 };
 const duration = s => s < 90 ? `${Math.round(s)} s` : s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
+/** Tags and metrics as words. */
+const asWords = name => name.replaceAll("_", " ").toLowerCase();
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 // Okabe and Ito's colours, which people with any colour vision tell apart; dashes tell them apart too.

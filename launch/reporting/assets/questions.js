@@ -85,7 +85,7 @@ function questions(state) {
     const counts = new Map();
     for (const q of filtered(state, key)) for (const value of new Set(pick(q))) counts.set(value, (counts.get(value) ?? 0) + 1);
     return [...counts].filter(([value]) => value).sort((x, y) => y[1] - x[1]).map(([value, count]) =>
-      [value, `${visible(value.slice(0, 60))}${value.length > 60 ? "…" : ""} (${count})`]);
+      [value, `${visible(key === "tag" ? asWords(value) : value).slice(0, 60)}${value.length > 60 ? "…" : ""} (${count})`]);
   };
   const view = (key, chosen) => h("select", {"aria-label": key === "a" ? "first of two" : "second of two",
     onchange: event => adjust({[key]: event.target.value})},
@@ -130,7 +130,7 @@ function table(some, a, b) {
       [q.db, q.level, q.clauses.join(", ")].map((each, n) =>
         h("td", {class: `wide${n > 1 ? " small muted" : ""}`}, h("div", {class: "clip"}, brief(each)))),
       h("td", {class: "wide small"}, h("div", {class: "clip"}, tags.slice(0,
-        3).map(tag => [h("span", {class: "chip tag"}, brief(tag).replaceAll("_", " ").toLowerCase()), " "]),
+        3).map(tag => [h("span", {class: "chip tag"}, asWords(brief(tag))), " "]),
         tags.length > 3 && `+${tags.length - 3}`)));
   });
   const widths = ["6.2rem", null, "9rem", "6rem", "11rem", "14rem"];

@@ -157,7 +157,7 @@ function earned(member) {
   if (member.reward === undefined) return null;
   return h("div", {class: "small"}, h("b", {}, `reward ${number(member.reward)}`),
     parts.length > 0 && h("span", {class: "muted"}, " = "),
-    parts.map(([name, value], n) => h("span", {class: "muted"}, n ? " + " : "", `${name.replaceAll("_", " ")} ${number(value)}`)),
+    parts.map(([name, value], n) => h("span", {class: "muted"}, n ? " + " : "", `${asWords(name)} ${number(value)}`)),
     member.advantage !== null && member.advantage !== undefined && h("span", {}, ` · advantage ${number(member.advantage)}`),
       member.versions && h("span", {class: "muted"}, ` · sampled by weights ${[...new Set(member.versions)].join(" to ")}`),
     member.ended === "budget" && h("span", {class: "wrong"}, " · ended by the token limit"));
@@ -232,7 +232,7 @@ function outcome(turn) {
     : h("b", {class: "wrong"}, !status ? "✗ wrong" : ran ? "✗ runs, wrong result"
     : `✗ ${({error: "fails", timeout: "takes too long", too_large: "too large", denied: "not allowed"})[status] ?? status}`),
     turn.result?.message && h("span", {class: "wrong"}, turn.result.message),
-      (turn.tags ?? []).map(tag => h("span", {class: "chip tag"}, tag.replaceAll("_", " ").toLowerCase())),
+      (turn.tags ?? []).map(tag => h("span", {class: "chip tag"}, asWords(tag))),
     parts.map(([name, value]) => h("span", {class: "chip"}, `${name} ${number(value)}`)));
 }
 
