@@ -140,17 +140,17 @@ def fit(work: Workload, topology: Topology, mesh: Mesh, progress: Progress) -> F
     room = FILLED * topology.chip.memory_bytes
     _check(training.memory | {"gradients": device_bytes(training.state.params)}, room)
     # Described apart: compilers know no part of a slice.
-    own = described_devices(topology.host)
-    sampling = sampling_of(work, mesh, own, memory_bytes=topology.chip.memory_bytes)
-    sampler = [planner.compiled(*one) for one in sampler_programs(work, sampling)]
+    devices = described_devices(topology.host)
+    sampling = sampling_of(work, mesh, devices, memory_bytes=topology.chip.memory_bytes)
+    sampler = {name: planner.compiled(name, one) for name, one in sampler_programs(work, sampling)}
     held = training.memory | sampling.kept
-    # Before there is a cache, what came from the other devices lies beside the copy.
-    temporaries = max(
-        *(program.temporaries + program.outputs for program in sampler),
-        sampling.transfer - sampling.memory["cache"],
-    )
+    own = {name: program.temporaries + program.outputs for name, program in sampler.items()}
+    # Before there is a cache, what came from the other devices lies beside the copy, and then what
+    # is made of it.
+    before = max(own.pop("prepare"), sampling.transfer) - sampling.memory["cache"]
+    temporaries = max(*own.values(), before)
     generation = held | sampling.memory | {"sampler's temporaries": temporaries}
-    _check(generation, room, next((one.problem for one in sampler if one.problem), ""))
+    _check(generation, room, next((one.problem for one in sampler.values() if one.problem), ""))
     batch, update = planner.largest(room - sum(held.values()))
     _check(held | update, room, planner.programs["gradient"].problem)
     return Fit(batch, training, sampling, held | update, generation, room, planner.programs)

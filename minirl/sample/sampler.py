@@ -95,8 +95,9 @@ class NativeSampler:
         They are those of the learner that are trained (`lora.split`). All processes have to call
         it. Running episodes go on with them: what they have so far is computed again.
         """
-        # The old copy goes before there is a new one.
-        self._model = None
+        # The old copy goes before there is a new one, of which there are two for a moment; and so
+        # does the cache, whose keys are of old weights.
+        self._cache = self._model = None
         local = local_params(weights, self._mesh, self._dtype)
         self._model = decode.prepare(nnx.merge(self._graph, local, self._frozen))
         self._version = version
