@@ -149,6 +149,10 @@ def test_memory_given_back_comes_again(toy):
     sampler.release(0)
     sampler.set_weights(nnx.state(model), version=0)
     assert toy.run(sampler, [request])[0] == first
+    # New weights need room: there is no cache beside them until it is needed.
+    held = sum(array.nbytes for array in jax.live_arrays())
+    sampler.set_weights(nnx.state(model), version=1)
+    assert sum(array.nbytes for array in jax.live_arrays()) < held
 
 
 def test_a_turn_extends_its_history_and_memory_in_use_is_kept(toy):
