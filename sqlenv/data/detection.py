@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from sqlenv.config import SourceConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import (
     DATASETS,
     MANIFEST,
@@ -20,6 +20,7 @@ from sqlenv.data.layouts import (
     question_files,
 )
 from sqlenv.data.records import read_records
+from sqlenv.data.sources import Pool
 from sqlenv.errors import UserError
 
 _STRANGE = "its records are of"  # begins what is said of a file with the fields of another data set
@@ -87,8 +88,10 @@ def _near(root: Path, name: str) -> tuple[Path, ...]:
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
-    """Find the data sets of these names, or all; warn of what only looks like one."""
-    found = detect(root)
+    """Find the data sets of these names, or all that have databases; warn of what only looks like a
+    data set.
+    """
+    found = detect(root) if names else _with_databases(detect(root))
     for name in names:
         if name in found.sources:
             continue
@@ -111,6 +114,25 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
         for line in found.unused:
             _log.warning("left out: %s", line)
     return {name: found.sources[name] for name in names or found.sources}
+
+
+def _with_databases(found: Detected) -> Detected:
+    """Leave out the data sets whose databases are a download of their own that is not there."""
+    left: dict[str, str] = {}
+    for name, source in found.sources.items():
+        location, config = locate(source), DataConfig(sources=(source,), drop_failing_gold=False)
+        config = config.model_copy(update={"drop_missing_database": True})
+        for folder in location.databases:
+            check_open(folder)
+        pool = Pool(source, location, config, None)
+        if next(pool.questions(), None) is None:
+            folders = " or ".join(DATASETS[source.layout].databases)
+            left[name] = (
+                f"{location.files[0]}: no database of its questions is in {folders} beside it"
+            )
+    sources = {name: source for name, source in found.sources.items() if name not in left}
+    unused = (*found.unused, *(f"{name}: {problem}" for name, problem in left.items()))
+    return Detected(sources, {**found.left, **left}, unused)
 
 
 def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:

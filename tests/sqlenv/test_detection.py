@@ -128,3 +128,18 @@ def test_a_download_whose_databases_are_packed_is_told(tmp_path: Path):
     with pytest.raises(UserError, match=r"^bird-train: .*unpack .*train_databases\.zip$"):
         choose_sets(tmp_path, ["bird-train"])
     assert set(choose_sets(tmp_path, [])) == {"bird-dev"}
+
+
+def test_a_data_set_without_its_databases_is_left_out_of_all_and_told(tmp_path: Path, caplog):
+    """Spider 2's databases are a download of their own."""
+    folder = make_single(tmp_path, "spider2-lite")
+    make_single(tmp_path, "minidev")
+    assert set(choose_sets(tmp_path, [])) == {"spider2-local", "bird-minidev"}
+    for database in folder.rglob("*.sqlite"):
+        database.unlink()
+    assert set(choose_sets(tmp_path, [])) == {"bird-minidev"}
+    assert "left out: spider2-local: " in caplog.text
+    assert "spider2-localdb" in caplog.text  # where they belong
+    assert set(choose_sets(tmp_path, ["spider2-local"])) == {"spider2-local"}  # who asks is told
+    with pytest.raises(UserError, match="no data set is whole; spider2-local: "):
+        choose_sets(folder, [])
