@@ -7,6 +7,7 @@ import errno
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -103,6 +104,13 @@ def read_seed(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text}: should be a whole number from 0 on")
     return int(text)
+
+
+def command(module: str, *arguments: object) -> str:
+    """Write a command as it can be typed here: with this interpreter where it lies below."""
+    python, here = Path(sys.executable), Path.cwd()
+    name = python.relative_to(here) if python.is_relative_to(here) else "python"
+    return shlex.join(map(str, (name, "-m", module, *arguments)))
 
 
 def add_processes(parser: Parser) -> None:

@@ -66,9 +66,9 @@ def main(arguments: list[str]) -> None:
     for line in remarks(summary, request):
         cli.output.print(line, soft_wrap=True)
     if options.only is None:
-        command = "launch.train" if request.learned else "launch.eval"
-        line = f"to use it: python -m {command} --cfg {folder / JOB}"
-        cli.output.print(line, soft_wrap=True)
+        module = "launch.train" if request.learned else "launch.eval"
+        line = f"to use it: {cli.command(module, '--cfg', folder / JOB)}"
+        cli.output.print(line, soft_wrap=True, markup=False)
 
 
 def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,15 @@ def test_help_names_every_argument_and_gives_examples(process, place):
     assert "--dry-run" in told[0][1]
     assert all(word in told[1][1] for word in ("--checkpoint", "vote@8", "--data", "--out"))
     assert not jax_came_in
+
+
+def test_a_printed_command_can_be_typed_where_it_was_printed(tmp_path, monkeypatch):
+    """`make demo` runs the environment's interpreter, which nobody has activated."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    assert cli.command("launch.report", Path("a b")) == ".venv/bin/python -m launch.report 'a b'"
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3.11")
+    assert cli.command("launch.report", "runs/a") == "python -m launch.report runs/a"
 
 
 # Lets some packages be imported as little as where they are not installed.
