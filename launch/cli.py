@@ -188,7 +188,7 @@ def _set_up_output() -> None:
     if console.is_terminal:  # in a file, lines are not broken at the width of a terminal
         handler = RichHandler(console=console, show_path=False, show_time=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
-    for noisy in ("jax", "orbax", "httpx", "httpx2"):
+    for noisy in ("jax", "orbax", "httpx", "httpx2", "openai"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # Orbax logs the tracebacks of errors that it also raises; asyncio those of Orbax's tasks that a
     # first error has left behind.

@@ -97,12 +97,12 @@ def _score_pair(
         score = bench.score(pair.example, pair.pred)
     if options.json:
         _print(score.record())
-        warn_of_failing([] if score.gold_ran else [pair.example.db_id])
     else:
         columns = columns_of()(pair.example)
         console = cli.Output(highlight=False)
         gold_sql = pair.example.gold_sql
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
+    warn_of_failing([] if score.gold_ran else [pair.example.db_id])
 
 
 def _score_file_of_pairs(options: Namespace, path: Path, config: ExecutorConfig) -> None:
