@@ -196,7 +196,8 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     root, file = folder_and_file(options.data_root or config.data.root, options.file)
     if root is None:
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
-    source, _ = find(options.data, root, file)
+    key = "--data-root" if options.data_root else "data.root"
+    source, _ = find(options.data, root, file, key=key)
     test = DataConfig(
         sources=(source.model_copy(update={"path": Path(os.path.relpath(source.path, root))}),),
         drop_failing_gold=False,

@@ -53,8 +53,9 @@ from launch.texts import check_new
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
-from sqlenv.data.layouts import DATASETS, check_open
+from sqlenv.data.layouts import DATASETS, check_open, other_dataset
 from sqlenv.data.loading import read_all
+from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
 from sqlenv.executor.database import check_contents
@@ -212,9 +213,14 @@ def _examples(options: Namespace) -> tuple[Example, ...]:
         option = "--data-root" if options.data_root else f"--data {data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
+    places = [root / base / file for base in (DATASETS[layout].omnisql, "")]
+    questions = next((path for path in places if path.is_file()), None)
+    if questions is None:
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
+    if other := other_dataset(layout, next(read_records(questions))):
+        advice = f"say --layout {other}" if other in DATASETS else "give the data set's own file"
+        raise UserError(f"--data {file}: its records are of {other}, not of {layout}; {advice}")
     dialect = NAMES[options.dialect]
     source = SourceConfig(layout=layout, path=root, split="dev", file=str(file), dialect=dialect)
     try:

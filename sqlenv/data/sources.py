@@ -227,7 +227,7 @@ def _question(
     if other := other_dataset(layout, record):
         raise UserError(
             f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
-            f"put {layout}'s own file there, or correct `layout`"
+            f"give {layout}'s own file, or correct `layout`"
         )
     names = {"question": spec.question, "query": spec.gold, "evidence": spec.evidence}
     advice = f"correct it if the layout is really {layout}"

@@ -165,6 +165,12 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
     assert "pairs.jsonl:1: " in mistake("--file", path, "--json")
 
 
+def test_questions_of_another_layout_are_told_as_such(tmp_path):
+    path = write(tmp_path / "dev.json", ['[{"db_id": "d", "question": "?", "SQL": "SELECT 1"}]'])
+    told = mistake("--predictions", path, "--data", path)
+    assert told.endswith("dev.json: its records are of bird, not of spider; say --layout bird")
+
+
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):
     pair = {"db": str(database), "gold": "SELECT 1", "pred": "SELECT 1"}
     path = write_json(tmp_path / "pairs.jsonl", [{"id": n, **pair} for n in range(60)])

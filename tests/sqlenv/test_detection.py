@@ -104,6 +104,15 @@ def test_the_file_of_another_data_set_is_named(tmp_path: Path, name: str, case: 
     assert name not in detect(tmp_path).sources
 
 
+def test_a_file_of_a_set_that_is_there_is_not_said_to_be_in_the_way_of_another(tmp_path: Path):
+    make_single(tmp_path, "bird")
+    assert not detect(tmp_path).left
+    with pytest.raises(
+        UserError, match=r": no spider-dev; expected dev\.json .*; found bird-train"
+    ):
+        choose_sets(tmp_path, ["spider-dev"])
+
+
 def test_what_was_expected_where_is_told(tmp_path: Path):
     make_single(tmp_path / "small", "minidev")
     (tmp_path / "empty").mkdir()
