@@ -50,6 +50,7 @@ from launch.reporting.score_tables import (
     render_pairs,
 )
 from launch.texts import check_new
+from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
@@ -236,7 +237,7 @@ def _limits(options: Namespace) -> ExecutorConfig:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        raise UserError(f"--{option}: {first['msg']}") from None
+        raise UserError(f"--{option}: {describe(first)}") from None
 
 
 def _read(arguments: Sequence[str]) -> Namespace:

@@ -146,11 +146,11 @@ def _with_file(name: str, root: Path, file: str) -> SourceConfig:
     found = [folder for folder in folders if (folder / path).is_file()]
     if not found:
         raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
-    if other := other_dataset(named.layout, next(read_records(found[0] / path))):
-        raise UserError(f"--file {file}: its records are of {other}, not of {name}; check --data")
+    whole = (found[0] / path).absolute()
+    if other := other_dataset(named.layout, next(read_records(whole))):
+        raise UserError(f"--file {whole}: its records are of {other}, not of {name}; check --data")
     own = [_source(named, folder, str(path)) for folder in found]
-    whole = str((found[0] / path).absolute())
-    elsewhere = (_source(named, folder, whole) for folder in folders)
+    elsewhere = (_source(named, folder, str(whole)) for folder in folders)
     return next(filter(_has_databases, (*own, *elsewhere)), own[0])
 
 
