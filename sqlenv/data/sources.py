@@ -256,7 +256,7 @@ def _question(
     issues = {
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
-        BLANK_GOLD: not written,
+        BLANK_GOLD: not written and not other_engine,
     }
     found = [issue for issue, present in issues.items() if present]
     return Checked(example, style=asked.question_style or ""), found
