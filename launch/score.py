@@ -8,8 +8,8 @@ One pair gives a page, or with --json one object. A file of pairs has a JSON obj
 `id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
 with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval, or is
 BIRD's JSON: it gives tables over all families and over the tags of Progress-SQL's diagnostic tree
-(paper 000, table 8). Lines are matched with questions by their field `id`, else by `question` (and
-`db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by every
+(table 8 of its paper). Lines are matched with questions by their field `id`, else by `question`
+(and `db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by every
 family.
 """
 
