@@ -9,8 +9,8 @@ One pair gives a page, or with --json one object. A file of pairs has a JSON obj
 with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval, or is
 BIRD's JSON: it gives tables over all families and over the tags of Progress-SQL's diagnostic tree
 (table 8 of its paper). Lines are matched with questions by their field `id`, else by `question`
-(and `db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by every
-family.
+(and `db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by
+every family.
 """
 
 from __future__ import annotations
