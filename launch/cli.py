@@ -7,6 +7,7 @@ import errno
 import io
 import logging
 import os
+import shlex
 import signal
 import sys
 import traceback
@@ -105,6 +106,13 @@ def read_seed(text: str) -> int:
     return int(text)
 
 
+def command(module: str, *arguments: object) -> str:
+    """Write a command as it can be typed here: with this interpreter where it lies below."""
+    python, here = Path(sys.executable), Path.cwd()
+    name = python.relative_to(here) if python.is_relative_to(here) else "python"
+    return shlex.join(map(str, (name, "-m", module, *arguments)))
+
+
 def add_processes(parser: Parser) -> None:
     """Add the arguments of a command that several processes can run together."""
     group = parser.add_argument_group(
@@ -180,7 +188,7 @@ def _set_up_output() -> None:
     if console.is_terminal:  # in a file, lines are not broken at the width of a terminal
         handler = RichHandler(console=console, show_path=False, show_time=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
-    for noisy in ("jax", "orbax", "httpx", "httpx2"):
+    for noisy in ("jax", "orbax", "httpx", "httpx2", "openai"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     # Orbax logs the tracebacks of errors that it also raises; asyncio those of Orbax's tasks that a
     # first error has left behind.

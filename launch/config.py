@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -28,6 +28,7 @@ from minirl.config import (
     contradiction,
     least_vocabulary,
 )
+from minirl.errors import describe
 from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
 from sqlenv.config import (
     DataConfig,
@@ -267,24 +268,31 @@ def _count_steps(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"train": course})
 
 
-def _unions(
+def _fields(
     settings: type[BaseModel], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Find the fields whose keys depend on their `kind`, with their paths."""
+    """List the settings of a section and of those below it, each by its path without numbers."""
     for name, field in settings.model_fields.items():
-        if field.discriminator == "kind":
-            yield (*path, name), field
+        yield (*path, name), field
         for member in get_args(field.annotation) or (field.annotation,):
             if isinstance(member, type) and issubclass(member, BaseModel):
-                yield from _unions(member, (*path, name))
+                yield from _fields(member, (*path, name))
 
 
-_DEFAULT_KINDS = {path: field.default.kind for path, field in _unions(JobConfig)}
+_FIELDS = dict(_fields(JobConfig))
+_KINDS: Mapping[tuple[str, ...], Mapping[str, type[BaseModel]]] = {
+    path: {member.model_fields["kind"].default: member for member in get_args(field.annotation)}
+    for path, field in _FIELDS.items()
+    if field.discriminator == "kind"
+}
+"""Sections whose keys depend on their `kind`."""
+_NAMED = 3  # keys that may be meant
+_DEFAULT_KINDS = {path: _FIELDS[path].default.kind for path in _KINDS}
 # What pydantic puts among the keys of a location: the member of a union that it tried.
-_NO_KEYS = {"literal['auto']", MeshConfig.__name__} | {
-    member.model_fields["kind"].default
-    for _, field in _unions(JobConfig)
-    for member in get_args(field.annotation)
+_NO_KEYS = {
+    "literal['auto']",
+    MeshConfig.__name__,
+    *(kind for one in _KINDS.values() for kind in one),
 }
 
 
@@ -297,14 +305,25 @@ def _explain(error: ValidationError) -> str:
     first = min(error.errors(), key=order)
     path = ".".join(str(part) for part in first["loc"] if part not in _NO_KEYS)
     if first["type"] == "extra_forbidden":
-        schemas = JobConfig.model_json_schema()
-        parts = (schemas, *schemas["$defs"].values())
-        known = {key for part in parts for key in part.get("properties", ())}
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
-        return f"{path}: unknown key" + (f"; did you mean {near[0]}?" if near else "")
+        return f"{path}: {_of_unknown(first['loc'])}"
     if first["type"] in ("contradiction", "rule"):
         return ".".join(filter(None, (path, first["msg"])))
-    if first["type"] == "missing":
-        return f"{path}: is missing"
-    words = first["msg"][:1].lower() + first["msg"][1:]
-    return f"{path}: {words}, not {first['input']!r:.60}"
+    return f"{path}: {describe(first)}"
+
+
+def _of_unknown(location: tuple[int | str, ...]) -> str:
+    """Say what a key that is none here belongs to, or which key may be meant."""
+    *above, key = (str(part) for part in location if not isinstance(part, int))
+    section = tuple(part for part in above if part not in _NO_KEYS)
+    kinds = _KINDS.get(section, {})
+    if owners := [kind for kind, settings in kinds.items() if key in settings.model_fields]:
+        whole = f"'{'.'.join(section)}={{kind: {above[-1]}}}'"
+        return f"belongs to kind {' or '.join(owners)}, not to {above[-1]}; set all of it: {whole}"
+    beside = {path[-1] for path in _FIELDS if path[:-1] == section}
+    names = {path[-1] for path in _FIELDS}
+    near = difflib.get_close_matches(key, beside, 1) or difflib.get_close_matches(key, names, 1)
+    if not near:
+        return "unknown key"
+    elsewhere = [".".join(path) for path in _FIELDS if path[-1] == near[0]]
+    meant = near if near[0] in beside else elsewhere[:_NAMED]
+    return f"unknown key; did you mean {' or '.join(meant)}?"

@@ -33,7 +33,8 @@ def read(name: str, overrides: Sequence[str], kinds: Kinds) -> dict[str, Any]:
     """
     path = Path(name)
     if not path.is_file() and name not in packaged():
-        raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise UserError(f"--cfg {name}: {what}, and not one of {', '.join(packaged())}")
     raw = _read(name, path.resolve() if path.is_file() else _PACKAGED / name, kinds)
     for override in overrides:
         dotted, separator, text = override.partition("=")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
+from importlib.util import find_spec
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
@@ -195,7 +196,8 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     root, file = folder_and_file(options.data_root or config.data.root, options.file)
     if root is None:
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
-    source, _ = find(options.data, root, file)
+    key = "--data-root" if options.data_root else "data.root"
+    source, _ = find(options.data, root, file, key=key)
     test = DataConfig(
         sources=(source.model_copy(update={"path": Path(os.path.relpath(source.path, root))}),),
         drop_failing_gold=False,
@@ -239,6 +241,8 @@ def _check(options: Namespace) -> None:
         and not url.startswith(("http://", "https://")),
         "--endpoint: a URL without user and password; a key is read from OPENAI_API_KEY": "@"
         in url.partition("://")[2].partition("/")[0],
+        "--endpoint needs the openai package: pip install '.[openai]'": url
+        and find_spec("openai") is None,
         f"--checkpoint {checkpoint}: no such folder": checkpoint and not checkpoint.is_dir(),
     }
     for message, is_wrong in mistakes.items():

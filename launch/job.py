@@ -8,8 +8,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich.table import Table as RichTable
-
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig
@@ -21,6 +19,7 @@ from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.evaluation.testsets import Split
 from launch.evaluation.verdicts import Verdict, accuracy
 from launch.plan import check_memory
+from launch.result import Result, show
 from launch.run_folder import (
     RESULT,
     check_alike,
@@ -105,9 +104,7 @@ def train(config: JobConfig, *, accelerator: str) -> None:
         "seconds": round(perf_counter() - began, 1),
     }
     write_json(folder / RESULT, result)
-    cli.output.print(_table(result))
-    cli.output.print(f"Run folder: {folder}")
-    cli.output.print(f"To look at it: python -m launch.report {folder}", soft_wrap=True)
+    show(Result.model_validate(result), folder)
 
 
 def _measure(evaluator: Evaluator, test: Sequence[Example], folder: Path) -> list[Verdict]:
@@ -148,21 +145,3 @@ def _course(folder: Path, *, steps: int = 10) -> dict[str, Any]:
     key = "validation/accuracy"
     curve = [[line["step"], round(line[key], 6)] for line in lines if key in line]
     return {**found, "validation_curve": curve}
-
-
-def _table(result: dict[str, Any]) -> RichTable:
-    table = RichTable("", "before", "after", title="Held-out questions and training episodes")
-
-    def percent(name: str) -> str:
-        low, high = result[f"{name}_ci95"]
-        return f"{100 * result[name]:.1f} % [{100 * low:.1f}, {100 * high:.1f}]"
-
-    asked = f"execution accuracy, {result['questions']} questions (95 % interval)"
-    table.add_row(asked, percent("ex_before"), percent("ex_after"))
-    table.add_row("gain (95 % interval)", "", percent("gain"))
-    table.add_section()
-    turns = (f"{result[name]:.2f}" for name in ("mean_turns_first", "mean_turns"))
-    table.add_row("turns of a training episode (first and last 10 steps)", *turns)
-    for name, value in result["rewards"].items():
-        table.add_row(f"reward: {name}", f"{result['rewards_first'][name]:.3f}", f"{value:.3f}")
-    return table

@@ -45,6 +45,8 @@ def main(arguments: list[str]) -> None:
     if file is not None:  # before the minutes that a plan takes
         if file.is_dir():
             raise UserError(f"--json {file}: is a folder; write the name of a file in it")
+        if not file.parent.is_dir():  # rather a slip than a wish
+            raise UserError(f"--json {file}: there is no folder {file.parent}; check the path")
         check_place(file.parent, key="--json")
     with cli.progress_bar("plan") as progress:
         plan = make_plan(config, options.topology, model=options.model, progress=progress)
@@ -76,6 +78,11 @@ def make_plan(
     shape = model_shape(config, model)
     work = workload_of(config, shape)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
+    if shape.hidden_size % mesh.shape["fsdp"]:
+        raise UserError(
+            f"--topology {topology.name}: the model's width {shape.hidden_size} is not a multiple "
+            f"of mesh.fsdp = {mesh.shape['fsdp']}, which splits it; give other devices, or set mesh"
+        )
     found = fit(work, topology, mesh, progress)
     progress(1, 1, "done")
     return {

@@ -8,9 +8,9 @@ One pair gives a page, or with --json one object. A file of pairs has a JSON obj
 `id`, `db` (a path), `gold` and `pred`. A file of predictions has one a line, SQL or (.jsonl) JSON
 with a field `pred` or `sql`, such as the predictions.jsonl of launch.train and launch.eval, or is
 BIRD's JSON: it gives tables over all families and over the tags of Progress-SQL's diagnostic tree
-(paper 000, table 8). Lines are matched with questions by their field `id`, else by `question` (and
-`db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by every
-family.
+(table 8 of its paper). Lines are matched with questions by their field `id`, else by `question`
+(and `db_id`), else by their order. trajectories.jsonl of a run gives the reward of its episodes by
+every family.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ from launch.reporting.score_tables import (
     render_pairs,
 )
 from launch.texts import check_new
+from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
-from sqlenv.data.layouts import DATASETS, check_open
+from sqlenv.data.layouts import DATASETS, check_open, other_dataset
 from sqlenv.data.loading import read_all
+from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
 from sqlenv.executor.database import check_contents
@@ -97,12 +99,12 @@ def _score_pair(
         score = bench.score(pair.example, pair.pred)
     if options.json:
         _print(score.record())
-        warn_of_failing([] if score.gold_ran else [pair.example.db_id])
     else:
         columns = columns_of()(pair.example)
         console = cli.Output(highlight=False)
         gold_sql = pair.example.gold_sql
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
+    warn_of_failing([] if score.gold_ran else [pair.example.db_id])
 
 
 def _score_file_of_pairs(options: Namespace, path: Path, config: ExecutorConfig) -> None:
@@ -212,9 +214,14 @@ def _examples(options: Namespace) -> tuple[Example, ...]:
         option = "--data-root" if options.data_root else f"--data {data}:"
         raise UserError(f"{option} {root}: {what}; give the data set's folder")
     check_open(root)
-    if not any((root / base / file).is_file() for base in (DATASETS[layout].omnisql, "")):
+    places = [root / base / file for base in (DATASETS[layout].omnisql, "")]
+    questions = next((path for path in places if path.is_file()), None)
+    if questions is None:
         found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
         raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
+    if other := other_dataset(layout, next(read_records(questions))):
+        advice = f"say --layout {other}" if other in DATASETS else "give the data set's own file"
+        raise UserError(f"--data {file}: its records are of {other}, not of {layout}; {advice}")
     dialect = NAMES[options.dialect]
     source = SourceConfig(layout=layout, path=root, split="dev", file=str(file), dialect=dialect)
     try:
@@ -230,7 +237,7 @@ def _limits(options: Namespace) -> ExecutorConfig:
     except ValidationError as error:
         first = error.errors()[0]
         option = str(first["loc"][0]).replace("_", "-")
-        raise UserError(f"--{option}: {first['msg']}") from None
+        raise UserError(f"--{option}: {describe(first)}") from None
 
 
 def _read(arguments: Sequence[str]) -> Namespace:

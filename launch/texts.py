@@ -28,7 +28,7 @@ def _read(path: Path) -> str:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; check the path") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the path") from None
     except UnicodeDecodeError as error:
         what = "it is UTF-16" if is_utf16(data) else f"byte {error.start} is not UTF-8"
         raise UserError(f"{path}: cannot be read as text, {what}; save it as UTF-8") from None

@@ -9,9 +9,11 @@ from __future__ import annotations
 from launch import cli
 from launch.config import dump, load_config
 from launch.data.preflight import check_inputs, check_questions
+from launch.result import Result, show
 from launch.run_folder import RESULT, check_place, check_run
 from minirl.errors import UserError
 from minirl.run import preemption
+from minirl.run.files import read_json
 
 
 def main(arguments: list[str]) -> None:
@@ -27,6 +29,7 @@ def main(arguments: list[str]) -> None:
     result = config.folder / RESULT
     if result.exists() and not options.dry_run:
         cli.output.print(f"This run is complete: {result}", soft_wrap=True)
+        show(read_json(result, Result, advice="delete it to make it again"), config.folder)
         cli.output.print("For another one set seed=N or run.dir=FOLDER.")
         return
     check_inputs(config)

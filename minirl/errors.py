@@ -1,4 +1,20 @@
-"""The one exception that is meant for the user and not for us."""
+"""The one exception that is meant for the user and not for us, and the words for wrong values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# How the names of pydantic's errors begin, and what it words by the names of our classes.
+_WORDS = {
+    **dict.fromkeys(("model_", "dataclass_", "dict_"), "should be a mapping of keys to values"),
+    **dict.fromkeys(("list_type", "tuple_type"), "should be a list"),
+    "string_type": "should be text",
+    "path_type": "should be a path",
+    "int_": "should be a whole number",
+    "float_": "should be a number",
+    "bool_": "should be true or false",
+}
 
 
 class UserError(Exception):
@@ -7,3 +23,17 @@ class UserError(Exception):
 
 class ServersLostError(UserError):
     """Nobody is left to sample; what is done can be saved, and the same command goes on later."""
+
+
+def describe(error: Mapping[str, Any]) -> str:
+    """Say what is wrong with a value, as in "should be a number, not 'x'"; an error is one of those
+    that pydantic's `ValidationError` lists.
+    """
+    kind = error["type"]
+    if kind == "missing":
+        return "is missing"
+    if kind == "union_tag_invalid":
+        return f"kind should be one of {error['ctx']['expected_tags']}, not {error['ctx']['tag']!r}"
+    words = next((words for start, words in _WORDS.items() if kind.startswith(start)), "")
+    words = words or error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return f"{words}, not {error['input']!r:.60}"

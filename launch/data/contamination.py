@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 Kind = Literal[
     "database name", "database file", "tables and columns", "question", "wording of a question"
 ]
+_WORDING: Kind = "wording of a question"
 _REFUSED: frozenset[Kind] = frozenset({"database name", "database file", "question"})
 """Kinds that make a measurement worthless; the others happen between data sets as published:
 generic questions ("How many flights do we have?") of databases that have nothing in common, and
@@ -69,8 +70,9 @@ class Overlap:
 
     def line(self) -> str:
         """Say it in a line."""
-        what = f"{self.count:,} x {self.kind}"
-        return f"{self.learn} and {self.measure} share {what} (such as {', '.join(self.examples)})"
+        what = f"{self.count:,} x {self.kind} (such as {', '.join(self.examples)})"
+        what += ", about other databases: nothing has to be done" * (self.kind == _WORDING)
+        return f"{self.learn} and {self.measure} share {what}"
 
 
 def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = "") -> None:
@@ -200,7 +202,7 @@ class QuestionIndex:
             same = known.db_id == example.db_id or (
                 self._shape_of(known.database) == self._shape_of(example.database)
             )
-            kind: Kind = "question" if same else "wording of a question"
+            kind: Kind = "question" if same else _WORDING
             self._found[name, other, kind][known.id] = example.db_id
 
     def overlaps(self) -> list[Overlap]:
@@ -257,7 +259,7 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
         more = "" if data.validation is None else ", choose by others (data.held_out=200)"
         refuse(overlaps, excluded=data.train.exclude_databases, more=more)
     for overlap in overlaps:
-        tell = _log.info if overlap.kind == "wording of a question" else _log.warning
+        tell = _log.info if overlap.kind == _WORDING else _log.warning
         tell("%s", overlap.line())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,24 +86,27 @@ def render(summary: Summary) -> RichTable:
     """Lay a summary out for the terminal."""
     is_counted = any(one.prompt_tokens for one in summary.sets.values())
     lengths = ("prompt tokens: median / 95 % / longest",) * is_counted
-    titles = ("set", "questions", "databases", "gold queries", "with value matches", *lengths)
+    golds = ("left out", "doubtful gold queries, kept")
+    titles = ("set", "questions", "databases", *golds, "with value matches", *lengths)
     table = RichTable(*titles, title="Prepared questions")
-    for column in (*table.columns[1:3], table.columns[4]):
+    for column in (*table.columns[1:3], table.columns[5]):
         column.justify = "right"
     table.columns[0].no_wrap = True
     for name, one in summary.sets.items():
-        issues = ", ".join(
-            f"{count:,} {issue.removeprefix('gold ').removesuffix(' gold')}"
-            for issue, count in one.found.items()
-        )
+        left = Counter(one.found) - Counter(one.issues)
+        issues = (_counts(left), _counts(one.issues).replace(" gold", ""))
         counts = (f"{one.questions:,} of {one.read:,}", f"{one.databases:,}")
         tokens = "-"
         if found := one.prompt_tokens:
             tokens = f"{found.median:,} / {found.p95:,} / {found.longest:,}"
             tokens += f"; {found.over_limit:,} over {found.limit:,}" * bool(found.over_limit)
-        row = (name, *counts, issues, f"{one.value_matches:,}", tokens)
+        row = (name, *counts, *issues, f"{one.value_matches:,}", tokens)
         table.add_row(*row[: len(titles)])
     return table
+
+
+def _counts(issues: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {issue}" for issue, count in issues.items())
 
 
 def remarks(summary: Summary, request: PrepareRequest) -> list[str]:

@@ -254,7 +254,8 @@ def write_report(path: Path, report: Report) -> None:
 
 def read_report(path: Path) -> Report:
     """Read a report."""
-    return read_json(path, Report, advice="give a result of launch.eval, or make it again")
+    advice = "this is no result of launch.eval, or a damaged one; give another, or make it again"
+    return read_json(path, Report, advice=advice)
 
 
 def find_report(path: Path, settings: ReportSettings) -> Report | None:
@@ -263,10 +264,19 @@ def find_report(path: Path, settings: ReportSettings) -> Report | None:
         return None
     report = read_report(path)
     there, here = report.settings.deciding(), settings.deciding()
-    if differing := [key for key in here if there[key] != here[key]]:
-        key = differing[0]
+    if there != here:
+        name, old, new = _first_difference(there, here)
         raise UserError(
-            f"{path}: holds verdicts of other settings ({key} is {there[key]!r:.120} there and "
-            f"{here[key]!r:.120} here); name another file"
+            f"{path}: holds verdicts of other settings ({name} is {old!r:.120} there and "
+            f"{new!r:.120} here); name another file"
         )
     return report
+
+
+def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, Any, Any]:
+    name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
+    old, new = there.get(name), here.get(name)
+    if not (isinstance(old, dict) and isinstance(new, dict)):
+        return name, old, new
+    below, old, new = _first_difference(old, new)
+    return f"{name}.{below}", old, new

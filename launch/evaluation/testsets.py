@@ -15,7 +15,14 @@ from typing import Literal
 from launch.cli import progress_bar
 from sqlenv.config import OFFICIAL, ExecutorConfig, Layout, SourceConfig
 from sqlenv.data.detection import choose_sets
-from sqlenv.data.layouts import DATASETS, SETS, NamedSet, locate, other_dataset
+from sqlenv.data.layouts import (
+    DATASETS,
+    SETS,
+    NamedSet,
+    has_questions,
+    locate,
+    other_dataset,
+)
 from sqlenv.data.loading import read_all
 from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
@@ -58,6 +65,11 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
     either, and says where the data is.
     """
     if root is not None and root.is_file():
+        if not has_questions(root):
+            raise UserError(
+                f"--data-root {root}: is a file, and not one of questions; give the folder of the "
+                "data"
+            )
         return root.parent, str(root.absolute())
     path = Path(file)
     if root is None and (path.is_absolute() or path.is_file()):
@@ -65,17 +77,17 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
     return root, file
 
 
-def find(name: str, root: Path, file: str = "") -> tuple[SourceConfig, tuple[Example, ...]]:
+def find(
+    name: str, root: Path, file: str = "", *, key: str = "--data-root"
+) -> tuple[SourceConfig, tuple[Example, ...]]:
     """Find and read a test set below a data root; return where it is, and all its questions.
 
-    The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads. A
-    question file that is read in place of the set's own is a name below the root, or a path.
+    The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads; a
+    person has set it by `key`. A question file that is read in place of the set's own is a name
+    below the root, or a path.
     """
-    source = _with_file(name, root, file) if file else _own(name, root)
+    source = _with_file(name, root, file) if file else _own(name, root, key)
     location = locate(source)
-    for path in location.files:
-        if other := other_dataset(source.layout, next(read_records(path))):
-            raise UserError(f"--data {name}: {path}: its records are of {other}; check --data")
     if location.root not in (root, root / DATASETS[source.layout].omnisql):
         _log.info("%s: taken for %s", location.files[0], name)
     examples = read_all(source)
@@ -112,14 +124,14 @@ def _folders(layout: Layout, root: Path) -> list[Path]:
     return [root / DATASETS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
 
 
-def _own(name: str, root: Path) -> SourceConfig:
+def _own(name: str, root: Path, key: str) -> SourceConfig:
     if not root.is_dir():
-        raise UserError(f"--data-root {root}: no such folder or file; check the path")
+        raise UserError(f"{key} {root}: no such folder or file; check the path")
     try:
         return choose_sets(root, [name])[name]
     except UserError as error:
-        problem = str(error).removeprefix(f"{name}: ")
-        raise UserError(f"--data {name}: {problem}; another question file: --file NAME") from None
+        option = "--data" if str(error).startswith(f"{name}: ") else key
+        raise UserError(f"{option} {error}; another question file: --file NAME") from None
 
 
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:
@@ -134,9 +146,11 @@ def _with_file(name: str, root: Path, file: str) -> SourceConfig:
     found = [folder for folder in folders if (folder / path).is_file()]
     if not found:
         raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
+    whole = (found[0] / path).absolute()
+    if other := other_dataset(named.layout, next(read_records(whole))):
+        raise UserError(f"--file {whole}: its records are of {other}, not of {name}; check --data")
     own = [_source(named, folder, str(path)) for folder in found]
-    whole = str((found[0] / path).absolute())
-    elsewhere = (_source(named, folder, whole) for folder in folders)
+    elsewhere = (_source(named, folder, str(whole)) for folder in folders)
     return next(filter(_has_databases, (*own, *elsewhere)), own[0])
 
 

@@ -38,7 +38,7 @@ LABELS: Mapping[Key, str] = {
 _DECIDING = ("questions", "databases", "test suite")
 _BESIDE = (
     *("run", "decoding", "", "gain", "p (bootstrap)"),
-    *("only first right", "only this right", "p (McNemar)"),
+    *("only base right", "only run right", "p (McNemar)"),
 )
 _NAMING = ("run", "decoding", "")
 """Heads of the columns that say what a row is of."""

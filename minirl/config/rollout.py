@@ -120,7 +120,7 @@ def check_installed(sglang: SglangConfig) -> None:
     if sglang.push != "disk" and importlib.util.find_spec("torch") is None:
         raise UserError(
             f"rollout.sglang.push: {sglang.push} needs PyTorch beside the learner: "
-            "pip install 'minirl-sql[torch]', or use disk"
+            "pip install '.[torch]', or use disk"
         )
     python = sglang.interpreter
     if sglang.launch and shutil.which(python) is None:

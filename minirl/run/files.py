@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from minirl.errors import UserError
+from minirl.errors import UserError, describe
 
 _Kind = TypeVar("_Kind")
 
@@ -121,10 +121,8 @@ def check(kind: type[_Kind], value: Any, *, where: str, advice: str) -> _Kind:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
-        words = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
-        words += f", not {first['input']!r:.60}"
-        words = "is missing" if first["type"] == "missing" else words
-        raise UserError(f"{where}: {f'{field} {words}'.lstrip()}; {advice}") from None
+        what = f"{field} {describe(first)}".lstrip()
+        raise UserError(f"{where}: {what}; {advice}") from None
 
 
 @cache

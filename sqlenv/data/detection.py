@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from sqlenv.config import SourceConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.layouts import (
     DATASETS,
     MANIFEST,
@@ -20,6 +20,7 @@ from sqlenv.data.layouts import (
     question_files,
 )
 from sqlenv.data.records import read_records
+from sqlenv.data.sources import Pool
 from sqlenv.errors import UserError
 
 _STRANGE = "its records are of"  # begins what is said of a file with the fields of another data set
@@ -49,32 +50,40 @@ def detect(root: Path) -> Detected:
     sources: dict[str, SourceConfig] = {}
     left: dict[str, str] = {}
     looked_at: list[tuple[str, SourceConfig, str]] = []
-    for name in SETS:
-        tried = [_try(source) for source in _candidates(root, name)]
-        good = [source for source, problem in tried if not problem]
+    tried = {name: [_try(source) for source in _candidates(root, name)] for name in SETS}
+    for name, tries in tried.items():
+        good = [source for source, problem in tries if not problem]
         near = [source for source in good if source.path in _near(root, name)]
         if len(good) == 1 or near:
             sources[name] = (near or good)[0]
-        elif good:
+    told = {file for source in sources.values() for file in _files(source)}
+    for name in (name for name in SETS if name not in sources):
+        # A file of a set that was found is not this one's, but where this one's has to be.
+        near = _near(root, name)
+        tries = [one for one in tried[name] if one[0].path in near or _is_new(one[0], told)]
+        if good := [source for source, problem in tries if not problem]:
             places = " and in ".join(str(source.path) for source in good[:2])
             left[name] = f"is in {places}; give the folder of one, or move the other away"
-        elif tried:
-            left[name] = tried[0][1]
-        if name in left:
-            looked_at += [(name, source, problem or left[name]) for source, problem in tried]
-    return Detected(sources, left, _unused(sources, looked_at))
+        elif tries:
+            left[name] = tries[0][1]
+        looked_at += [(name, source, problem or left[name]) for source, problem in tries]
+    return Detected(sources, left, _unused(told, looked_at))
+
+
+def _is_new(source: SourceConfig, told: Collection[Path]) -> bool:
+    return not all(file in told for file in _files(source))
 
 
 def _unused(
-    sources: Mapping[str, SourceConfig], looked_at: Sequence[tuple[str, SourceConfig, str]]
+    told: Collection[Path], looked_at: Sequence[tuple[str, SourceConfig, str]]
 ) -> tuple[str, ...]:
-    told = {file for source in sources.values() for file in _files(source)}
+    seen = set(told)
     lines: dict[str, None] = {}
     # A file with a data set's fields is that one's, whoever else has files of this name.
     for name, source, problem in sorted(looked_at, key=lambda one: _STRANGE in one[2]):
-        if not told.issuperset(_files(source)):
+        if _is_new(source, seen):
             lines[f"{name}: {problem}"] = None
-            told.update(_files(source))
+            seen.update(_files(source))
     return tuple(lines)
 
 
@@ -87,8 +96,10 @@ def _near(root: Path, name: str) -> tuple[Path, ...]:
 
 
 def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
-    """Find the data sets of these names, or all; warn of what only looks like one."""
-    found = detect(root)
+    """Find the data sets of these names, or all that have databases; warn of what only looks like a
+    data set.
+    """
+    found = detect(root) if names else _with_databases(detect(root))
     for name in names:
         if name in found.sources:
             continue
@@ -113,6 +124,25 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
     return {name: found.sources[name] for name in names or found.sources}
 
 
+def _with_databases(found: Detected) -> Detected:
+    """Leave out the data sets whose databases are a download of their own that is not there."""
+    left: dict[str, str] = {}
+    for name, source in found.sources.items():
+        location, config = locate(source), DataConfig(sources=(source,), drop_failing_gold=False)
+        config = config.model_copy(update={"drop_missing_database": True})
+        for folder in location.databases:
+            check_open(folder)
+        pool = Pool(source, location, config, None)
+        if next(pool.questions(), None) is None:
+            folders = " or ".join(DATASETS[source.layout].databases)
+            left[name] = (
+                f"{location.files[0]}: no database of its questions is in {folders} beside it"
+            )
+    sources = {name: source for name, source in found.sources.items() if name not in left}
+    unused = (*found.unused, *(f"{name}: {problem}" for name, problem in left.items()))
+    return Detected(sources, {**found.left, **left}, unused)
+
+
 def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
     """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
     named = SETS[name]
@@ -132,7 +162,7 @@ def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
             if other := other_dataset(source.layout, first):
                 return source, (
                     f"{file}: {_STRANGE} {other} (they have {', '.join(list(first)[:8])}), "
-                    f"not of {source.layout}; put {source.layout}'s own file there"
+                    f"not of {source.layout}, whose own file belongs into another folder"
                 )
         locate(source)
     except UserError as error:

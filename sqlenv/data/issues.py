@@ -15,7 +15,7 @@ UNSTABLE_GOLD = "non-deterministic gold"
 OTHER_ENGINE = "not for SQLite"
 OTHER_KIND = "of other levels or styles"
 NOT_TRANSPILED = "not transpiled to SQLite"
-EXCLUDED_DATABASE = "excluded database"
+EXCLUDED_DATABASE = "in exclude_databases"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from sqlenv.config import Layout, SourceConfig, Split
-from sqlenv.data.records import Record
+from sqlenv.data.records import Record, read_records
 from sqlenv.errors import UserError
 
 _SEARCHED = 1_000  # folders that are looked at
@@ -227,6 +227,15 @@ def other_dataset(layout: Layout, record: Record) -> str:
         return ""
     kinds = {name: spec.fields for name, spec in DATASETS.items()} | _NO_DATASETS
     return next((name for name, fields in kinds.items() if fields <= record.keys()), "")
+
+
+def has_questions(file: Path) -> bool:
+    """Tell whether the first record of a file has the fields of a data set's questions."""
+    try:
+        record = next(read_records(file))
+    except UserError:
+        return False
+    return any(spec.fields <= record.keys() for spec in DATASETS.values())
 
 
 def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:

@@ -227,7 +227,7 @@ def _question(
     if other := other_dataset(layout, record):
         raise UserError(
             f"{where} is of {other}, not of {layout} (it has {', '.join(list(record)[:8])}); "
-            f"put {layout}'s own file there, or correct `layout`"
+            f"give {layout}'s own file, or correct `layout`"
         )
     names = {"question": spec.question, "query": spec.gold, "evidence": spec.evidence}
     advice = f"correct it if the layout is really {layout}"
@@ -256,7 +256,7 @@ def _question(
     issues = {
         OTHER_ENGINE: other_engine,
         MISSING_DATABASE: database is None and not other_engine,
-        BLANK_GOLD: not written,
+        BLANK_GOLD: not written and not other_engine,
     }
     found = [issue for issue, present in issues.items() if present]
     return Checked(example, style=asked.question_style or ""), found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         (["launch.train"], "--cfg"),
         ([*train, "--sped"], "--sped"),
         ([*train, "--accel", "abacus"], "abacus"),
-        (["launch.train", "--cfg", "none.yaml"], "none.yaml"),
+        (["launch.train", "--cfg", "none.yaml"], "none.yaml: no such file"),
+        (["launch.train", "--cfg", "alien"], "alien: is a folder"),
         (["launch.train", "--cfg", "broken.yaml"], "broken.yaml"),
         ([*train, "train.stps=1"], "train.stps"),
         (["launch.train", "--cfg", "progress.yaml", f"data.root={away}"], away),
@@ -83,6 +85,8 @@ def test_mistakes_are_told_in_a_line_before_jax_is_imported(process, place, tiny
         (["launch.export", "--checkpoint", "a", "--out", "b", "--shard-bytes", "0"], "--shard"),
         (["launch.score"], "--file"),
         ([*score, "--pred", "SELECT 1"], "x.sqlite"),
+        ([*score, "--timeout-s", "0"], "--timeout-s: should be greater than 0, not 0.0"),
+        (["launch.score", "--file", "alien", "--json"], "alien: cannot be read (Is a directory); "),
         ([*score, "--pred", "SELECT 1", "--out", "x"], "--out"),
         (score, "--db"),
         (["launch.score", "--file", "x.jsonl"], "--json"),
@@ -108,6 +112,15 @@ def test_help_names_every_argument_and_gives_examples(process, place):
     assert "--dry-run" in told[0][1]
     assert all(word in told[1][1] for word in ("--checkpoint", "vote@8", "--data", "--out"))
     assert not jax_came_in
+
+
+def test_a_printed_command_can_be_typed_where_it_was_printed(tmp_path, monkeypatch):
+    """`make demo` runs the environment's interpreter, which nobody has activated."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    assert cli.command("launch.report", Path("a b")) == ".venv/bin/python -m launch.report 'a b'"
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3.11")
+    assert cli.command("launch.report", "runs/a") == "python -m launch.report runs/a"
 
 
 # Lets some packages be imported as little as where they are not installed.

@@ -221,6 +221,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
     part.parent.mkdir()
     part.write_text("")
     trained(tmp_path / "three", "11", questions=3)
+    (tmp_path / "foreign.json").write_text('[{"file": "a"}]')
     for name, key in {
         "short.json": "other questions of spider-dev",
         "other.json": "other questions under the name spider-dev",
@@ -229,6 +230,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path):
         "dk.json": "in common",
         "nowhere": "nowhere",
         "broken.json": "broken.json: ",
+        "foreign.json": "foreign.json: should be a mapping of keys to values, not [{'file': 'a'}]; "
+        "this is no result of launch.eval",
         "empty": "empty: ",
         "begun": f"{part}: ",
         "three": "3 questions",

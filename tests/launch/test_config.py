@@ -81,6 +81,36 @@ def test_a_wrong_setting_is_named_with_its_path(override):
     assert message(DEMO, override).startswith(f"{DEMO}: {key}: ")
 
 
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        (
+            "env.kind=single_turn",
+            "env.turns: belongs to kind diagnosed, not to single_turn; set all of it: "
+            "'env={kind: single_turn}'",
+        ),
+        ("train.stps=3", "train.stps: unknown key; did you mean steps?"),
+        (
+            "steps=3",
+            "steps: unknown key; did you mean warm_start.steps or train.steps or "
+            "train.second_stage.steps?",
+        ),
+        ("train=5", "train: should be a mapping of keys to values, not 5"),
+        ("reward=expo", "reward: should be a mapping of keys to values, not 'expo'"),
+        (
+            "env={kind: double}",
+            "env: kind should be one of 'single_turn', 'diagnosed', 'agentic', not 'double'",
+        ),
+        ("train.steps=many", "train.steps: should be a whole number, not 'many'"),
+        ("train.steps=0", "train.steps: should be greater than 0, not 0"),
+        ("data.train.sources=5", "data.train.sources: should be a list, not 5"),
+    ],
+)
+def test_a_mistake_is_told_in_the_words_of_the_configs(override, told):
+    """Not in those of pydantic, which knows our classes and not our keys."""
+    assert message(DEMO, override) == f"{DEMO}: {told}"
+
+
 SERVED = {"backend": "sglang", "sglang": {"launch": 2}}
 
 

@@ -230,6 +230,7 @@ def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
     with caplog.at_level(logging.INFO, "launch.data.contamination"):
         check_questions(job(root, TOTAL))
     assert "data.train and bird-dev share" in caplog.text
+    assert "about other databases: nothing has to be done" in caplog.text
     own = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
     check_questions(job(root, own))
     assert "data.train and data.validation share" in caplog.text

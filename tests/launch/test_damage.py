@@ -188,14 +188,15 @@ def test_a_line_names_what_is_damaged(root, refused, name, command):
     assert DAMAGES[name].named in refused(command, arguments(command, root))
 
 
-def test_an_older_file_stays_until_the_new_one_is_whole(root, run):
+def test_an_older_file_stays_and_a_new_one_is_whole_or_not_there(root, run):
     """Also where a database is lost on the way."""
     old = root / "old.jsonl"
     old.write_text("old\n")
     os.truncate(root / SHOP, 4096)
     for command in (SCORE, PAIRS):
-        status, _, err = run(command, [*arguments(command, root)[:-1], "--out", str(old)])
-        assert (status, "shop.sqlite" in err, old.read_text()) == (2, True, "old\n")
+        for out, named in ((old, "old.jsonl"), (root / "old_2.jsonl", "shop.sqlite")):
+            status, _, err = run(command, [*arguments(command, root)[:-1], "--out", str(out)])
+            assert (status, named in err, old.read_text()) == (2, True, "old\n")
     assert [path.name for path in root.glob("*old*")] + [*root.glob(".*")] == ["old.jsonl"]
 
 

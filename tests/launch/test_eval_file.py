@@ -299,6 +299,10 @@ def test_an_interrupted_evaluation_goes_on(spider, tmp_path, monkeypatch):
     assert not calls
     with pytest.raises(UserError, match=r"settings|seed"):
         evaluate(path, spider, out, "--seed", "1")
+    with pytest.raises(
+        UserError, match=r"\(model\.name is 'mixed' there and 'm' here\); name another"
+    ):
+        evaluate(path, spider, out, "--model", "m")
     assert json.loads(out.read_text()) == whole
 
 

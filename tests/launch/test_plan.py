@@ -147,16 +147,24 @@ def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):
     assert asked == ["v5e:2x2"]
 
 
-def test_a_plan_s_file_is_looked_at_first_and_its_folder_made(monkeypatch, made, tmp_path):
+def test_a_plan_s_file_is_looked_at_first(monkeypatch, made, tmp_path):
     monkeypatch.setattr(plan, "make_plan", lambda *_, **__: made[0])
     line = ["--cfg", "progress-demo.yaml", "--topology", "cpux4", "--json"]
-    plan.main([*line, str(tmp_path / "new" / "plan.json")])
-    assert json.loads((tmp_path / "new" / "plan.json").read_text()) == made[0]
+    plan.main([*line, str(tmp_path / "plan.json")])
+    assert json.loads((tmp_path / "plan.json").read_text()) == made[0]
     (tmp_path / "file").touch()
     monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
-    for wrong in (tmp_path / "file" / "plan.json", tmp_path):
+    for wrong in (tmp_path / "file" / "plan.json", tmp_path, tmp_path / "new" / "plan.json"):
         with pytest.raises(USER_ERRORS, match="--json"):
             plan.main([*line, str(wrong)])
+    assert not (tmp_path / "new").exists()
+
+
+def test_devices_that_a_model_cannot_be_split_over_are_refused_at_once(monkeypatch):
+    """Each would hold all of it, and every matrix was told of by every program."""
+    monkeypatch.setattr("minirl.plan.fit.fit", lambda *_: pytest.fail("too late"))
+    with pytest.raises(UserError, match=r"^--topology cpux3: .* 16 is not a multiple of .* = 3, "):
+        make("cpux3")
 
 
 def test_a_model_that_is_not_there_can_be_named(tmp_path):

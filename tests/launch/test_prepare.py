@@ -11,6 +11,7 @@ import pytest
 
 from launch import prepare
 from launch.data.samples import SAMPLES
+from launch.data.summary import Summary, render
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data.loading import load
 from sqlenv.errors import UserError
@@ -48,7 +49,7 @@ def test_every_data_set_is_recognised_and_counted(prepared: Path):
     assert sizes["spider-dk"] == (12, 2)  # its own databases and Spider's
     assert sizes["synsql"] == (24, 4)
     assert sizes["spider2-local"] == (1, 1)
-    assert sets["spider2-local"]["found"] == {"blank gold": 2, "not for SQLite": 1}
+    assert sets["spider2-local"]["found"] == {"blank gold": 1, "not for SQLite": 1}
     flaws = ("empty gold", "failing gold", "non-deterministic gold")
     assert sets["bird-train"]["found"] == dict.fromkeys(flaws, 3)
     for name, one in sets.items():
@@ -221,7 +222,12 @@ def test_leaks_between_learning_and_measuring_are_refused_or_told(root, tmp_path
     clean = run(root, tmp_path / "r", *both, "data.train.exclude_databases=[mill]")
     assert clean["contamination"] == []
     assert clean["sets"]["bird-train"]["questions"] == 12
-    assert clean["sets"]["bird-train"]["found"]["excluded database"] == 6
+    assert clean["sets"]["bird-train"]["found"]["in exclude_databases"] == 6
+    shown = [list(column.cells) for column in render(Summary.model_validate(clean)).columns]
+    row = shown[0].index("bird-train")
+    assert [column[row] for column in shown[1:5]] == [
+        "12 of 18", "2", "6 in exclude_databases", "2 empty, 2 failing, 2 non-deterministic",
+    ]  # fmt: skip
     summary = run(root, tmp_path / "p", *both, "data.overlap=tell")
     kinds = {leak["kind"]: leak for leak in summary["contamination"]}
     assert set(kinds) == {"database file", "tables and columns", "question"}

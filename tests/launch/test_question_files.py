@@ -86,3 +86,22 @@ def test_a_set_of_another_name_is_told_with_the_option_that_names_it(root):
         find("spider-dev", root / "spider_data")
     assert "\n" not in str(caught.value)
     assert "--file" in str(caught.value)
+
+
+def test_a_file_that_holds_no_questions_does_not_stand_for_its_folder(root):
+    predictions = root / "spider_data" / "model.sql"
+    predictions.write_text("SELECT 1\n")
+    with pytest.raises(UserError, match=r"^--data-root \S*model\.sql: is a file, and not one of "):
+        folder_and_file(predictions, "")
+
+
+def test_the_option_that_was_given_is_named(root):
+    (root / "prepared.json").touch()
+    for key in ("--data-root", "data.root"):
+        with pytest.raises(UserError, match=rf"^{key} {root}: was itself prepared"):
+            find("spider-dev", root, key=key)
+
+
+def test_nobody_is_told_to_put_databases_into_the_folder_of_another_data_set(root):
+    with pytest.raises(UserError, match=r"^--file \S*: its records are of bird, not of spider-dev"):
+        find("spider-dev", root, str(root / "bird_data" / "dev.json"))

@@ -157,8 +157,18 @@ def test_queries_of_other_dialects(tmp_path, database, capsys):
     found = [json.loads(line) for line in printed.out.splitlines()]
     assert [(one["status"], one["ex"]["set"]) for one in found] == [told for _, told in records]
     assert "warning: " in printed.err  # of the gold query that cannot be carried over
+    gold = ["--db", str(database), "--gold", "SELECT nam FROM emp", "--pred", "SELECT 1"]
+    for how in ([], ["--json"]):  # nor is one pair with such a gold query scored without a word
+        main([*gold, *how])
+        assert capsys.readouterr().err == "warning: 1 gold queries do not run: emp\n"
     write_json(path, [{**pair, "pred": mysql, "dialect": "oracle"}])
     assert "pairs.jsonl:1: " in mistake("--file", path, "--json")
+
+
+def test_questions_of_another_layout_are_told_as_such(tmp_path):
+    path = write(tmp_path / "dev.json", ['[{"db_id": "d", "question": "?", "SQL": "SELECT 1"}]'])
+    told = mistake("--predictions", path, "--data", path)
+    assert told.endswith("dev.json: its records are of bird, not of spider; say --layout bird")
 
 
 def test_a_reader_that_leaves_is_no_error(tmp_path, database):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -79,7 +80,9 @@ def test_run_folder_has_what_was_promised(place):
 
 
 def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, tiny):
-    assert "launch.report finished" in (place / "stdout.txt").read_text().splitlines()[-1]
+    shown = (place / "stdout.txt").read_text()
+    assert "launch.report finished" in shown.splitlines()[-1]
+    assert re.search(r"gain in points.*│ +-?[\d.]+ \[-?[\d.]+, -?[\d.]+\] +│", shown)
     log = (place / "stderr.txt").read_text()
     for phase in ("warm start: 3/3", "accuracy before: 6/6", "learning: 3/3", "accuracy after"):
         assert phase in log
@@ -90,6 +93,7 @@ def test_output_is_for_people_and_a_complete_run_is_left_alone(command, place, t
     (status, out, _), (other, _, err) = json.loads(done.stdout)[0]
     assert (status, other) == (0, 2)
     assert "finished/result.json" in out
+    assert shown in out  # the table, and how to look at the run
     assert "seed" in err.splitlines()[-1]
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before
 

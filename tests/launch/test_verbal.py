@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import cli
 from launch import eval as command
 from minirl.config import TinyConfig
 from minirl.model.tiny import make_tiny
@@ -274,6 +275,8 @@ def test_a_policy_of_ours_answers_in_process(place, tmp_path):
 
 
 def test_without_the_package_the_extra_is_named(place, tmp_path, monkeypatch):
+    """Before any gold query runs."""
     monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(UserError, match=r"pip install .*openai"):
+    monkeypatch.setattr("launch.config.load_config", None)
+    with pytest.raises(cli.USER_ERRORS, match=r"pip install '\.\[openai\]'$"):
         launch(place, tmp_path / "out", Chat(Brain({}), url="http://127.0.0.1:9/v1"))

@@ -64,7 +64,7 @@ def test_metrics_are_sorted_and_in_tensorboard_too(tmp_path):
 DAMAGES = [
     (b"{\n", "line 1: broken JSON"),
     (b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
-    (b'{"step": "x"}\n', "line 1: step should be a valid integer"),
+    (b'{"step": "x"}\n', "line 1: step should be a whole number"),
 ]
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_line_is_named_and_kept(tmp_path, read, content, words):
 
 def test_metrics_are_numbers(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "a": "x"}\n')
-    with pytest.raises(UserError, match="line 1: a should be a valid"):
+    with pytest.raises(UserError, match="line 1: a should be a number"):
         read_metrics(tmp_path)
 
 

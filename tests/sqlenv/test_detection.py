@@ -104,6 +104,15 @@ def test_the_file_of_another_data_set_is_named(tmp_path: Path, name: str, case: 
     assert name not in detect(tmp_path).sources
 
 
+def test_a_file_of_a_set_that_is_there_is_not_said_to_be_in_the_way_of_another(tmp_path: Path):
+    make_single(tmp_path, "bird")
+    assert not detect(tmp_path).left
+    with pytest.raises(
+        UserError, match=r": no spider-dev; expected dev\.json .*; found bird-train"
+    ):
+        choose_sets(tmp_path, ["spider-dev"])
+
+
 def test_what_was_expected_where_is_told(tmp_path: Path):
     make_single(tmp_path / "small", "minidev")
     (tmp_path / "empty").mkdir()
@@ -128,3 +137,18 @@ def test_a_download_whose_databases_are_packed_is_told(tmp_path: Path):
     with pytest.raises(UserError, match=r"^bird-train: .*unpack .*train_databases\.zip$"):
         choose_sets(tmp_path, ["bird-train"])
     assert set(choose_sets(tmp_path, [])) == {"bird-dev"}
+
+
+def test_a_data_set_without_its_databases_is_left_out_of_all_and_told(tmp_path: Path, caplog):
+    """Spider 2's databases are a download of their own."""
+    folder = make_single(tmp_path, "spider2-lite")
+    make_single(tmp_path, "minidev")
+    assert set(choose_sets(tmp_path, [])) == {"spider2-local", "bird-minidev"}
+    for database in folder.rglob("*.sqlite"):
+        database.unlink()
+    assert set(choose_sets(tmp_path, [])) == {"bird-minidev"}
+    assert "left out: spider2-local: " in caplog.text
+    assert "spider2-localdb" in caplog.text  # where they belong
+    assert set(choose_sets(tmp_path, ["spider2-local"])) == {"spider2-local"}  # who asks is told
+    with pytest.raises(UserError, match="no data set is whole; spider2-local: "):
+        choose_sets(folder, [])

@@ -109,5 +109,5 @@ def test_excluded_databases_are_left_out_and_counted(tmp_path):
     config = DataConfig(sources=(source,), exclude_databases=("a",))
     data = load(config)
     assert databases(data) == {"b", "c"}
-    assert data.report.lines() == ["bird/train: 3 of 6 questions, 3 excluded database"]
+    assert data.report.lines() == ["bird/train: 3 of 6 questions, 3 in exclude_databases"]
     assert hold_out(config, 2, make_pools) <= {"b", "c"}
