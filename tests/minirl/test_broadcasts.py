@@ -240,5 +240,5 @@ def test_without_torch_a_line_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     check_installed(SglangConfig())
-    with pytest.raises(UserError, match=r"push: .* pip install 'minirl-sql\[torch\]', or use disk"):
+    with pytest.raises(UserError, match=r"push: .* pip install '\.\[torch\]', or use disk"):
         check_installed(SglangConfig(push="nccl"))
