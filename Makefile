@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 SGLANG := .venv-sglang
 PLAN_GPU := .venv-plan-gpu
 ARGS ?=
-# Two processes: tests compile and wait more than they compute.
-TWO := --numprocesses 2 --dist loadfile
+# Two processes: tests compile and wait more than they compute. Files as they come: the largest tests are not last.
+PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-report test-sglang test-gpu-programs nightly check bench clean
@@ -18,10 +18,10 @@ demo: $(VENV)/demo.stamp ## set up, then train the tiny model on the CPU (more a
 	@$(BIN)/python -m launch.train --accel cpu --cfg progress-demo.yaml $(ARGS)
 
 test: $(VENV)/dev.stamp ## set up, then run the tests (more arguments: ARGS="-k name")
-	@$(BIN)/python -m pytest $(TWO) -m "not nightly" $(ARGS)
+	@$(BIN)/python -m pytest $(PROCESSES) -m "not nightly" $(ARGS)
 
 test-all: $(VENV)/dev.stamp ## the same with the rare and the expensive ones
-	@$(BIN)/python -m pytest $(TWO) $(ARGS)
+	@$(BIN)/python -m pytest $(PROCESSES) $(ARGS)
 
 test-sglang: $(VENV)/dev.stamp $(SGLANG)/stamp ## set up, also SGLang for the CPU, then run the tests with real servers
 	@MINIRL_SGLANG_PYTHON=$(CURDIR)/$(SGLANG)/bin/python $(BIN)/python -m pytest \
@@ -53,7 +53,7 @@ $(VENV)/demo.stamp: EXTRAS := cpu
 $(VENV)/dev.stamp: EXTRAS := cpu,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing minirl-sql[$(EXTRAS)] into $(VENV)"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check --no-input \
+	@$(BIN)/python -m pip install --no-compile -qq --disable-pip-version-check --no-input \
 	    --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
@@ -61,16 +61,16 @@ $(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/py
 $(SGLANG)/stamp: tests/launch/sglang_requirements.txt
 	@echo "installing SGLang for the CPU into $(SGLANG)"
 	@$(PYTHON) -m venv $(SGLANG)
-	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-input --requirement $<
-	@$(SGLANG)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps sglang==0.5.23 xgrammar==0.2.7
+	@$(SGLANG)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input --requirement $<
+	@$(SGLANG)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input --no-deps sglang==0.5.23 xgrammar==0.2.7
 	@touch $@
 
 $(PLAN_GPU)/stamp: tests/gpu_programs/requirements.txt pyproject.toml constraints.txt
 	@echo "installing minirl-sql[learner] and XLA's CUDA compiler into $(PLAN_GPU)"
 	@$(PYTHON) -m venv $(PLAN_GPU)
-	@$(PLAN_GPU)/bin/python -m pip install -qq --disable-pip-version-check --no-input \
+	@$(PLAN_GPU)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input \
 	    --constraint constraints.txt --editable '.[learner]' pytest pytest-timeout
-	@$(PLAN_GPU)/bin/python -m pip install -qq --disable-pip-version-check --no-input --no-deps --requirement $<
+	@$(PLAN_GPU)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input --no-deps --requirement $<
 	@touch $@
 
 $(BIN)/python:
