@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 SGLANG := .venv-sglang
 PLAN_GPU := .venv-plan-gpu
 ARGS ?=
-# Two processes: tests compile and wait more than they compute. Files as they come: the largest tests are not last.
-PROCESSES := --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# Two processes: tests compile and wait more than they compute.
+PROCESSES := --numprocesses 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all test-report test-sglang test-gpu-programs nightly check bench clean
