@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 SGLANG := .venv-sglang
 PLAN_GPU := .venv-plan-gpu
 ARGS ?=
+PIP := pip install --no-compile -qq --disable-pip-version-check --no-input
 # Two processes: tests compile and wait more than they compute.
 PROCESSES := --numprocesses 2 --dist loadfile
 
@@ -53,7 +54,7 @@ $(VENV)/demo.stamp: EXTRAS := cpu
 $(VENV)/dev.stamp: EXTRAS := cpu,dev
 $(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing minirl-sql[$(EXTRAS)] into $(VENV)"
-	@$(BIN)/python -m pip install --no-compile -qq --disable-pip-version-check --no-input \
+	@$(BIN)/python -m $(PIP) \
 	    --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	@touch $@
 
@@ -61,16 +62,16 @@ $(VENV)/demo.stamp $(VENV)/dev.stamp: pyproject.toml constraints.txt | $(BIN)/py
 $(SGLANG)/stamp: tests/launch/sglang_requirements.txt
 	@echo "installing SGLang for the CPU into $(SGLANG)"
 	@$(PYTHON) -m venv $(SGLANG)
-	@$(SGLANG)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input --requirement $<
-	@$(SGLANG)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input --no-deps sglang==0.5.23 xgrammar==0.2.7
+	@$(SGLANG)/bin/python -m $(PIP) --requirement $<
+	@$(SGLANG)/bin/python -m $(PIP) --no-deps sglang==0.5.23 xgrammar==0.2.7
 	@touch $@
 
 $(PLAN_GPU)/stamp: tests/gpu_programs/requirements.txt pyproject.toml constraints.txt
 	@echo "installing minirl-sql[learner] and XLA's CUDA compiler into $(PLAN_GPU)"
 	@$(PYTHON) -m venv $(PLAN_GPU)
-	@$(PLAN_GPU)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input \
+	@$(PLAN_GPU)/bin/python -m $(PIP) \
 	    --constraint constraints.txt --editable '.[learner]' pytest pytest-timeout
-	@$(PLAN_GPU)/bin/python -m pip install --no-compile -qq --disable-pip-version-check --no-input --no-deps --requirement $<
+	@$(PLAN_GPU)/bin/python -m $(PIP) --no-deps --requirement $<
 	@touch $@
 
 $(BIN)/python:

@@ -26,17 +26,26 @@ VARIANTS = ("plain", "synonyms", "renamed")
 question; with columns renamed to synonyms in the database and the gold query."""
 QUESTIONS = 500
 
-_COLUMNS = {
-    concept: meaning.synonym
-    for concept, meaning in (NUMBERS | CATEGORIES).items()
-    if meaning.synonym
-}
-_TABLES = {
-    names[0]: names[1]
-    for entities in DOMAINS.values()
-    for names in (entity.names for entity in entities)
-    if len(names) > 1
-}
+
+def _both_ways(pairs: Mapping[str, str]) -> dict[str, str]:
+    return {other: one for one, other in pairs.items()} | dict(pairs)
+
+
+_COLUMNS = _both_ways(
+    {
+        concept: meaning.synonym
+        for concept, meaning in (NUMBERS | CATEGORIES).items()
+        if meaning.synonym
+    }
+)
+_TABLES = _both_ways(
+    {
+        entity.names[0]: entity.names[1]
+        for entities in DOMAINS.values()
+        for entity in entities
+        if len(entity.names) > 1
+    }
+)
 # "show" is a table's synonym, and what most questions begin with.
 _VERBS = {word.lower() for word in VOCABULARY.show}
 
@@ -85,8 +94,8 @@ def with_other_columns(sql: str, names: Mapping[str, str]) -> str:
 
 
 def _other_words(schema: Record) -> dict[str, str]:
-    tables = {name: _swapped(name, _TABLES) for name in schema["table_names_original"]}
-    swaps = _other_columns(schema) | {name: other for name, other in tables.items() if other}
+    tables = {name: _TABLES[name] for name in schema["table_names_original"] if name in _TABLES}
+    swaps = _other_columns(schema) | tables
     spoken = {name.replace("_", " "): other.replace("_", " ") for name, other in swaps.items()}
     return {name: other for name, other in spoken.items() if not {name, other} & _VERBS}
 
@@ -95,13 +104,8 @@ def _other_columns(schema: Record) -> dict[str, str]:
     """Map each column to its synonym, but where the database uses that for something else."""
     names = {name for _, name in schema["column_names_original"]}
     taken = names | set(schema["table_names_original"])
-    swaps = {name: _swapped(name, _COLUMNS) for name in sorted(names)}
-    return {name: other for name, other in swaps.items() if other and other not in taken}
-
-
-def _swapped(name: str, pairs: Mapping[str, str]) -> str:
-    back = {other: one for one, other in pairs.items()}
-    return pairs.get(name) or back.get(name, "")
+    swaps = {name: _COLUMNS[name] for name in sorted(names & _COLUMNS.keys())}
+    return {name: other for name, other in swaps.items() if other not in taken}
 
 
 def _write(

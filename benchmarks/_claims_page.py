@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -83,7 +83,7 @@ class Finding:
     claim: Claim
     difference: Difference
     corrected: float
-    verdict: str = field(default="")
+    verdict: str
 
 
 def write(
@@ -163,15 +163,11 @@ def judge(claims: Sequence[Claim], by_arm: Mapping[str, Mapping[int, Outcome]]) 
         better, worse = by_arm.get(claim.better, {}), by_arm.get(claim.worse, {})
         seeds = sorted(better.keys() & worse.keys())
         if seeds:
-            pairs = np.array(
-                [
-                    np.subtract(
-                        *(np.array(one[seed].after[VARIANTS[0]], float) for one in (better, worse))
-                    )
-                    for seed in seeds
-                ]
-            )
-            differences.append((claim, crossed_bootstrap(pairs)))
+            right = [
+                np.array([arm[seed].after[VARIANTS[0]] for seed in seeds], float)
+                for arm in (better, worse)
+            ]
+            differences.append((claim, crossed_bootstrap(right[0] - right[1])))
     corrected = holm([difference.p for _, difference in differences])
     return [
         Finding(claim, difference, p, verdict(difference, p))

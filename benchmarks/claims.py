@@ -79,25 +79,23 @@ ARMS = {
         Arm("expo-turns", "replies", ({"reward": "{kind: expo}", **_EXPO},)),
         Arm("paverl-turns", "replies", ({"reward": "{kind: paverl}"},)),
         Arm("astra-turns", "replies", ({"reward": "{kind: astra}"},)),
-        Arm("clause", "replies", ({**_EXPO_SINGLE, "reward": "{kind: expo}"},)),
-        Arm("query", "replies", ({**_EXPO_SINGLE, "reward": "{kind: expo, gap_scale: 0}"},)),
-        Arm(
-            "clause-types",
-            "replies",
-            ({**_EXPO_SINGLE, "reward": "{kind: expo, incremental: false}"},),
+        *(
+            Arm(name, "replies", ({**_EXPO_SINGLE, "reward": f"{{kind: expo, {setting}}}"},))
+            for name, setting in {
+                "clause": "",
+                "query": "gap_scale: 0",
+                "clause-types": "incremental: false",
+                "clause-steps": "type_map: none",
+            }.items()
         ),
-        Arm(
-            "clause-steps",
-            "replies",
-            ({**_EXPO_SINGLE, "reward": "{kind: expo, type_map: none}"},),
+        *(
+            Arm(name, "replies", tuple({**_SINGLE, **_HALVES, **half} for half in halves))
+            for name, halves in {
+                "fraction-binary": (_FRACTION, _BINARY),
+                "fraction": (_FRACTION, _FRACTION),
+                "binary": (_BINARY, _BINARY),
+            }.items()
         ),
-        Arm(
-            "fraction-binary",
-            "replies",
-            ({**_SINGLE, **_HALVES, **_FRACTION}, {**_SINGLE, **_HALVES, **_BINARY}),
-        ),
-        Arm("fraction", "replies", ({**_SINGLE, **_HALVES, **_FRACTION},) * 2),
-        Arm("binary", "replies", ({**_SINGLE, **_HALVES, **_BINARY},) * 2),
         Arm("atr-csmr", "calls", ({},)),
         Arm("terminal", "calls", (_EXECUTION,)),
         Arm("atr-no-final", "calls", ({"reward": "{kind: astra, final_step: never}"},)),

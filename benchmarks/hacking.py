@@ -201,59 +201,66 @@ def main() -> None:
     options = _options()
     with tempfile.TemporaryDirectory() as made, Executor(ExecutorConfig()) as executor:
         examples = _questions(options, Path(made))
+        game = _Game(examples, executor)
         found = [
-            (trick, _earned(trick, {}, examples, executor), _closed(trick, examples, executor))
+            (
+                trick,
+                game.earned(trick, {}),
+                game.earned(trick, trick.closed_by) if trick.closed_by else None,
+            )
             for trick in track(TRICKS, description="tricks")
         ]
     print(markdown(_HEAD, (_row(*one) for one in found)))
     print(json.dumps({"cpu_count": os.cpu_count(), "questions": len(examples)}))
 
 
-def _closed(trick: Trick, examples: Sequence[Example], executor: Executor) -> Earned | None:
-    return _earned(trick, trick.closed_by, examples, executor) if trick.closed_by else None
+class _Game:
+    """Plays families with settings; what the gold query earns at once is played once for each."""
 
+    def __init__(self, examples: Sequence[Example], executor: Executor) -> None:
+        self._examples, self._executor = examples, executor
+        self._gold: dict[str, list[Score]] = {}
 
-def _earned(
-    trick: Trick, changes: Settings, examples: Sequence[Example], executor: Executor
-) -> Earned:
-    family = FAMILIES[trick.family]
-    settings = _Setting.model_validate(
-        {name: {**value, **changes.get(name, {})} for name, value in family.settings.items()}
-    )
-    gold: list[Score] = []
-    tricks: list[Score] = []
-    for example in examples:
-        gold.append(_play(settings, example, [family.answer(example.gold_sql)], executor))
-        tricks.append(_play(settings, example, trick.policy(example, executor), executor))
-    return Earned(
-        trick=mean(score.total for score in tricks),
-        gold=mean(score.total for score in gold),
-        as_much=mean(
-            not a.correct and a.total >= b.total - 1e-9 for a, b in zip(tricks, gold, strict=True)
-        ),
-        right=mean(score.correct for score in tricks),
-    )
+    def earned(self, trick: Trick, changes: Settings) -> Earned:
+        """Play a trick against the gold query, with these settings beside the family's."""
+        family = FAMILIES[trick.family]
+        settings = _Setting.model_validate(
+            {name: {**value, **changes.get(name, {})} for name, value in family.settings.items()}
+        )
+        key = f"{trick.family} {settings!r}"
+        if key not in self._gold:
+            self._gold[key] = self._scores(settings, lambda e, _: [family.answer(e.gold_sql)])
+        gold, tricks = self._gold[key], self._scores(settings, trick.policy)
+        return Earned(
+            trick=mean(score.total for score in tricks),
+            gold=mean(score.total for score in gold),
+            as_much=mean(
+                not a.correct and a.total >= b.total - 1e-9
+                for a, b in zip(tricks, gold, strict=True)
+            ),
+            right=mean(score.correct for score in tricks),
+        )
 
-
-def _play(
-    settings: _Setting, example: Example, replies: Sequence[str], executor: Executor
-) -> Score:
-    """Play an episode with these replies, the last one again if more are asked for."""
-    columns = columns_of()
-    environment = build_environment(
-        settings.env,
-        executor=executor,
-        first_prompt=lambda _: (),
-        feedback=build_feedback(columns, tree_of(settings.reward), style="progress"),
-    )
-    reward = build_reward(
-        settings.reward, columns_of=columns, executor=executor, wrapping=settings.env.wrapping
-    )
-    episode, seen = environment.reset(example)
-    for reply in replies:
-        if seen is not None:
-            episode, seen = environment.step(episode, reply)
-    return reward(episode)
+    def _scores(self, settings: _Setting, policy: Policy) -> list[Score]:
+        """Play an episode of each question, as long as the policy replies."""
+        executor, columns = self._executor, columns_of()
+        environment = build_environment(
+            settings.env,
+            executor=executor,
+            first_prompt=lambda _: (),
+            feedback=build_feedback(columns, tree_of(settings.reward), style="progress"),
+        )
+        reward = build_reward(
+            settings.reward, columns_of=columns, executor=executor, wrapping=settings.env.wrapping
+        )
+        found = []
+        for example in self._examples:
+            episode, seen = environment.reset(example)
+            for reply in policy(example, executor):
+                if seen is not None:
+                    episode, seen = environment.step(episode, reply)
+            found.append(reward(episode))
+        return found
 
 
 def _questions(options: argparse.Namespace, made: Path) -> tuple[Example, ...]:

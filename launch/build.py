@@ -323,4 +323,6 @@ def mesh_sizes(config: JobConfig, shape: ModelConfig, devices: int) -> Mapping[s
     from minirl.model.sharding import choose_mesh
 
     prompts = config.train.prompts_per_step // config.train.mini_batches
-    return choose_mesh(devices, prompts=prompts, heads=shape.num_attention_heads)
+    return choose_mesh(
+        devices, prompts=prompts, heads=shape.num_attention_heads, width=shape.hidden_size
+    )

@@ -160,7 +160,8 @@ class JobConfig(Settings):
     model: ModelSource
     mesh: Literal["auto"] | MeshConfig = "auto"
     """How devices are arranged; auto splits everything over all of them (`fsdp`), and where there
-    are more of them than prompts of an update, heads and inner widths over the rest (`tensor`)."""
+    are more of them than prompts of an update, heads and inner widths over the rest (`tensor`).
+    Where they do not divide the model's width, copies lie beside one another (`data`)."""
     warm_start: WarmStartConfig | None = None
     env: EnvConfig = DiagnosedConfig()
     reward: RewardConfig = ProgressiveConfig()

@@ -78,11 +78,6 @@ def make_plan(
     shape = model_shape(config, model)
     work = workload_of(config, shape)
     mesh = make_mesh(mesh_sizes(config, shape, topology.size), described_devices(topology))
-    if shape.hidden_size % mesh.shape["fsdp"]:
-        raise UserError(
-            f"--topology {topology.name}: the model's width {shape.hidden_size} is not a multiple "
-            f"of mesh.fsdp = {mesh.shape['fsdp']}, which splits it; give other devices, or set mesh"
-        )
     found = fit(work, topology, mesh, progress)
     progress(1, 1, "done")
     return {

@@ -37,7 +37,7 @@ from launch.run_folder import check, claimed
 from launch.texts import write_json, write_text
 from sqlenv.config import SourceConfig
 from sqlenv.data.detection import choose_sets, detect
-from sqlenv.data.layouts import MANIFEST, SETS, has_questions, locate, other_dataset
+from sqlenv.data.layouts import MANIFEST, SETS, check_question_file, locate, other_dataset
 from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
@@ -117,8 +117,7 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
 
 def _question_file(file: Path, dialect: Dialect) -> dict[str, SourceConfig]:
     """Find the data set that a question file is of, by its place or the fields of its records."""
-    if not has_questions(file):
-        raise UserError(f"--data-root {file}: is a file, and not one of questions; give a folder")
+    check_question_file(file, key="--data-root")
     for name, source in detect(file.parent).sources.items():
         if [one.resolve() for one in locate(source).files] == [file.resolve()]:
             return {name: source.model_copy(update={"dialect": dialect})}

@@ -262,21 +262,15 @@ def find_report(path: Path, settings: ReportSettings) -> Report | None:
     """Return the report of these settings that is there already; one of others is refused."""
     if not path.exists():
         return None
+    from launch.config import flat  # much to import, and few files are there already
+
     report = read_report(path)
-    there, here = report.settings.deciding(), settings.deciding()
-    if there != here:
-        name, old, new = _first_difference(there, here)
+    there, here = (dict(flat(one.deciding())) for one in (report.settings, settings))
+    names = {**here, **there}
+    if differing := [name for name in names if there.get(name) != here.get(name)]:
+        name = differing[0]
         raise UserError(
-            f"{path}: holds verdicts of other settings ({name} is {old!r:.120} there and "
-            f"{new!r:.120} here); name another file"
+            f"{path}: holds verdicts of other settings ({name} is {there.get(name)!r:.120} there "
+            f"and {here.get(name)!r:.120} here); name another file"
         )
     return report
-
-
-def _first_difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, Any, Any]:
-    name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
-    old, new = there.get(name), here.get(name)
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return name, old, new
-    below, old, new = _first_difference(old, new)
-    return f"{name}.{below}", old, new

@@ -19,7 +19,7 @@ from sqlenv.data.layouts import (
     DATASETS,
     SETS,
     NamedSet,
-    has_questions,
+    check_question_file,
     locate,
     other_dataset,
 )
@@ -65,11 +65,7 @@ def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
     either, and says where the data is.
     """
     if root is not None and root.is_file():
-        if not has_questions(root):
-            raise UserError(
-                f"--data-root {root}: is a file, and not one of questions; give the folder of the "
-                "data"
-            )
+        check_question_file(root, key="--data-root")
         return root.parent, str(root.absolute())
     path = Path(file)
     if root is None and (path.is_absolute() or path.is_file()):
@@ -130,8 +126,7 @@ def _own(name: str, root: Path, key: str) -> SourceConfig:
     try:
         return choose_sets(root, [name])[name]
     except UserError as error:
-        option = "--data" if str(error).startswith(f"{name}: ") else key
-        raise UserError(f"{option} {error}; another question file: --file NAME") from None
+        raise UserError(f"{key}: {error}; another question file: --file NAME") from None
 
 
 def _with_file(name: str, root: Path, file: str) -> SourceConfig:

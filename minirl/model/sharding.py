@@ -93,18 +93,23 @@ def make_mesh(
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def choose_mesh(devices: int, *, prompts: int, heads: int) -> dict[str, int]:
+def choose_mesh(devices: int, *, prompts: int, heads: int, width: int) -> dict[str, int]:
     """Choose a mesh shape: all devices on `fsdp`, but where there are more than prompts.
 
     Each data x fsdp part computes whole prompts; with more parts than prompts of an update some
     would compute padding, so the rest of the devices goes to `tensor`, which should divide the
-    query heads.
+    query heads. `fsdp` divides the model's width, or nothing would be split; `data` has the rest.
     """
-    splits = [size for size in range(1, devices + 1) if devices % size == 0]
-    enough = [size for size in splits if devices // size <= prompts]
+    enough = [size for size in _divisors(devices) if devices // size <= prompts]
     # Where it does not divide the heads, `tensor` still splits the matrices.
     tensor = next((size for size in enough if heads % size == 0), enough[0])
-    return {"fsdp": devices // tensor, "tensor": tensor}
+    parts = devices // tensor
+    fsdp = max(size for size in _divisors(parts) if width % size == 0)
+    return {"data": parts // fsdp, "fsdp": fsdp, "tensor": tensor}
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def axes_sharding(

@@ -229,13 +229,14 @@ def other_dataset(layout: Layout, record: Record) -> str:
     return next((name for name, fields in kinds.items() if fields <= record.keys()), "")
 
 
-def has_questions(file: Path) -> bool:
-    """Tell whether the first record of a file has the fields of a data set's questions."""
+def check_question_file(file: Path, *, key: str) -> None:
+    """Refuse a file whose first record does not have the fields of a data set's questions."""
     try:
-        record = next(read_records(file))
+        fields = next(read_records(file)).keys()
     except UserError:
-        return False
-    return any(spec.fields <= record.keys() for spec in DATASETS.values())
+        fields = frozenset()
+    if not any(spec.fields <= fields for spec in DATASETS.values()):
+        raise UserError(f"{key} {file}: is a file, and not one of questions; give a folder")
 
 
 def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:

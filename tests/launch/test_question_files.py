@@ -98,7 +98,7 @@ def test_a_file_that_holds_no_questions_does_not_stand_for_its_folder(root):
 def test_the_option_that_was_given_is_named(root):
     (root / "prepared.json").touch()
     for key in ("--data-root", "data.root"):
-        with pytest.raises(UserError, match=rf"^{key} {root}: was itself prepared"):
+        with pytest.raises(UserError, match=rf"^{key}: {root}: was itself prepared"):
             find("spider-dev", root, key=key)
 
 

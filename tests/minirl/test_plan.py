@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -132,12 +133,16 @@ def test_the_workspace_of_cudnn_is_what_it_plans():
 
 
 def test_more_devices_than_prompts_share_layers():
-    assert choose_mesh(16, prompts=64, heads=28) == {"fsdp": 16, "tensor": 1}
-    assert choose_mesh(256, prompts=64, heads=28) == {"fsdp": 64, "tensor": 4}
+    choose = partial(choose_mesh, width=3584)
+    assert choose(16, prompts=64, heads=28) == {"data": 1, "fsdp": 16, "tensor": 1}
+    assert choose(256, prompts=64, heads=28) == {"data": 1, "fsdp": 64, "tensor": 4}
     # 8 does not divide 12 heads: nothing that shares enough does.
-    assert choose_mesh(64, prompts=8, heads=12) == {"fsdp": 8, "tensor": 8}
-    assert choose_mesh(64, prompts=16, heads=12) == {"fsdp": 16, "tensor": 4}
-    assert choose_mesh(1, prompts=1, heads=4) == {"fsdp": 1, "tensor": 1}
+    assert choose(64, prompts=8, heads=12) == {"data": 1, "fsdp": 8, "tensor": 8}
+    assert choose(64, prompts=16, heads=12) == {"data": 1, "fsdp": 16, "tensor": 4}
+    assert choose(1, prompts=1, heads=4) == {"data": 1, "fsdp": 1, "tensor": 1}
+    # Matrices are split over as many as divide the width, or every device would hold them whole.
+    assert choose(24, prompts=64, heads=28) == {"data": 3, "fsdp": 8, "tensor": 1}
+    assert choose(80, prompts=64, heads=28) == {"data": 5, "fsdp": 8, "tensor": 2}
 
 
 @pytest.mark.parametrize(
