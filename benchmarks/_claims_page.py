@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,11 @@ _ARMS_HEAD = ("arm", "seeds", "start %", "after %", "seeds, lowest to highest", 
 _ARMS_HEAD += ("renamed %", "turns", "wrong, pushed up %", "minutes a run")
 _CLAIMS_HEAD = ("source", "claimed better", "than", "points", "95 % interval", "p", "p (Holm)")
 _CLAIMS_HEAD += ("here",)
+_VOTES_HEAD = ("answers", "seeds", "right %", "seeds, lowest to highest", "judgements read")
+
+T = TypeVar("T")
+Rights = Mapping[int, Sequence[bool]]
+"""Whether each question as it was generated was right, by seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,13 @@ class Outcome:
     pushed_up: float
     seconds: float
 
-    @property
-    def accuracy(self) -> float:
-        """Return the accuracy on the questions as they were generated."""
-        return mean(self.after[VARIANTS[0]])
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """Whether each question was answered right by several samples; judgements that were read."""
+
+    right: Sequence[bool]
+    judged: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +99,31 @@ def write(
     arms: Sequence[Arm],
     claims: Sequence[Claim],
     finished: Mapping[tuple[str, int], Sequence[Path]],
+    voted: Mapping[tuple[str, int], Path],
     *,
     steps: int,
 ) -> None:
     """Write the results between the marks of a page, and the data beside it."""
     found = {key: read_outcome(stages) for key, stages in finished.items()}
-    by_arm = {
-        arm.name: {seed: one for (name, seed), one in found.items() if name == arm.name}
-        for arm in arms
+    votes = {key: _read_votes(path) for key, path in voted.items()}
+    by_arm = _by_name(found)
+    by_arm = {arm.name: by_arm[arm.name] for arm in arms if arm.name in by_arm}
+    right = {
+        name: {seed: one.after[VARIANTS[0]] for seed, one in outcomes.items()}
+        for name, outcomes in by_arm.items()
     }
-    by_arm = {name: outcomes for name, outcomes in by_arm.items() if outcomes}
-    findings = judge(claims, by_arm)
+    by_decode = _by_name(votes)
+    right |= {
+        decode: {seed: one.right for seed, one in answers.items()}
+        for decode, answers in by_decode.items()
+    }
+    findings = judge(claims, right)
     minutes = sum(one.seconds for one in found.values()) / 60
     text = "\n\n".join(
         [
             f"{len(found)} runs of {steps} steps; together {minutes:.0f} minutes of one core.",
             markdown(_ARMS_HEAD, (_arm_row(name, one) for name, one in by_arm.items())),
+            markdown(_VOTES_HEAD, (_vote_row(name, one) for name, one in by_decode.items())),
             markdown(_CLAIMS_HEAD, map(_claim_row, findings)),
         ]
     )
@@ -115,6 +132,10 @@ def write(
     page.write_text(f"{before}{_START}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
     data = [
         {"arm": name, "seed": seed, **_packed(asdict(one))} for (name, seed), one in found.items()
+    ]
+    data += [
+        {"answers": name, "seed": seed, **_packed(asdict(one))}
+        for (name, seed), one in votes.items()
     ]
     page.with_suffix(".json").write_text(
         "[\n" + ",\n".join(map(json.dumps, data)) + "\n]\n", encoding="utf-8"
@@ -132,6 +153,19 @@ def read_outcome(stages: Sequence[Path]) -> Outcome:
         pushed_up=_pushed_up(stages),
         seconds=sum(result["seconds"] for result in results),
     )
+
+
+def _read_votes(path: Path) -> Votes:
+    verdicts = json.loads(path.read_text())
+    right = [question["scores"]["set"] == 1 for question in verdicts["questions"]]
+    return Votes(right, verdicts["notes"].get("judged", 0))
+
+
+def _by_name(found: Mapping[tuple[str, int], T]) -> dict[str, dict[int, T]]:
+    by_name: dict[str, dict[int, T]] = {}
+    for (name, seed), one in found.items():
+        by_name.setdefault(name, {})[seed] = one
+    return by_name
 
 
 def _verdicts(folder: Path) -> dict[str, list[bool]]:
@@ -156,18 +190,17 @@ def _pushed_up(stages: Sequence[Path]) -> float:
     return mean(advantage > 0 for advantage in advantages) if advantages else 0.0
 
 
-def judge(claims: Sequence[Claim], by_arm: Mapping[str, Mapping[int, Outcome]]) -> list[Finding]:
-    """Test every claim whose two arms have seeds in common."""
+def judge(claims: Sequence[Claim], right: Mapping[str, Rights]) -> list[Finding]:
+    """Test every claim whose two sides have seeds in common; `right` by the name of a side."""
     differences: list[tuple[Claim, Difference]] = []
     for claim in claims:
-        better, worse = by_arm.get(claim.better, {}), by_arm.get(claim.worse, {})
+        better, worse = right.get(claim.better, {}), right.get(claim.worse, {})
         seeds = sorted(better.keys() & worse.keys())
         if seeds:
-            right = [
-                np.array([arm[seed].after[VARIANTS[0]] for seed in seeds], float)
-                for arm in (better, worse)
-            ]
-            differences.append((claim, crossed_bootstrap(right[0] - right[1])))
+            one, other = (
+                np.array([side[seed] for seed in seeds], float) for side in (better, worse)
+            )
+            differences.append((claim, crossed_bootstrap(one - other)))
     corrected = holm([difference.p for _, difference in differences])
     return [
         Finding(claim, difference, p, verdict(difference, p))
@@ -212,22 +245,32 @@ def verdict(difference: Difference, corrected: float) -> str:
 
 def _arm_row(name: str, outcomes: Mapping[int, Outcome]) -> tuple[str, ...]:
     runs = list(outcomes.values())
-    accuracies = [one.accuracy for one in runs]
-
-    def percent(value: float) -> str:
-        return f"{100 * value:.1f}"
-
     return (
         name,
         str(len(runs)),
-        percent(mean(mean(one.before[VARIANTS[0]]) for one in runs)),
-        percent(mean(accuracies)),
-        f"{percent(min(accuracies))} to {percent(max(accuracies))}",
-        *(percent(mean(mean(one.after[variant]) for one in runs)) for variant in VARIANTS[1:]),
+        _percent(mean(mean(one.before[VARIANTS[0]]) for one in runs)),
+        *_spread([mean(one.after[VARIANTS[0]]) for one in runs]),
+        *(_percent(mean(mean(one.after[variant]) for one in runs)) for variant in VARIANTS[1:]),
         f"{mean(one.turns for one in runs):.2f}",
-        percent(mean(one.pushed_up for one in runs)),
+        _percent(mean(one.pushed_up for one in runs)),
         f"{mean(one.seconds for one in runs) / 60:.1f}",
     )
+
+
+def _vote_row(decode: str, answers: Mapping[int, Votes]) -> tuple[str, ...]:
+    accuracies = [mean(one.right) for one in answers.values()]
+    judged = sum(one.judged for one in answers.values())
+    return (decode, str(len(answers)), *_spread(accuracies), str(judged))
+
+
+def _spread(accuracies: Sequence[float]) -> tuple[str, str]:
+    """Write the mean, and the lowest and the highest."""
+    lowest, highest = min(accuracies), max(accuracies)
+    return _percent(mean(accuracies)), f"{_percent(lowest)} to {_percent(highest)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def _claim_row(finding: Finding) -> tuple[str, ...]:
@@ -244,11 +287,8 @@ def _claim_row(finding: Finding) -> tuple[str, ...]:
     )
 
 
-def _packed(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Write verdicts as texts of 0 and 1."""
-    return {
-        name: {variant: "".join("01"[one] for one in bits) for variant, bits in value.items()}
-        if isinstance(value, dict)
-        else value
-        for name, value in outcome.items()
-    }
+def _packed(value: Any) -> Any:
+    """Write lists of verdicts as texts of 0 and 1."""
+    if isinstance(value, dict):
+        return {name: _packed(one) for name, one in value.items()}
+    return "".join("01"[one] for one in value) if isinstance(value, list) else value

@@ -30,15 +30,14 @@ from launch.config import load_config
 STEPS = 60
 SEEDS = (0, 1, 2, 3, 4)
 START_CONFIGS = {"replies": "progress-demo.yaml", "calls": "astra-demo.yaml"}
+_TESTS = [
+    f"{{layout: spider, path: {variant}, file: {variant}.json}}"
+    for variant in _claims_data.VARIANTS
+]
 _SPLITS = {
     "data.train.sources": f"[{{layout: spider, path: {_claims_data.DATA}, split: train}}]",
     "data.validation.sources": f"[{{layout: spider, path: {_claims_data.DATA}, split: dev}}]",
-    "data.test.sources": "[{}]".format(
-        ", ".join(
-            f"{{layout: spider, path: {variant}, file: {variant}.json}}"
-            for variant in _claims_data.VARIANTS
-        )
-    ),
+    "data.test.sources": f"[{', '.join(_TESTS)}]",
 }
 _COMMON = {
     "data.demo": "null",
@@ -102,6 +101,10 @@ ARMS = {
     )
 }
 
+VOTERS = ARMS["fraction"]
+"""Whose policies answer by several samples."""
+DECODES = ("judge@8", "vote@8")
+
 CLAIMS = (
     Claim("Progress-SQL, table 3", "progressive", "one-shot"),
     Claim("Progress-SQL, section 4.2", "progressive", "execution"),
@@ -111,6 +114,7 @@ CLAIMS = (
     Claim("EXPO-SQL, table 5", "clause", "clause-steps"),
     Claim("PaVeRL-SQL, section III-C", "fraction-binary", "binary"),
     Claim("PaVeRL-SQL, section III-C", "fraction-binary", "fraction"),
+    Claim("PaVeRL-SQL, section III-B", *DECODES),
     Claim("SQL-ASTRA, table 1", "atr-csmr", "terminal"),
     Claim("SQL-ASTRA, section 2.3", "atr-csmr", "atr-no-final"),
     Claim("Progress-SQL, in one environment", "progressive", "expo-turns"),
@@ -157,6 +161,21 @@ class Study:
                 _run([*words, "--dtype", "float32"], core, run)
             model = exported
 
+    def votes(self, decode: str, seed: int) -> Path:
+        """Return the verdicts of a policy of `VOTERS` that answers by several samples."""
+        return self.folder / "votes" / f"{decode}-seed{seed}" / "verdicts.json"
+
+    def vote(self, decode: str, seed: int, core: int) -> None:
+        """Let a policy of `VOTERS` answer the questions as they are by several samples."""
+        made = self.votes(decode, seed)
+        if made.exists():
+            return
+        run = self.stage(VOTERS, seed, len(VOTERS.stages))
+        words = ["launch.eval", "--cfg", str(run / "config.yaml"), "--checkpoint", str(run)]
+        words += ["--decode", decode, "--out", str(made.parent), f"data.test.sources=[{_TESTS[0]}]"]
+        # As many answers as a vote has, repetitions too.
+        _run([*words, "verbal.count=all", "verbal.attempts=8"], core, made.parent)
+
     def overrides(self, arm: Arm, changes: dict[str, str], model: Path) -> dict[str, str]:
         """Return the settings in which a stage differs from the config of its start."""
         common = {"data.root": str(self.folder), **_SPLITS, **_COMMON, "model.path": str(model)}
@@ -178,13 +197,21 @@ def main() -> None:
         kinds = list(dict.fromkeys(arm.start for arm in arms))
         _side_by_side("start weights", study.warm, kinds, options.seeds)
         _side_by_side("arms", study.train, arms, options.seeds)
+        if VOTERS in arms:
+            _side_by_side("votes", study.vote, DECODES, options.seeds)
     finished = {
         (arm.name, seed): [study.stage(arm, seed, number + 1) for number in range(len(arm.stages))]
         for arm in arms
         for seed in options.seeds
         if (study.stage(arm, seed, len(arm.stages)) / "result.json").exists()
     }
-    _claims_page.write(options.page, arms, CLAIMS, finished, steps=STEPS)
+    votes = {
+        (decode, seed): study.votes(decode, seed)
+        for decode in DECODES
+        for seed in options.seeds
+        if study.votes(decode, seed).exists()
+    }
+    _claims_page.write(options.page, arms, CLAIMS, finished, votes, steps=STEPS)
 
 
 def _side_by_side(

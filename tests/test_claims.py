@@ -30,8 +30,10 @@ def test_an_arm_is_a_job_that_the_page_describes(arm, tmp_path):
     assert f"| `{arm.name}` | {arm.start} |" in PAGE.read_text()
 
 
-def test_claims_compare_arms_of_one_start():
+def test_claims_compare_arms_of_one_start_or_decodings_of_one_policy():
     for claim in CLAIMS:
+        if {claim.better, claim.worse} == {*claims.DECODES}:
+            continue
         assert ARMS[claim.better].start == ARMS[claim.worse].start
 
 
