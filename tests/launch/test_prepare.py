@@ -117,7 +117,7 @@ def test_prepared_questions_are_those_of_the_downloads(
     # Without an executor: no gold query is run again.
     again = load(config(prepared, **settings))
     assert bare(again.examples) == bare(raw.examples)
-    kept = [[source.kept for source in one.report.sources] for one in (again, raw)]
+    kept = [[source.kept for source in one.reports] for one in (again, raw)]
     assert kept[0] == kept[1]
     assert set(again.schemas) == {example.database for example in again.examples}
 
@@ -176,10 +176,11 @@ def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path, monk
     assert sorted(set(kept)) == sorted(set(GOLDS) - {GOLDS[1]})
     assert len(kept) == 2 * 3 * 5
     # Equal shares of three.
-    assert SAMPLES["progress"].total == 20_000
-    small = replace(SAMPLES["progress"], total=9, validation=0)
+    whole = SAMPLES["progress"]
+    assert whole.data().train.total == 20_000
+    small = replace(whole, overrides=("data.train.total=9",))
     monkeypatch.setitem(SAMPLES, "progress", small)
-    run(downloads, tmp_path / "p", "--data", "bird-dev", "--sample", "progress")
+    run(downloads, tmp_path / "p", "--data", "bird-dev", "--sample", "progress", *NONE)
     drawn = [one["source"] for one in json_lines(tmp_path / "p" / "train.jsonl")]
     assert drawn == ["bird"] * 3 + ["spider"] * 3 + ["synsql"] * 3
 

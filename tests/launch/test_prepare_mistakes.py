@@ -128,7 +128,6 @@ def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tm
     [
         (["--data", "spider"], "--data spider: "),
         (["--data", "bird-minidev"], "bird-minidev"),
-        (["--sample", "progress", "--data", "synsql", "--validation", "9999"], "--validation"),
         (["--data", "spider-dev", "--validation", "1"], "--validation"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: "),
         (["executor.timeout=3"], "executor.timeout: "),

@@ -83,7 +83,6 @@ def test_two_copies_are_not_guessed(tmp_path: Path):
 
 WRONG = {
     "spider-dev": ("spider_data", "dev.json", bird(), "bird"),
-    "spider-syn": ("Spider-Syn", "dev.json", spider(), "spider"),
     "spider2-local": ("spider2-lite", "spider2-lite.jsonl", bird(), "bird"),
     "spider-dk": (
         *("Spider-DK", "Spider-DK.json"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import pytest
 
 from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data.held_out import hold_out, validation_of
-from sqlenv.data.loading import LoadedData, load, make_pools
+from sqlenv.data.loading import LoadedData, load
+from sqlenv.data.sources import by_running
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
 
@@ -41,7 +41,7 @@ def make(folder: Path, layout: str, golds: dict[str, list[str]]) -> dict[str, An
 def split(config: DataConfig, count: int) -> tuple[frozenset[str], LoadedData, LoadedData]:
     """Hold out, and load what is left and what is held out."""
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        held = hold_out(config, count, partial(make_pools, executor=executor))
+        held = hold_out(config, count, by_running(executor))
         rest = load(config, executor=executor, accept=lambda e: e.db_id not in held)
         own = load(
             validation_of(config, count), executor=executor, accept=lambda e: e.db_id in held
@@ -98,10 +98,10 @@ def test_of_a_mixture_every_source_gives_its_share(tmp_path):
 def test_more_than_there_is_is_refused(tmp_path):
     config = DataConfig(sources=(make(tmp_path, "bird", {"a": [RIGHT] * 3, "b": [WRONG] * 3}),))
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        make_some = partial(make_pools, executor=executor)
+        check = by_running(executor)
         with pytest.raises(UserError, match=r"^4 are too many: there are 6 questions of 2 databas"):
-            hold_out(config, 4, make_some)
-        assert hold_out(config, 3, make_some) == {"a"}
+            hold_out(config, 4, check)
+        assert hold_out(config, 3, check) == {"a"}
 
 
 def test_excluded_databases_are_left_out_and_counted(tmp_path):
@@ -109,5 +109,5 @@ def test_excluded_databases_are_left_out_and_counted(tmp_path):
     config = DataConfig(sources=(source,), exclude_databases=("a",))
     data = load(config)
     assert databases(data) == {"b", "c"}
-    assert data.report.lines() == ["bird/train: 3 of 6 questions, 3 in exclude_databases"]
-    assert hold_out(config, 2, make_pools) <= {"b", "c"}
+    assert data.lines() == ["bird/train: 3 of 6 questions, 3 in exclude_databases"]
+    assert hold_out(config, 2) <= {"b", "c"}
