@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from launch import cli
 from launch.config import JobConfig, load_config
@@ -154,13 +153,8 @@ def _question_file(file: Path, dialect: Dialect) -> dict[str, SourceConfig]:
         if [one.resolve() for one in locate(source).files] == [file.resolve()]:
             return {name: source.model_copy(update={"dialect": dialect})}
     layout = other_dataset("spider", next(read_records(file))) or "spider"
-    try:
-        source = SourceConfig.model_validate(
-            {"layout": layout, "path": file.parent, "split": "dev", "file": file.name}
-        )
-    except ValidationError:
-        raise UserError(f"--data-root {file}: its records are of {layout}") from None
-    return {file.stem: source.model_copy(update={"dialect": dialect})}
+    where = {"layout": layout, "path": file.parent, "split": "dev", "file": file.name}
+    return {file.stem: SourceConfig.model_validate({**where, "dialect": dialect})}
 
 
 def _settings(request: PrepareRequest, data_root: Path, cfg: str) -> str:

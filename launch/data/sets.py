@@ -24,7 +24,7 @@ from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.issues import Checked
 from sqlenv.data.layouts import locate
-from sqlenv.data.loading import Fingerprint, choose, open_pools
+from sqlenv.data.loading import choose, fingerprint, open_pools
 from sqlenv.data.prepared import DATABASES, SCHEMAS, DatabaseEntry, write_question
 from sqlenv.data.sources import Check, Pool
 from sqlenv.errors import UserError
@@ -189,34 +189,39 @@ def _write_set(
     questions: Iterable[Checked],
     index: OverlapIndex,
 ) -> tuple[SetReport, dict[Path, None]]:
-    fingerprint, matched = Fingerprint(), 0
     issues: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
+    matched: Counter[bool] = Counter()
     databases: dict[Path, None] = {}
     is_learned = name in request.learned_sets
-    with _writing(request, f"{name}.jsonl") as write:
+
+    def written() -> Iterator[Example]:
         for checked in questions:
+            example = checked.example
             write(write_question(checked))
             if is_learned or name == VALIDATION:
-                index.learn(name, checked.example)
+                index.learn(name, example)
             if not is_learned:
-                index.measure(name, checked.example)
-            fingerprint.add(checked.example)
-            databases[checked.example.database] = None
+                index.measure(name, example)
+            databases[example.database] = None
             issues.update(checked.issues)
-            matched += bool(checked.example.value_matches)
+            matched[bool(example.value_matches)] += 1
             if checked.prompt_tokens is not None:
                 lengths[checked.prompt_tokens] += 1
+            yield example
+
+    with _writing(request, f"{name}.jsonl") as write:
+        digest = fingerprint(written())
     reports = [pool.report for pool in pools]
     found = sum((Counter(report.found) for report in reports), Counter())
     summary = SetReport(
         questions=sum(report.kept for report in reports),
-        fingerprint=fingerprint.text,
+        fingerprint=digest,
         databases=len(databases),
         read=sum(report.read for report in reports),
         found=dict(sorted(found.items())),
         issues=dict(sorted(issues.items())),
-        value_matches=matched,
+        value_matches=matched[True],
         prompt_tokens=describe_lengths(lengths, request.job.sampler.max_prompt_tokens),
         sources=tuple(
             SourceEntry(name=one.name, read=one.read, kept=one.kept, failures=tuple(one.failures))

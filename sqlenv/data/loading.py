@@ -157,25 +157,9 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
 
 def fingerprint(examples: Iterable[Example]) -> str:
     """Hash questions and gold queries: the same on every machine, whatever the paths."""
-    digest = Fingerprint()
-    for example in examples:
-        digest.add(example)
-    return digest.text
-
-
-class Fingerprint:
-    """A fingerprint of questions that come one by one."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def add(self, e: Example) -> None:
-        """Take another question in."""
+    digest = hashlib.sha256()
+    for e in examples:
         other = [e.dialect] if e.dialect != "sqlite" else []
         fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other, *e.value_matches]
-        self._digest.update(json.dumps(fields).encode())
-
-    @property
-    def text(self) -> str:
-        """Write it."""
-        return self._digest.hexdigest()[:16]
+        digest.update(json.dumps(fields).encode())
+    return digest.hexdigest()[:16]
