@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import apsw
 
@@ -20,7 +20,6 @@ from sqlenv.data.issues import Checked
 from sqlenv.executor.database import identify
 from sqlenv.types import Example
 
-_Item = TypeVar("_Item")
 Do = Callable[[Sequence[Any]], Iterator[Any]]
 """Does jobs of `open_inspector` on all cores; answers come in order."""
 
@@ -28,13 +27,6 @@ CHECKS = "checks"
 TOGETHER = 32
 """Questions that one process checks together."""
 _SHOWN_EVERY = 16
-
-
-def batched(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    """Cut into lists of this size; the last one has the rest."""
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
 
 
 @contextmanager
@@ -60,7 +52,8 @@ def checking(
             missing = [place for place, checked in enumerate(found) if checked is None]
             # Questions of one database follow one another: it is opened once.
             missing.sort(key=lambda place: examples[place].database)
-            lots = [[examples[place] for place in lot] for lot in batched(missing, TOGETHER)]
+            asked = [examples[place] for place in missing]
+            lots = [asked[at : at + TOGETHER] for at in range(0, len(asked), TOGETHER)]
             answers = chain.from_iterable(do(lots))
             for count, (place, checked) in enumerate(zip(missing, answers, strict=True), done + 1):
                 if count % _SHOWN_EVERY == 0:
