@@ -259,7 +259,7 @@ def question_files(root: Path, source: SourceConfig) -> tuple[Path, ...]:
 
 def _database_folders(root: Path, beside: Path, spec: DatasetSpec) -> tuple[Path, ...]:
     paths = (base / name for name in spec.databases for base in (beside, root))
-    folders = tuple(dict.fromkeys(path for path in paths if path.is_dir() and _is_open(path)))
+    folders = tuple(dict.fromkeys(path for path in paths if path.is_dir()))
     if folders:
         return folders
     packed = sorted(beside.glob("*.zip"))
