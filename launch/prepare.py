@@ -78,7 +78,8 @@ def main(arguments: list[str]) -> None:
 
 
 def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
-    root, out, sample = options.data_root, options.out, options.sample or ""
+    # Whole paths: what is prepared is used from any folder.
+    root, out, sample = options.data_root.absolute(), options.out, options.sample or ""
     section = SAMPLES[sample].data() if sample else None
     parts = [set_name(source) for source in section.train.sources] if section else []
     sources = _sources(root, [*options.data, *parts] if options.data else [], options.dialect)

@@ -214,6 +214,14 @@ def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
     assert "data.train and data.validation share" in caplog.text
 
 
+def test_a_missing_database_is_told_with_the_setting_that_leaves_it_out(root):
+    (root / MINE / "mine.sqlite").unlink()
+    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
+    leave = "data.train.drop_missing_database=true"
+    assert f"set {leave} to" in message(root, only)
+    check_questions(job(root, only, leave))
+
+
 def test_a_held_out_database_of_a_test_set_is_refused_too(root):
     edit(bird(root, "dev") / "dev.json", 0, db_id="mill")
     databases = bird(root, "train") / "train_databases"

@@ -23,13 +23,15 @@ from .test_prepare import QUICK
 
 @pytest.fixture(scope="module")
 def whole(downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("out") / "p"
-    root = shutil.copytree(downloads, out.with_name("data"))  # a test takes a database away
-    (out.parent / "mine.yaml").write_text("base: progress.yaml\nseed: 7\n")
-    job = ("--cfg", str(out.parent / "mine.yaml"))
+    place = tmp_path_factory.mktemp("out")
+    shutil.copytree(downloads, place / "data")  # a test takes a database away
+    (place / "mine.yaml").write_text("base: progress.yaml\nseed: 7\n")
     sets = ("spider-dev", "spider-train", "spider-test")
-    prepare.main(["--data-root", str(root), "--out", str(out), "--data", *sets, *job, *QUICK])
-    return out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        paths = ("--data-root", "data", "--out", "p", "--cfg", "mine.yaml")
+        prepare.main([*paths, "--data", *sets, *QUICK])
+    return place / "p"
 
 
 @pytest.fixture
