@@ -36,9 +36,14 @@ class Teacher:
 
 def shown(*right: str, mistake_share: float = 0.0, repair_share: float = 0.0, seed: int = 0):
     asked = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
-    shares = {"mistake_share": mistake_share, "repair_share": repair_share}
-    environment = cast(Any, Teacher(ANSWER, *right))
-    return demonstrations(asked, environment, **shares, seed=seed, reply_format=ReplyFormat())
+    return demonstrations(
+        asked,
+        cast(Any, Teacher(ANSWER, *right)),
+        mistake_share=mistake_share,
+        repair_share=repair_share,
+        seed=seed,
+        reply_format=ReplyFormat(),
+    )
 
 
 def test_shares_are_those_asked_for_and_every_repair_ends_right():
