@@ -30,7 +30,7 @@ def test_files_as_they_come(tmp_path: Path, content: bytes, file: str, expected:
     place = tmp_path / (FOLDER if file.islower() else FOLDER.title())
     place.mkdir()
     (place / file).write_bytes(content)
-    (place / "._town.csv").write_bytes(b"\0")  # macOS's
+    (place / "._town.csv").write_text(CAFE)  # macOS leaves such
     columns = (("town", "name"), ("town", "b"))
     assert full_descriptions(tmp_path) == dict(zip(columns, expected, strict=False))
 
