@@ -101,7 +101,7 @@ class SqlSide:
         """Load and check the questions of a split, at most `limit` of them, sampled by seed."""
         held = self._held_out if split != "test" else None
         loaded = load_split(self._config, split, self._root, self.executor, held=held)
-        for line in loaded.report.lines():
+        for line in loaded.lines():
             _log.info(line)
         self.prompts.add(loaded)
         chosen = loaded.examples

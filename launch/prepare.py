@@ -20,24 +20,31 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from launch import cli
 from launch.config import JobConfig, load_config
 from launch.data.contamination import refuse
-from launch.data.mixtures import PrepareRequest
+from launch.data.request import PrepareRequest
 from launch.data.samples import SAMPLES
 from launch.data.sets import prepare
 from launch.data.summary import JOB, job_settings, remarks, render
 from launch.run_folder import check, claimed
 from launch.texts import write_json, write_text
-from sqlenv.config import SourceConfig
+from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.detection import choose_sets, detect
-from sqlenv.data.layouts import MANIFEST, SETS, check_question_file, locate, other_dataset
+from sqlenv.data.layouts import (
+    MANIFEST,
+    SETS,
+    check_question_file,
+    locate,
+    other_dataset,
+    set_name,
+)
 from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
 from sqlenv.errors import UserError
@@ -49,42 +56,37 @@ def main(arguments: list[str]) -> None:
     options = _arguments(arguments)
     cfg = options.cfg or (SAMPLES[options.sample].cfg if options.sample else "progress.yaml")
     request = _request(options, load_config(cfg, options.overrides))
+    writes_sets, data = options.only is None, request.job.data
     settings = _settings(request, options.data_root, cfg)
     check(request.folder, settings, key="--out")
     with claimed(request.folder, settings, key="--out") as folder:
-        manifest = folder / MANIFEST
-        if options.only is None:
-            manifest.unlink(missing_ok=True)  # it appears last, and only when all is there
-        summary = prepare(request, writes_sets=options.only is None)
-        if options.only is None:
-            data = request.job.data
+        if writes_sets:
+            (folder / MANIFEST).unlink(missing_ok=True)  # it appears last, when all is there
+        summary = prepare(request, writes_sets=writes_sets)
+        if writes_sets:
             if data.overlap == "refuse":
                 refuse(summary.contamination, excluded=data.train.exclude_databases)
             write_text(folder / JOB, job_settings(request, summary, cfg))
-            write_json(manifest, summary.model_dump(mode="json"))
+            write_json(folder / MANIFEST, summary.model_dump(mode="json"))
     cli.output.print(render(summary))
     for line in remarks(summary, request):
         cli.output.print(line, soft_wrap=True)
-    if options.only is None:
+    if writes_sets:
         module = "launch.train" if request.learned else "launch.eval"
         line = f"to use it: {cli.command(module, '--cfg', folder / JOB)}"
         cli.output.print(line, soft_wrap=True, markup=False)
 
 
 def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
-    root, out, sample = options.data_root, options.out, options.sample or ""
-    parts = [part.name for part in SAMPLES[sample].parts] if sample else []
-    if unknown := [name for name in options.data if name not in SETS]:
-        raise UserError(f"--data {unknown[0]}: no such data set; there are {', '.join(SETS)}")
-    if root.is_file():
-        sources = _question_file(root, NAMES[options.dialect])
-    else:
-        named = [*options.data, *parts] if options.data else []
-        sources = choose_sets(root, list(dict.fromkeys(named)))
-    if missing := [name for name in dict.fromkeys(parts) if name not in sources]:
+    # Whole paths: what is prepared is used from any folder.
+    root, out, sample = options.data_root.absolute(), options.out, options.sample or ""
+    section = SAMPLES[sample].data() if sample else None
+    parts = [set_name(source) for source in section.train.sources] if section else []
+    sources = _sources(root, [*options.data, *parts] if options.data else [], options.dialect)
+    if missing := [name for name in parts if name not in sources]:
         raise UserError(
-            f"--sample {sample}: needs {', '.join(missing)}, which --data-root does not have; it "
-            f"has {', '.join(sources)}"
+            f"--sample {sample}: needs {', '.join(dict.fromkeys(missing))}, which --data-root does "
+            f"not have; it has {', '.join(sources)}"
         )
     if out.resolve() == root.resolve():
         raise UserError(f"--out {out}: is --data-root too; write to another folder")
@@ -93,26 +95,56 @@ def _request(options: argparse.Namespace, job: JobConfig) -> PrepareRequest:
             f"--tokenizer {options.tokenizer}: no tokenizer.json in it; give a Hugging Face folder"
         )
     style = job.prompt.schema_style
-    validation = SAMPLES[sample].validation if sample else 0
-    changes = {"comments": "full" if style == "profile" else "names"}
-    request = PrepareRequest(
-        sources={name: source.model_copy(update=changes) for name, source in sources.items()},
+    comments = {"comments": "full" if style == "profile" else "names"}
+    sources = {name: source.model_copy(update=comments) for name, source in sources.items()}
+    learned = parts or [name for name, source in sources.items() if source.split == "train"]
+    mixture = _mixture(section.train if section else None, [sources[name] for name in learned])
+    validation = options.validation
+    if validation is None:
+        validation = section.held_out or 0 if section else 0
+    if validation and not learned:
+        raise UserError(
+            f"--validation {validation}: no data set to learn from is there, only "
+            f"{', '.join(sources)}"
+        )
+    more = {
+        "seed": options.seed,
+        "drop_missing_database": options.drop_missing,
+        "exclude_databases": job.data.train.exclude_databases,
+    }
+    return PrepareRequest(
+        sources=sources,
         folder=out,
         job=job,
+        learned=tuple(dict.fromkeys(learned)),
+        mixture=mixture and mixture.model_copy(update=more),
         value_matches=style == "omnisql" and not options.no_value_matches,
         slow_s=options.slow_s,
         tokenizer=options.tokenizer,
         sample=sample,
-        validation=validation if options.validation is None else options.validation,
+        validation=validation,
         seed=options.seed,
         drop_missing=options.drop_missing,
     )
-    if request.validation and not request.learned:
-        raise UserError(
-            f"--validation {request.validation}: no data set to learn from is there, only "
-            f"{', '.join(sources)}"
-        )
-    return request
+
+
+def _mixture(sample: DataConfig | None, found: Sequence[SourceConfig]) -> DataConfig | None:
+    """Say how data sets are learned from: as a paper does, each where it was found, or all."""
+    if sample is None:
+        return DataConfig(sources=tuple(found)) if found else None
+    changes = ({"path": one.path, "comments": one.comments} for one in found)
+    sources = zip(sample.sources, changes, strict=True)
+    own = tuple(source.model_copy(update=change) for source, change in sources)
+    return sample.model_copy(update={"sources": own})
+
+
+def _sources(root: Path, names: Sequence[str], dialect: str) -> dict[str, SourceConfig]:
+    """Find the data sets of these names, or all that are there."""
+    if root.is_file():
+        return _question_file(root, NAMES[dialect])
+    if unknown := [name for name in names if name not in SETS]:
+        raise UserError(f"--data {unknown[0]}: no such data set; there are {', '.join(SETS)}")
+    return choose_sets(root, list(dict.fromkeys(names)))
 
 
 def _question_file(file: Path, dialect: Dialect) -> dict[str, SourceConfig]:
@@ -122,13 +154,8 @@ def _question_file(file: Path, dialect: Dialect) -> dict[str, SourceConfig]:
         if [one.resolve() for one in locate(source).files] == [file.resolve()]:
             return {name: source.model_copy(update={"dialect": dialect})}
     layout = other_dataset("spider", next(read_records(file))) or "spider"
-    try:
-        source = SourceConfig.model_validate(
-            {"layout": layout, "path": file.parent, "split": "dev", "file": file.name}
-        )
-    except ValidationError:
-        raise UserError(f"--data-root {file}: its records are of {layout}") from None
-    return {file.stem: source.model_copy(update={"dialect": dialect})}
+    where = {"layout": layout, "path": file.parent, "split": "dev", "file": file.name}
+    return {file.stem: SourceConfig.model_validate({**where, "dialect": dialect})}
 
 
 def _settings(request: PrepareRequest, data_root: Path, cfg: str) -> str:

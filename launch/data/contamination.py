@@ -12,20 +12,21 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from launch.config import JobConfig
 from launch.evaluation.testsets import TEST_SETS, Split
 from sqlenv.config import DataConfig, SourceConfig
-from sqlenv.data.detection import detect
+from sqlenv.data.detection import Detected, detect
 from sqlenv.data.layouts import MANIFEST, is_file, locate
 from sqlenv.data.prepared import DatabaseEntry
 from sqlenv.data.sources import Pool
 from sqlenv.demo import STAMP
 from sqlenv.errors import UserError
-from sqlenv.executor.database import Identity, fingerprint, identify
+from sqlenv.executor.database import fingerprint
 from sqlenv.schema.reading import DatabaseSchema, read_schema
 from sqlenv.types import Example
 
@@ -92,9 +93,6 @@ def refuse(overlaps: Sequence[Overlap], *, excluded: Sequence[str], more: str = 
     )
 
 
-# Databases.
-
-
 def shape_of(schema: DatabaseSchema) -> str:
     """Hash the names of tables and columns: two databases of one shape are the same one, edited."""
     names = sorted(
@@ -119,27 +117,71 @@ class _OnDisk:
     def fingerprint(self) -> str:
         return fingerprint(self.path) if is_file(self.path) else self.db_id
 
-    @property
+    @cached_property
     def shape(self) -> str:
-        return _shape(self.path)
+        """Hash the tables and columns; one that is not there has those of no other."""
+        name = str(self.path)
+        try:
+            return shape_of(read_schema(self.path, examples=0)) if is_file(self.path) else name
+        except UserError:
+            return name
 
 
 Database = DatabaseEntry | _OnDisk
 
 
-def database_overlaps(
-    learn: Mapping[str, Sequence[Database]],
-    measure: Mapping[str, Sequence[Database]],
-    *,
-    shapes: bool = True,
-) -> list[Overlap]:
-    """Find databases of one name, of the same bytes, or (`shapes`) with the same tables."""
-    found = []
-    for there, here in ((there, here) for there in learn for here in measure if there != here):
-        known, entries = learn[there], measure[here]
+class OverlapIndex:
+    """What sets to learn from and sets to measure by share: databases, and texts of questions.
+
+    Databases are the same by name, by their bytes, and with `shapes` by their tables and columns.
+    Texts are compared without regard to case and blanks; a question is the same only about the same
+    database: one of its name, or with its tables and columns.
+    """
+
+    def __init__(self, database_of: Callable[[Example], Database], *, shapes: bool) -> None:
+        self._database_of = database_of
+        self._traits = _TRAITS if shapes else _TRAITS[:2]
+        self._learned: defaultdict[str, dict[Path, Database]] = defaultdict(dict)
+        self._measured: defaultdict[str, dict[Path, Database]] = defaultdict(dict)
+        self._questions: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
+        self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
+
+    def measure(self, name: str, example: Example) -> None:
+        """Add a question to measure by; all of them come before those to learn from."""
+        self._add(self._measured[name], example)
+        self._questions[_key(example.question)].append((name, example))
+
+    def learn(self, name: str, example: Example) -> None:
+        """Compare a question to learn from, or to choose by, with those of other sets."""
+        database = self._add(self._learned[name], example)
+        for other, known in self._questions.get(_key(example.question), ()):
+            if other == name:
+                continue
+            measured = self._measured[other][known.database]
+            same = known.db_id == example.db_id or measured.shape == database.shape
+            self._found[name, other, "question" if same else _WORDING][known.id] = example.db_id
+
+    def _add(self, databases: dict[Path, Database], example: Example) -> Database:
+        if example.database not in databases:
+            databases[example.database] = self._database_of(example)
+        return databases[example.database]
+
+    def overlaps(self) -> list[Overlap]:
+        """List what stands on both sides: databases, then questions."""
+        found = []
+        for there, here in product(self._learned, self._measured):
+            if there != here:
+                found += self._of_databases(there, here)
+        for key, ids in sorted(self._found.items()):
+            names = tuple(sorted(set(ids.values())))
+            found.append(Overlap(*key, len(ids), tuple(sorted(ids)[:_NAMED]), names))
+        return found
+
+    def _of_databases(self, there: str, here: str) -> Iterator[Overlap]:
+        known, entries = self._learned[there].values(), self._measured[here].values()
         # Only files of one size can be the same: no other is read.
         sizes = {entry.bytes for entry in known} & {entry.bytes for entry in entries}
-        for kind in _TRAITS if shapes else _TRAITS[:2]:
+        for kind in self._traits:
             seen = defaultdict(list)
             for entry in known:
                 seen[_trait(kind, entry, sizes)].append(entry.db_id)
@@ -147,8 +189,7 @@ def database_overlaps(
             if same := [one for one in entries if _trait(kind, one, sizes) in seen]:
                 shown = tuple(entry.db_id for entry in same[:_NAMED])
                 names = tuple(name for one in same for name in seen[_trait(kind, one, sizes)])
-                found.append(Overlap(there, here, kind, len(same), shown, names))
-    return found
+                yield Overlap(there, here, kind, len(same), shown, names)
 
 
 def _trait(kind: Kind, entry: Database, sizes: Collection[int]) -> str | None:
@@ -157,69 +198,8 @@ def _trait(kind: Kind, entry: Database, sizes: Collection[int]) -> str | None:
     return entry.db_id if kind == "database name" else entry.shape
 
 
-def _databases(examples: Sequence[Example]) -> list[_OnDisk]:
-    pairs = dict.fromkeys((example.db_id, example.database) for example in examples)
-    return [_OnDisk(*pair) for pair in pairs]
-
-
-def _shape(path: Path) -> str:
-    """Hash the tables and columns of a database; one that is not there has those of no other."""
-    try:
-        return _shape_of_version(identify(path))
-    except UserError:
-        return str(path)
-
-
-@lru_cache(maxsize=1024)
-def _shape_of_version(identity: Identity) -> str:
-    return shape_of(read_schema(Path(identity[0]), examples=0))
-
-
-# Questions.
-
-
-class QuestionIndex:
-    """The texts of questions, compared without regard to case and blanks.
-
-    A question is the same only about the same database: one of its name, or with its tables and
-    columns, which `shape_of` hashes.
-    """
-
-    def __init__(self, shape_of: Callable[[Path], str]) -> None:
-        self._shape_of = shape_of
-        self._measured: defaultdict[bytes, list[tuple[str, Example]]] = defaultdict(list)
-        self._found: defaultdict[tuple[str, str, Kind], dict[str, str]] = defaultdict(dict)
-
-    def measure(self, name: str, example: Example) -> None:
-        """Add a question to measure by; all of them come before those to learn from."""
-        self._measured[_key(example.question)].append((name, example))
-
-    def learn(self, name: str, example: Example) -> None:
-        """Compare a question to learn from, or to choose by, with those of other sets."""
-        for other, known in self._measured.get(_key(example.question), ()):
-            if other == name:
-                continue
-            same = known.db_id == example.db_id or (
-                self._shape_of(known.database) == self._shape_of(example.database)
-            )
-            kind: Kind = "question" if same else _WORDING
-            self._found[name, other, kind][known.id] = example.db_id
-
-    def overlaps(self) -> list[Overlap]:
-        """List the questions that stand on both sides."""
-        return [
-            Overlap(
-                *key, len(found), tuple(sorted(found)[:_NAMED]), tuple(sorted(set(found.values())))
-            )
-            for key, found in sorted(self._found.items())
-        ]
-
-
 def _key(question: str) -> bytes:
     return hashlib.sha256(" ".join(question.lower().split()).encode()).digest()[:12]
-
-
-# The questions of a run.
 
 
 def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) -> None:
@@ -241,20 +221,16 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
     known = ({(one.id, one.database) for one in examples} for examples in measured.values())
     if not any(test <= one for one in known) and not all(map(_is_generated, own)):
         measured["data.test"] = splits.get("test", ())
-    learned = {f"data.{name}": splits[name] for name in _LEARNED if name in splits}
     if data.validation is not None:
         measured["data.validation"] = splits.get("validation", ())
-    questions = QuestionIndex(_shape)
+    index = OverlapIndex(lambda example: _OnDisk(example.db_id, example.database), shapes=False)
     for name, examples in measured.items():
         for example in examples:
-            questions.measure(name, example)
-    for name, examples in learned.items():
-        for example in examples:
-            questions.learn(name, example)
-    there, here = (
-        {name: _databases(found) for name, found in side.items()} for side in (learned, measured)
-    )
-    overlaps = [*database_overlaps(there, here, shapes=False), *questions.overlaps()]
+            index.measure(name, example)
+    for name in _LEARNED:
+        for example in splits.get(name, ()):
+            index.learn(f"data.{name}", example)
+    overlaps = index.overlaps()
     if data.overlap == "refuse":
         more = "" if data.validation is None else ", choose by others (data.held_out=200)"
         refuse(overlaps, excluded=data.train.exclude_databases, more=more)
@@ -266,23 +242,17 @@ def check_overlap(config: JobConfig, splits: Mapping[Split, Sequence[Example]]) 
 def _test_sets(root: Path) -> Iterator[tuple[str, Sequence[Example]]]:
     """Read the published test sets below a folder, as far as they are there."""
     if (root / MANIFEST).is_file():
-        sources: Mapping[str, SourceConfig] = {
-            name: SourceConfig(layout="prepared", path=root, file=f"{name}.jsonl")
-            for name in TEST_SETS
-            if (root / f"{name}.jsonl").is_file()
-        }
-        left: Mapping[str, str] = {}
+        names = (name for name in TEST_SETS if (root / f"{name}.jsonl").is_file())
+        found = Detected({name: TEST_SETS[name].at(root) for name in names}, {})
     else:
-        detected = detect(root)
-        sources, left = detected.sources, detected.left
+        found = detect(root)
     for name in TEST_SETS:
         try:
-            if name in left:
-                raise UserError(left[name])
-            source = sources.get(name)
+            if name in found.left:
+                raise UserError(found.left[name])
+            source = found.sources.get(name)
             if source is not None and not _is_generated(source):
-                everything = DataConfig(sources=(source,), drop_missing_database=True)
-                pool = Pool(source, locate(source), everything, None)
+                pool = Pool(source, DataConfig(sources=(source,), drop_missing_database=True))
                 pool.drops = set()
                 yield name, tuple(checked.example for checked in pool.questions())
         except UserError as error:

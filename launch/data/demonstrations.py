@@ -31,46 +31,42 @@ def demonstrations(
     feedback (the right answer alone where the corruption does not change the result), and
     `mistake_share` of the others answer with a corrupted query. The seed decides which ones.
     """
-    is_agentic = reply_format.agent is not None
-    answer, repair = (_transcript, _long_transcript) if is_agentic else (_answer, _repair)
+    demonstrate = _answer if reply_format.agent is None else _transcript
     rng = Random(f"{seed} demonstrations")
     made = []
     for number, example in enumerate(examples, start=1):
-        draw = rng.random()
-        if draw < repair_share:
-            made.append(repair(example, environment, reply_format))
-        else:
-            has_mistake = draw < repair_share + (1 - repair_share) * mistake_share
-            sql = (corrupt(example.gold_sql) if has_mistake else None) or example.gold_sql
-            made.append(answer(example, environment, reply_format, sql))
+        draw, gold = rng.random(), example.gold_sql
+        repairs = draw < repair_share
+        has_mistake = repairs or draw < repair_share + (1 - repair_share) * mistake_share
+        wrong = corrupt(gold) if has_mistake else None
+        queries = [wrong, gold] if repairs and wrong else [gold if repairs else wrong or gold]
+        made.append(demonstrate(example, environment, reply_format, queries))
         if progress is not None and number % 100 == 0:
             progress(number, len(examples), "")
     return made
 
 
-def _answer(example: Example, env: Environment, form: ReplyFormat, sql: str) -> Demonstration:
-    _, question = env.reset(example)
-    return Demonstration((question,), (), form.answer(sql), key=example.db_id)
-
-
-def _repair(example: Example, env: Environment, form: ReplyFormat) -> Demonstration:
+def _answer(
+    example: Example, env: Environment, form: ReplyFormat, queries: Sequence[str]
+) -> Demonstration:
+    """Answer with the last query, after the feedback on one before."""
     episode, question = env.reset(example)
-    wrong = corrupt(example.gold_sql)
-    _, feedback = env.step(episode, form.answer(wrong)) if wrong else (None, None)
-    if wrong is None or feedback is None:  # the corruption does not change the result
-        return _answer(example, env, form, example.gold_sql)
-    dialogue = ((question, feedback), (form.answer(wrong),))
+    *wrong, last = map(form.answer, queries)
+    feedback = env.step(episode, wrong[0])[1] if wrong else None
+    if feedback is None:  # the corruption does not change the result
+        return Demonstration((question,), (), last, key=example.db_id)
     # A key of its own: a group is as long as its longest member.
-    return Demonstration(*dialogue, form.answer(example.gold_sql), key=(example.db_id, "repair"))
+    return Demonstration((question, feedback), (wrong[0],), last, key=(example.db_id, "repair"))
 
 
 def _transcript(
-    example: Example, env: Environment, form: ReplyFormat, *queries: str
+    example: Example, env: Environment, form: ReplyFormat, queries: Sequence[str]
 ) -> Demonstration:
     """Call the tool with each query, and answer with the last one; that call is learnt too."""
+    assert form.agent is not None
     episode, question = env.reset(example)
     observations, replies = [question], []
-    for sql in queries:
+    for sql in queries[-form.agent.calls :]:
         reply = form.call(sql, example)
         episode, response = env.step(episode, reply)
         assert response is not None
@@ -82,11 +78,5 @@ def _transcript(
         form.last(queries[-1]),
         learnt=2,
         learn_responses=False,
-        key=(example.db_id, len(queries)),
+        key=(example.db_id, len(replies)),
     )
-
-
-def _long_transcript(example: Example, env: Environment, form: ReplyFormat) -> Demonstration:
-    assert form.agent is not None
-    wrong = corrupt(example.gold_sql) if form.agent.calls > 1 else None
-    return _transcript(example, env, form, *filter(None, (wrong, example.gold_sql)))

@@ -11,12 +11,18 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from rewards.expo.clauses import scan_clauses
 from rewards.expo.differences import differences
 from sqlenv.config import ExecutorConfig
-from sqlenv.data.issues import EMPTY_GOLD, FAILING_GOLD, SLOW_GOLD, UNSTABLE_GOLD
+from sqlenv.data.issues import (
+    BLANK_GOLD,
+    EMPTY_GOLD,
+    FAILING_GOLD,
+    SLOW_GOLD,
+    UNSTABLE_GOLD,
+    Checked,
+)
 from sqlenv.data.sources import gold
 from sqlenv.envs.diagnosed import describe_failure
 from sqlenv.evaluators.equality import is_ordered
@@ -24,21 +30,8 @@ from sqlenv.executor import Executor
 from sqlenv.executor.gold import TRANSIENT
 from sqlenv.types import Example, Result, Table
 
-
-@dataclass(frozen=True, slots=True)
-class GoldCheck:
-    """What a gold query gave, how long it took, and what is wrong with it.
-
-    Attributes:
-        issues: Of `sqlenv.data.issues`.
-        note: SQLite's message, or how the result changes: `varies` (from run to run), `row_order`
-            (with the order in which tables are read), `ties` (with rows that ORDER BY leaves open).
-    """
-
-    result: Result
-    seconds: float
-    issues: tuple[str, ...]
-    note: str = ""
+_WORTH_KEEPING_S = 0.1
+"""Gold results of a batch that took less are as quickly computed as read from their files."""
 
 
 @contextmanager
@@ -51,31 +44,40 @@ def open_both(config: ExecutorConfig) -> Generator[tuple[Executor, Executor]]:
 
 def check_golds(
     examples: Sequence[Example], plain: Executor, backwards: Executor, *, slow_s: float
-) -> list[GoldCheck]:
-    """Run gold queries in all ways, each way for all of them together."""
-    results, together_s = _timed(examples, plain)
-    seconds = [together_s] * len(examples)
+) -> list[Checked]:
+    """Run gold queries in all ways, each way for all of them together; keep results that took long.
+
+    The notes are SQLite's messages, or how results change: `varies` (from run to run), `row_order`
+    (with the order in which tables are read), `ties` (with rows that ORDER BY leaves open).
+    """
+    asked = [example for example in examples if example.gold_sql]
+    results, together_s = _timed(asked, plain)
+    seconds = [together_s] * len(asked)
     if together_s > slow_s:
         # Which one is slow? Perhaps none: the first one waits for the executor to start.
-        alone = [_timed([example], plain) for example in examples]
+        alone = [_timed([example], plain) for example in asked]
         seconds = [min(together_s, alone_s) for _, alone_s in alone]
         results = [
             again[0] if result in TRANSIENT else result
             for result, (again, _) in zip(results, alone, strict=True)
         ]
-    pairs = list(zip(examples, results, strict=True))
+    pairs = list(zip(asked, results, strict=True))
+    if any(taken_s > _WORTH_KEEPING_S for taken_s in seconds):
+        for example, result in pairs:
+            plain.keep_gold(example.database, str(gold(example)), result)
     ran = [(example, result) for example, result in pairs if isinstance(result, Table)]
     changes = _changes(ran, plain, backwards)
-    checks = []
-    for result, taken_s in zip(results, seconds, strict=True):
-        slow = (SLOW_GOLD,) if taken_s > slow_s else ()
+    found = {id(example): Checked(example, (BLANK_GOLD,)) for example in examples}
+    for (example, result), taken_s in zip(pairs, seconds, strict=True):
+        slow, rows = (SLOW_GOLD,) * (taken_s > slow_s), None
         if isinstance(result, Table):
-            empty, note = () if result.rows else (EMPTY_GOLD,), next(changes)
-            issues = (*slow, *empty, *((UNSTABLE_GOLD,) if note else ()))
+            rows, note = len(result.rows), next(changes)
+            issues = (*slow, *(EMPTY_GOLD,) * (not rows), *(UNSTABLE_GOLD,) * bool(note))
         else:
             issues, note = (FAILING_GOLD, *slow), f"fails: {describe_failure(result)}"
-        checks.append(GoldCheck(result, taken_s, issues, note))
-    return checks
+        is_final = result not in TRANSIENT
+        found[id(example)] = Checked(example, issues, note, rows=rows, is_final=is_final)
+    return [found[id(example)] for example in examples]
 
 
 def _timed(examples: Sequence[Example], executor: Executor) -> tuple[list[Result], float]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
@@ -16,10 +14,12 @@ from minirl.model.config import check_folder
 from sqlenv.config import DataConfig
 from sqlenv.data.held_out import hold_out
 from sqlenv.data.layouts import locate
-from sqlenv.data.loading import LoadedData, load, make_pools
-from sqlenv.data.sources import GoldRunner
+from sqlenv.data.loading import LoadedData, load
+from sqlenv.data.sources import by_running
 from sqlenv.errors import UserError
+from sqlenv.executor import Executor
 from sqlenv.executor.database import check_database
+from sqlenv.types import Example
 
 
 def check_inputs(config: JobConfig) -> None:
@@ -62,15 +62,19 @@ def _section_of(config: JobConfig, split: Split) -> str:
     return "data.train" if is_held_out else f"data.{split}"
 
 
+def _advice(section: str) -> str:
+    return f"set {section}.drop_missing_database=true to leave such questions out"
+
+
 def held_out(
-    config: JobConfig, root: Path, executor: GoldRunner | None = None
+    config: JobConfig, root: Path, executor: Executor | None = None
 ) -> frozenset[str] | None:
     """Choose the databases that are held out of training; None where `data.validation` is given."""
     if config.data.held_out is None:
         return None
-    make = partial(make_pools, executor=executor, section="data.train")
+    data, advice = rooted(config.data.train, root), _advice("data.train")
     try:
-        return hold_out(rooted(config.data.train, root), config.data.held_out, make)
+        return hold_out(data, config.data.held_out, by_running(executor), advice=advice)
     except UserError as error:
         raise UserError(f"data.held_out: {error}") from None
 
@@ -79,16 +83,19 @@ def load_split(
     config: JobConfig,
     split: Split,
     root: Path,
-    executor: GoldRunner | None = None,
+    executor: Executor | None = None,
     *,
     held: frozenset[str] | None,
 ) -> LoadedData:
     """Read the questions of a split; gold queries are run if there is an executor."""
-    own: dict[str, Any] = {"executor": executor, "section": _section_of(config, split)}
-    if held is not None and split != "test":
-        own["accept"] = lambda example: (example.db_id in held) == (split == "validation")
+
+    def accept(example: Example) -> bool:
+        return held is None or split == "test" or (example.db_id in held) == (split == "validation")
+
+    advice = _advice(_section_of(config, split))
     try:
-        return load(rooted(config.data.of(split), root), **own)
+        data = rooted(config.data.of(split), root)
+        return load(data, executor=executor, accept=accept, advice=advice)
     except UserError as error:
         raise UserError(f"data.{split}: {error}") from None
 

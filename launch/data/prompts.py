@@ -9,7 +9,7 @@ from pathlib import Path
 from launch.config import PromptConfig
 from sqlenv.config import AgenticConfig, EnvConfig
 from sqlenv.data.loading import LoadedData
-from sqlenv.data.prepared import StoredSchema, read_stored_schema
+from sqlenv.data.prepared import read_stored_schema
 from sqlenv.prompts import agent_observation, first_observation, judge_observation
 from sqlenv.schema.reading import DatabaseSchema, Descriptions, read_schema
 from sqlenv.schema.rendering import render_schema
@@ -36,13 +36,11 @@ class Prompts:
         """Return the schema that an example's prompt shows."""
         return with_matches(self._schema(example.database), example.value_matches)
 
-    def schema_text(self, example: Example, stored: StoredSchema | None = None) -> str:
-        """Write the schema that an example's prompt shows, perhaps from one that was stored."""
+    def schema_text(self, example: Example) -> str:
+        """Write the schema that an example's prompt shows."""
         if not example.value_matches:
-            return self._text(example.database) if stored is None else stored.text
-        if stored is None:
-            return self.render(self.schema(example))
-        return self.render(with_matches(stored.schema, example.value_matches))
+            return self._text(example.database)
+        return self.render(self.schema(example))
 
     def render(self, schema: DatabaseSchema) -> str:
         """Write a schema in the job's style."""

@@ -4,109 +4,88 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
 
 import apsw
 
 from launch.cli import progress_bar
-from launch.data.check_cache import CheckCache
-from launch.data.contamination import QuestionIndex, database_overlaps
-from launch.data.inspection import DatabaseJob, open_inspector, open_reader
-from launch.data.mixtures import (
-    BATCH,
-    VALIDATION,
-    VALUES,
-    Part,
-    PrepareRequest,
-    Survey,
-    held_out_databases,
-    make_pool,
-    plan_sets,
-)
-from launch.data.samples import SAMPLES
-from launch.data.summary import (
-    GOLD_ISSUES,
-    SetReport,
-    SourceEntry,
-    Summary,
-    describe_lengths,
-)
+from launch.data.checking import TOGETHER, Do, checking
+from launch.data.contamination import OverlapIndex
+from launch.data.inspection import DatabaseJob, open_inspector
+from launch.data.request import VALIDATION, VALUES, PrepareRequest
+from launch.data.summary import GOLD_ISSUES, SetReport, SourceEntry, Summary, describe_lengths
 from launch.evaluation.process_pool import process_pool
 from minirl.run.files import naming, settle
-from sqlenv.data.descriptions import stream_descriptions
+from sqlenv.data.descriptions import read_descriptions
+from sqlenv.data.held_out import hold_out
 from sqlenv.data.issues import Checked
 from sqlenv.data.layouts import locate
-from sqlenv.data.loading import Fingerprint
+from sqlenv.data.loading import choose, fingerprint, open_pools
 from sqlenv.data.prepared import DATABASES, SCHEMAS, DatabaseEntry, write_question
-from sqlenv.data.sources import Check
+from sqlenv.data.sources import Check, Pool
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
-_Item = TypeVar("_Item")
-
-CHECKS = "checks"
-_TOGETHER = 32  # questions that one process checks together
-_SHOWN_EVERY = 16
+_BATCH = 2_048  # questions that are checked together: what memory holds of a set that is streamed
 _SURVEY_EVERY = 10_000
+_ADVICE = "add --drop-missing to leave such questions out"
+
+Survey = Counter[tuple[str, Path]]
+"""Questions of each database, by `db_id` and file."""
 
 
 def prepare(request: PrepareRequest, *, writes_sets: bool = True) -> Summary:
     """Do all that is left to do; perhaps nothing is written but the golds that have issues."""
-    folder = request.folder
-    surveys = {name: _survey(name, request) for name in (*request.measured, *request.learned)}
-    everything = sum(surveys[name].total() for name in request.learned)
-    if request.validation and request.validation >= everything:
-        raise UserError(
-            f"--validation {request.validation}: there are {everything:,} questions to learn from; "
-            "set fewer aside"
-        )
-    entries, broken = _databases(request, surveys)
-    questions = QuestionIndex(lambda path: entries[path].shape)
-    sets: dict[str, SetReport] = {}
-    used: dict[str, dict[Path, None]] = {}
+    surveys = {name: _survey(request, name) for name in (*request.measured, *request.learned)}
     total = sum(survey.total() for survey in surveys.values())
-    with _checking(request, total) as (look, check):
-        held_out = held_out_databases(request, look, broken)
-        for name, part in plan_sets(request, held_out, check, broken).items():
-            sets[name], used[name] = _write_set(request, name, part, questions)
-    _write_databases(folder, [entries[path] for path in dict.fromkeys(chain(*used.values()))])
-    for name in (*(f"{name}.jsonl" for name in sets), DATABASES):
-        if writes_sets:
-            settle(_scratch(folder, name), folder / name)
+    open_work = partial(open_inspector, request)
+    most = -(-total // TOGETHER)
+    with process_pool(open_work, request.job.executor, most=most, chunk=1) as do:
+        entries, broken = _databases(request, surveys, do)
+        index = OverlapIndex(lambda example: entries[example.database], shapes=True)
+        with checking(request, do, total) as look:
+            held_out = _hold_out(request, look, broken)
+            sets, used = _write_sets(request, held_out, look, broken, index)
+    with _writing(request, DATABASES) as write:
+        for path in used:
+            write(entries[path].model_dump_json())
+    for name in (*(f"{name}.jsonl" for name in sets), DATABASES, GOLD_ISSUES):
+        if writes_sets or name == GOLD_ISSUES:
+            settle(_scratch(request, name), request.folder / name)
         else:
-            _scratch(folder, name).unlink()
-    settle(_scratch(folder, GOLD_ISSUES), folder / GOLD_ISSUES)
-    found = {name: [entries[path] for path in paths] for name, paths in used.items()}
-    learned = {*request.learned_sets, VALIDATION}
-    overlaps = database_overlaps(
-        {name: one for name, one in found.items() if name in learned},
-        {name: one for name, one in found.items() if name not in request.learned_sets},
-    )
+            _scratch(request, name).unlink()
     return Summary(
         sets=sets,
         sample=request.sample,
-        wanted=SAMPLES[request.sample].total if request.sample else None,
+        wanted=request.mixture.total if request.mixture else None,
         seed=request.seed,
         held_out=tuple(sorted(held_out)),
         broken_databases={str(path): why for path, why in broken.items()},
-        contamination=(*overlaps, *questions.overlaps()),
+        contamination=tuple(index.overlaps()),
         sqlite=apsw.sqlite_lib_version(),
     )
 
 
-def _scratch(folder: Path, name: str) -> Path:
-    return folder / f".{name}.part"
+def _scratch(request: PrepareRequest, name: str) -> Path:
+    return request.folder / f".{name}.part"
 
 
-def _survey(name: str, request: PrepareRequest) -> Survey:
+@contextmanager
+def _writing(request: PrepareRequest, name: str) -> Generator[Callable[[str], object]]:
+    """Open a file that is settled when all is there; give what writes a line."""
+    path = _scratch(request, name)
+    with naming(path), path.open("w", encoding="utf-8") as file:
+        yield lambda line: file.write(line + "\n")
+
+
+def _survey(request: PrepareRequest, name: str) -> Survey:
     """Read a data set from end to end before anything is run: it is whole, or refused."""
     found: Survey = Counter()
-    pool = make_pool(request.sources[name], request, None)
+    pool = Pool(request.sources[name], request.whole(name), advice=_ADVICE)
     with progress_bar(f"reading {name}") as update:
         for number, checked in enumerate(pool.questions(), 1):
             found[checked.example.db_id, checked.example.database] += 1
@@ -122,163 +101,130 @@ def _survey(name: str, request: PrepareRequest) -> Survey:
 
 
 def _databases(
-    request: PrepareRequest, surveys: Mapping[str, Survey]
+    request: PrepareRequest, surveys: Mapping[str, Survey], do: Do
 ) -> tuple[dict[Path, DatabaseEntry], dict[Path, str]]:
-    for folder in (request.folder / SCHEMAS, request.folder / VALUES):
-        folder.mkdir(exist_ok=True)
-    used = {path: name for survey in surveys.values() for name, path in survey}
+    """Read each database once; return those that cannot be read with the reason."""
+    for name in (SCHEMAS, VALUES):
+        (request.folder / name).mkdir(exist_ok=True)
+    jobs: dict[Path, DatabaseJob] = {}
+    for name, survey in surveys.items():
+        waiting = {db_id: path for db_id, path in survey if path not in jobs}
+        source = request.sources[name]
+        told = read_descriptions(locate(source), source, waiting)
+        for db_id, path in waiting.items():
+            jobs[path] = DatabaseJob(db_id, path, told.get(path, {}))
     entries: dict[Path, DatabaseEntry] = {}
     broken: dict[Path, str] = {}
-    open_work = partial(open_reader, request)
-    with (
-        process_pool(open_work, request.job.executor, most=len(used)) as do,
-        progress_bar("reading databases") as update,
-    ):
-        for jobs in _batched(_database_jobs(request, surveys), BATCH):
-            for job, answer in zip(jobs, do(jobs), strict=True):
-                if isinstance(answer, DatabaseEntry):
-                    entries[job.database] = answer
-                elif not request.drop_missing:
-                    raise UserError(f"{answer}, or add --drop-missing to leave its questions out")
-                else:
-                    broken[job.database] = str(answer)
-                update(len(entries) + len(broken), len(used), "")
+    with progress_bar("reading databases") as update:
+        for path, answer in zip(jobs, do(list(jobs.values())), strict=True):
+            if isinstance(answer, DatabaseEntry):
+                entries[path] = answer
+            elif not request.drop_missing:
+                raise UserError(f"{answer}, or add --drop-missing to leave its questions out")
+            else:
+                broken[path] = str(answer)
+            update(len(entries) + len(broken), len(jobs), "")
     return entries, broken
 
 
-def _database_jobs(request: PrepareRequest, surveys: Mapping[str, Survey]) -> Iterator[DatabaseJob]:
-    """List the databases, each once, with what its data set says of its columns."""
-    done: set[Path] = set()
-    for name, survey in surveys.items():
-        source = request.sources[name]
-        waiting = {db_id: path for db_id, path in survey if path not in done}
-        done.update(waiting.values())
-        by_path = {path: db_id for db_id, path in waiting.items()}
-        found: dict[Path, dict[tuple[str, str], str]] = {}
-        for path, descriptions in stream_descriptions(locate(source), source, waiting):
-            found.setdefault(path, {}).update(descriptions)
-        for path, db_id in by_path.items():
-            yield DatabaseJob(db_id, path, found.pop(path, {}))
+def _hold_out(request: PrepareRequest, look: Check, broken: Collection[Path]) -> frozenset[str]:
+    """Choose the databases whose questions validate, and are not learned from."""
+    if not request.validation or request.mixture is None:
+        return frozenset()
+
+    def usable(example: Example) -> bool:
+        return example.database not in broken
+
+    try:
+        count = request.validation
+        return hold_out(request.mixture, count, look, accept=usable, advice=_ADVICE)
+    except UserError as error:
+        raise UserError(f"--validation {error}") from None
 
 
-def _batched(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    rest = iter(items)
-    while batch := list(islice(rest, size)):
-        yield batch
+def _write_sets(
+    request: PrepareRequest,
+    held_out: frozenset[str],
+    look: Check,
+    broken: Collection[Path],
+    index: OverlapIndex,
+) -> tuple[dict[str, SetReport], dict[Path, None]]:
+    """Write each set and the golds that have issues; return the databases in use too."""
+    sets: dict[str, SetReport] = {}
+    used: dict[Path, None] = {}
+    with _writing(request, GOLD_ISSUES) as write:
 
-
-def _write_databases(folder: Path, entries: Iterable[DatabaseEntry]) -> None:
-    path = _scratch(folder, DATABASES)
-    with naming(path), path.open("w", encoding="utf-8") as file:
-        file.writelines(entry.model_dump_json() + "\n" for entry in entries)
-
-
-@contextmanager
-def _checking(request: PrepareRequest, total: int) -> Generator[tuple[Check, Check]]:
-    """Open what checks questions on all cores, and the cache of earlier checks.
-
-    Yields:
-        What checks questions, and what also writes down the golds that have issues.
-    """
-    job = request.job
-    settings = {
-        "sqlite": apsw.sqlite_lib_version(),
-        "limits": job.executor.model_dump(mode="json", exclude={"workers", "cache_dir"}),
-        "slow_s": request.slow_s,
-        "value_matches": request.value_matches,
-        "prompt": job.prompt.model_dump(mode="json"),
-        "env": job.env.model_dump(mode="json"),
-        "tokenizer": _stamp(request.tokenizer),
-    }
-    done = 0
-
-    def ask(examples: Sequence[Example]) -> Iterator[tuple[int, Checked]]:
-        # Questions of one database follow one another: it is opened once.
-        order = sorted(range(len(examples)), key=lambda place: examples[place].database)
-        lots = [[examples[place] for place in lot] for lot in _batched(order, _TOGETHER)]
-        for place, checked in zip(order, chain.from_iterable(do(lots)), strict=True):
-            nonlocal done
-            done += 1
-            if done % _SHOWN_EVERY == 0:
-                update(done, max(done, total), "")
-            yield place, checked
-
-    path, open_work = _scratch(request.folder, GOLD_ISSUES), partial(open_inspector, request)
-    with (
-        CheckCache(request.folder / CHECKS, settings) as cache,
-        process_pool(open_work, job.executor, most=-(-total // _TOGETHER), chunk=1) as do,
-        naming(path),
-        path.open("w", encoding="utf-8") as file,
-        progress_bar("questions") as update,
-    ):
-
-        def look(examples: Sequence[Example]) -> list[Checked]:
-            nonlocal done
-            before = done
-            found = cache.look_up(examples, ask)
-            done = before + len(found)
-            return found
-
-        def check(examples: Sequence[Example]) -> Iterable[Checked]:
+        def check(examples: Sequence[Example]) -> Iterator[Checked]:
             for checked in look(examples):
                 if checked.issues:
-                    file.write(_issue_line(checked))
+                    write(_issue_line(checked))
                 yield checked
 
-        yield look, check
-        update(done, done, "")
+        for name, config in request.plan(holds_out=bool(held_out)).items():
+            is_measured, validates = name in request.measured, name == VALIDATION
+
+            def accept(
+                example: Example, *, every: bool = is_measured, held: bool = validates
+            ) -> bool:
+                is_in = every or (example.db_id in held_out) == held
+                return is_in and example.database not in broken
+
+            pools = open_pools(config, check, accept=accept, advice=_ADVICE, batch=_BATCH)
+            questions = chain.from_iterable(choose(pools, config))
+            sets[name], databases = _write_set(request, name, pools, questions, index)
+            used |= databases
+    return sets, used
 
 
 def _issue_line(c: Checked) -> str:
     asked = {"id": c.example.id, "db_id": c.example.db_id}
     record = {**asked, "issues": c.issues, "note": c.note, "gold": c.example.gold_sql}
-    return json.dumps(record, ensure_ascii=False) + "\n"
-
-
-def _stamp(tokenizer: Path | None) -> list[object] | None:
-    if tokenizer is None:
-        return None
-    names = ("tokenizer.json", "tokenizer_config.json")
-    stats = [(tokenizer / name).stat() for name in names if (tokenizer / name).is_file()]
-    return [str(tokenizer.resolve()), *([stat.st_size, stat.st_mtime_ns] for stat in stats)]
+    return json.dumps(record, ensure_ascii=False)
 
 
 def _write_set(
-    request: PrepareRequest, name: str, part: Part, index: QuestionIndex
+    request: PrepareRequest,
+    name: str,
+    pools: Sequence[Pool],
+    questions: Iterable[Checked],
+    index: OverlapIndex,
 ) -> tuple[SetReport, dict[Path, None]]:
-    (pools, stream), is_learned = part, name in request.learned_sets
-    fingerprint, questions, matched = Fingerprint(), 0, 0
     issues: Counter[str] = Counter()
     lengths: Counter[int] = Counter()
+    matched: Counter[bool] = Counter()
     databases: dict[Path, None] = {}
-    path = _scratch(request.folder, f"{name}.jsonl")
-    with naming(path), path.open("w", encoding="utf-8") as file:
-        for checked in stream:
-            file.write(write_question(checked) + "\n")
+    is_learned = name in request.learned_sets
+
+    def written() -> Iterator[Example]:
+        for checked in questions:
+            example = checked.example
+            write(write_question(checked))
             if is_learned or name == VALIDATION:
-                index.learn(name, checked.example)
+                index.learn(name, example)
             if not is_learned:
-                index.measure(name, checked.example)
-            fingerprint.add(checked.example)
-            questions += 1
-            databases[checked.example.database] = None
+                index.measure(name, example)
+            databases[example.database] = None
             issues.update(checked.issues)
-            matched += bool(checked.example.value_matches)
+            matched[bool(example.value_matches)] += 1
             if checked.prompt_tokens is not None:
                 lengths[checked.prompt_tokens] += 1
+            yield example
+
+    with _writing(request, f"{name}.jsonl") as write:
+        digest = fingerprint(written())
     reports = [pool.report for pool in pools]
     found = sum((Counter(report.found) for report in reports), Counter())
     summary = SetReport(
-        questions=questions,
-        fingerprint=fingerprint.text,
+        questions=sum(report.kept for report in reports),
+        fingerprint=digest,
         databases=len(databases),
         read=sum(report.read for report in reports),
         found=dict(sorted(found.items())),
         issues=dict(sorted(issues.items())),
-        value_matches=matched,
+        value_matches=matched[True],
         prompt_tokens=describe_lengths(lengths, request.job.sampler.max_prompt_tokens),
         sources=tuple(
-            SourceEntry(name=one.name, read=one.read, kept=one.kept, failures=one.failures)
+            SourceEntry(name=one.name, read=one.read, kept=one.kept, failures=tuple(one.failures))
             for one in reports
         ),
     )

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict
 from rich.table import Table as RichTable
 
 from launch.data.contamination import Overlap
-from launch.data.mixtures import VALIDATION, PrepareRequest
+from launch.data.request import TRAIN, VALIDATION, PrepareRequest
 from sqlenv.config import DataConfig
-from sqlenv.data.layouts import SETS
+from sqlenv.data.layouts import SETS, set_name
 
 JOB = "job.yaml"
 GOLD_ISSUES = "gold_issues.jsonl"
@@ -113,7 +113,7 @@ def remarks(summary: Summary, request: PrepareRequest) -> list[str]:
     """Say in lines what a table has no room for."""
     folder = request.folder
     lines = []
-    if short := summary.wanted and summary.wanted - summary.sets["train"].questions:
+    if short := summary.wanted and summary.wanted - summary.sets[TRAIN].questions:
         lines.append(f"train: {short:,} of the {summary.wanted:,} questions asked for are missing")
     if names := summary.held_out:
         lines.append(f"held out: {len(names):,} databases (such as {', '.join(names[:5])})")
@@ -133,10 +133,10 @@ def job_settings(request: PrepareRequest, summary: Summary, cfg: str) -> str:
     data: dict[str, Any] = {"root": str(request.folder.resolve()), "demo": None}
     if request.sample:
         # A sample was drawn here; whole sets are sampled as the base says.
-        drawn = {"total": sets["train"].questions, "drop_empty_gold": False}
-        data["train"] = {**_sources(["train"]), **drawn}
+        drawn = {"total": sets[TRAIN].questions, "drop_empty_gold": False}
+        data["train"] = {**_sources([TRAIN]), **drawn}
     elif request.learned:
-        own = [name for name in _names(base.train) if name in sets] or request.learned
+        own = [name for name in _names(base.train) if name in sets] or list(request.learned)
         data["train"] = _sources(own)
     own = [name for name in _names(base.validation) if name in sets] if base.validation else []
     if VALIDATION in sets or own:
@@ -154,8 +154,8 @@ def job_settings(request: PrepareRequest, summary: Summary, cfg: str) -> str:
 
 
 def _names(data: DataConfig) -> list[str]:
-    asked = {(source.layout, source.split, source.file) for source in data.sources}
-    return [name for name, one in SETS.items() if (one.layout, one.split, one.file) in asked]
+    asked = {set_name(source) for source in data.sources}
+    return [name for name in SETS if name in asked]
 
 
 def _sources(names: Sequence[str]) -> dict[str, Any]:

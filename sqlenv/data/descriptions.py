@@ -6,7 +6,8 @@ import csv
 import io
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import shorten
 
@@ -29,28 +30,19 @@ _FOLDER = "database_description"
 def read_descriptions(
     location: Location, source: SourceConfig, databases: Mapping[str, Path]
 ) -> dict[Path, Descriptions]:
-    """Read what `stream_descriptions` yields, by database."""
-    found: dict[Path, Descriptions] = {}
-    for path, descriptions in stream_descriptions(location, source, databases):
-        found[path] = {**found.get(path, {}), **descriptions}
-    return found
+    """Read what columns of databases (by `db_id`) hold.
 
-
-def stream_descriptions(
-    location: Location, source: SourceConfig, databases: Mapping[str, Path]
-) -> Iterator[tuple[Path, Descriptions]]:
-    """Yield what columns of databases (by `db_id`) hold; later ones go over earlier ones.
-
-    tables.json's natural names, and with `comments: full` BIRD's descriptions.
+    tables.json's natural names; with `comments: full` BIRD's descriptions go before them.
     """
+    found: defaultdict[Path, dict[ColumnKey, str]] = defaultdict(dict)
     for file in _beside(location, DATASETS[source.layout].tables):
         for number, entry in enumerate(read_records(file)):
             if path := databases.get(str(entry.get("db_id"))):
-                yield path, _natural_names(entry, f"{file}: record {number}")
+                found[path] |= _natural_names(entry, f"{file}: record {number}")
     if source.comments == "full":
-        for path in dict.fromkeys(databases.values()):
-            if described := full_descriptions(path.parent):
-                yield path, described
+        for path in databases.values():
+            found[path] |= full_descriptions(path.parent)
+    return dict(found)
 
 
 def full_descriptions(folder: Path) -> dict[ColumnKey, str]:

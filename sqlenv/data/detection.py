@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,6 @@ from sqlenv.data.records import read_records
 from sqlenv.data.sources import Pool
 from sqlenv.errors import UserError
 
-_STRANGE = "its records are of"  # begins what is said of a file with the fields of another data set
 _log = logging.getLogger(__name__)
 
 
@@ -31,12 +30,11 @@ _log = logging.getLogger(__name__)
 class Detected:
     """The data sets found below a folder, by their names in `SETS`.
 
-    `left` says why files that look like a data set's are not one, `unused` does so once a file.
+    `left` says why files that look like a data set's, and are of none that was found, are not it.
     """
 
-    sources: Mapping[str, SourceConfig]
-    left: Mapping[str, str]
-    unused: tuple[str, ...]
+    sources: dict[str, SourceConfig]
+    left: dict[str, str]
 
 
 def detect(root: Path) -> Detected:
@@ -49,42 +47,21 @@ def detect(root: Path) -> Detected:
         raise UserError(f"{root}: was itself prepared; give the folder of the downloads")
     sources: dict[str, SourceConfig] = {}
     left: dict[str, str] = {}
-    looked_at: list[tuple[str, SourceConfig, str]] = []
-    tried = {name: [_try(source) for source in _candidates(root, name)] for name in SETS}
+    tried = {name: {one: _problem(one) for one in _candidates(root, name)} for name in SETS}
     for name, tries in tried.items():
-        good = [source for source, problem in tries if not problem]
+        good = [source for source, problem in tries.items() if not problem]
         near = [source for source in good if source.path in _near(root, name)]
         if len(good) == 1 or near:
             sources[name] = (near or good)[0]
-    told = {file for source in sources.values() for file in _files(source)}
+    known = {file for source in sources.values() for file in _files(source)}
     for name in (name for name in SETS if name not in sources):
-        # A file of a set that was found is not this one's, but where this one's has to be.
-        near = _near(root, name)
-        tries = [one for one in tried[name] if one[0].path in near or _is_new(one[0], told)]
-        if good := [source for source, problem in tries if not problem]:
+        tries = {one: why for one, why in tried[name].items() if not known.issuperset(_files(one))}
+        if good := [source for source, problem in tries.items() if not problem]:
             places = " and in ".join(str(source.path) for source in good[:2])
             left[name] = f"is in {places}; give the folder of one, or move the other away"
         elif tries:
-            left[name] = tries[0][1]
-        looked_at += [(name, source, problem or left[name]) for source, problem in tries]
-    return Detected(sources, left, _unused(told, looked_at))
-
-
-def _is_new(source: SourceConfig, told: Collection[Path]) -> bool:
-    return not all(file in told for file in _files(source))
-
-
-def _unused(
-    told: Collection[Path], looked_at: Sequence[tuple[str, SourceConfig, str]]
-) -> tuple[str, ...]:
-    seen = set(told)
-    lines: dict[str, None] = {}
-    # A file with a data set's fields is that one's, whoever else has files of this name.
-    for name, source, problem in sorted(looked_at, key=lambda one: _STRANGE in one[2]):
-        if _is_new(source, seen):
-            lines[f"{name}: {problem}"] = None
-            seen.update(_files(source))
-    return tuple(lines)
+            left[name] = next(iter(tries.values()))
+    return Detected(sources, left)
 
 
 def _files(source: SourceConfig) -> tuple[Path, ...]:
@@ -99,75 +76,70 @@ def choose_sets(root: Path, names: Sequence[str]) -> dict[str, SourceConfig]:
     """Find the data sets of these names, or all that have databases; warn of what only looks like a
     data set.
     """
-    found = detect(root) if names else _with_databases(detect(root))
+    found = detect(root)
+    if not names:
+        return _whole(root, found)
     for name in names:
-        if name in found.sources:
-            continue
         if name in found.left:
             raise UserError(f"{name}: {found.left[name]}")
-        for folder in root.glob("*/"):
-            check_open(folder)
-        there = ", ".join(found.sources) or "no data set"
-        raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {there}")
-    if not names and not found.sources:
-        if found.left:
-            name, problem = next(iter(found.left.items()))
-            raise UserError(f"{root}: no data set is whole; {name}: {problem}")
-        there = ", ".join(sorted(path.name for path in islice(root.iterdir(), 8))) or "nothing"
-        raise UserError(
-            f"{root}: no data set recognised in {there}; expected such as "
-            f"{_expected('bird-train')}, there or up to two folders deeper (docs/data.md)"
-        )
-    if not names:
-        for line in found.unused:
-            _log.warning("left out: %s", line)
-    return {name: found.sources[name] for name in names or found.sources}
+        if name not in found.sources:
+            there = ", ".join(found.sources) or "no data set"
+            raise UserError(f"{root}: no {name}; expected {_expected(name)}; found {there}")
+    return {name: found.sources[name] for name in names}
 
 
-def _with_databases(found: Detected) -> Detected:
+def _whole(root: Path, found: Detected) -> dict[str, SourceConfig]:
     """Leave out the data sets whose databases are a download of their own that is not there."""
-    left: dict[str, str] = {}
-    for name, source in found.sources.items():
-        location, config = locate(source), DataConfig(sources=(source,), drop_failing_gold=False)
-        config = config.model_copy(update={"drop_missing_database": True})
-        for folder in location.databases:
-            check_open(folder)
-        pool = Pool(source, location, config, None)
-        if next(pool.questions(), None) is None:
-            folders = " or ".join(DATASETS[source.layout].databases)
-            left[name] = (
-                f"{location.files[0]}: no database of its questions is in {folders} beside it"
-            )
-    sources = {name: source for name, source in found.sources.items() if name not in left}
-    unused = (*found.unused, *(f"{name}: {problem}" for name, problem in left.items()))
-    return Detected(sources, {**found.left, **left}, unused)
+    problems = {name: _without_databases(source) for name, source in found.sources.items()}
+    left = found.left | {name: problem for name, problem in problems.items() if problem}
+    if whole := {name: one for name, one in found.sources.items() if not problems[name]}:
+        for name, problem in left.items():
+            _log.warning("left out: %s: %s", name, problem)
+        return whole
+    for name, problem in left.items():
+        raise UserError(f"{root}: no data set is whole; {name}: {problem}")
+    there = ", ".join(sorted(path.name for path in islice(root.iterdir(), 8))) or "nothing"
+    raise UserError(
+        f"{root}: no data set recognised in {there}; expected such as {_expected('bird-train')}, "
+        "there or up to two folders deeper (docs/data.md)"
+    )
+
+
+def _without_databases(source: SourceConfig) -> str:
+    """Say where the databases of a source should be, if none is there; else nothing."""
+    drops = {"drop_missing_database": True, "drop_failing_gold": False}
+    pool = Pool(source, DataConfig.model_validate({"sources": (source,), **drops}))
+    if next(pool.questions(), None) is not None:
+        return ""
+    folders = " or ".join(DATASETS[source.layout].databases)
+    return f"{pool.location.files[0]}: no database of its questions is in {folders} beside it"
 
 
 def _candidates(root: Path, name: str) -> Iterator[SourceConfig]:
     """List where a data set's question files lie: OmniSQL's folder, the folder, then deeper."""
-    named = SETS[name]
     seen: set[tuple[Path, ...]] = set()
     for folder in (*_near(root, name), *folders_below(root)):
-        source = SourceConfig(layout=named.layout, path=folder, split=named.split, file=named.file)
+        source = SETS[name].at(folder)
         files = question_files(folder, source) if folder.is_dir() else ()
         if files and files not in seen:
             seen.add(files)
             yield source
 
 
-def _try(source: SourceConfig) -> tuple[SourceConfig, str]:
+def _problem(source: SourceConfig) -> str:
+    """Say why the files of a candidate are not the data set; nothing where they are."""
     try:
-        for file in question_files(source.path, source):
+        for file in _files(source):
             first = next(read_records(file))
             if other := other_dataset(source.layout, first):
-                return source, (
-                    f"{file}: {_STRANGE} {other} (they have {', '.join(list(first)[:8])}), "
+                return (
+                    f"{file}: its records are of {other} (they have {', '.join(list(first)[:8])}), "
                     f"not of {source.layout}, whose own file belongs into another folder"
                 )
         locate(source)
     except UserError as error:
-        return source, str(error)
-    return source, ""
+        return str(error)
+    return ""
 
 
 def _expected(name: str) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from sqlenv.config import DataConfig
-from sqlenv.data.loading import open_sample, split_by_weight
-from sqlenv.data.sources import Accept, Pool
+from sqlenv.data.loading import open_pools, open_sample, split_by_weight
+from sqlenv.data.sources import Accept, Check, Pool
 from sqlenv.errors import UserError
-
-MakePools = Callable[[DataConfig, Accept], Sequence[Pool]]
-"""Opens the sources of a mixture, to read the questions that are accepted."""
+from sqlenv.types import Example
 
 
 def validation_of(config: DataConfig, count: int) -> DataConfig:
@@ -21,17 +19,24 @@ def validation_of(config: DataConfig, count: int) -> DataConfig:
     return config.model_copy(update={"total": count, "sources": tuple(sources)})
 
 
-def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset[str]:
+def hold_out(
+    config: DataConfig,
+    count: int,
+    check: Check | None = None,
+    *,
+    accept: Accept = lambda _example: True,
+    advice: str = "",
+) -> frozenset[str]:
     """Choose databases to hold out, by `config.seed` and their names alone.
 
     Of each source they have as large a share of the questions as the `count` to validate by is of
-    those wanted in all, and more where too few of their gold queries may stay. `make_pools` is
-    called once to count questions, then until those held out are enough.
+    those wanted in all, and more where too few of their gold queries may stay. Sources are read
+    once to count questions, then until those held out are enough; the options are `open_pools`'.
     """
     own = validation_of(config, count)
     found = [
         Counter(checked.example.db_id for checked in pool.questions())
-        for pool in make_pools(own, lambda _example: True)
+        for pool in open_pools(own, None, accept=accept, advice=advice)
     ]
     needs = split_by_weight(count, [source.weight for source in config.sources])
     targets = [
@@ -49,7 +54,11 @@ def hold_out(config: DataConfig, count: int, make_pools: MakePools) -> frozenset
                 f"{count:,} are too many: there are {everything:,} questions of {len(names):,} "
                 "databases to learn from; set fewer aside"
             )
-        pools = make_pools(own, lambda example: example.db_id in held)  # noqa: B023 - read at once
+
+        def is_held(example: Example, names: Collection[str] = held) -> bool:
+            return example.db_id in names and accept(example)
+
+        pools = open_pools(own, check, accept=is_held, advice=advice)
         short = [
             _shortage(pool, need) if counts else 0
             for counts, need, pool in zip(found, needs, pools, strict=True)

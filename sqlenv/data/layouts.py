@@ -29,6 +29,10 @@ class NamedSet:
     questions: int = 0
     comparators: tuple[str, ...] = ()
 
+    def at(self, folder: Path) -> SourceConfig:
+        """Take it from a folder."""
+        return SourceConfig(layout=self.layout, path=folder, split=self.split, file=self.file)
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetSpec:
@@ -143,6 +147,14 @@ SETS: Mapping[str, NamedSet] = {
 }
 """Data sets by name, those to learn from first."""
 
+
+def set_name(source: SourceConfig) -> str:
+    """Name the set that a source is; empty where it is none of them."""
+    asked = (source.layout, source.split, source.file)
+    names = (name for name, one in SETS.items() if (one.layout, one.split, one.file) == asked)
+    return next(names, "")
+
+
 MANIFEST = "prepared.json"  # what makes a folder one that `launch.prepare` has written
 
 _NO_DATASETS = {
@@ -172,19 +184,13 @@ def is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
-def is_folder(path: Path) -> bool:
-    """Tell whether a name from a record is a folder; see `is_file`."""
-    return os.path.isdir(path)  # noqa: PTH112
-
-
 def check_open(folder: Path) -> None:
     """Refuse a folder that may not be read: what is there would look missing."""
-    if not is_open(folder):
+    if not _is_open(folder):
         raise UserError(f"{folder}: this folder may not be read; allow it, or copy it")
 
 
-def is_open(folder: Path) -> bool:
-    """Tell whether a folder may be listed, and what is in it be opened."""
+def _is_open(folder: Path) -> bool:
     return os.access(folder, os.R_OK | os.X_OK)
 
 
@@ -208,9 +214,8 @@ def locate(source: SourceConfig) -> Location:
 def _prepared(source: SourceConfig) -> Location:
     """Find a set that was prepared, by the name of its file or as the data set that it was."""
     own = source.file or DATASETS["prepared"].files.get(source.split, ("test.jsonl",))[0]
-    asked = (source.layout, source.split, source.file)
-    names = (name for name, one in SETS.items() if (one.layout, one.split, one.file) == asked)
-    expected = next((f"{name}.jsonl" for name in names), own)
+    name = set_name(source)
+    expected = f"{name}.jsonl" if name else own
     file = source.path / expected
     if (source.path / MANIFEST).is_file() and file.is_file():
         return Location(source.path, (file,), (), "prepared")
@@ -277,4 +282,4 @@ def _nothing_found(source: SourceConfig) -> str:
 def folders_below(root: Path) -> Iterator[Path]:
     """List the folders up to two deeper that may be read."""
     paths = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return islice((path for path in paths if path.is_dir() and is_open(path)), _SEARCHED)
+    return islice((path for path in paths if path.is_dir() and _is_open(path)), _SEARCHED)

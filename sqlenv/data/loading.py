@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -16,36 +15,15 @@ from random import Random
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data.descriptions import read_descriptions
 from sqlenv.data.issues import OTHER_ENGINE, OTHER_KIND, Checked
-from sqlenv.data.layouts import locate
 from sqlenv.data.prepared import read_databases
-from sqlenv.data.sources import Accept, GoldRunner, Pool, SourceReport, by_running
+from sqlenv.data.sources import BATCH, Accept, Check, Pool, SourceReport, by_running
 from sqlenv.errors import UserError
+from sqlenv.executor import Executor
 from sqlenv.schema.reading import Descriptions
 from sqlenv.types import Example
 
 _SPARE_SHARE = 1.0  # candidates of a sampled source beyond the wanted number, since golds may fail
 _SPARE_LEAST = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DataReport:
-    """What was found in all sources; `fingerprint` is that of the questions that were chosen."""
-
-    sources: tuple[SourceReport, ...]
-    wanted: int | None
-    fingerprint: str
-
-    @property
-    def kept(self) -> int:
-        """Count the questions that the run uses."""
-        return sum(source.kept for source in self.sources)
-
-    def lines(self) -> list[str]:
-        """Say it in a line a source, and one more when there are too few questions."""
-        lines = [source.line() for source in self.sources]
-        if self.wanted and self.kept < self.wanted:
-            lines.append(f"only {self.kept:,} of the {self.wanted:,} questions asked for")
-        return lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +34,26 @@ class LoadedData:
     """
 
     examples: tuple[Example, ...]
-    report: DataReport
+    reports: tuple[SourceReport, ...]
+    wanted: int | None
     descriptions: Mapping[Path, Descriptions]
     schemas: Mapping[Path, Path]
+
+    def lines(self) -> list[str]:
+        """Say what was found: a line a source, and one more when there are too few questions."""
+        lines = [report.line() for report in self.reports]
+        if self.wanted and len(self.examples) < self.wanted:
+            many = len(self.examples)
+            lines.append(f"only {many:,} of the {self.wanted:,} questions asked for")
+        return lines
 
 
 def load(
     config: DataConfig,
     *,
-    executor: GoldRunner | None = None,
-    section: str = "",
+    executor: Executor | None = None,
     accept: Accept = lambda _example: True,
+    advice: str = "set drop_missing_database=true to leave such questions out",
 ) -> LoadedData:
     """Read, check and sample the questions of a run; the same settings give the same questions.
 
@@ -74,73 +61,63 @@ def load(
     its share by weight, and sources that run short are made up for by the others.
 
     Without an `executor`, which runs the gold queries that come into the choice, all are trusted.
-    `section` is what a job's config calls these settings, such as `data.train`, for messages.
+    `advice` says what to do about a missing database, but unpacking it.
 
     Raises:
         UserError: A source is not as its layout says, or no question is left.
     """
-    pools = make_pools(config, accept, executor=executor, section=section)
-    chosen = [checked.example for checked in choose(pools, config)]
+    pools = open_pools(config, by_running(executor), accept=accept, advice=advice)
+    chosen: list[Example] = []
+    descriptions: dict[Path, Descriptions] = {}
+    schemas: dict[Path, Path] = {}
+    for pool, part in zip(pools, choose(pools, config), strict=True):
+        examples = [checked.example for checked in part]
+        chosen += examples
+        if pool.location.layout == "prepared":
+            used = {example.database: example.id for example in examples}
+            schemas |= read_databases(pool.location.root, used)
+        else:
+            by_name = {example.db_id: example.database for example in examples}
+            descriptions |= read_descriptions(pool.location, pool.source, by_name)
     reports = tuple(pool.report for pool in pools)
     if not chosen:
         raise UserError(f"no question is left; {'; '.join(r.line() for r in reports)}")
     names = Counter(example.id for example in chosen)
     if twice := [name for name, count in names.items() if count > 1]:
         raise UserError(f"the same questions come twice in sources, the first is {twice[0]}")
-    descriptions: dict[Path, Descriptions] = {}
-    schemas: dict[Path, Path] = {}
-    for pool in pools:
-        kept = [checked.example for _, checked in pool.kept]
-        if pool.location.layout == "prepared":
-            used = {example.database: example.id for example in kept}
-            schemas |= read_databases(pool.location.root, used)
-        else:
-            by_name = {example.db_id: example.database for example in kept}
-            descriptions |= read_descriptions(pool.location, pool.source, by_name)
-    report = DataReport(reports, config.total, fingerprint(chosen))
-    return LoadedData(tuple(chosen), report, descriptions, schemas)
+    return LoadedData(tuple(chosen), reports, config.total, descriptions, schemas)
 
 
-def make_pools(
-    config: DataConfig,
-    accept: Accept,
-    *,
-    executor: GoldRunner | None = None,
-    section: str = "",
+def open_pools(
+    config: DataConfig, check: Check | None, *, accept: Accept, advice: str, batch: int = BATCH
 ) -> list[Pool]:
-    """Open the sources of a mixture; the arguments are those of `load`."""
-    key = f"{section}.drop_missing_database".lstrip(".")
-    advice = f"set {key}=true to leave such questions out"
-    look = by_running(executor) if executor else None
-    return [Pool(source, locate(source), config, look, advice, accept) for source in config.sources]
+    """Open the sources of a mixture."""
+    return [Pool(source, config, check, accept, advice, batch) for source in config.sources]
 
 
-def choose(pools: Sequence[Pool], config: DataConfig) -> list[Checked]:
-    """Draw the questions of a mixture, in the order of the sources and of their files."""
+def choose(pools: Sequence[Pool], config: DataConfig) -> Iterator[Iterable[Checked]]:
+    """Draw a mixture; yield the questions of each source in the order of its files.
+
+    Sources that are not sampled are streamed: what is yielded of them is read only once.
+    """
+    sampled = [pool for pool in pools if pool.most is not None]
+    for pool in sampled:
+        wanted = pool.most or 0
+        spare = 0 if pool.check is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
+        open_sample(pool, wanted + spare)
+    _fill(sampled, config.total)
     for pool in pools:
-        _open(pool)
-    _fill(pools, config.total)
-    return [checked for pool in pools for _, checked in sorted(pool.kept, key=itemgetter(0))]
+        drawn = (checked for _, checked in sorted(pool.kept, key=itemgetter(0)))
+        yield pool.stream() if pool.most is None else drawn
 
 
 def read_all(source: SourceConfig) -> tuple[Example, ...]:
     """Read every question of a source in the order of its files, whatever its gold query."""
-    advice = "take such questions out of the file"
-    pool = Pool(source, locate(source), DataConfig(sources=(source,)), None, advice)
+    pool = Pool(source, DataConfig(sources=(source,)), advice="take such questions out of the file")
     pool.drops = {OTHER_ENGINE, OTHER_KIND}
     if examples := tuple(checked.example for checked in pool.questions()):
         return examples
     raise UserError(f"no question is left; {pool.report.line()}")
-
-
-def _open(pool: Pool) -> None:
-    """Read a source: all of it in file order, or a sample in the order of the draw."""
-    wanted = min(pool.source.limit or math.inf, pool.config.total or math.inf)
-    if wanted == math.inf:
-        pool.waiting.extend(enumerate(pool.questions()))
-        return
-    spare = 0 if pool.check is None else max(_SPARE_LEAST, int(wanted * _SPARE_SHARE))
-    open_sample(pool, int(wanted) + spare)
 
 
 def open_sample(pool: Pool, most: int | None) -> None:
@@ -160,11 +137,11 @@ def _fill(pools: Sequence[Pool], total: int | None) -> None:
             pool.draw(len(pool.waiting))
         return
     while missing := total - sum(len(pool.kept) for pool in pools):
-        open_pools = [pool for pool in pools if not pool.spent]
-        if not open_pools:
+        open_ones = [pool for pool in pools if not pool.spent]
+        if not open_ones:
             return
-        shares = split_by_weight(missing, [pool.source.weight for pool in open_pools])
-        for pool, share in zip(open_pools, shares, strict=True):
+        shares = split_by_weight(missing, [pool.source.weight for pool in open_ones])
+        for pool, share in zip(open_ones, shares, strict=True):
             pool.draw(share)
 
 
@@ -180,25 +157,9 @@ def split_by_weight(total: int, weights: Sequence[float]) -> list[int]:
 
 def fingerprint(examples: Iterable[Example]) -> str:
     """Hash questions and gold queries: the same on every machine, whatever the paths."""
-    digest = Fingerprint()
-    for example in examples:
-        digest.add(example)
-    return digest.text
-
-
-class Fingerprint:
-    """A fingerprint of questions that come one by one."""
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def add(self, e: Example) -> None:
-        """Take another question in."""
+    digest = hashlib.sha256()
+    for e in examples:
         other = [e.dialect] if e.dialect != "sqlite" else []
         fields = [e.id, e.db_id, e.question, e.evidence, e.gold_sql, *other, *e.value_matches]
-        self._digest.update(json.dumps(fields).encode())
-
-    @property
-    def text(self) -> str:
-        """Write it."""
-        return self._digest.hexdigest()[:16]
+        digest.update(json.dumps(fields).encode())
+    return digest.hexdigest()[:16]

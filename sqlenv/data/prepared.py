@@ -13,9 +13,8 @@ import json
 import os.path
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
@@ -25,6 +24,8 @@ from sqlenv.data.records import Record, check, read_records
 from sqlenv.errors import UserError
 from sqlenv.schema.reading import DatabaseSchema, Descriptions
 from sqlenv.types import Example
+
+_Kind = TypeVar("_Kind")
 
 DATABASES = "databases.jsonl"
 SCHEMAS = "schemas"
@@ -44,15 +45,13 @@ class DatabaseEntry(BaseModel):
     schema_file: str
 
 
-class SetEntry(BaseModel):
-    """What prepared.json says of a set."""
-
-    questions: int
-    fingerprint: str
-
-
 class Manifest(BaseModel):
-    """What prepared.json must say."""
+    """What a reader needs of prepared.json."""
+
+    class SetEntry(BaseModel):
+        """A set."""
+
+        questions: int
 
     sets: dict[str, SetEntry]
 
@@ -108,27 +107,9 @@ def _digest(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=16)
-def _manifest(path: Path, _stamp: tuple[int, int]) -> Manifest:
-    try:
-        return Manifest.model_validate_json(path.read_bytes())
-    except (OSError, ValidationError) as error:
-        problem = " ".join(str(error).split())[:120]
-        raise UserError(f"{path}: cannot be read ({problem}); {_AGAIN}") from None
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """Read which sets a prepared folder has."""
-    path = folder / MANIFEST
-    if not path.is_file():
-        raise UserError(f"{folder}: no {MANIFEST} in it; {_AGAIN}")
-    stat = path.stat()
-    return _manifest(path, (stat.st_mtime_ns, stat.st_size))
-
-
 def check_count(folder: Path, file: Path, count: int) -> None:
     """Refuse a set that is not whole."""
-    entry = read_manifest(folder).sets.get(file.stem)
+    entry = _read_json(folder / MANIFEST, _MANIFEST).sets.get(file.stem)
     if entry is None:
         raise UserError(f"{file}: is no set of {folder / MANIFEST}; {_AGAIN}")
     if entry.questions != count:
@@ -180,7 +161,7 @@ class StoredSchema:
         }
 
 
-_STORED = TypeAdapter(StoredSchema)
+_MANIFEST, _STORED = TypeAdapter(Manifest), TypeAdapter(StoredSchema)
 
 
 def write_schema(path: Path, stored: StoredSchema) -> None:
@@ -192,8 +173,12 @@ def write_schema(path: Path, stored: StoredSchema) -> None:
 
 def read_stored_schema(path: Path) -> StoredSchema:
     """Read a schema's file."""
+    return _read_json(path, _STORED)
+
+
+def _read_json(path: Path, kind: TypeAdapter[_Kind]) -> _Kind:
     try:
-        return _STORED.validate_json(path.read_bytes())
+        return kind.validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         problem = " ".join(str(error).split())[:120]
         raise UserError(f"{path}: cannot be read ({problem}); {_AGAIN}") from None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from sqlenv.config import DataConfig, SourceConfig
 from sqlenv.data import prepared
@@ -23,14 +22,16 @@ from sqlenv.data.issues import (
     OTHER_KIND,
     Checked,
 )
-from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, is_folder, other_dataset
+from sqlenv.data.layouts import DATASETS, Location, check_open, is_file, locate, other_dataset
 from sqlenv.data.records import QuestionRecord, Record, check, read_records
 from sqlenv.dialects import NAMES, transpile
 from sqlenv.errors import UserError
 from sqlenv.evaluators.hardness import grade
+from sqlenv.executor import Executor
 from sqlenv.types import Example, Result, SqlError, Table
 
-_BATCH = 256  # questions at a time, since the results of their gold queries are held together
+BATCH = 256
+"""Questions that are checked at a time: the results of their gold queries are held together."""
 _NAMED_FAILURES = 3
 
 Check = Callable[[Sequence[Example]], Iterable[Checked]]
@@ -38,14 +39,6 @@ Check = Callable[[Sequence[Example]], Iterable[Checked]]
 Accept = Callable[[Example], bool]
 Candidate = tuple[int, Checked]
 """Position among the source's questions, and the question; its issues are known if prepared."""
-
-
-class GoldRunner(Protocol):
-    """The part of the executor that checks gold queries."""
-
-    def gold_many(self, queries: Sequence[tuple[Path, str]], /) -> Sequence[Result]:
-        """Run (database, query) pairs; results come in the same order, and may be cached."""
-        ...
 
 
 @dataclass(slots=True)
@@ -57,7 +50,6 @@ class SourceReport:
     """
 
     name: str
-    files: tuple[Path, ...]
     read: int = 0
     checked: int = 0
     kept: int = 0
@@ -84,19 +76,20 @@ class Pool:
     """
 
     source: SourceConfig
-    location: Location
     config: DataConfig
-    check: Check | None
-    advice: str = ""
+    check: Check | None = None
     accept: Accept = lambda _example: True
-    batch: int = _BATCH
+    advice: str = ""
+    batch: int = BATCH
+    location: Location = field(init=False)
     drops: set[str] = field(init=False)
     report: SourceReport = field(init=False)
     waiting: deque[Candidate] = field(default_factory=deque)
     kept: list[Candidate] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.report = SourceReport(self.name, self.location.files)
+        self.location = locate(self.source)
+        self.report = SourceReport(self.name)
         self.drops = {MISSING_DATABASE, OTHER_ENGINE, NOT_TRANSPILED, OTHER_KIND, EXCLUDED_DATABASE}
         self.drops |= {BLANK_GOLD, FAILING_GOLD} if self.config.drop_failing_gold else set()
         self.drops |= {EMPTY_GOLD} if self.config.drop_empty_gold else set()
@@ -107,6 +100,12 @@ class Pool:
         of = "-".join(self.source.levels).replace(" ", "_")
         parts = (self.source.layout, self.source.file or self.source.split, of)
         return "/".join(filter(None, parts))
+
+    @property
+    def most(self) -> int | None:
+        """Say how many questions are drawn at most; None for all."""
+        bounds = filter(None, (self.source.limit, self.config.total))
+        return min(bounds, default=None)
 
     @property
     def spent(self) -> bool:
@@ -150,15 +149,15 @@ class Pool:
     def _read_question(
         self, file: Path, index: int, record: Record, database_of: Callable[[str], Path | None]
     ) -> tuple[Checked, list[str]]:
-        if self.location.layout == "prepared":
+        is_new = self.location.layout != "prepared"
+        if is_new:
+            checked, issues = _question(self.source, file, index, record, database_of)
+        else:
             checked = prepared.read_question(file, index, record)
             issues = [issue for issue in checked.issues if issue == BLANK_GOLD]
-        else:
-            checked, issues = _question(self.source, file, index, record, database_of)
         is_level = not self.source.levels or checked.example.difficulty in self.source.levels
         if not is_level or checked.style in self.source.exclude_styles:
             return checked, [OTHER_KIND]
-        is_new = self.location.layout != "prepared"
         if is_new and not issues and isinstance(refused := gold(checked.example), SqlError):
             self._note(checked.example, refused.message)
             return checked, [NOT_TRANSPILED]
@@ -168,9 +167,8 @@ class Pool:
         """Look at the gold queries of some candidates, and pass on those that may stay."""
         found = self._look([candidate for _, candidate in batch])
         for (position, _), checked in zip(batch, found, strict=True):
-            self.report.found.update(
-                issue for issue in checked.issues if issue != BLANK_GOLD
-            )  # as read
+            # Blank ones were counted as they were read.
+            self.report.found.update(issue for issue in checked.issues if issue != BLANK_GOLD)
             if FAILING_GOLD in checked.issues:
                 self._note(checked.example, checked.note)
             if not self.drops.intersection(checked.issues):
@@ -190,8 +188,10 @@ class Pool:
             self.report.failures.append(f"{example.id}: {words}")
 
 
-def by_running(executor: GoldRunner) -> Check:
+def by_running(executor: Executor | None) -> Check | None:
     """Make a check that runs gold queries and tells those that fail or return nothing."""
+    if executor is None:
+        return None
 
     def look(examples: Sequence[Example]) -> Iterator[Checked]:
         queries = [(example.database, str(gold(example))) for example in examples]
@@ -235,7 +235,6 @@ def _question(
     name = asked.instance_id or f"{file.stem}/{index}"
     database, written = database_of(asked.db_id), (asked.query or "").strip()
     dialect = NAMES.get((asked.dialect or source.dialect).lower())
-    is_local = asked.instance_id is None or name.startswith("local")
     evidence = (asked.evidence or "").strip()
     document = file.parent / spec.documents / evidence
     if spec.documents and evidence and is_file(document):  # Spider 2 names a file that holds it
@@ -252,12 +251,10 @@ def _question(
         dialect=dialect or "sqlite",
         source=layout,
     )
-    other_engine = not (is_local and dialect)
-    issues = {
-        OTHER_ENGINE: other_engine,
-        MISSING_DATABASE: database is None and not other_engine,
-        BLANK_GOLD: not written and not other_engine,
-    }
+    is_local = asked.instance_id is None or name.startswith("local")
+    if not (is_local and dialect):
+        return Checked(example, style=asked.question_style or ""), [OTHER_ENGINE]
+    issues = {MISSING_DATABASE: database is None, BLANK_GOLD: not written}
     found = [issue for issue, present in issues.items() if present]
     return Checked(example, style=asked.question_style or ""), found
 
@@ -265,7 +262,5 @@ def _question(
 def _no_database(location: Location, example: Example) -> str:
     for folder in location.databases:
         check_open(folder)
-        if is_folder(folder / example.db_id):
-            check_open(folder / example.db_id)
     expected = location.databases[0] / example.db_id / f"{example.db_id}.sqlite"
     return f"{expected} is not there, but question {example.id} needs it; unpack it"

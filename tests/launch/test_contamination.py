@@ -9,19 +9,17 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-import yaml
 
 from launch import prepare
 from launch.config import JobConfig, dump, load_config
 from launch.data.preflight import check_questions, held_out, load_split
 from launch.evaluation.testsets import SPLITS, TEST_SETS
-from sqlenv.data.layouts import SETS
+from sqlenv.data.layouts import set_name
 from sqlenv.errors import UserError
 
 from .test_prepare import QUICK
 
 PAPERS = ("progress.yaml", "expo.yaml", "paverl.yaml", "astra.yaml")
-DERIVED = ("progress-gspo.yaml", "astra-fig2.yaml")
 
 
 def job(root: Path, *overrides: str, cfg: str = "progress.yaml") -> JobConfig:
@@ -50,14 +48,13 @@ def edit(path: Path, number: int, **changes: str) -> None:
 # The configs.
 
 
-@pytest.mark.parametrize("name", [*PAPERS, *DERIVED, "verbal.yaml"])
+@pytest.mark.parametrize("name", [*PAPERS, "progress-gspo.yaml", "astra-fig2.yaml", "verbal.yaml"])
 def test_no_config_of_a_paper_chooses_checkpoints_by_a_test_set(name):
     data = load_config(name, []).data
-    tests = {(SETS[one].layout, SETS[one].split) for one in TEST_SETS}
-    for split in ("train", "validation"):
-        for source in data.of(split).sources:
-            assert (source.layout, source.split) not in tests, split
-    assert data.held_out
+    sources = {
+        set_name(source) for one in ("train", "validation") for source in data.of(one).sources
+    }
+    assert not sources & TEST_SETS.keys()
     assert data.of("validation").total == data.held_out
     assert data.overlap == "refuse"
 
@@ -78,35 +75,27 @@ def test_a_papers_run_holds_out_databases_of_each_source(downloads, name):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "counts", "steps"),
+    ("name", "overrides", "steps"),
     [
-        ([], (8_600, 429), 84),
-        (["data.train.total=8000", "data.held_out=648"], (8_000, 648), 78),
-        (["train.epochs=1"], (8_600, 429), 8),
-        (["data.train.sources.0.limit=1024"], (8_600, 429), 10),
-        (["train.steps=20"], (8_600, 429), 20),
+        # Ten epochs in batches of 1,024 (84 = 10 * 8600 / 1024), of as many as there are.
+        ("paverl.yaml", [], 84),
+        ("paverl.yaml", ["data.train.total=8000", "data.held_out=648"], 78),
+        ("paverl.yaml", ["train.epochs=1"], 8),
+        ("paverl.yaml", ["data.train.sources.0.limit=1024"], 10),
+        ("paverl.yaml", ["train.steps=20"], 20),
+        # One pass over 20,000, five over 5,000, five over 8,758.
+        ("progress.yaml", [], 312),
+        ("expo.yaml", [], 391),
+        ("astra.yaml", [], 342),
     ],
 )
-def test_steps_of_paverl_follow_the_number_of_questions(overrides, counts, steps, tmp_path):
-    """Ten epochs in batches of 1,024 (84 = 10 * 8600 / 1024), and as many in the second stage."""
-    config = load_config("paverl.yaml", overrides)
-    assert (config.data.train.total, config.data.held_out) == counts
-    # The checkpoint and the second stage are chosen by all of them.
-    assert config.evaluation.validation_questions is None
+def test_steps_follow_the_number_of_questions(name, overrides, steps, tmp_path):
+    config = load_config(name, overrides)
     assert config.train.steps == steps
-    assert config.train.all_steps == 2 * steps
+    assert config.train.all_steps == steps * (2 if name == "paverl.yaml" else 1)  # two stages
     # A run's own config has the number of steps, whatever is said of epochs.
     (tmp_path / "config.yaml").write_text(dump(config))
-    saved = yaml.safe_load((tmp_path / "config.yaml").read_text())["train"]
-    assert (saved["steps"], saved["epochs"]) == (steps, None)
     assert load_config(str(tmp_path / "config.yaml"), []) == config
-
-
-@pytest.mark.parametrize(
-    ("name", "steps"), [("progress.yaml", 312), ("expo.yaml", 391), ("astra.yaml", 342)]
-)
-def test_steps_of_the_other_papers_are_passes_over_their_questions(name, steps):
-    assert load_config(name, []).train.steps == steps
 
 
 def test_of_rival_settings_the_later_layer_counts(tmp_path):
@@ -132,26 +121,11 @@ def test_of_rival_settings_the_later_layer_counts(tmp_path):
 
 # The check.
 
-
-@pytest.mark.parametrize(
-    ("split", "source", "name"),
-    [
-        ("validation", "{layout: spider, path: ., split: test}", "spider-test"),
-        ("train", "{layout: spider, path: ., split: train, file: test.json}", "spider-test"),
-        ("train", "{layout: spider_syn, path: ., split: dev}", "spider-syn"),
-    ],
-)
-def test_a_test_set_neither_validates_nor_is_learned_from(root, split, source, name):
-    clean = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
-    own = [clean, f"data.{split}={{sources: [{source}]}}", "train.steps=1"]
-    line = message(root, *own)
-    assert f"data.{split}" in line
-    assert name in line
-    check_questions(job(root, *own, "data.overlap=tell"))
-
-
 TOTAL = "data.train.total=40"
 MINE = "bird/train/train_databases/mine"
+ALIKE = " who of DATABASE mine lives in new york, number 4? "
+OWN = "{layout: bird, path: ., split: train, file: train/mine.json}"
+CLEAN = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
 
 
 def rename(root: Path) -> None:
@@ -163,9 +137,6 @@ def rename(root: Path) -> None:
 def same_file(root: Path) -> None:
     pub = bird(root, "dev") / "dev_databases/pub/pub.sqlite"
     pub.write_bytes((root / MINE / "mine.sqlite").read_bytes())
-
-
-ALIKE = " who of DATABASE mine lives in new york, number 4? "
 
 
 def same_tables(root: Path) -> None:
@@ -183,7 +154,20 @@ def own_test_set(root: Path) -> None:
     (bird(root, "train") / "mine.json").write_text(json.dumps(mine))
 
 
-OWN = "{layout: bird, path: ., split: train, file: train/mine.json}"
+@pytest.mark.parametrize(
+    ("split", "source", "name"),
+    [
+        ("validation", "{layout: spider, path: ., split: test}", "spider-test"),
+        ("train", "{layout: spider, path: ., split: train, file: test.json}", "spider-test"),
+        ("train", "{layout: spider_syn, path: ., split: dev}", "spider-syn"),
+    ],
+)
+def test_a_test_set_neither_validates_nor_is_learned_from(downloads, split, source, name):
+    own = [CLEAN, f"data.{split}={{sources: [{source}]}}", "train.steps=1"]
+    line = message(downloads, *own)
+    assert f"data.{split}" in line
+    assert name in line
+    check_questions(job(downloads, *own, "data.overlap=tell"))
 
 
 @pytest.mark.parametrize(
@@ -217,23 +201,25 @@ def test_what_a_test_set_has_is_refused(root, caplog, spoil, below, overrides, s
 
 
 def test_clean_data_pass_and_what_may_be_alike_is_told(root, caplog):
-    with caplog.at_level(logging.WARNING):
-        check_questions(job(root))
-        # Spider-Syn's training questions are Spider's in other words; neither is measured on.
-        both = (
-            "[{layout: spider, path: ., split: train}, {layout: spider_syn, path: ., split: train}]"
-        )
-        check_questions(job(root, f"data.train.sources={both}", TOTAL))
+    caplog.set_level(logging.INFO, "launch.data.contamination")
+    # Spider-Syn's training questions are Spider's in other words; neither is measured on.
+    both = "[{layout: spider, path: ., split: train}, {layout: spider_syn, path: ., split: train}]"
+    check_questions(job(root, f"data.train.sources={both}", TOTAL))
     assert not caplog.records
     # A question about other tables is one that anybody may ask.
     edit(bird(root, "dev") / "dev.json", 4, question=ALIKE)
-    with caplog.at_level(logging.INFO, "launch.data.contamination"):
-        check_questions(job(root, TOTAL))
+    check_questions(job(root, TOTAL, CLEAN))
     assert "data.train and bird-dev share" in caplog.text
     assert "about other databases: nothing has to be done" in caplog.text
-    own = "data.validation={sources: [{layout: bird, path: ., split: train, limit: 3}]}"
-    check_questions(job(root, own))
     assert "data.train and data.validation share" in caplog.text
+
+
+def test_a_missing_database_is_told_with_the_setting_that_leaves_it_out(root):
+    (root / MINE / "mine.sqlite").unlink()
+    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
+    leave = "data.train.drop_missing_database=true"
+    assert f"set {leave} to" in message(root, only)
+    check_questions(job(root, only, leave))
 
 
 def test_a_held_out_database_of_a_test_set_is_refused_too(root):
@@ -248,23 +234,20 @@ def test_a_held_out_database_of_a_test_set_is_refused_too(root):
 def test_a_test_set_that_cannot_be_read_is_told(root, caplog):
     (root / "spider" / "test.json").write_text("[{")
     shutil.copytree(root / "Spider-DK", root / "a" / "Spider-DK")
-    shutil.copytree(root / "Spider-DK", root / "b" / "Spider-DK")
-    shutil.rmtree(root / "Spider-DK")
+    shutil.move(root / "Spider-DK", root / "b" / "Spider-DK")
     with caplog.at_level(logging.WARNING):
         check_questions(job(root))
-    first, second = (record.message for record in caplog.records)
-    assert first.startswith("spider-test ")
-    assert second.startswith("spider-dk ")
+    assert [one.message.split()[0] for one in caplog.records] == ["spider-test", "spider-dk"]
 
 
 def test_the_check_reads_prepared_folders(root, tmp_path):
     rename(root)
-    out = tmp_path / "prepared"
-    arguments = ["--data-root", str(root), "--out", str(out), *QUICK, "data.overlap=tell"]
-    prepare.main(arguments)
-    assert "data.train and spider-test share" in message(out, TOTAL)
-    named = "data.validation={sources: [{layout: prepared, path: ., file: spider-test.jsonl}]}"
-    assert "spider-test" in message(out, named)
+    sets = ("--data", "bird-train", "spider-test")
+    arguments = ["--data-root", str(root), "--out", str(tmp_path / "p"), *sets, *QUICK]
+    prepare.main([*arguments, "data.overlap=tell"])
+    only = "data.train.sources=[{layout: bird, path: ., split: train}]"
+    test = "data.test.sources=[{layout: spider, path: ., split: test}]"
+    assert "data.train and spider-test share" in message(tmp_path / "p", TOTAL, only, test)
     # Without data.overlap=tell the folder does not pass, though it is complete.
     with pytest.raises(UserError, match="spider-test share"):
-        prepare.main(arguments[:-1])
+        prepare.main(arguments)

@@ -11,15 +11,14 @@ import pytest
 from launch.data.demonstrations import demonstrations
 from launch.data.reply_format import ReplyFormat
 from sqlenv.config import AgenticConfig, ExecutorConfig
-from sqlenv.data.corruptions import corrupt
 from sqlenv.envs.agentic import Agentic, Call, read_call
 from sqlenv.executor import Executor
 from sqlenv.types import Episode, Example, Message, Observation
 
 RIGHT = "SELECT name FROM singer WHERE age > 20"
 WRONG = "SELECT name FROM singer WHERE age < 20"
+ANSWER, MISTAKE = (f"<think> singer </think> <sql> {sql} </sql>" for sql in (RIGHT, WRONG))
 AGENT = AgenticConfig()
-EXAMPLES = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
 
 
 class Teacher:
@@ -35,10 +34,11 @@ class Teacher:
         return episode, None if reply in self.right else (Message("user", "Wrong."),)
 
 
-def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: str = ""):
+def shown(*right: str, mistake_share: float = 0.0, repair_share: float = 0.0, seed: int = 0):
+    asked = [Example(str(n), "Who is old?", f"db{n // 8}", Path("db"), RIGHT) for n in range(400)]
     return demonstrations(
-        EXAMPLES,
-        cast(Any, Teacher(ReplyFormat().answer(RIGHT), right)),
+        asked,
+        cast(Any, Teacher(ANSWER, *right)),
         mistake_share=mistake_share,
         repair_share=repair_share,
         seed=seed,
@@ -46,99 +46,84 @@ def shown(*, mistake_share: float, repair_share: float, seed: int = 0, right: st
     )
 
 
-def test_a_reply_names_the_tables_before_the_query():
-    assert ReplyFormat().answer(RIGHT) == f"<think> singer </think> <sql> {RIGHT} </sql>"
-    assert corrupt(RIGHT) == WRONG
-
-
 def test_shares_are_those_asked_for_and_every_repair_ends_right():
-    right = shown(mistake_share=0.0, repair_share=0.0)
-    assert {one.target for one in right} == {ReplyFormat().answer(RIGHT)}
-    assert {len(one.observations) for one in right} == {1}
+    assert {(len(one.observations), one.target) for one in shown()} == {(1, ANSWER)}
     found = shown(mistake_share=0.5, repair_share=0.25)
     repairs = [one for one in found if one.replies]
     answers = [one for one in found if not one.replies]
     assert len(repairs) / len(found) == pytest.approx(0.25, abs=0.05)
-    wrong = sum(one.target == ReplyFormat().answer(WRONG) for one in answers)
+    wrong = sum(one.target == MISTAKE for one in answers)
     assert wrong / len(answers) == pytest.approx(0.5, abs=0.07)
-    assert {(one.replies, one.target) for one in repairs} == {
-        ((ReplyFormat().answer(WRONG),), ReplyFormat().answer(RIGHT))
-    }
+    assert {(one.replies, one.target) for one in repairs} == {((MISTAKE,), ANSWER)}
     assert {one.key for one in repairs}.isdisjoint({one.key for one in answers})
     assert shown(mistake_share=0.5, repair_share=0.25) == found
     assert shown(mistake_share=0.5, repair_share=0.25, seed=1) != found
 
 
 def test_a_mistake_that_the_environment_takes_for_right_is_not_mended():
-    found = shown(mistake_share=0.0, repair_share=1.0, right=ReplyFormat().answer(WRONG))
-    assert {(one.replies, one.target) for one in found} == {((), ReplyFormat().answer(RIGHT))}
+    found = shown(MISTAKE, repair_share=1.0)
+    assert {(one.replies, one.target) for one in found} == {((), ANSWER)}
 
 
 # Transcripts of tool-calling episodes (the cold start).
 
 
 @pytest.fixture
-def singers(tmp_path) -> list[Example]:
+def singer(tmp_path) -> Example:
     path = tmp_path / "music.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
         connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
-    return [Example(str(n), "Who is old?", "music", path, RIGHT) for n in range(200)]
+    return Example("1", "Who is old?", "music", path, RIGHT)
 
 
-def transcripts(examples, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
+def transcript(example, *, agent=AGENT, brief=False, mistake_share=0.0, repair_share=0.0):
     with Executor(ExecutorConfig(isolation="thread")) as executor:
         environment = Agentic(
             agent, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )
-        return demonstrations(
-            examples,
+        (found,) = demonstrations(
+            [example],
             environment,
             mistake_share=mistake_share,
             repair_share=repair_share,
             seed=0,
             reply_format=ReplyFormat("fence", agent, brief=brief),
         )
+    return found
 
 
-def test_a_transcript_calls_sees_the_rows_and_answers(singers):
-    (first, *rest) = transcripts(singers)
-    assert all(one == first for one in rest)
-    question, response = first.observations
+def test_a_transcript_calls_sees_the_rows_and_answers(singer):
+    found = transcript(singer)
+    question, response = found.observations
     assert question == (Message("user", "Who is old?"),)
     assert response == (Message("user", "<tool_response>\n[['Bo']]\n</tool_response>"),)
-    (reply,) = first.replies
+    (reply,) = found.replies
     assert reply.startswith("<think> singer </think> <tool_call>")
     assert '"db_id": "music/music.sqlite"' in reply
     assert read_call(reply, AGENT) == Call(RIGHT, is_final=False)
-    assert first.target == f"```sql\n{RIGHT}\n```"
-    assert (first.learnt, first.learn_responses) == (2, False)
+    assert found.target == f"```sql\n{RIGHT}\n```"
+    assert (found.learnt, found.learn_responses) == (2, False)
 
 
-def test_a_long_transcript_mends_its_first_call(singers):
-    found = transcripts(singers, repair_share=1.0)
-    for one in found:
-        queries = [read_call(reply, AGENT) for reply in one.replies]
-        assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
-        assert [m[0].content.split("\n")[1] for m in one.observations[1:]] == [
-            "[['Ada']]",
-            "[['Bo']]",
-        ]
-        assert one.target == f"```sql\n{RIGHT}\n```"
-        # The call with the mistake is not learnt.
-        assert one.learnt == 2
+def test_a_long_transcript_mends_its_first_call(singer):
+    found = transcript(singer, repair_share=1.0)
+    queries = [read_call(reply, AGENT) for reply in found.replies]
+    assert queries == [Call(WRONG, is_final=False), Call(RIGHT, is_final=False)]
+    rows = [message[0].content.split("\n")[1] for message in found.observations[1:]]
+    assert rows == ["[['Ada']]", "[['Bo']]"]
+    # The call with the mistake is not learnt.
+    assert (found.target, found.learnt) == (f"```sql\n{RIGHT}\n```", 2)
 
 
-def test_a_transcript_with_a_mistake_answers_with_it(singers):
-    (one,) = transcripts(singers[:1], mistake_share=1.0)
-    assert one.target == f"```sql\n{WRONG}\n```"
+def test_a_transcript_with_a_mistake_answers_with_it(singer):
+    assert transcript(singer, mistake_share=1.0).target == f"```sql\n{WRONG}\n```"
 
 
-def test_transcripts_follow_the_names_and_limits_of_the_environment(singers):
+def test_transcripts_follow_the_names_and_limits_of_the_environment(singer):
     config = AgenticConfig(calls=1, tool="execute_sql", finish_tool="finish")
-    found = transcripts(singers[:3], agent=config, brief=True, repair_share=1.0)
-    for one in found:
-        # One call alone leaves no room for a mistake.
-        assert [read_call(reply, config) for reply in one.replies] == [Call(RIGHT, is_final=False)]
-        assert "db_id" not in one.replies[0]
-        assert read_call(one.target, config) == Call(RIGHT, is_final=True)
+    found = transcript(singer, agent=config, brief=True, repair_share=1.0)
+    # One call alone leaves no room for a mistake.
+    assert [read_call(reply, config) for reply in found.replies] == [Call(RIGHT, is_final=False)]
+    assert "db_id" not in found.replies[0]
+    assert read_call(found.target, config) == Call(RIGHT, is_final=True)

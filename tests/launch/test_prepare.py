@@ -16,16 +16,18 @@ from sqlenv.config import DataConfig, ExecutorConfig
 from sqlenv.data.loading import load
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.types import Example
 
 from .conftest import json_lines
 from .downloads import GOLDS
 
-EVALUATIONS = {"bird-dev", "spider-dev", "spider-test", "spider-syn", "spider-dk"}
-EVALUATIONS |= {"spider-realistic", "spider2-local"}
-TRAINING = {"bird-train", "spider-train", "spider-syn-train", "synsql"}
-NONE = ("--validation", "0")
+ISSUES = ("failing gold", "empty gold", "non-deterministic gold")
 QUICK = ("executor.isolation=thread", "executor.workers=1", "executor.timeout_s=5")
+# Questions and databases of each set.
+SIZES = {
+    "bird-train": (18, 3), "spider-train": (18, 3), "spider-syn-train": (12, 2), "synsql": (24, 4),
+    "bird-dev": (6, 1), "spider-dev": (6, 1), "spider-test": (6, 1), "spider-syn": (6, 1),
+    "spider-dk": (12, 2), "spider-realistic": (6, 1), "spider2-local": (1, 1),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -42,45 +44,30 @@ def run(root: Path, out: Path, *more: str) -> dict[str, Any]:
 
 def test_every_data_set_is_recognised_and_counted(prepared: Path):
     sets = json.loads((prepared / "prepared.json").read_text())["sets"]
-    assert set(sets) == EVALUATIONS | TRAINING
     sizes = {name: (one["questions"], one["databases"]) for name, one in sets.items()}
-    assert sizes["spider-train"] == (18, 3)  # both files
-    assert sizes["bird-train"] == (18, 3)
-    assert sizes["spider-dk"] == (12, 2)  # its own databases and Spider's
-    assert sizes["synsql"] == (24, 4)
-    assert sizes["spider2-local"] == (1, 1)
+    assert sizes == SIZES
     assert sets["spider2-local"]["found"] == {"blank gold": 1, "not for SQLite": 1}
-    flaws = ("empty gold", "failing gold", "non-deterministic gold")
-    assert sets["bird-train"]["found"] == dict.fromkeys(flaws, 3)
-    for name, one in sets.items():
-        assert len(json_lines(prepared / f"{name}.jsonl")) == one["questions"]
-
-
-def test_flawed_golds_are_listed_with_the_reason(prepared: Path):
+    assert sets["bird-train"]["found"] == dict.fromkeys(ISSUES, 3)
+    for name, (questions, _) in sizes.items():
+        assert len(json_lines(prepared / f"{name}.jsonl")) == questions
     found = {one["id"]: one for one in json_lines(prepared / "gold_issues.jsonl")}
+    assert [found[f"bird/train/{n}"]["issues"] for n in (1, 2, 3)] == [[issue] for issue in ISSUES]
     failing = found["bird/train/1"]
-    assert (failing["db_id"], failing["issues"], failing["gold"]) == (
-        "mine",
-        ["failing gold"],
-        GOLDS[1],
-    )
+    assert (failing["db_id"], failing["gold"]) == ("mine", GOLDS[1])
     assert "no such column: nme" in failing["note"]
-    assert found["bird/train/2"]["issues"] == ["empty gold"]
-    assert found["bird/train/3"]["issues"] == ["non-deterministic gold"]
     assert "bird/train/0" not in found
 
 
 def test_a_question_and_a_schema_have_all_that_was_found_of_them(prepared: Path, downloads: Path):
     first = json_lines(prepared / "bird-train.jsonl")[0]
-    assert first["question"] == "Who of database mine lives in New York, number 0?"
-    assert first["evidence"] == "young refers to age < 30"
-    assert first["hints"] == [["person", "City", "New York"]]
-    assert (first["rows"], first["flaws"], first["prompt_tokens"]) == (1, [], None)
-    assert Path(first["database"]) == downloads / "bird/train/train_databases/mine/mine.sqlite"
-    (local,) = json_lines(prepared / "spider2-local.jsonl")
-    assert (local["id"], local["evidence"]) == ("spider2/local001", "what RFM means")
-    syn = json_lines(prepared / "spider-syn.jsonl")[0]
-    assert syn["question"].startswith("Who of database club dwells in")
+    expected = {
+        "question": "Who of database mine lives in New York, number 0?",
+        "evidence": "young refers to age < 30",
+        "hints": [["person", "City", "New York"]],
+        "rows": 1, "flaws": [], "prompt_tokens": None,
+        "database": str(downloads / "bird/train/train_databases/mine/mine.sqlite"),
+    }  # fmt: skip
+    assert expected.items() <= first.items()
     entries = {one["db_id"]: one for one in json_lines(prepared / "databases.jsonl")}
     stored = json.loads((prepared / entries["farm"]["schema_file"]).read_text())
     assert "    age INTEGER, -- years of age, example: [30, 20]" in stored["text"]
@@ -95,16 +82,6 @@ def test_full_descriptions_and_profiles_where_the_job_wants_them(downloads: Path
         assert "MIN 20 MAX 50" in text
 
 
-def config(root: Path, **more: Any) -> DataConfig:
-    pairs = (("bird", "train"), ("spider", "train"), ("synsql", "train"))
-    sources = [{"layout": layout, "path": root, "split": split} for layout, split in pairs]
-    return DataConfig.model_validate({"sources": sources, **more})
-
-
-def bare(examples: tuple[Example, ...]) -> list[tuple[str, ...]]:
-    return [(e.id, e.question, str(e.database), e.gold_sql, e.difficulty) for e in examples]
-
-
 @pytest.mark.parametrize(
     "settings",
     [{}, {"drop_failing_gold": False, "drop_empty_gold": False}, {"total": 20, "seed": 3}],
@@ -112,21 +89,28 @@ def bare(examples: tuple[Example, ...]) -> list[tuple[str, ...]]:
 def test_prepared_questions_are_those_of_the_downloads(
     downloads: Path, prepared: Path, settings: dict[str, Any]
 ):
+    def config(root: Path) -> DataConfig:
+        layouts = ("bird", "spider", "synsql")
+        sources = [{"layout": layout, "path": root, "split": "train"} for layout in layouts]
+        return DataConfig.model_validate({"sources": sources, **settings})
+
     with Executor(ExecutorConfig(isolation="thread", workers=1)) as executor:
-        raw = load(config(downloads, **settings), executor=executor)
-    # Without an executor: no gold query is run again.
-    again = load(config(prepared, **settings))
-    assert bare(again.examples) == bare(raw.examples)
-    kept = [[source.kept for source in one.report.sources] for one in (again, raw)]
-    assert kept[0] == kept[1]
+        raw = load(config(downloads), executor=executor)
+    again = load(config(prepared))  # without an executor: no gold query is run again
+    plain = [replace(example, value_matches=()) for example in again.examples]
+    assert plain == list(raw.examples)
+    assert [one.kept for one in again.reports] == [one.kept for one in raw.reports]
     assert set(again.schemas) == {example.database for example in again.examples}
 
 
-def test_processes_find_what_one_process_finds(downloads: Path, prepared: Path, tmp_path: Path):
-    arguments = ["--data-root", str(downloads), "--out", str(tmp_path / "p"), "executor.workers=2"]
-    prepare.main(arguments)  # more than 64 questions: two processes, each with its workers
-    for name in ("bird-train.jsonl", "synsql.jsonl", "spider-dk.jsonl"):
-        assert (tmp_path / "p" / name).read_bytes() == (prepared / name).read_bytes()
+def test_processes_find_what_one_process_finds(downloads, prepared, tmp_path, monkeypatch):
+    monkeypatch.setattr("launch.evaluation.process_pool._ALONE", 0)  # few questions are enough
+    sets = ("bird-train", "synsql")
+    arguments = ["--data-root", str(downloads), "--out", str(tmp_path), "--data", *sets]
+    prepare.main([*arguments, "executor.isolation=thread", "executor.workers=2"])
+    for name in sets:
+        found = (tmp_path / f"{name}.jsonl").read_bytes()
+        assert found == (prepared / f"{name}.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(("name", "layout"), [("dev", "spider"), ("b", "bird")])
@@ -140,48 +124,38 @@ def test_the_golds_of_a_question_file_are_checked_alone(root, tmp_path, name, la
     assert not {"prepared.json", "job.yaml", "databases.jsonl"} & {p.name for p in out.iterdir()}
     assert not list(out.glob("*dev*"))
     found = json_lines(out / "gold_issues.jsonl")
-    flaws = ("failing gold", "empty gold", "non-deterministic gold")
-    assert [one["issues"] for one in found] == [[flaw] for flaw in flaws]
+    assert [one["issues"] for one in found] == [[issue] for issue in ISSUES]
     assert all(one["id"].startswith(f"{layout}/{name}/") for one in found)
 
 
 # Samples and splits.
 
 
-def test_a_papers_sample_is_drawn_by_seed(downloads: Path, tmp_path: Path):
-    drawn = []
-    for number, seed in enumerate(("1", "1", "3")):
-        arguments = ("--data", "bird-dev", "--sample", "paverl-synsql", "--validation", "2")
-        out = tmp_path / str(number)
-        summary = run(downloads, out, *arguments, "--seed", seed)
-        assert set(summary["sets"]) == {"bird-dev", "train", "validation"}
-        train = json_lines(out / "train.jsonl")
-        drawn.append([one["id"] for one in train])
-        validated = {one["db_id"] for one in json_lines(out / "validation.jsonl")}
-        assert validated
-        assert not {one["db_id"] for one in train} & validated
-        assert validated <= set(summary["held_out"])
-        assert {one["style"] for one in train} == {"Formal"}
-    assert drawn[0] == drawn[1] != drawn[2]
-
-
 def test_samples_take_what_the_papers_take(downloads: Path, tmp_path: Path, monkeypatch):
-    summary = run(downloads, tmp_path / "expo", "--data", "bird-dev", "--sample", "expo", *NONE)
-    levels = {one["difficulty"] for one in json_lines(tmp_path / "expo" / "train.jsonl")}
-    assert levels == {"Complex"}
-    assert summary["wanted"] == 5_000
-    run(downloads, tmp_path / "astra", "--data", "bird-dev", "--sample", "astra-both", *NONE)
-    kept = [one["query"] for one in json_lines(tmp_path / "astra" / "train.jsonl")]
-    # What fails is left out, what returns nothing is not.
-    assert sorted(set(kept)) == sorted(set(GOLDS) - {GOLDS[1]})
-    assert len(kept) == 2 * 3 * 5
-    # Equal shares of three.
-    assert SAMPLES["progress"].total == 20_000
-    small = replace(SAMPLES["progress"], total=9, validation=0)
+    assert SAMPLES["progress"].data().train.total == 20_000
+    small = replace(SAMPLES["progress"], overrides=("data.train.total=9",))
     monkeypatch.setitem(SAMPLES, "progress", small)
-    run(downloads, tmp_path / "p", "--data", "bird-dev", "--sample", "progress")
-    drawn = [one["source"] for one in json_lines(tmp_path / "p" / "train.jsonl")]
-    assert drawn == ["bird"] * 3 + ["spider"] * 3 + ["synsql"] * 3
+
+    def sample(name: str, *more: str, validation: int = 0) -> list[dict[str, Any]]:
+        out = tmp_path / "-".join((name, *more))
+        few = ("--validation", str(validation))
+        summary = run(downloads, out, "--data", "bird-dev", "--sample", name, *few, *more)
+        assert set(summary["sets"]) - {"validation"} == {"bird-dev", "train"}
+        assert summary["wanted"] == SAMPLES[name].data().train.total
+        return json_lines(out / "train.jsonl")
+
+    assert {one["difficulty"] for one in sample("expo")} == {"Complex"}
+    # What fails is left out, what returns nothing is not.
+    golds = [one["query"] for one in sample("astra-both")]
+    assert sorted(golds) == sorted([gold for gold in GOLDS if gold != GOLDS[1]] * 6)
+    shares = [one["source"] for one in sample("progress")]
+    assert shares == ["bird"] * 3 + ["spider"] * 3 + ["synsql"] * 3
+    drawn = [sample("paverl-synsql", "--seed", seed, validation=2) for seed in ("1", "3")]
+    assert [one["id"] for one in drawn[0]] != [one["id"] for one in drawn[1]]
+    assert {one["style"] for one in drawn[0]} == {"Formal"}
+    apart = json_lines(tmp_path / "paverl-synsql---seed-1" / "validation.jsonl")
+    assert len(apart) == 2
+    assert not {one["db_id"] for one in drawn[0]} & {one["db_id"] for one in apart}
 
 
 def test_whole_sets_lose_the_databases_that_validate(downloads: Path, tmp_path: Path):
@@ -197,10 +171,10 @@ def test_whole_sets_lose_the_databases_that_validate(downloads: Path, tmp_path: 
     assert not held & {one["db_id"] for one in rest}
 
 
-# Leaks.
+# Contamination.
 
 
-def test_leaks_between_learning_and_measuring_are_refused_or_told(root, tmp_path, capsys):
+def test_what_learning_and_measuring_share_is_refused_or_told(root, tmp_path, capsys):
     # BIRD's dev database is a training database by another name, and asks one of its questions.
     place = root / "bird" / "dev_20240627"
     (place / "dev_databases/pub/pub.sqlite").write_bytes(
@@ -210,27 +184,20 @@ def test_leaks_between_learning_and_measuring_are_refused_or_told(root, tmp_path
     asked[4]["question"] = " who of DATABASE mill lives in new york, number 4? "
     (place / "dev.json").write_text(json.dumps(asked))
     both = ("--data", "bird-dev", "bird-train")
-    with pytest.raises(UserError) as caught:
+    advice = r"bird/dev/4.*data\.train\.exclude_databases='\[formula_1, mill\]'"
+    with pytest.raises(UserError, match=advice):
         run(root, tmp_path / "p", *both)
-    line = str(caught.value)
-    assert "pub" in line
-    assert "bird/dev/4" in line
-    assert "data.train.exclude_databases='[formula_1, mill]'" in line
-    assert "\n" not in line
     assert not (tmp_path / "p" / "prepared.json").exists()
     # As the line says.
     clean = run(root, tmp_path / "r", *both, "data.train.exclude_databases=[mill]")
     assert clean["contamination"] == []
-    assert clean["sets"]["bird-train"]["questions"] == 12
-    assert clean["sets"]["bird-train"]["found"]["in exclude_databases"] == 6
     shown = [list(column.cells) for column in render(Summary.model_validate(clean)).columns]
     row = shown[0].index("bird-train")
     assert [column[row] for column in shown[1:5]] == [
         "12 of 18", "2", "6 in exclude_databases", "2 empty, 2 failing, 2 non-deterministic",
     ]  # fmt: skip
     summary = run(root, tmp_path / "p", *both, "data.overlap=tell")
-    kinds = {leak["kind"]: leak for leak in summary["contamination"]}
-    assert set(kinds) == {"database file", "tables and columns", "question"}
-    assert kinds["question"]["examples"] == ["bird/dev/4"]
-    assert kinds["database file"]["examples"] == ["pub"]
+    found = {one["kind"]: one["examples"] for one in summary["contamination"]}
+    told = {"database file": ["pub"], "tables and columns": ["pub"], "question": ["bird/dev/4"]}
+    assert found == told
     assert "bird/dev/4" in capsys.readouterr().out

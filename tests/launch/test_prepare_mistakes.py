@@ -59,8 +59,7 @@ def test_a_damaged_download_is_named(
 ):
     spoil(root)
     assert named in message(root, tmp_path / "p", "--data", "spider-dev")
-    assert not list((tmp_path / "p").glob("prepared.json"))
-    assert not list((tmp_path / "p").glob("*.jsonl"))
+    assert not {"prepared.json", "spider-dev.jsonl"} & {p.name for p in tmp_path.rglob("*")}
 
 
 LOCK = """
@@ -87,40 +86,37 @@ def test_questions_of_missing_databases_may_be_left_out(
     root: Path, tmp_path: Path, spoil: Callable[[Path], None]
 ):
     spoil(root)
-    summary = run(root, tmp_path / "p", "--data", "spider-dk", "--drop-missing")
-    assert summary["sets"]["spider-dk"]["questions"] == 6
-    kept = json_lines(tmp_path / "p" / "spider-dk.jsonl")
-    assert {one["db_id"] for one in kept} == {"new_pets_1"}
-    assert summary["sets"]["spider-dk"]["found"].get("missing database", 0) == 6 * (spoil is gone)
-    for path in (root / "spider").rglob("*.sqlite"):
-        path.unlink()
-    told = message(root, tmp_path / "q", "--data", "spider-dev", "--drop-missing")
-    assert told.startswith("spider-dev: ")  # no question is left
+    found = run(root, tmp_path / "p", "--data", "spider-dk", "--drop-missing")["sets"]["spider-dk"]
+    kept = [one["db_id"] for one in json_lines(tmp_path / "p" / "spider-dk.jsonl")]
+    assert kept == ["new_pets_1"] * 6
+    assert found["found"].get("missing database", 0) == 6 * (spoil is gone)
+    if spoil is gone:
+        told = message(root, tmp_path / "q", "--data", "spider-dev", "--drop-missing")
+        assert told.startswith("spider-dev: ")  # no question is left
 
 
 def test_files_that_no_data_set_has_are_told(root: Path, tmp_path: Path, caplog):
     """What is whole beside them is prepared, but not as if it were all that is there."""
-    shutil.copy(root / "bird" / "dev_20240627" / "dev.json", root / "spider" / "dev.json")
-    run(root / "spider", tmp_path / "p")
-    assert any("bird-dev: " in one.getMessage() for one in caplog.records)
-    caplog.clear()
     (root / "spider" / "dev.json").write_bytes(b"")
-    run(root / "spider", tmp_path / "q")
+    sets = run(root / "spider", tmp_path / "p")["sets"]
+    assert set(sets) == {"spider-train", "spider-test"}
     assert any("dev.json: " in one.getMessage() for one in caplog.records)
 
 
 def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tmp_path: Path):
-    before = run(root, tmp_path / "p", "--data", "bird-dev")["sets"]["bird-dev"]
     path = root / "bird" / "dev_20240627" / "dev.json"
     asked = json.loads(path.read_text())
-    path.write_bytes(json.dumps(asked, indent=1).replace("\n", "\r\n").encode("utf-8-sig"))
-    again = run(root, tmp_path / "q", "--data", "bird-dev")["sets"]["bird-dev"]
-    assert again["fingerprint"] == before["fingerprint"]
     asked[0]["SQL"] = asked[0]["SQL"].replace(" FROM ", "\t\r\nFROM ")
-    write(path, asked)
-    run(root, tmp_path / "r", "--data", "bird-dev")
-    first = json_lines(tmp_path / "r" / "bird-dev.jsonl")[0]
-    assert (first["query"], first["rows"]) == (asked[0]["SQL"], 1)
+    found = []
+    for name, windows in (("p", False), ("q", True)):
+        text = json.dumps(asked, indent=1)
+        path.write_bytes(
+            text.replace("\n", "\r\n").encode("utf-8-sig") if windows else text.encode()
+        )
+        found.append(run(root, tmp_path / name, "--data", "bird-dev")["sets"]["bird-dev"])
+        first = json_lines(tmp_path / name / "bird-dev.jsonl")[0]
+        assert (first["query"], first["rows"]) == (asked[0]["SQL"], 1)
+    assert found[0]["fingerprint"] == found[1]["fingerprint"]
 
 
 @pytest.mark.parametrize(
@@ -128,7 +124,6 @@ def test_windows_line_ends_and_tabs_inside_a_query_change_nothing(root: Path, tm
     [
         (["--data", "spider"], "--data spider: "),
         (["--data", "bird-minidev"], "bird-minidev"),
-        (["--sample", "progress", "--data", "synsql", "--validation", "9999"], "--validation"),
         (["--data", "spider-dev", "--validation", "1"], "--validation"),
         (["--tokenizer", "nowhere"], "--tokenizer nowhere: "),
         (["executor.timeout=3"], "executor.timeout: "),
@@ -141,16 +136,16 @@ def test_arguments_that_cannot_be_meant(downloads, tmp_path, arguments, key):
 
 
 def test_nothing_is_written_over(root: Path, tmp_path: Path):
+    out = tmp_path / "p"
     assert "--data-root" in message(root, root)
     assert str(root / "bird") in message(root, root / "bird")
-    run(root, tmp_path / "p", "--data", "spider-dev")
-    assert "spider-dev" in message(root, tmp_path / "p", "--data", "bird-dev")
-    assert str(tmp_path / "p") in message(tmp_path / "p", tmp_path / "q")
-    assert [one["id"] for one in json_lines(tmp_path / "p" / "spider-dev.jsonl")]
-    summary = (tmp_path / "p" / "prepared.json").read_bytes()
-    named = ("--data-root", str(root), "--out", str(tmp_path / "p"), "--data", "spider-dev")
+    run(root, out, "--data", "spider-dev")
+    before = {path: path.read_bytes() for path in out.glob("*.json*")}
+    assert "spider-dev" in message(root, out, "--data", "bird-dev")
+    assert str(out) in message(out, tmp_path / "q")
+    named = ("--data-root", str(root), "--out", str(out), "--data", "spider-dev")
     prepare.main([*named, "--only", "check", *QUICK])
-    assert (tmp_path / "p" / "prepared.json").read_bytes() == summary
+    assert {path: path.read_bytes() for path in out.glob("*.json*")} == before
 
 
 # Going on.
@@ -158,55 +153,45 @@ def test_nothing_is_written_over(root: Path, tmp_path: Path):
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], int]]:
-    """Return what prepares, and counts the questions whose gold queries were run."""
+    """Return what prepares, and counts the questions whose gold queries were run; after `most` lots
+    it is interrupted.
+    """
     asked: list[int] = []
     look = inspection.check_golds
 
-    def noting(examples, *arguments, **options):
-        found = look(examples, *arguments, **options)
-        asked.append(len(examples))
-        return found
+    def count(root: Path, out: Path, most: int = 99) -> tuple[dict[str, Any], int]:
+        def noting(examples, *arguments, **options):
+            if len(asked) == most:
+                raise KeyboardInterrupt
+            asked.append(len(examples))
+            return look(examples, *arguments, **options)
 
-    monkeypatch.setattr(inspection, "check_golds", noting)
-
-    def count(root: Path, out: Path) -> tuple[dict[str, Any], int]:
         asked.clear()
+        monkeypatch.setattr(inspection, "check_golds", noting)
         return run(root, out, "--data", "spider-dev", "bird-train"), sum(asked)
 
     return count
 
 
 def test_what_changed_alone_is_done_again(root: Path, tmp_path: Path, counted):
-    out = tmp_path / "p"
-    first, ran = counted(root, out)
+    first, ran = counted(root, tmp_path / "p")
     assert ran == 24
-    again, ran = counted(root, out)
-    assert (again, ran) == (first, 0)
+    assert counted(root, tmp_path / "p") == (first, 0)
     path = root / "spider" / "dev.json"
     asked = json.loads(path.read_text())
     asked[0]["query"] = "SELECT max(age) FROM person"
     write(path, asked)
-    changed, ran = counted(root, out)
+    changed, ran = counted(root, tmp_path / "p")
     assert ran == 1
     sets = [one["sets"]["spider-dev"]["fingerprint"] for one in (first, changed)]
     assert sets[0] != sets[1]
     assert changed["sets"]["bird-train"] == first["sets"]["bird-train"]
 
 
-def test_an_interrupted_preparation_goes_on(root: Path, tmp_path: Path, counted, monkeypatch):
+def test_an_interrupted_preparation_goes_on(root: Path, tmp_path: Path, counted):
     expected, _ = counted(root, tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        count = inspection.check_golds
-        lots = iter([count])
-
-        def stop(*arguments, **options):
-            for one in lots:
-                return one(*arguments, **options)
-            raise KeyboardInterrupt
-
-        patch.setattr(inspection, "check_golds", stop)
-        with pytest.raises(KeyboardInterrupt):
-            counted(root, tmp_path / "p")
+    with pytest.raises(KeyboardInterrupt):
+        counted(root, tmp_path / "p", most=1)
     assert not (tmp_path / "p" / "prepared.json").exists()
     assert not list((tmp_path / "p").glob("spider*.jsonl"))
     found, ran = counted(root, tmp_path / "p")

@@ -2,37 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from launch import prepare
 from launch.config import PromptConfig, load_config
-from launch.data.preflight import check_inputs, held_out, load_split
+from launch.data.preflight import check_inputs, check_questions, held_out, load_split
 from launch.data.prompts import Prompts
 from launch.evaluation.testsets import SPLITS
-from sqlenv.config import DataConfig, DemoConfig, SingleTurnConfig
+from sqlenv.config import DataConfig, SingleTurnConfig
+from sqlenv.data.layouts import SETS
 from sqlenv.data.loading import LoadedData, load, read_all
-from sqlenv.demo import generate
 from sqlenv.errors import UserError
 
-from .conftest import TINY, Command, json_lines
 from .test_prepare import QUICK
-
-SPIDER = {"layout": "spider", "path": ".", "split": "dev"}
 
 
 @pytest.fixture(scope="module")
 def whole(downloads: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("out") / "p"
-    root = shutil.copytree(downloads, out.with_name("data"))  # a test takes a database away
-    arguments = ["--data-root", str(root), "--out", str(out), "--data", "spider-dev"]
-    prepare.main([*arguments, "spider-train", "spider-test", *QUICK])
-    return out
+    place = tmp_path_factory.mktemp("out")
+    shutil.copytree(downloads, place / "data")  # a test takes a database away
+    (place / "mine.yaml").write_text("base: progress.yaml\nseed: 7\n")
+    sets = ("spider-dev", "spider-train", "spider-test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        paths = ("--data-root", "data", "--out", "p", "--cfg", "mine.yaml")
+        prepare.main([*paths, "--data", *sets, *QUICK])
+    return place / "p"
 
 
 @pytest.fixture
@@ -42,59 +41,34 @@ def prepared(whole: Path, tmp_path: Path) -> Path:
 
 
 def load_dev(root: Path, **more: Any) -> LoadedData:
-    source = {**SPIDER, "path": root}
-    return load(DataConfig.model_validate({"sources": [source], **more}))
+    return load(DataConfig(sources=(SETS["spider-dev"].at(root),), **more))
 
 
-def test_a_policy_learns_and_is_measured_on_it(place: Path, tmp_path: Path, command: Command):
-    """Download, prepare, train, evaluate: each command reads what the one before has written."""
-    generate(tmp_path / "download", DemoConfig(**TINY["data"]["demo"]))
-    settings = {**TINY, "data": {**TINY["data"], "demo": None, "root": "download"}}
-    settings["data"]["overlap"] = "tell"  # Spider's names, and none of its questions
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
-
-    def run(module: str, *more: str) -> None:
-        done = command(f"launch.{module}", *more, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-
-    run("prepare", "--data-root", "download", "--cfg", "mine.yaml", "--out", "prepared")
-    job = ("--cfg", "prepared/job.yaml", "run.dir=run")
-    run("train", *job, "--dry-run")
-    whole = (f"data.test.drop_{flaw}_gold=false" for flaw in ("empty", "failing"))
-    measured = ("--checkpoint", str(place / "finished"), "--data", "test", "--out", "measured")
-    run("eval", *job, *measured, "evaluation.questions=null", *whole)
-    summary = json.loads((tmp_path / "prepared" / "prepared.json").read_text())["sets"]
-    predictions = json_lines(tmp_path / "measured" / "predictions.jsonl")
-    tests = json_lines(tmp_path / "prepared" / "spider-test.jsonl")
-    assert [one["id"] for one in predictions] == [one["id"] for one in tests]
-    assert len(tests) == summary["spider-test"]["questions"]
-
-
-def test_job_yaml_names_what_was_prepared(prepared: Path):
-    config = load_config(str(prepared / "job.yaml"), ["model.path=nowhere", "data.held_out=3"])
-    training = {"train_spider", "train_others"}
-    held = held_out(config, prepared)
+def test_job_yaml_names_what_was_prepared(whole: Path):
+    """A run takes it with nothing added, from any folder."""
+    config = load_config(str(whole / "job.yaml"), ["model.path=nowhere", "data.held_out=3"])
+    assert config.seed == 7
+    held = held_out(config, whole)
     assert held
-    found = {split: load_split(config, split, prepared, held=held).examples for split in SPLITS}
-    for split, examples in found.items():
-        files = {"dev"} if split == "test" else training
-        assert {e.id.split("/")[1] for e in examples} <= files
+    found = {split: load_split(config, split, whole, held=held).examples for split in SPLITS}
     assert {e.db_id for e in found["validation"]} == held
     assert {e.db_id for e in found["train"]} == {"farm", "shop", "bank"} - held
+    assert {e.id.split("/")[1] for e in found["test"]} == {"dev"}
     # Spider's test set was prepared too, and chooses no checkpoint.
-    default = load_config(str(prepared / "job.yaml"), [])
+    default = load_config(str(whole / "job.yaml"), [])
     assert (default.data.validation, default.data.held_out) == (None, 200)
+    check_questions(config)
     with pytest.raises(UserError, match=r"^model\.path: "):
         check_inputs(config)  # the data is all there
 
 
-def test_prompts_show_the_hints_and_the_schema_is_not_read_again(
-    prepared: Path, monkeypatch: pytest.MonkeyPatch
+def test_prompts_show_value_matches_and_the_schema_is_not_read_again(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def read(*_arguments: Any, **_options: Any) -> None:
         raise AssertionError("the schema was read from the database")
 
-    loaded = load_dev(prepared)
+    loaded = load_dev(whole)
     prompts = Prompts(PromptConfig(), SingleTurnConfig())
     prompts.add(loaded)
     with monkeypatch.context() as patch:
@@ -107,18 +81,13 @@ def test_prompts_show_the_hints_and_the_schema_is_not_read_again(
     assert "years of age, example: [30]" in other.single_turn(loaded.examples[0])[-1].content
 
 
-def test_any_reader_of_questions_takes_it(prepared: Path):
-    source = {**SPIDER, "path": prepared}
-    (checked,) = DataConfig.model_validate({"sources": [source]}).sources
-    examples = read_all(checked)
+def test_any_reader_of_questions_takes_it(whole: Path):
+    examples = read_all(SETS["spider-dev"].at(whole))
     assert [example.id for example in examples] == [f"spider/dev/{n}" for n in range(6)]
-    assert len(load_dev(prepared, drop_failing_gold=False, drop_empty_gold=False).examples) == 6
-    assert len(load_dev(prepared).examples) == 4
+    assert len(load_dev(whole, drop_failing_gold=False, drop_empty_gold=False).examples) == 6
+    assert len(load_dev(whole).examples) == 4
     with pytest.raises(UserError, match=r"bird-dev\.jsonl"):
-        load(DataConfig.model_validate({"sources": [{**source, "layout": "bird"}]}))
-
-
-# Damage.
+        read_all(SETS["bird-dev"].at(whole))
 
 
 def cut(path: Path) -> None:
@@ -133,25 +102,24 @@ def half_a_line(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-@pytest.mark.parametrize("damage", [cut, edit, half_a_line, Path.unlink])
-def test_no_part_of_a_set_passes_for_the_whole(prepared: Path, damage: Any):
-    damage(prepared / "spider-dev.jsonl")
-    with pytest.raises(UserError, match=r"spider-dev\.jsonl"):
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        *((damage, "spider-dev.jsonl") for damage in (cut, edit, half_a_line, Path.unlink)),
+        (Path.unlink, "prepared.json"),
+    ],
+)
+def test_no_part_of_a_set_passes_for_the_whole(prepared: Path, damage: Any, file: str):
+    damage(prepared / file)
+    with pytest.raises(UserError, match=str(prepared)):
         load_dev(prepared)
 
 
-def test_without_its_summary_a_folder_is_not_prepared(prepared: Path):
-    (prepared / "prepared.json").unlink()
-    for source in (SPIDER, {"layout": "prepared", "file": "spider-dev.jsonl"}):
-        with pytest.raises(UserError):
-            load(DataConfig.model_validate({"sources": [{**source, "path": prepared}]}))
-
-
-def test_a_database_that_changed_or_went_is_told(prepared: Path):
-    database = load_dev(prepared).examples[0].database
-    database.write_bytes(database.read_bytes() + bytes(4096))
-    with pytest.raises(UserError, match=r"club\.sqlite"):
-        load_dev(prepared)
-    database.unlink()
-    with pytest.raises(UserError, match=r"club\.sqlite"):
-        load_dev(prepared)
+def test_a_database_that_changed_or_went_is_told(whole: Path):
+    database = load_dev(whole).examples[0].database
+    content = database.read_bytes()
+    for spoil in (lambda: database.write_bytes(content + bytes(4096)), database.unlink):
+        spoil()
+        with pytest.raises(UserError, match=r"club\.sqlite"):
+            load_dev(whole)
+    database.write_bytes(content)

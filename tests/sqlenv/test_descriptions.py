@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -10,46 +9,34 @@ import pytest
 from sqlenv.data.descriptions import full_descriptions
 
 HEAD = "original_column_name,column_name,column_description,data_format,value_description\r\n"
-
-
-def describe(folder: Path, content: bytes, name: str = "town.csv", inner: str = "") -> dict:
-    place = folder / (inner or "database_description")
-    place.mkdir()
-    (place / name).write_bytes(content)
-    return full_descriptions(folder)
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "cp1252", "utf-16"])
-def test_every_encoding(tmp_path: Path, encoding: str):
-    content = (HEAD + "Name,full name,the café,text,\r\n").encode(encoding)
-    assert describe(tmp_path, content) == {("town", "name"): "the café"}
-
-
-def test_a_mark_before_bytes_that_are_not_utf8(tmp_path: Path):
-    content = b"\xef\xbb\xbf" + (HEAD + "Name,,caf\u00e9,text,\r\n").encode("cp1252")
-    assert describe(tmp_path, content) == {("town", "name"): "café"}
+FOLDER = "database_description"
+CAFE = HEAD + "Name,full name,the café,text,\r\n"
+LINES = HEAD.replace("\r\n", ",,\r\n") + 'Name,,"one\r\ntwo\0",text,"x: ""y""",,\r\nb,bee\r\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "inner"),
-    [("TOWN.CSV", "Database_Description"), (" Town .csv", "database_description")],
+    ("content", "file", "expected"),
+    [
+        *((CAFE.encode(name), "town.csv", ["the café"]) for name in ("utf-8", "cp1252", "utf-16")),
+        (CAFE.encode("utf-8-sig"), "town.csv", ["the café"]),
+        # A mark before bytes that are not UTF-8.
+        (b"\xef\xbb\xbf" + CAFE.encode("cp1252"), "town.csv", ["the café"]),
+        ((HEAD.upper() + " NAME ,,the name,text,\r\n").encode(), "TOWN.CSV", ["the name"]),
+        # Cells of several lines, spare cells and zero bytes.
+        (LINES.encode(), " Town .csv", ['one two; x: "y"', "bee"]),
+    ],
 )
-def test_names_that_differ_in_case_or_are_padded(tmp_path: Path, name: str, inner: str):
-    content = (HEAD.upper() + " NAME ,,the name,text,\r\n").encode()
-    assert describe(tmp_path, content, name, inner) == {("town", "name"): "the name"}
+def test_files_as_they_come(tmp_path: Path, content: bytes, file: str, expected: list[str]):
+    place = tmp_path / (FOLDER if file.islower() else FOLDER.title())
+    place.mkdir()
+    (place / file).write_bytes(content)
+    (place / "._town.csv").write_text(CAFE)  # macOS leaves such
+    columns = (("town", "name"), ("town", "b"))
+    assert full_descriptions(tmp_path) == dict(zip(columns, expected, strict=False))
 
 
-def test_cells_of_several_lines_spare_cells_and_zero_bytes(tmp_path: Path):
-    content = HEAD.replace("\r\n", ",,\r\n") + 'a,,"one\r\ntwo\0",text,"x: ""y""",,\r\nb,bee\r\n'
-    assert describe(tmp_path, content.encode()) == {
-        ("town", "a"): 'one two; x: "y"',
-        ("town", "b"): "bee",
-    }
-
-
-def test_a_file_without_the_columns_is_named_and_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    with caplog.at_level(logging.WARNING):
-        assert describe(tmp_path, b"a;b;c\r\n1;2;3\r\n") == {}
+def test_a_file_without_the_columns_is_named_and_passed_over(tmp_path: Path, caplog):
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "town.csv").write_bytes(b"a;b;c\r\n1;2;3\r\n")
+    assert full_descriptions(tmp_path) == {}
     assert "town.csv: line 1 has no column original_column_name, but a;b;c" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,118 +14,92 @@ from sqlenv.errors import UserError
 from .data_folders import bird, make_database, spider, write
 
 SYN = {"db_id": "band", "SpiderSynQuestion": "?", "SpiderQuestion": "?", "query": "SELECT 1"}
-SYNSQL = {
-    "db_id": "band", "question": "Q", "sql": "SELECT 1", "external_knowledge": "",
-    "sql_complexity": "Simple", "question_style": "Formal", "cot": "",
-}  # fmt: skip
+SYNSQL = spider(sql="SELECT 1", external_knowledge="", sql_complexity="Simple", cot="")
 SPIDER2 = {"instance_id": "local1", "db": "band", "question": "Q", "external_knowledge": None}
+PROMPT = {"input_seq": "", "output_seq": ""}
 
-
-def make_single(root: Path, name: str) -> Path:
-    """Make one download as it is unpacked."""
-    folder = root / name
-    files = {
-        "spider_data": {"train_spider.json": spider(), "dev.json": spider(), "test.json": spider()},
-        "Spider-Syn": {"train_spider.json": SYN, "dev.json": SYN},
-        "Spider-DK": {"Spider-DK.json": spider(type="x")},
-        "spider-realistic": {"spider-realistic.json": spider()},
-        "bird": {"train/train.json": bird(), "dev_20240627/dev.json": bird()},
-        "minidev": {"mini_dev_sqlite.json": bird()},
-        "SynSQL-2.5M": {"data.json": SYNSQL},
-        "spider2-lite": {"spider2-lite.jsonl": SPIDER2},
-    }
-    databases = {
-        "bird": ("train/train_databases", "dev_20240627/dev_databases"),
-        "minidev": ("dev_databases",),
-        "SynSQL-2.5M": ("databases",),
-        "spider2-lite": ("resource/databases/spider2-localdb",),
-    }
-    for file, record in files[name].items():
-        write(folder / file, record if file.endswith("l") else [record])
-    for place in databases.get(name, ("database",)):
-        make_database(folder / place)
-    return folder
-
-
-SINGLE = {
-    "spider_data": {"spider-train", "spider-dev", "spider-test"},
-    "Spider-Syn": {"spider-syn-train", "spider-syn"},
-    "Spider-DK": {"spider-dk"},
-    "spider-realistic": {"spider-realistic"},
-    "bird": {"bird-train", "bird-dev"},
-    "minidev": {"bird-minidev"},
-    "SynSQL-2.5M": {"synsql"},
-    "spider2-lite": {"spider2-local"},
+# Each download as it is unpacked: its question files by set, a record, its folders of databases.
+SINGLE: dict[str, tuple[dict[str, str], Any, tuple[str, ...]]] = {
+    "spider_data": (
+        {"spider-train": "train_spider.json", "spider-dev": "dev.json", "spider-test": "test.json"},
+        *(spider(), ("database",)),
+    ),
+    "Spider-Syn": (
+        {"spider-syn-train": "train_spider.json", "spider-syn": "dev.json"},
+        *(SYN, ("database",)),
+    ),
+    "Spider-DK": ({"spider-dk": "Spider-DK.json"}, spider(type="x"), ("database",)),
+    "spider-realistic": (
+        {"spider-realistic": "spider-realistic.json"},
+        *(spider(), ("database",)),
+    ),
+    "bird": (
+        {"bird-train": "train/train.json", "bird-dev": "dev_20240627/dev.json"},
+        *(bird(), ("train/train_databases", "dev_20240627/dev_databases")),
+    ),
+    "minidev": ({"bird-minidev": "mini_dev_sqlite.json"}, bird(), ("dev_databases",)),
+    "SynSQL-2.5M": ({"synsql": "data.json"}, SYNSQL, ("databases",)),
+    "spider2-lite": (
+        {"spider2-local": "spider2-lite.jsonl"},
+        *(SPIDER2, ("resource/databases/spider2-localdb",)),
+    ),
 }
 
 
-@pytest.mark.parametrize(("name", "sets"), SINGLE.items())
-def test_a_single_download_is_recognised_as_it_is(tmp_path: Path, name: str, sets: set[str]):
+def make_single(root: Path, name: str) -> Path:
+    files, record, databases = SINGLE[name]
+    for file in files.values():
+        write(root / name / file, record if file.endswith("l") else [record])
+    for place in databases:
+        make_database(root / name / place)
+    return root / name
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_single_download_is_recognised_as_it_is(tmp_path: Path, name: str):
     folder = make_single(tmp_path, name)
     for root in (folder, tmp_path):
-        assert set(detect(root).sources) == sets
+        found = detect(root)
+        assert set(found.sources) == set(SINGLE[name][0])
+        assert not found.left
 
 
 def test_downloads_side_by_side_do_not_take_each_others_files(tmp_path: Path):
     for name in SINGLE:
         make_single(tmp_path, name)
-    found = detect(tmp_path)
-    assert set(found.sources) == set().union(*SINGLE.values())
-    assert {name: source.path.name for name, source in found.sources.items()} == {
-        name: folder for folder, sets in SINGLE.items() for name in sets
-    }
+    expected = {name: folder for folder, (files, *_) in SINGLE.items() for name in files}
+    found = {name: source.path.name for name, source in detect(tmp_path).sources.items()}
+    assert found == expected
 
 
-def test_two_copies_are_not_guessed(tmp_path: Path):
-    shutil.copytree(make_single(tmp_path, "spider_data"), tmp_path / "copy")
-    with pytest.raises(UserError, match=r"^spider-dev: is in .*copy and in .*spider_data; give"):
-        choose_sets(tmp_path, ["spider-dev"])
-
-
-WRONG = {
-    "spider-dev": ("spider_data", "dev.json", bird(), "bird"),
-    "spider-syn": ("Spider-Syn", "dev.json", spider(), "spider"),
-    "spider2-local": ("spider2-lite", "spider2-lite.jsonl", bird(), "bird"),
-    "spider-dk": (
-        *("Spider-DK", "Spider-DK.json"),
-        *({"input_seq": "", "output_seq": ""}, "OmniSQL's finished prompts"),
-    ),
-}
-
-
-@pytest.mark.parametrize(("name", "case"), WRONG.items())
-def test_the_file_of_another_data_set_is_named(tmp_path: Path, name: str, case: tuple):
-    folder, file, record, expected = case
-    make_single(tmp_path, folder)
-    write(tmp_path / folder / file, record if file.endswith("l") else [record])
+@pytest.mark.parametrize(
+    ("folder", "name", "record", "expected"),
+    [
+        ("spider_data", "spider-dev", bird(), "bird"),
+        ("spider2-lite", "spider2-local", bird(), "bird"),
+        ("Spider-DK", "spider-dk", PROMPT, "OmniSQL's finished prompts"),
+    ],
+)
+def test_the_file_of_another_data_set_is_named(tmp_path: Path, folder, name, record, expected):
+    path = make_single(tmp_path, folder) / SINGLE[folder][0][name]
+    write(path, record if path.suffix == ".jsonl" else [record])
     with pytest.raises(UserError) as caught:
         choose_sets(tmp_path, [name])
-    start = f"{name}: {tmp_path / folder / file}: its records are of {expected} "
-    assert str(caught.value).startswith(start)
+    assert str(caught.value).startswith(f"{name}: {path}: its records are of {expected} ")
     assert name not in detect(tmp_path).sources
-
-
-def test_a_file_of_a_set_that_is_there_is_not_said_to_be_in_the_way_of_another(tmp_path: Path):
-    make_single(tmp_path, "bird")
-    assert not detect(tmp_path).left
-    with pytest.raises(
-        UserError, match=r": no spider-dev; expected dev\.json .*; found bird-train"
-    ):
-        choose_sets(tmp_path, ["spider-dev"])
 
 
 def test_what_was_expected_where_is_told(tmp_path: Path):
     make_single(tmp_path / "small", "minidev")
     (tmp_path / "empty").mkdir()
+    shutil.copytree(make_single(tmp_path / "two", "spider_data"), tmp_path / "two" / "copy")
+    small, two = tmp_path / "small", tmp_path / "two"
     for root, names, words in (
         (tmp_path / "empty", [], "nothing; expected such as train.json"),
-        (
-            tmp_path / "small",
-            ["spider-dev"],
-            "expected dev.json .*; found bird-minidev",
-        ),
+        (small, ["spider-dev"], r"no spider-dev; expected dev\.json .*; found bird-minidev"),
         (tmp_path / "nowhere", [], "does not exist"),
-        (tmp_path / "small" / "minidev" / "mini_dev_sqlite.json", [], "is a file"),
+        (small / "minidev" / "mini_dev_sqlite.json", [], "is a file"),
+        (two, ["spider-dev"], r"^spider-dev: is in .*copy and in .*spider_data; give"),
     ):
         with pytest.raises(UserError, match=words):
             choose_sets(root, names)

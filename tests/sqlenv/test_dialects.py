@@ -181,7 +181,7 @@ def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor)
     assert [(e.question, e.dialect) for e in loaded.examples] == [
         ("0?", "mysql"), ("2?", "postgres"), ("3?", "sqlite")
     ]  # fmt: skip
-    (report,) = loaded.report.sources
+    (report,) = loaded.reports
     assert report.found == {NOT_TRANSPILED: 1, OTHER_ENGINE: 1, "failing gold": 1, "empty gold": 1}
     assert "dev/1: not transpiled from MySQL: " in report.line()
     assert "1 not transpiled to SQLite" in report.line()
