@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewards.config import ExpoConfig
+from rewards.expo import attribution
 from rewards.expo.attributes import COMPUTED, is_computed, with_attributes
 from rewards.expo.attribution import find_blamed, plan_steps
 from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
@@ -205,7 +206,10 @@ COUNTED = (
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3, 1000])
 @pytest.mark.parametrize("case", [c for c in INCORRECT["cases"] if c["id"] in COUNTED], ids=name)
-def test_filters_of_large_steps_are_judged_by_counts(case, max_rows, incorrect, executor):
+def test_filters_of_large_steps_are_judged_by_counts(
+    case, max_rows, incorrect, executor, monkeypatch
+):
+    monkeypatch.setattr(attribution, "MAX_STEP_ROWS", max_rows)
     sql = case["pred"]
     clauses = scan_clauses(sql)
     gold, predicted = executor.gold(incorrect, case["gold"]), executor.execute(incorrect, sql)
@@ -223,7 +227,6 @@ def test_filters_of_large_steps_are_judged_by_counts(case, max_rows, incorrect, 
         predicted=predicted,
         sought=differences(gold, predicted),
         run=run,
-        max_rows=max_rows,
     )
     assert found == labelled(sql, clauses, case["blamed"])
     # Rows that were read need not be asked for one by one.
