@@ -223,7 +223,7 @@ def readme_lines(library: str) -> str:
     return textwrap.dedent(block)
 
 
-def step(library: str, folder: Path) -> dict:
+def step(library: str, database: Path) -> dict:
     """Run the library's script and read what it printed, or skip."""
     module = {"skyrl": "skyrl_gym"}.get(library, library)
     python = os.environ.get(f"MINIRL_{library.upper()}_PYTHON")
@@ -234,7 +234,7 @@ def step(library: str, folder: Path) -> dict:
         )
     script = Path(__file__).parent / "adapters" / f"{library}_step.py"
     run = subprocess.run(
-        [python or sys.executable, str(script), str(folder), readme_lines(library)],
+        [python or sys.executable, str(script), str(database), readme_lines(library)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -245,66 +245,40 @@ def step(library: str, folder: Path) -> dict:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-# The first completion is the gold query without a think block; golds have one.
-TRAINED = {
-    "progressive": (2.25, 2.75),
-    "one_shot": (2.5, 3.0),
-    "expo": (1.5, 1.5),
-    "paverl": (10.0, 10.0),
-    "astra": (1.0, 1.0),
-}
+def test_trl_takes_a_real_step(database):
+    told = step("trl", database)
+    assert (told["name"], told["steps"], len(told["rewards"])) == ("sql_reward", 1, 8)
+    # The gold query without a think block; what a new model writes is no SQL.
+    assert told["rewards"][0] == 2.25
+    assert max(told["rewards"][1:]) < 0.5
+    assert told["logged"]["reward"] == pytest.approx(sum(told["rewards"]) / 8)
+    assert told["logged"]["sql/correct"] == 1 / 8
+    assert told["weights_moved"] > 0
 
 
-def test_trl_takes_a_real_step_with_every_family(tmp_path):
-    told = step("trl", tmp_path)
-    assert told.pop("readme") == {"steps": 1, "reward": "sql_reward"}
-    assert told.keys() == TRAINED.keys()
-    for family, found in told.items():
-        first, gold = TRAINED[family]
-        assert found["steps"] == 1
-        assert len(found["rewards"]) == 8
-        assert found["rewards"][0] == first
-        assert found["gold_rewards"] == [gold] * 8
-        assert found["logged"]["reward"] == pytest.approx(sum(found["rewards"]) / 8)
-        assert found["logged"]["sql/correct"] >= 1 / 8
-        assert found["weights_moved"] > 0
-
-
-def test_verls_reward_managers_call_compute_score(tmp_path):
-    found = step("verl", tmp_path)
+def test_verls_reward_managers_call_compute_score(database):
+    found = step("verl", database)
     assert found["run_single"] == found["reward_tensor"] == [3.0, 0.5, 0.0]
     assert found["acc"] == [1.0, 0.0, 0.0]
     assert found["extra"]["reward/match"] == 2.0
 
 
-# A right query: at once, at the second turn, and after a call that gives a row too many.
-PLAYED = {
-    "single_turn progressive": 2.75, "single_turn one_shot": 3.0, "single_turn expo": 1.5,
-    "single_turn paverl": 10.0, "single_turn astra": 1.0,
-    "diagnosed progressive": 2.3557143, "diagnosed one_shot": 3.0, "diagnosed expo": 1.5,
-    "diagnosed paverl": 10.0, "diagnosed astra": 0.9999,
-    "agentic one_shot": 2.5, "agentic paverl": 10.0, "agentic astra": 0.9999,
-}  # fmt: skip
-
-
-def test_skyrl_makes_and_plays_every_environment_with_every_family(tmp_path):
-    found = step("skyrl", tmp_path)
-    readme = found.pop("readme")
-    assert [one["done"] for one in readme] == [False, True]
-    assert readme[1]["reward"] == pytest.approx(PLAYED["diagnosed progressive"])
-    assert {name: one["steps"][-1]["reward"] for name, one in found.items()} == pytest.approx(
-        PLAYED
-    )
-    for name, one in found.items():
+def test_skyrl_makes_and_plays_every_environment(database):
+    found = step("skyrl", database)
+    first, last = found.pop("page")
+    assert (first["done"], last["done"]) == (False, True)
+    played = {"single_turn": 1.5, "diagnosed": 2.3557143, "agentic": 0.9999}
+    rewards = {kind: one["steps"][-1]["reward"] for kind, one in found.items()}
+    assert rewards == pytest.approx(played)
+    assert last["reward"] == rewards["diagnosed"]
+    for one in found.values():
         *before, last = one["steps"]
         assert one["is_env"]
         assert [s["done"] for s in one["steps"]] == [False] * len(before) + [True]
         assert [s["reward"] for s in before] == [0.0] * len(before)
         assert [s["observations"] == [] for s in one["steps"]] == [False] * len(before) + [True]
-        assert one["metrics"]["correct"] == 1.0, name
+        assert one["metrics"]["correct"] == 1.0
         assert last["metadata"] == {"correct": True}
-    assert "WHERE_ERROR" in found["diagnosed expo"]["steps"][0]["observations"][0]["content"]
-    assert "['Ada']" in found["agentic astra"]["steps"][0]["observations"][0]["content"]
 
 
 @pytest.mark.parametrize(
