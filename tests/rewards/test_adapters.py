@@ -31,12 +31,9 @@ GOLD = "SELECT name FROM singer WHERE age > 20"
 GOOD = f"<think>…</think><sql>{GOLD}</sql>"
 ALL = "<think>…</think><sql>SELECT name FROM singer</sql>"
 ONE_SHOT = {"reward": {"kind": "one_shot"}, "executor": {"isolation": "thread", "workers": 2}}
-FAMILIES = ("progressive", "one_shot", "expo", "paverl", "astra")
-BY_FAMILY = {kind: {**ONE_SHOT, "reward": {"kind": kind}} for kind in FAMILIES}
-PROGRESSIVE = BY_FAMILY["progressive"]
-AGENTIC = {**BY_FAMILY["astra"], "env": {"kind": "agentic", "tool": "run_sql"}}
+PROGRESSIVE = {**ONE_SHOT, "reward": {"kind": "progressive"}}
+AGENTIC = {**ONE_SHOT, "reward": {"kind": "astra"}, "env": {"kind": "agentic", "tool": "run_sql"}}
 SEARCH = "SELECT age FROM singer"
-HOSTILE = ["", "<sql></sql>", "<sql>DROP TABLE singer</sql>", "<sql>\0", "<sql>SELECT (</sql>"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,35 +55,24 @@ def rows(database: Path, count: int) -> dict[str, Any]:
     return {"database": [str(database)] * count, "gold_sql": [GOLD] * count}
 
 
-def test_trl_scores_texts_and_conversations_in_order(database):
-    reward = SqlReward(ONE_SHOT)
+def test_trl_scores_texts_and_conversations_in_order_and_logs_means(database):
+    reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
+    assert reward.__name__ == "sql_reward"
+    logged: dict[str, float] = {}
     user = {"role": "user", "content": "Feedback"}
     said = [{"role": "assistant", "content": text} for text in (ALL, GOOD)]
-    completions = [GOOD, ALL, "no idea", [said[1]], [said[0], user, said[1]], [user], []]
+    completions = [GOOD, ALL, "no idea", [said[1]], [said[0], user, said[1]], [user], [], GOOD]
     found = reward(
         completions=completions,
         prompts=["?"] * len(completions),
         completion_ids=[[1]] * len(completions),
         trainer_state=None,
+        log_metric=logged.__setitem__,
         **rows(database, len(completions)),
     )
-    assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0]
-
-
-def test_trl_logs_the_means_of_parts_and_pickles_the_reward(database):
-    logged = {}
-    reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
-    assert reward.__name__ == "sql_reward"
-    reward([GOOD, ALL], log_metric=logged.__setitem__, **rows(database, 2))
-    shares = {"sql/match": 1.0, "sql/executable": 0.5, "sql/format": 0.5, "sql/correct": 0.5}
+    assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0, 3.0]
+    shares = {"sql/match": 1.0, "sql/executable": 5 / 16, "sql/format": 5 / 16, "sql/correct": 0.5}
     assert logged == shares
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("reply", HOSTILE)
-def test_no_reply_raises_nor_beats_a_right_one(database, reply, family):
-    bad, good = SqlReward(BY_FAMILY[family])([reply, GOOD], **rows(database, 2))
-    assert bad < good
 
 
 def test_a_gold_query_that_does_not_run_is_named_once(database, caplog):
@@ -102,26 +88,16 @@ def call(sql: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
 
 
-def call_text(sql: str) -> str:
-    return replies_of([call(sql)])[0]
-
-
 def test_sql_in_another_form_than_is_asked_for_is_told_once(database, caplog):
     fenced = [f"```sql\n{GOLD}\n```"] * 3
-    assert (
-        SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})(
-            fenced, **rows(database, 3)
-        )[0]
-        > 2
-    )
+    in_fences = SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})
+    assert min(in_fences(fenced, **rows(database, 3))) > 2
     assert not caplog.records
     # Settings that no other test has: a scorer is kept for each.
     reward = SqlReward({**ONE_SHOT, "env": {"kind": "diagnosed", "turns": 7}})
     assert max(reward(fenced, **rows(database, 3))) == 0
     (record,) = caplog.records
     assert "env.wrapping" in record.getMessage()
-    assert max(reward([GOOD, GOOD], **rows(database, 2))) > 2
-    assert len(caplog.records) == 1
 
 
 def test_calls_that_trl_has_read_are_calls(database):
@@ -138,15 +114,11 @@ def test_calls_that_trl_has_read_are_calls(database):
 def test_verl_gets_a_score_accuracy_and_parts(database):
     info = {"database": str(database), "num_turns": None, "rollout_reward_scores": {}}
     parts = {"reward/match": 2.0, "reward/executable": 0.5, "reward/format": 0.5}
-    found = compute_score("spider", GOOD, GOLD, info, settings=ONE_SHOT)
-    assert found == {"score": 3.0, "acc": 1.0, **parts}
-    for settings in BY_FAMILY.values():
-        right, wrong = (
-            compute_score("spider", reply, GOLD, info, settings=settings) for reply in (GOOD, ALL)
-        )
-        assert right.keys() == wrong.keys()
-        assert (right["acc"], wrong["acc"]) == (1.0, 0.0)
-        assert right["score"] > wrong["score"]
+    right, wrong = (
+        compute_score("spider", reply, GOLD, info, settings=ONE_SHOT) for reply in (GOOD, ALL)
+    )
+    assert right == {"score": 3.0, "acc": 1.0, **parts}
+    assert wrong == {"score": 1.0, "acc": 0.0, **parts, "reward/match": 0.0}
     # Calls and answer of one text cannot be told apart.
     with pytest.raises(UserError, match=r"env\.kind"):
         compute_score("spider", GOOD, GOLD, info, settings=AGENTIC)
@@ -171,7 +143,7 @@ def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
 def test_skyrl_plays_the_tool_and_shows_its_rows(database):
     row = {"database": database, "reward_spec": {"ground_truth": GOLD}, "max_turns": 3}
     env = SqlEnv(extras=row, settings=AGENTIC)
-    calls = [call_text(SEARCH), call_text("SELECT a FROM b")]
+    calls = [text for sql in (SEARCH, "SELECT a FROM b") for text in replies_of([call(sql)])]
     first, second, last = (env.step(reply) for reply in (*calls, f"```sql\n{GOLD}\n```"))
     assert "[[19], [30]]" in first["observations"][0]["content"]
     assert "error: no such table" in second["observations"][0]["content"]

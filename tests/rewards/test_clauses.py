@@ -17,7 +17,6 @@ from rewards.expo.attribution import find_blamed, plan_steps
 from rewards.expo.clauses import WHOLE, Clause, clause_at, scan_clauses
 from rewards.expo.differences import CANDIDATES, differences
 from rewards.expo.failures import trace_error
-from rewards.expo.names import row_values
 from sqlenv.types import Result, SqlError, Table
 
 from .conftest import read
@@ -73,14 +72,25 @@ def test_scan(case):
         assert [[clause.start, clause.end] for clause in clauses] == case["spans"]
 
 
-@given(ANY_SQL)
-def test_clauses_cover_any_text_exactly_once(sql):
+MESSAGES = (
+    *("no such column: x.y", "ambiguous column name: a", "no such table: t", "incomplete input"),
+    *("misuse of aggregate: a()", 'near "from": syntax error', "datatype mismatch", "?"),
+)
+
+
+@given(ANY_SQL, st.integers(-1, 40), st.lists(st.sampled_from("nsvé")))
+def test_clauses_cover_any_text_exactly_once(sql, offset, names):
     clauses = scan_clauses(sql)
     assert "".join(sql[clause.start : clause.end] for clause in clauses) == sql
     assert all(clause.start <= clause.stop <= clause.end for clause in clauses)
     assert all(clause.start < clause.end for clause in clauses)
     for number, clause in enumerate(clauses):
         assert clause_at(clauses, clause.start) == clause_at(clauses, clause.end - 1) == number
+    for message in MESSAGES:
+        found = trace_error(sql, clauses, SqlError(message, offset), columns={"t": ["y", "a"]})
+        assert found <= set(range(len(clauses)))
+        assert bool(found) == bool(clauses)
+    assert len(with_attributes(sql, Table(tuple(names), ())).columns) == len(names)
 
 
 def test_long_hostile_text_takes_no_time():
@@ -177,14 +187,6 @@ def test_queries_that_compute_all_their_outputs(sql, expected):
     assert is_computed(sql) is expected
 
 
-@given(ANY_SQL, st.lists(st.sampled_from("nsvé")))
-def test_attributes_of_any_text_are_as_many_as_the_columns(sql, names):
-    table = Table(tuple(names), ())
-    assert len(with_attributes(sql, table).columns) == len(names)
-    assert is_computed(sql) in (True, False)
-    assert all(sql[start] == "(" for start in row_values(sql))
-
-
 @pytest.mark.parametrize("case", [c for c in INCORRECT["cases"] if "steps" in c], ids=name)
 def test_change_at_each_step(case, incorrect, executor):
     (chain,) = plan_steps(case["pred"], scan_clauses(case["pred"]))
@@ -253,18 +255,3 @@ def test_errors(case, failing, executor):
         traced=case.get("traced", True),
     )
     assert found == labelled(sql, clauses, case["blamed"])
-
-
-MESSAGES = (
-    *("no such column: x.y", "ambiguous column name: a", "no such table: t", "incomplete input"),
-    *("misuse of aggregate: a()", 'near "from": syntax error', "datatype mismatch", "?"),
-)
-
-
-@given(ANY_SQL, st.integers(-1, 40))
-def test_tracing_blames_somebody_whatever_the_text(sql, offset):
-    clauses = scan_clauses(sql)
-    for message in MESSAGES:
-        found = trace_error(sql, clauses, SqlError(message, offset), columns={"t": ["y", "a"]})
-        assert found <= set(range(len(clauses)))
-        assert bool(found) == bool(clauses)
