@@ -29,8 +29,8 @@ FAMILIES = {"single_turn": "expo", "diagnosed": "progressive", "agentic": "astra
 
 def main(database: str, lines: str) -> None:
     skyrl_gym.register(id="minirl_sql", entry_point="rewards.adapters.skyrl:SqlEnv")
-    row = {"database": database, "reward_spec": {"method": "rule", "ground_truth": GOLD}}
-    row |= {"max_turns": 3}
+    spec = {"method": "rule", "ground_truth": GOLD}
+    row: dict[str, Any] = {"database": database, "reward_spec": spec, "max_turns": 3}
     told: dict[str, Any] = {kind: play(row, kind, family) for kind, family in FAMILIES.items()}
     names: dict[str, Any] = {"row": row}
     exec(lines, names)  # noqa: S102  (the page's own lines)
