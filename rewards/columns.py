@@ -85,15 +85,12 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
     return (wanted & found).total() / gold.width
 
 
-def binary_accuracy(predicted: Result, gold: Result, *, share: float | None = None) -> float:
-    """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A).
-
-    `share` is the `fractional_accuracy`, where it is known.
-    """
-    share = fractional_accuracy(predicted, gold) if share is None else share
-    if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
+def binary_accuracy(predicted: Result, gold: Result) -> float:
+    """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A)."""
+    if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    return float(predicted.width - gold.width < EXTRA_COLUMNS)
+    is_narrow = predicted.width - gold.width < EXTRA_COLUMNS
+    return float(is_narrow and fractional_accuracy(predicted, gold) == 1)
 
 
 def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:

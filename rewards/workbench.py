@@ -135,7 +135,8 @@ class Workbench:
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
-        share = 0.0 if by_chance else fractional_accuracy(predicted, gold)
+        earning = SqlError("by chance") if by_chance else predicted
+        share = fractional_accuracy(earning, gold)
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -146,9 +147,9 @@ class Workbench:
             rewards=tuple(self._expo.clause_rewards(verdict)),
             expo=self._expo.mean_reward(verdict),
             ex_f=share,
-            ex_b=binary_accuracy(predicted, gold, share=share),
+            ex_b=binary_accuracy(earning, gold),
             paverl=sum(payment(share, ran=isinstance(predicted, Table)).values()),
-            csmr=0.0 if by_chance else csmr(predicted, gold),
+            csmr=csmr(earning, gold),
             gold_ran=isinstance(gold, Table),
             nondeterministic=by_chance,
             seconds=time.perf_counter() - start,
