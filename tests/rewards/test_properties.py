@@ -99,12 +99,8 @@ SELECT DISTINCT FROM WHERE GROUP BY ORDER HAVING LIMIT JOIN LEFT ON AND OR NOT I
 BETWEEN IS UNION EXCEPT INTERSECT WITH x AS ( ) , ; . * = < > + - 1 0 'a' "b" count(*) max( sum( t1
 t2 t1.id name id CASE WHEN THEN END -- /* */ <sql> </sql> ' é 🦆 ? NULL
 """
-WORDS = VOCABULARY.split()
-EDITS = st.lists(
-    st.tuples(NUMBERS, st.integers(0, 2), st.lists(st.sampled_from(WORDS), max_size=2)),
-    min_size=1,
-    max_size=3,
-)
+WORDS = st.sampled_from(VOCABULARY.split())
+EDITS = st.lists(st.tuples(NUMBERS, st.integers(0, 2), st.lists(WORDS, max_size=2)), max_size=3)
 WRAPPINGS: list[Callable[[str], str]] = [
     *[lambda sql: sql] * 4,
     lambda sql: f"SELECT * FROM ({sql})",
@@ -127,17 +123,13 @@ REPLIES = [
 def cases(draw: st.DrawFn) -> Callable[[World], tuple[Example, str]]:
     """Draw a question and a prediction, which are known only with the databases.
 
-    A gold query of the same database, wrapped, with words of another one in it or with words of SQL
-    in it; words of SQL alone; any text. So some run, some are right, and some are no SQL at all.
+    A gold query of the same database, wrapped, with words of another one or words of SQL in it; or
+    words of SQL alone; or any text. So some run, some are right, and some are no SQL at all.
     """
     number, other, third = draw(NUMBERS), draw(NUMBERS), draw(NUMBERS)
     wrap = draw(st.sampled_from(WRAPPINGS))
-    how = draw(
-        st.sampled_from(["whole", "whole", "whole", "swapped", "swapped", "edited", "soup", "text"])
-    )
-    swaps = draw(st.lists(NUMBERS, min_size=1, max_size=3)) if how == "swapped" else []
-    edits = draw(EDITS) if how == "edited" else []
-    text = draw(st.lists(st.sampled_from(WORDS)).map(" ".join) if how == "soup" else st.text())
+    text = draw(st.one_of(*[st.none()] * 6, st.lists(WORDS).map(" ".join), st.text()))
+    edits = draw(st.one_of(st.just([]), EDITS))
 
     def resolve(world: World) -> tuple[Example, str]:
         example = world.examples[number % len(world.examples)]
@@ -145,12 +137,10 @@ def cases(draw: st.DrawFn) -> Callable[[World], tuple[Example, str]]:
         # Of the question itself, or of any.
         words = (example if other % 3 == 0 else same[other % len(same)]).gold_sql.split()
         donor = same[third % len(same)].gold_sql.split()
-        for at in swaps:
-            words[at % len(words)] = donor[at % len(donor)]
         for at, count, new in edits:
             place = at % (len(words) + 1)
-            words[place : place + count] = new
-        return example, text if how in ("soup", "text") else wrap(" ".join(words))
+            words[place : place + count] = new or [donor[at % len(donor)]]
+        return example, wrap(" ".join(words)) if text is None else text
 
     return resolve
 
