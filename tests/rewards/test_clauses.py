@@ -167,6 +167,8 @@ def test_attributes(sql, expected, blame, executor):
     named = with_attributes(sql, result)
     assert list(named.columns) == expected
     assert named.rows == result.rows
+    # Of another query's result no more is named than it has.
+    assert len(with_attributes(sql, Table(("x",) * 9, ())).columns) == 9
 
 
 @pytest.mark.parametrize(
