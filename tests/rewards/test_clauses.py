@@ -168,7 +168,8 @@ def test_attributes(sql, expected, blame, executor):
     assert list(named.columns) == expected
     assert named.rows == result.rows
     # Of another query's result no more is named than it has.
-    assert len(with_attributes(sql, Table(("x",) * 9, ())).columns) == 9
+    for other in ((), ("x",) * 9):
+        assert len(with_attributes(sql, Table(other, ())).columns) == len(other)
 
 
 @pytest.mark.parametrize(
