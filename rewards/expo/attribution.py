@@ -7,6 +7,7 @@ types of difference, one that leads away from the gold result.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +32,7 @@ Run = Callable[[str], Result]
 MAX_STEP_ROWS = 200
 """Rows of an intermediate result that are compared; of larger ones filters are judged by counts,
 other steps by the first rows."""
+_ALL = sys.maxsize
 
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
@@ -159,13 +161,12 @@ class _Steps:
         self._sql, self._run = sql, run
         self._computed_rule = config.row_partial == "computed"
         self._widths_apart = config.row_disjoint == "same_columns"
-        self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {}  # with the rows asked for
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
         """Take the result of the last step; an empty one was so before SELECT and ORDER BY too."""
-        self._known[chain[-1].sql] = result
+        self._seen[chain[-1].sql] = (_ALL, result)
         for step in reversed(chain) if not result.rows else ():
             self._empty.add(step.sql)
             if step.effect not in ("project", "order"):
@@ -227,8 +228,6 @@ class _Steps:
         return with_attributes(self._sql, table, operand=step.operand, is_star=bool(step.star))
 
     def _fetch(self, step: Step, limit: int) -> Table | None:
-        if known := self._known.get(step.sql):
-            return _cut(known, limit)
         asked, table = self._seen.get(step.sql, (-1, None))
         if asked < limit:
             rows = 0 if step.sql in self._empty else limit
@@ -237,8 +236,9 @@ class _Steps:
         return table and _cut(table, limit)
 
     def _count(self, step: Step) -> int | None:
-        if known := self._known.get(step.sql):
-            return len(known.rows)
+        asked, table = self._seen[step.sql]
+        if asked == _ALL and table:
+            return len(table.rows)
         table = self._table(step, "SELECT count(*) FROM ({}\n)")
         return int(str(table.rows[0][0])) if table else None
 
