@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from rewards.config import PaverlConfig
 from rewards.execution import (
-    GoldResults,
     gold_result,
     is_correct,
     is_executable,
     is_nondeterministic,
 )
 from rewards.types import Score
+from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
 EXTRA_COLUMNS = 5  # as many columns more than the gold has are too many for EX_b (tau of paper 003)
@@ -36,7 +36,7 @@ _NUMBER_CHARS = 64
 class PaverlReward:
     """Pays for the gold columns in the result of the answer (paper 003, section III-C)."""
 
-    def __init__(self, config: PaverlConfig, executor: GoldResults) -> None:
+    def __init__(self, config: PaverlConfig, executor: Runner) -> None:
         self._config = config
         self._executor = executor
 

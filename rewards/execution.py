@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sqlenv.dialects import run
+from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema
 from sqlenv.types import Attempt, Episode, Example, Result, Table, Wrapping
 
@@ -25,15 +26,7 @@ _MARKS: dict[Wrapping, dict[str, int]] = {
 }
 
 
-class GoldResults(Protocol):
-    """What a reward needs of the executor."""
-
-    def gold(self, database: Path, sql: str, /) -> Result:
-        """Run a gold query, or return its cached result."""
-        ...
-
-
-class StepRunner(GoldResults, Protocol):
+class StepRunner(Runner, Protocol):
     """What a reward that runs parts of queries needs of the executor."""
 
     def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
@@ -51,7 +44,7 @@ def columns_of() -> ColumnsOf:
     return lambda example: read(example.database)
 
 
-def gold_result(executor: GoldResults, example: Example) -> Result:
+def gold_result(executor: Runner, example: Example) -> Result:
     """Return what the gold query gives, also where it is of another dialect."""
     return run(executor.gold, example, example.gold_sql)
 

@@ -28,6 +28,9 @@ class Golds:
         assert (database, sql) == (EXAMPLE.database, EXAMPLE.gold_sql)
         return self.result
 
+    def execute(self, database: Path, sql: str, /) -> Result:
+        raise NotImplementedError
+
 
 def read(name: str) -> dict[str, Any]:
     return json.loads((DATA / f"{name}.json").read_text())
