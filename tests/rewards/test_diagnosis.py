@@ -52,6 +52,15 @@ def test_lexical_vectors(case):
     assert lexical_similarity(case["gold"], case["pred"]) == pytest.approx(expected, abs=1e-12)
 
 
+def test_a_qualifier_of_no_table_is_another_column():
+    assert diagnose("SELECT z.a FROM t", "SELECT t.a FROM t").tags == ("SELECT_ERROR",)
+
+
+def test_lexical_similarity_of_texts_without_a_pair():
+    pairs = [("a", "a"), ("a", "b"), ("", ""), ("a", "a b")]
+    assert [lexical_similarity(*pair) for pair in pairs] == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("rule", "one", "other", "same"),
     [(*row, True) for row in RULES["same"]] + [(*row, False) for row in RULES["different"]],
