@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
-from rewards.execution import gold_result, is_correct, is_nondeterministic
+from rewards.execution import gold_result, is_correct, payable
 from rewards.types import CreditSpan, Score
 from sqlenv.envs.single_turn import Runner
 from sqlenv.sql.lexer import one_line
@@ -96,10 +96,8 @@ class AstraReward:
     def _score(self, episode: Episode, attempt: Attempt) -> float:
         if self._config.step_score == "binary":
             return float(attempt.correct)
-        if is_nondeterministic(attempt.result):
-            return 0.0
         gold = gold_result(self._executor, episode.example)
-        return csmr(attempt.result, gold, alpha=self._config.alpha)
+        return csmr(payable(attempt.result), gold, alpha=self._config.alpha)
 
 
 def aggregate(scores: Sequence[float], config: AtrConfig) -> float:

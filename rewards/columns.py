@@ -16,7 +16,7 @@ from rewards.execution import (
     gold_result,
     is_correct,
     is_executable,
-    is_nondeterministic,
+    payable,
 )
 from rewards.types import Score
 from sqlenv.envs.single_turn import Runner
@@ -53,14 +53,12 @@ class PaverlReward:
         return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
-        if is_nondeterministic(answer.result):
-            return 0.0
-        gold = gold_result(self._executor, episode.example)
+        results = payable(answer.result), gold_result(self._executor, episode.example)
         if self._config.payoff == "binary":
-            return binary_accuracy(answer.result, gold)
+            return binary_accuracy(*results)
         if self._config.ex_f == "code":
-            return released_accuracy(answer.result, gold)
-        return fractional_accuracy(answer.result, gold)
+            return released_accuracy(*results)
+        return fractional_accuracy(*results)
 
 
 def payment(share: float, *, ran: bool) -> dict[str, float]:

@@ -11,7 +11,7 @@ from typing import Protocol
 from sqlenv.dialects import run
 from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema
-from sqlenv.types import Attempt, Episode, Example, Result, Table, Wrapping
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wrapping
 
 ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
 """Column names by table of an example's database, None where unknown."""
@@ -55,8 +55,13 @@ def is_executable(attempt: Attempt) -> bool:
 
 
 def is_nondeterministic(result: Result) -> bool:
-    """Tell whether a result depends on the clock or on chance, so that no part of it is earned."""
+    """Tell whether a result depends on the clock or on chance."""
     return isinstance(result, Table) and result.nondeterministic
+
+
+def payable(result: Result) -> Result:
+    """Return what a family may pay for: no result that depends on the clock or on chance."""
+    return SqlError("not the same twice") if is_nondeterministic(result) else result
 
 
 def is_correct(episode: Episode) -> bool:

@@ -13,7 +13,14 @@ from typing import Any, Literal, get_args
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
-from rewards.execution import ColumnsOf, StepRunner, gold_result, is_correct, is_nondeterministic
+from rewards.execution import (
+    ColumnsOf,
+    StepRunner,
+    gold_result,
+    is_correct,
+    is_nondeterministic,
+    payable,
+)
 from rewards.expo.clauses import Clause
 from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
@@ -135,7 +142,7 @@ class Workbench:
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
-        earning = SqlError("by chance") if by_chance else predicted
+        earning = payable(predicted)
         share = fractional_accuracy(earning, gold)
         alignment = self._progressive.align(example, sql)
         return PairScore(
