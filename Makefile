@@ -44,7 +44,7 @@ check: $(VENV)/dev.stamp ## set up, then formatting, lint, types and the import 
 	@$(BIN)/lint-imports
 
 bench: $(VENV)/dev.stamp ## set up, then measure speed on this machine (more arguments: ARGS=...)
-	@$(BIN)/python -m benchmarks $(ARGS)
+	@$(BIN)/python benchmarks/grpo_step.py $(ARGS)
 
 clean: ## remove the environment
 	rm -rf $(VENV) $(SGLANG) $(PLAN_GPU)

@@ -13,14 +13,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 # Makes another answer of one: a status and a body; None to close the connection.
-Spoil = Callable[["Proxy", bytes, dict[str, Any]], tuple[int, bytes] | None]
+Spoil = Callable[["Proxy", bytes], tuple[int, bytes] | None]
 
 
 class Proxy:
     """Forwards requests to a server, and corrupts answers of `/generate` while `spoil` is set.
 
     Attributes:
-        spoilt: The number of corrupted answers.
         earlier: An answer that was given before.
         freed: Set to release answers that are held back.
     """
@@ -28,7 +27,6 @@ class Proxy:
     def __init__(self, server: str) -> None:
         self._server = urlsplit(server).netloc
         self.spoil: Spoil | None = None
-        self.spoilt = 0
         self.earlier = b"{}"
         self.freed = threading.Event()
         proxy = self
@@ -40,10 +38,9 @@ class Proxy:
                 """Say nothing."""
 
             def do_GET(self) -> None:
-                proxy.answer(self, b"")
+                proxy.answer(self)
 
-            def do_POST(self) -> None:
-                proxy.answer(self, self.rfile.read(int(self.headers["content-length"] or 0)))
+            do_POST = do_GET
 
         class Listener(ThreadingHTTPServer):
             daemon_threads = True
@@ -61,17 +58,16 @@ class Proxy:
         self._listener.shutdown()
         self._listener.server_close()
 
-    def answer(self, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
         """Forward a request; send the server's answer, or the corrupted one."""
+        body = handler.rfile.read(int(handler.headers["content-length"] or 0))
         answer: tuple[int, bytes] | None
         try:
             answer = self._ask(handler.command, handler.path, body)
         except (OSError, http.client.HTTPException):
             answer = None
-        spoil = self.spoil
-        if handler.path == "/generate" and spoil is not None:
-            self.spoilt += 1
-            answer = spoil(self, answer[1] if answer else b"{}", json.loads(body))
+        if handler.path == "/generate" and self.spoil is not None:
+            answer = self.spoil(self, answer[1] if answer else b"{}")
         elif handler.path == "/generate" and answer and answer[0] == 200:
             self.earlier = answer[1]
         if answer is None:
@@ -98,7 +94,7 @@ class Proxy:
 def edited(change: Callable[[dict[str, Any]], None]) -> Spoil:
     """Return a fault that changes the fields of an answer."""
 
-    def spoil(_proxy: Proxy, answer: bytes, _request: dict[str, Any]) -> tuple[int, bytes]:
+    def spoil(_proxy: Proxy, answer: bytes) -> tuple[int, bytes]:
         fields = json.loads(answer)
         if "meta_info" in fields:
             change(fields)
@@ -124,7 +120,7 @@ def _swapped(fields: dict[str, Any]) -> None:
     fields["output_ids"] = [max(number - 1, 0) for number in fields["output_ids"]]
 
 
-def _held(proxy: Proxy, answer: bytes, _request: dict[str, Any]) -> tuple[int, bytes]:
+def _held(proxy: Proxy, answer: bytes) -> tuple[int, bytes]:
     proxy.freed.wait()
     return 200, answer
 
@@ -134,7 +130,7 @@ SPOILS: dict[str, Spoil] = {
     "answers 503": lambda *_: (503, b"Service Unavailable"),
     "hangs up in place of an answer": lambda *_: None,
     "answers garbage": lambda *_: (200, b"\x00\xff<html>busy</html>"),
-    "answers truncated JSON": lambda _proxy, answer, _request: (200, answer[: len(answer) // 2]),
+    "answers truncated JSON": lambda _proxy, answer: (200, answer[: len(answer) // 2]),
     "answers NaN log-probabilities": edited(_not_a_number),
     "answers another vocabulary's tokens": edited(_another_vocabulary),
     "answers other tokens than it tells the log-probabilities of": edited(_swapped),

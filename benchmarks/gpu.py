@@ -1,15 +1,12 @@
-"""Measure real model shapes on one GPU: update, decoding, planned memory, and a PyTorch update.
+"""Measure real model shapes on one GPU: update, decoding, and the memory that was planned.
 
     python benchmarks/gpu.py --json gpu.json
-    python benchmarks/gpu.py --torch-python TORCH_VENV/bin/python --json gpu.json
 
 Weights are random. The update has one group of 8 trajectories of 8,192 tokens with a prompt of
 6,144. Decoding has 64 slots, 8 prompts of 2,048 tokens, and 512 new tokens each. The model `tiny`
 (64 + 32 tokens) tries the benchmark itself, anywhere. Every part runs in its own process. MFU
 counts 6 operations for each weight and computed token, without attention. The byte limit of a
-decode step is reading all weights and the existing keys and values once. The PyTorch update trains
-transformers' model one row at a time, with recomputation and without shared prompts. Prints one
-JSON object.
+decode step is reading all weights and the existing keys and values once. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -52,51 +48,31 @@ def main() -> None:
     """Measure what was asked for, or (`--part`) one thing in this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
-    parser.add_argument("--torch-python", metavar="FILE", help="Python with torch, transformers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here too")
-    parser.add_argument("--part", choices=[*PARTS, "torch"], help=argparse.SUPPRESS)
-    parser.add_argument("--shape", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part:
-        name = options.models[0]
-        # PyTorch's Python need not have JAX, which the shapes are read with.
-        found = PARTS[options.part](name) if options.part in PARTS else torch(name, options.shape)
-        print(json.dumps(found))
+        print(json.dumps(PARTS[options.part](options.models[0])))
         return
-    figures = {model: measure(model, options.torch_python) for model in options.models}
+    figures = {model: measure(model) for model in options.models}
     text = json.dumps(figures, indent=2)
     print(text)
     if options.json is not None:
         options.json.write_text(text + "\n")
 
 
-def measure(model: str, torch_python: str | None) -> dict[str, Any]:
+def measure(model: str) -> dict[str, Any]:
     """Measure all parts of a model."""
-    found = {part: in_process(part, model, sys.executable) for part in ("update", "decode")}
-    found["plan"] = plan(model)
-    if torch_python is not None:
-        shape = json.dumps(asdict(shape_of(model)))
-        found["torch"] = in_process("torch", model, torch_python, "--shape", shape)
-    return found | compare(found)
+    found = {part: in_process(part, model) for part in PARTS} | {"plan": plan(model)}
+    measured, planned = found["update"].get("peak_bytes"), found["plan"].get("update_bytes")
+    ratio = round(measured / planned, 3) if measured and planned else None
+    return found | {"memory_over_plan": ratio}
 
 
-def compare(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Relate measurements to the plan and to PyTorch; None where one is missing."""
-
-    def ratio(part: str, name: str, other: str, of: str) -> float | None:
-        one, two = found.get(part, {}).get(name), found.get(other, {}).get(of)
-        return round(one / two, 3) if one and two else None
-
-    return {
-        "memory_over_plan": ratio("update", "peak_bytes", "plan", "update_bytes"),
-        "speed_up_over_torch": ratio("torch", "seconds", "update", "seconds"),
-    }
-
-
-def in_process(part: str, model: str, python: str, *more: str) -> dict[str, Any]:
+def in_process(part: str, model: str) -> dict[str, Any]:
     """Run one part in a process of its own; what went wrong is a result too."""
     print(f"{model}: {part}", file=sys.stderr, flush=True)
-    command = [python, __file__, "--part", part, "--models", model, *more]
+    command = [sys.executable, __file__, "--part", part, "--models", model]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         return {"error": done.stderr.strip().splitlines()[-1:]}
@@ -162,27 +138,17 @@ def update(model: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from flax import nnx
 
     from benchmarks._operations import model_flops
-    from minirl.config import BatchingConfig, Grpo, OptimizerConfig
+    from benchmarks.grpo_step import time_update
+    from minirl.config import BatchingConfig, OptimizerConfig
     from minirl.model import huggingface
     from minirl.plan.memory import Tokens
-    from minirl.train.batching import micro_batches
-    from minirl.train.optimizer import make_optimizer
-    from minirl.train.update import Learner, policy_objective
     from minirl.types import TokenRow
 
     shape, lengths = shape_of(model), lengths_of(model)
     policy = huggingface.init(shape, 0, dtype=jnp.bfloat16)
     policy.remat = "full"
-    graph, params = nnx.split(policy)
-    del policy
-    learner = Learner(
-        graph,
-        policy_objective(Grpo(), temperature=1.0),
-        make_optimizer(OptimizerConfig(moments="bfloat16"), steps=RUNS + 1),
-    )
     rng = np.random.default_rng(0)
     length = lengths.prompt + lengths.answer
     is_action = np.arange(length) >= lengths.prompt
@@ -197,16 +163,13 @@ def update(model: str) -> dict[str, Any]:
         )
         for _ in range(G)
     ]
-    sizes = BatchingConfig(prompt_multiple=lengths.prompt, answer_multiple=lengths.answer)
-    state, seconds = learner.init(params), []
-    del params
-    for _ in range(RUNS + 1):
-        started = perf_counter()
-        batches = micro_batches([group], aggregation="sequence_mean", sizes=sizes, pad_id=0)
-        state, _ = learner.update(state, batches)
-        jax.block_until_ready(state.params)
-        seconds.append(perf_counter() - started)
-    best = min(seconds[1:])
+    best = time_update(
+        policy,
+        [group],
+        BatchingConfig(prompt_multiple=lengths.prompt, answer_multiple=lengths.answer),
+        OptimizerConfig(moments="bfloat16"),
+        runs=RUNS,
+    )
     tokens = Tokens(1, lengths.prompt, G, lengths.answer)
     peak = peak_flops()
     memory = jax.local_devices()[0].memory_stats() or {}
@@ -288,43 +251,6 @@ def decode(model: str) -> dict[str, Any]:
         "over_byte_limit": a_step / (read / speed) if speed else None,
         "compilations": compilations(),
     }
-
-
-def torch(model: str, shape: dict[str, Any]) -> dict[str, Any]:
-    """Time the same update in plain PyTorch: every row with its own prompt, one after the other."""
-    torch: Any = import_module("torch")  # in no environment of ours
-    transformers: Any = import_module("transformers")
-    lengths = lengths_of(model)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-    names += ("num_attention_heads", "num_key_value_heads", "tie_word_embeddings", "rms_norm_eps")
-    config = transformers.Qwen2Config(
-        **{name: shape[name] for name in names}, max_position_embeddings=32768
-    )
-    policy = transformers.Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa")
-    policy.to(device).train()
-    policy.gradient_checkpointing_enable()
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=device == "cuda")
-    length = lengths.prompt + lengths.answer
-    ids = torch.randint(0, shape["vocab_size"], (G, length), device=device)
-    seconds = []
-    for _ in range(RUNS + 1):
-        started = perf_counter()
-        for row in ids:
-            with torch.autocast(device, dtype=torch.bfloat16):
-                logits = policy(row[None], logits_to_keep=lengths.answer + 1).logits[0, :-1]
-            logp = torch.log_softmax(logits.float(), -1)
-            chosen = logp.gather(-1, row[lengths.prompt :, None])[:, 0]
-            (-(chosen - chosen.detach()).exp().mean() / G).backward()
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(perf_counter() - started)
-    best = min(seconds[1:])
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else None
-    return {"seconds": best, "tokens_s": G * length / best, "peak_bytes": peak, "device": device}
 
 
 PARTS = {"update": update, "decode": decode}

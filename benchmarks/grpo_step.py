@@ -105,30 +105,39 @@ def time_generation(model: Decoder, *, runs: int) -> tuple[float, list[list[Traj
     return min(seconds[1:]), groups
 
 
-def time_update(model: Decoder, groups: list[list[Trajectory]], *, runs: int) -> float:
-    """Return the seconds of the fastest update on all trajectories, with random rewards."""
+def rewarded(groups: list[list[Trajectory]]) -> list[list[TokenRow]]:
+    """Return what the update learns from, with random rewards."""
     rewards_NG = np.random.default_rng(0).random((PROMPTS, SAMPLES))
     advantages_NG = estimate(rewards_NG, estimator="group_normalised")
-    rows = [
+    return [
         [
             TokenRow(flat.ids, flat.is_action, flat.logprobs, float(advantage), flat.prompt_length)
             for flat, advantage in zip(map(flatten, group), advantages, strict=True)
         ]
         for group, advantages in zip(groups, advantages_NG, strict=True)
     ]
+
+
+def time_update(
+    model: Decoder,
+    rows: list[list[TokenRow]],
+    sizes: BatchingConfig,
+    optimizer: OptimizerConfig,
+    *,
+    runs: int,
+) -> float:
+    """Return the seconds of the fastest update; the learner takes the model's weights over."""
     graph, params = nnx.split(model)
+    del model
     learner = Learner(
-        graph,
-        policy_objective(Grpo(), temperature=SAMPLER.temperature),
-        make_optimizer(OptimizerConfig(), steps=runs),
+        graph, policy_objective(Grpo(), temperature=1.0), make_optimizer(optimizer, steps=runs + 1)
     )
-    state = learner.init(jax.tree.map(lambda leaf: leaf.copy(), params))
-    seconds = []
+    state, seconds = learner.init(params), []
+    del params
+    # The first run compiles and is not timed.
     for _ in range(runs + 1):
         started = time.perf_counter()
-        batches = micro_batches(
-            rows, aggregation="sequence_mean", sizes=BatchingConfig(groups_per_batch=1), pad_id=0
-        )
+        batches = micro_batches(rows, aggregation="sequence_mean", sizes=sizes, pad_id=0)
         state, _ = learner.update(state, batches)
         jax.block_until_ready(state.params)
         seconds.append(time.perf_counter() - started)
@@ -142,7 +151,8 @@ def main() -> None:
     runs = parser.parse_args().runs
     model = Decoder(MODEL, key=jax.random.key(0))
     gen_s, groups = time_generation(model, runs=runs)
-    update_s = time_update(model, groups, runs=runs)
+    sizes = BatchingConfig(groups_per_batch=1)
+    update_s = time_update(model, rewarded(groups), sizes, OptimizerConfig(), runs=runs)
     sampled = PROMPTS * SAMPLES * ANSWER_TOKENS
     figures = {
         "gen_s": round(gen_s, 3),

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple, get_args
 
 from rewards.columns import csmr
 from rewards.config import AstraConfig, AtrConfig
-from rewards.execution import GoldResults, gold_result, is_correct, is_nondeterministic
+from rewards.execution import gold_result, is_correct, payable
 from rewards.types import CreditSpan, Score
+from sqlenv.envs.single_turn import Runner
 from sqlenv.sql.lexer import one_line
 from sqlenv.types import Attempt, Episode
 
@@ -45,7 +46,7 @@ _CONSTANTS = {"paper": _Constants(0.0, 0.0, 0.0001), "fig2": _Constants(0.0, -0.
 class AstraReward:
     """Scores the steps of an episode by their results (CSMR) and adds them up (ATR)."""
 
-    def __init__(self, config: AstraConfig, executor: GoldResults) -> None:
+    def __init__(self, config: AstraConfig, executor: Runner) -> None:
         self._config = config
         self._executor = executor
 
@@ -95,10 +96,8 @@ class AstraReward:
     def _score(self, episode: Episode, attempt: Attempt) -> float:
         if self._config.step_score == "binary":
             return float(attempt.correct)
-        if is_nondeterministic(attempt.result):
-            return 0.0
         gold = gold_result(self._executor, episode.example)
-        return csmr(attempt.result, gold, alpha=self._config.alpha)
+        return csmr(payable(attempt.result), gold, alpha=self._config.alpha)
 
 
 def aggregate(scores: Sequence[float], config: AtrConfig) -> float:

@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 from rewards.config import PaverlConfig
 from rewards.execution import (
-    GoldResults,
     gold_result,
     is_correct,
     is_executable,
-    is_nondeterministic,
+    payable,
 )
 from rewards.types import Score
+from sqlenv.envs.single_turn import Runner
 from sqlenv.types import Attempt, Episode, Result, Table, Value
 
 EXTRA_COLUMNS = 5  # as many columns more than the gold has are too many for EX_b (tau of paper 003)
@@ -36,7 +36,7 @@ _NUMBER_CHARS = 64
 class PaverlReward:
     """Pays for the gold columns in the result of the answer (paper 003, section III-C)."""
 
-    def __init__(self, config: PaverlConfig, executor: GoldResults) -> None:
+    def __init__(self, config: PaverlConfig, executor: Runner) -> None:
         self._config = config
         self._executor = executor
 
@@ -53,14 +53,12 @@ class PaverlReward:
         return self._config.ex_f == "code" and len(sql) < _SHORTEST_SQL
 
     def _share(self, episode: Episode, answer: Attempt) -> float:
-        if is_nondeterministic(answer.result):
-            return 0.0
-        gold = gold_result(self._executor, episode.example)
+        results = payable(answer.result), gold_result(self._executor, episode.example)
         if self._config.payoff == "binary":
-            return binary_accuracy(answer.result, gold)
+            return binary_accuracy(*results)
         if self._config.ex_f == "code":
-            return released_accuracy(answer.result, gold)
-        return fractional_accuracy(answer.result, gold)
+            return released_accuracy(*results)
+        return fractional_accuracy(*results)
 
 
 def payment(share: float, *, ran: bool) -> dict[str, float]:
@@ -85,15 +83,12 @@ def fractional_accuracy(predicted: Result, gold: Result) -> float:
     return (wanted & found).total() / gold.width
 
 
-def binary_accuracy(predicted: Result, gold: Result, *, share: float | None = None) -> float:
-    """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A).
-
-    `share` is the `fractional_accuracy`, where it is known.
-    """
-    share = fractional_accuracy(predicted, gold) if share is None else share
-    if share < 1 or not isinstance(predicted, Table) or not isinstance(gold, Table):
+def binary_accuracy(predicted: Result, gold: Result) -> float:
+    """Tell whether all gold columns are there, with few others (EX_b, paper 003, III-A)."""
+    if not isinstance(predicted, Table) or not isinstance(gold, Table):
         return 0.0
-    return float(predicted.width - gold.width < EXTRA_COLUMNS)
+    is_narrow = predicted.width - gold.width < EXTRA_COLUMNS
+    return float(is_narrow and fractional_accuracy(predicted, gold) == 1)
 
 
 def csmr(predicted: Result, gold: Result, *, alpha: float = 0.8) -> float:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from sqlenv.dialects import run
+from sqlenv.envs.single_turn import Runner
 from sqlenv.schema.reading import read_schema
-from sqlenv.types import Attempt, Episode, Example, Result, Table, Wrapping
+from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, Wrapping
 
 ColumnsOf = Callable[[Example], Mapping[str, Sequence[str]] | None]
 """Column names by table of an example's database, None where unknown."""
@@ -25,15 +26,7 @@ _MARKS: dict[Wrapping, dict[str, int]] = {
 }
 
 
-class GoldResults(Protocol):
-    """What a reward needs of the executor."""
-
-    def gold(self, database: Path, sql: str, /) -> Result:
-        """Run a gold query, or return its cached result."""
-        ...
-
-
-class StepRunner(GoldResults, Protocol):
+class StepRunner(Runner, Protocol):
     """What a reward that runs parts of queries needs of the executor."""
 
     def execute(self, database: Path, sql: str, /, *, max_steps: int | None = None) -> Result:
@@ -51,7 +44,7 @@ def columns_of() -> ColumnsOf:
     return lambda example: read(example.database)
 
 
-def gold_result(executor: GoldResults, example: Example) -> Result:
+def gold_result(executor: Runner, example: Example) -> Result:
     """Return what the gold query gives, also where it is of another dialect."""
     return run(executor.gold, example, example.gold_sql)
 
@@ -62,8 +55,13 @@ def is_executable(attempt: Attempt) -> bool:
 
 
 def is_nondeterministic(result: Result) -> bool:
-    """Tell whether a result depends on the clock or on chance, so that no part of it is earned."""
+    """Tell whether a result depends on the clock or on chance."""
     return isinstance(result, Table) and result.nondeterministic
+
+
+def payable(result: Result) -> Result:
+    """Return what a family may pay for: no result that depends on the clock or on chance."""
+    return SqlError("not the same twice") if is_nondeterministic(result) else result
 
 
 def is_correct(episode: Episode) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from statistics import fmean, pstdev
 from typing import Literal
@@ -50,9 +50,9 @@ class Task:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
-    """What came of one question.
+    """What came of one question, counted while it is played.
 
     Attributes:
         sql: The query chosen; empty when no answer held one.
@@ -64,7 +64,7 @@ class Choice:
         left_out: Judgements without an answer that could be parsed.
     """
 
-    sql: str
+    sql: str = ""
     candidates: tuple[str, ...] = ()
     scores: tuple[float, ...] = ()
     attempts: int = 0
@@ -86,84 +86,66 @@ def deliberate(
         The released code demands a row of result, does not deduplicate, repeats unparsable
         judgements without bound, and returns candidate 0 where the best is unique.
     """
-    found = yield from _collect(task, config)
-    kept = tuple(found.kept.values())
-    choice = Choice("", kept, (), found.asked, found.executable, found.refused)
+    choice = Choice()
+    kept = choice.candidates = yield from _collect(task, config, choice)
     if len(kept) < 2:
-        return replace(choice, sql=kept[0] if kept else found.last)
-    judged, refused = yield from _judge(task.judge_prompt(kept), len(kept), config)
-    scores = mean_scores(judged, len(kept), normalise=config.normalise)
-    return replace(
-        choice,
-        sql=best(kept, scores, Random(f"{seed} {task.name}")),
-        scores=scores,
-        refused=found.refused + refused,
-        judged=len(judged),
-        left_out=config.judgements - len(judged),
-    )
+        choice.sql = kept[0] if kept else choice.sql
+        return choice
+    judged = yield from _judge(task.judge_prompt(kept), len(kept), config, choice)
+    choice.judged, choice.left_out = len(judged), config.judgements - len(judged)
+    choice.scores = mean_scores(judged, len(kept), normalise=config.normalise)
+    choice.sql = best(kept, choice.scores, Random(f"{seed} {task.name}"))
+    return choice
 
 
-@dataclass(slots=True)
-class _Found:
-    kept: dict[str, str]
-    asked: int = 0
-    executable: int = 0
-    refused: int = 0
-    last: str = ""
+def _collect(
+    task: Task, config: JudgeConfig, choice: Choice
+) -> Generator[list[Ask], Texts, tuple[str, ...]]:
+    """Ask in waves of as many answers as are missing; of twice as many after an empty one.
 
-    def count(self, config: JudgeConfig) -> int:
-        """Count what `candidates` counts."""
-        return len(self.kept) if config.count == "distinct" else self.executable
-
-
-def _collect(task: Task, config: JudgeConfig) -> Generator[list[Ask], Texts, _Found]:
-    """Ask in waves of as many answers as are missing; of twice as many after an empty one."""
-    found = _Found({})
-    widening = 1
-    while (missing := config.candidates - (before := found.count(config))) > 0:
-        size = min(missing * widening, config.attempts - found.asked)
-        if size <= 0:
-            break
-        texts = yield [Ask("generate", found.asked + i, task.prompt) for i in range(size)]
-        _take(found, texts, task, config)
-        widening = 1 if found.count(config) > before else widening * 2
+    Returns the candidates; the choice is the last query for now.
+    """
+    kept: dict[str, str] = {}
+    found, widening = 0, 1
+    while size := min((config.candidates - found) * widening, config.attempts - choice.attempts):
+        texts = yield [Ask("generate", choice.attempts + i, task.prompt) for i in range(size)]
+        choice.attempts += size
+        choice.refused += sum(text is None for text in texts)
+        queries = [sql for text in texts if text and (sql := task.extract(text))]
+        choice.sql = queries[-1] if queries else choice.sql
+        before = found
+        for sql, result in zip(queries, task.execute(queries), strict=True):
+            runs = isinstance(result, Table) and (bool(result.rows) or not config.require_rows)
+            if runs and found < config.candidates:
+                choice.executable += 1
+                kept.setdefault(normalise_sql(sql), sql)
+                found = len(kept) if config.count == "distinct" else choice.executable
+        widening = 1 if found > before else widening * 2
         if all(text is None for text in texts):
             break
-    return found
-
-
-def _take(found: _Found, texts: Texts, task: Task, config: JudgeConfig) -> None:
-    found.asked += len(texts)
-    found.refused += sum(text is None for text in texts)
-    queries = [sql for text in texts if text and (sql := task.extract(text))]
-    found.last = queries[-1] if queries else found.last
-    for sql, result in zip(queries, task.execute(queries), strict=True):
-        runs = isinstance(result, Table) and (bool(result.rows) or not config.require_rows)
-        if runs and found.count(config) < config.candidates:
-            found.executable += 1
-            found.kept.setdefault(normalise_sql(sql), sql)
+    return tuple(kept.values())
 
 
 def _judge(
-    prompt: Observation, count: int, config: JudgeConfig
-) -> Generator[list[Ask], Texts, tuple[list[tuple[float, ...]], int]]:
+    prompt: Observation, count: int, config: JudgeConfig, choice: Choice
+) -> Generator[list[Ask], Texts, list[tuple[float, ...]]]:
     """Ask for all judgements at once, and a few times again for those that cannot be parsed.
 
-    Returns the scores of each that can, and the number of requests that the model refused.
+    Returns the scores of each that can.
     """
     scores: list[tuple[float, ...]] = []
-    asked = refused = 0
+    asked = 0
     for _ in range(1 + config.judge_retries):
         missing = config.judgements - len(scores)
         if not missing:
             break
         texts = yield [Ask("judge", asked + i, prompt) for i in range(missing)]
-        asked += len(texts)
-        refused += sum(text is None for text in texts)
+        asked += missing
+        choice.refused += sum(text is None for text in texts)
         scores += [parsed for text in texts if (parsed := parse_scores(text or "", count))]
         if all(text is None for text in texts):
             break
-    return scores, refused
+    return scores
 
 
 _THINKING = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)

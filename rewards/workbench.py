@@ -13,7 +13,14 @@ from typing import Any, Literal, get_args
 from rewards.astra import AstraReward
 from rewards.columns import PaverlReward, binary_accuracy, csmr, fractional_accuracy, payment
 from rewards.config import AstraConfig, ExpoConfig, PaverlConfig, ProgressiveConfig
-from rewards.execution import ColumnsOf, StepRunner, gold_result, is_correct, is_nondeterministic
+from rewards.execution import (
+    ColumnsOf,
+    StepRunner,
+    gold_result,
+    is_correct,
+    is_nondeterministic,
+    payable,
+)
 from rewards.expo.clauses import Clause
 from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
@@ -135,7 +142,8 @@ class Workbench:
         by_chance = is_nondeterministic(predicted)
         right = ex[EXPO_MATCH] and not by_chance
         verdict = self._expo.judge(example, Attempt(sql, sql, predicted, right))
-        share = 0.0 if by_chance else fractional_accuracy(predicted, gold)
+        earning = payable(predicted)
+        share = fractional_accuracy(earning, gold)
         alignment = self._progressive.align(example, sql)
         return PairScore(
             status=_status(example, sql, predicted),
@@ -146,9 +154,9 @@ class Workbench:
             rewards=tuple(self._expo.clause_rewards(verdict)),
             expo=self._expo.mean_reward(verdict),
             ex_f=share,
-            ex_b=binary_accuracy(predicted, gold, share=share),
+            ex_b=binary_accuracy(earning, gold),
             paverl=sum(payment(share, ran=isinstance(predicted, Table)).values()),
-            csmr=0.0 if by_chance else csmr(predicted, gold),
+            csmr=csmr(earning, gold),
             gold_ran=isinstance(gold, Table),
             nondeterministic=by_chance,
             seconds=time.perf_counter() - start,

@@ -60,8 +60,7 @@ class Scorer:
             wrapping=config.env.wrapping,
         )
         self._judging = self._build(config.env, feedback=lambda *_: ((), ""))
-        self._known: set[tuple[Path, str]] = set()
-        self._has_warned = False
+        self._told: set[object] = set()
         self._threads = ThreadPoolExecutor(config.executor.workers, thread_name_prefix="rewards")
 
     def environment(self, *, replies: int) -> Environment:
@@ -75,41 +74,31 @@ class Scorer:
 
         When an episode ends is the trainer's business: replies after a match are judged too.
         """
-        self._warn_of_failing(example)
+        gold = gold_result(self._executor, example)
+        if not isinstance(gold, Table):
+            self._warn_once(
+                (example.database, example.gold_sql),
+                f"the gold query {example.gold_sql!r} does not run on {example.database} "
+                f"({describe_failure(gold)}): no reply to it is right; leave it out",
+            )
         episode = Episode(example)
         for reply in replies:
             episode, _ = self._judging.step(episode, reply)
-        self._warn_of_other_wrapping(episode)
-        return self.reward(episode)
-
-    def _warn_of_other_wrapping(self, episode: Episode) -> None:
-        """Say once of replies whose SQL is not where the settings look for it."""
         wrapping = self.config.env.wrapping
         other: Wrapping = "fence" if wrapping == "sql_tag" else "sql_tag"
-        is_known = self._has_warned or any(attempt.sql for attempt in episode.attempts)
-        if is_known or not any(extract_sql(one.text, other) for one in episode.attempts):
-            return
-        self._has_warned = True
-        _log.warning(
-            "a reply has its SQL in %s, and with env.wrapping=%s only %s counts: ask for that in "
-            "the prompt, or change the setting",
-            _FORMS[other], wrapping, _FORMS[wrapping],
-        )  # fmt: skip
-
-    def _warn_of_failing(self, example: Example) -> None:
-        """Say once of each gold query that does not run that nothing is right there."""
-        question = (example.database, example.gold_sql)
-        if question in self._known:
-            return
-        self._known.add(question)
-        gold = gold_result(self._executor, example)
-        if not isinstance(gold, Table):
-            _log.warning(
-                "the gold query %r does not run on %s (%s): no reply to it is right; leave it out",
-                example.gold_sql,
-                example.database,
-                describe_failure(gold),
+        has_sql = any(attempt.sql for attempt in episode.attempts)
+        if not has_sql and any(extract_sql(one.text, other) for one in episode.attempts):
+            self._warn_once(
+                other,
+                f"a reply has its SQL in {_FORMS[other]}, and with env.wrapping={wrapping} only "
+                f"{_FORMS[wrapping]} counts: ask for that in the prompt, or change the setting",
             )
+        return self.reward(episode)
+
+    def _warn_once(self, what: object, text: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            _log.warning(text)
 
     def score_many(self, episodes: Sequence[tuple[Example, Sequence[str]]]) -> list[Score]:
         """Score episodes on all workers, in order."""

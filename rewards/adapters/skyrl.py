@@ -88,6 +88,3 @@ class SqlEnv(_Base):
             return {"turns": float(self.turns)}
         parts = {f"reward/{name}": value for name, value in score.parts.items()}
         return {"turns": float(self.turns), "correct": float(score.correct), **parts}
-
-    def close(self) -> None:
-        """Do nothing: the workers are shared, and end with the process."""

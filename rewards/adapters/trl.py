@@ -9,7 +9,6 @@ from typing import Any
 
 from rewards.adapters.scoring import AdapterConfig, example_of, read_settings, scorer_of
 from rewards.types import Score
-from sqlenv.errors import UserError
 
 Completion = str | Sequence[Mapping[str, Any]]
 """What TRL gives: a text, or the messages after the prompt where prompts are conversations."""
@@ -40,22 +39,12 @@ class SqlReward:
         `log_metric` gets the means of the reward's parts and execution accuracy.
 
         Raises:
-            UserError: A column is not as long as `completions`, or a database or gold query is
-                missing.
+            UserError: A database or gold query is missing.
         """
-        for name in _COLUMNS:
-            if name in columns and len(columns[name]) != len(completions):
-                raise UserError(
-                    f"the SQL reward got {len(columns[name])} of {name} for {len(completions)} "
-                    "completions; the data set needs one in every row"
-                )
-        rows = [
-            {name: columns[name][number] for name in _COLUMNS if name in columns}
-            for number in range(len(completions))
-        ]
+        given = {name: columns[name] for name in _COLUMNS if name in columns}
         episodes = [
-            (example_of(row), replies_of(completion))
-            for row, completion in zip(rows, completions, strict=True)
+            (example_of({name: values[at] for name, values in given.items()}), replies_of(one))
+            for at, one in enumerate(completions)
         ]
         scores = scorer_of(self._config).score_many(episodes)
         if log_metric is not None and scores:

@@ -6,7 +6,7 @@ or a WITH item gave the alias. A query that does not parse keeps the names of it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from sqlglot import exp
 
@@ -28,9 +28,19 @@ def with_attributes(sql: str, table: Table, *, operand: int = 0, is_star: bool =
     They are those of one operand of a set operation (`is_star`: as if it selected `*`).
     """
     names = [name.lower() for name in table.columns]
-    if select := _select(sql, operand):
-        outputs = [exp.Star()] if is_star else select.expressions
-        names = _attributes(outputs, select, _items(select), names)
+    select = _select(sql, operand)
+    if select is None:
+        return Table(tuple(names), table.rows)
+    finder, items = _Finder(), _items(select)
+    outputs = [exp.Star()] if is_star else select.expressions
+    given = [finder.attribute(select, item, items, 0) for item in outputs]
+    stars = [at for at, name in enumerate(given) if name == "*"]
+    head, tail = (given[: stars[0]], given[stars[-1] + 1 :]) if stars else (given, [])
+    # Between two stars no place is known: names are looked up there.
+    starred = names[len(head) : len(names) - len(tail)]
+    if len(head) + len(starred) + len(tail) == len(names) and bool(starred) <= bool(stars):
+        starred = [finder.origin(select, ("", name), items, 0) or name for name in starred]
+        names = [*head, *starred, *tail]
     return Table(tuple(names), table.rows)
 
 
@@ -91,24 +101,6 @@ def _column(output: exp.Expression) -> tuple[str, str] | None:
     return (node.table.lower(), node.name.lower()) if isinstance(node, exp.Column) else None
 
 
-def _attributes(
-    outputs: Sequence[exp.Expression], select: exp.Select, items: _Items, names: list[str]
-) -> list[str]:
-    stars = [at for at, item in enumerate(outputs) if (_column(item) or ("", ""))[1] == "*"]
-    head = outputs[: stars[0]] if stars else outputs
-    tail = outputs[stars[-1] + 1 :] if stars else ()
-    # Between two stars no place is known: names are looked up there.
-    starred = names[len(head) : len(names) - len(tail)]
-    if len(head) + len(starred) + len(tail) != len(names) or bool(starred) > bool(stars):
-        return names
-    finder = _Finder()
-    return [
-        *(finder.attribute(select, item, items, 0) for item in head),
-        *(finder.origin(select, ("", name), items, 0) or name for name in starred),
-        *(finder.attribute(select, item, items, 0) for item in tail),
-    ]
-
-
 class _Finder:
     """Follows names into subqueries and WITH items, each query and name once."""
 
@@ -118,9 +110,11 @@ class _Finder:
     def attribute(
         self, select: exp.Select, output: exp.Expression, items: _Items, depth: int
     ) -> str:
-        """Return what an output stands for."""
+        """Return what an output stands for; `*` for all columns."""
         column = _column(output)
-        return (self.origin(select, column, items, depth) or column[1]) if column else COMPUTED
+        if column is None or column[1] == "*":
+            return "*" if column else COMPUTED
+        return self.origin(select, column, items, depth) or column[1]
 
     def origin(self, select: exp.Select, column: tuple[str, str], items: _Items, depth: int) -> str:
         """Return what a column of a subquery or WITH item stands for; "" for one of a table."""

@@ -7,6 +7,7 @@ types of difference, one that leads away from the gold result.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +32,7 @@ Run = Callable[[str], Result]
 MAX_STEP_ROWS = 200
 """Rows of an intermediate result that are compared; of larger ones filters are judged by counts,
 other steps by the first rows."""
+_ALL = sys.maxsize
 
 _EVERY: Differences = frozenset(CANDIDATES)
 _REMOVAL: Differences = frozenset({"row_subset", "row_emptied", "row_dedup"})
@@ -76,7 +78,6 @@ def find_blamed(
     predicted: Table,
     sought: Differences,
     run: Run,
-    max_rows: int = MAX_STEP_ROWS,
 ) -> frozenset[int]:
     """Number the clauses whose own effect is part of what is wrong with the result.
 
@@ -84,7 +85,7 @@ def find_blamed(
     by their attributes, `sought` is what sets the results apart (D*), `run` runs a step's query.
     """
     chains = plan_steps(sql, clauses)
-    steps = _Steps(sql, run, config, max_rows)
+    steps = _Steps(sql, run, config)
     if len(chains) == 1 or (chains and _is_outer(chains[-1])):
         steps.know(chains[-1], predicted)
     blamed: set[int] = set()
@@ -145,7 +146,9 @@ def _blame_away(chain: Sequence[Step], steps: _Steps, gold: Table) -> set[int]:
         after = steps.rows(step)
         if after is None:
             continue
-        if before is not None and steps.leads_away(gold, before, after, step):
+        # Of large results a filter leaves the first rows, whatever it removes.
+        is_cut = before is not None and len(before.rows) > MAX_STEP_ROWS and step.effect != "order"
+        if before is not None and not (is_cut and after.rows) and leads_away(gold, before, after):
             blamed.update(waiting)
         before, waiting = after, []
     return blamed
@@ -154,17 +157,16 @@ def _blame_away(chain: Sequence[Step], steps: _Steps, gold: Table) -> set[int]:
 class _Steps:
     """Runs steps when their results are asked for, each once."""
 
-    def __init__(self, sql: str, run: Run, config: ExpoConfig, max_rows: int) -> None:
-        self._sql, self._run, self._max_rows = sql, run, max_rows
+    def __init__(self, sql: str, run: Run, config: ExpoConfig) -> None:
+        self._sql, self._run = sql, run
         self._computed_rule = config.row_partial == "computed"
         self._widths_apart = config.row_disjoint == "same_columns"
-        self._known: dict[str, Table] = {}
         self._empty: set[str] = set()
         self._seen: dict[str, tuple[int, Table | None]] = {}  # with the rows asked for
 
     def know(self, chain: Sequence[Step], result: Table) -> None:
         """Take the result of the last step; an empty one was so before SELECT and ORDER BY too."""
-        self._known[chain[-1].sql] = result
+        self._seen[chain[-1].sql] = (_ALL, result)
         for step in reversed(chain) if not result.rows else ():
             self._empty.add(step.sql)
             if step.effect not in ("project", "order"):
@@ -176,7 +178,7 @@ class _Steps:
 
     def rows(self, step: Step) -> Table | None:
         """Return the first rows of a step, one more than are compared."""
-        return self._fetch(step, self._max_rows + 1)
+        return self._fetch(step, MAX_STEP_ROWS + 1)
 
     def seek(self, step: Step, wanted: Differences) -> Differences:
         """Name what a step is to be blamed for, of what sets the result apart.
@@ -200,9 +202,10 @@ class _Steps:
         left, right = self.rows(before), self.rows(after)
         if left is None or right is None:
             return _NOTHING
-        if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > self._max_rows:
-            return self._fewer(before, after) if sought & _MISSING else _NOTHING
-        left, right = _cut(left, self._max_rows), _cut(right, self._max_rows)
+        if _POSSIBLE[after.effect] == _REMOVAL and len(left.rows) > MAX_STEP_ROWS:
+            counts = [self._count(step) for step in (before, after)] if sought & _MISSING else []
+            return _MISSING if None not in counts and len(set(counts)) == 2 else _NOTHING
+        left, right = _cut(left, MAX_STEP_ROWS), _cut(right, MAX_STEP_ROWS)
         if after.effect == "order":
             # The same rows in any case, of which the first ones may be all others.
             return _NOTHING if left.rows == right.rows else _POSSIBLE["order"]
@@ -224,20 +227,7 @@ class _Steps:
             return table
         return with_attributes(self._sql, table, operand=step.operand, is_star=bool(step.star))
 
-    def leads_away(self, gold: Table, before: Table, after: Table, step: Step) -> bool:
-        """Tell whether a step leads away from the gold result; of large results few ways show."""
-        if after.rows and len(before.rows) > self._max_rows and step.effect != "order":
-            return False
-        return leads_away(gold, before, after)
-
-    def _fewer(self, before: Step, after: Step) -> Differences:
-        left, right = self._count(before), self._count(after)
-        is_same = left is None or right is None or left == right
-        return _NOTHING if is_same else _MISSING
-
     def _fetch(self, step: Step, limit: int) -> Table | None:
-        if known := self._known.get(step.sql):
-            return _cut(known, limit)
         asked, table = self._seen.get(step.sql, (-1, None))
         if asked < limit:
             rows = 0 if step.sql in self._empty else limit
@@ -246,8 +236,9 @@ class _Steps:
         return table and _cut(table, limit)
 
     def _count(self, step: Step) -> int | None:
-        if known := self._known.get(step.sql):
-            return len(known.rows)
+        asked, table = self._seen[step.sql]
+        if asked == _ALL and table:
+            return len(table.rows)
         table = self._table(step, "SELECT count(*) FROM ({}\n)")
         return int(str(table.rows[0][0])) if table else None
 

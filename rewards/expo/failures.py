@@ -14,7 +14,6 @@ from itertools import pairwise
 from rewards.expo.attributes import select_aliases
 from rewards.expo.clauses import OPERATORS, WHOLE, Clause, ClauseKind, clause_at, item_name
 from rewards.expo.names import (
-    Mention,
     is_query_start,
     nested,
     references,
@@ -122,7 +121,9 @@ def _defining(failure: _Failure, qualifier: str, using: Numbers) -> Numbers:
     defining = failure.beside(using, failure.holding(source.start for source in found))
     if not defining:
         return failure.beside(using, failure.of_kinds("FROM", "JOIN"))
-    return defining | _items_named(failure, {source.table for source in found})
+    tables = {source.table for source in found}
+    items = {n: failure.clauses[n].text(failure.sql) for n in failure.of_kinds("WITH")}
+    return defining | {number for number, text in items.items() if item_name(text) in tables}
 
 
 def _lacking(failure: _Failure, name: str, using: Numbers) -> Numbers:
@@ -226,24 +227,16 @@ def _mismatch(failure: _Failure, _element: str) -> Numbers:
 
 
 def _using(failure: _Failure, qualifier: str, name: str) -> Numbers:
-
-    def is_meant(found: Mention) -> bool:
-        return found.name == name and found.qualifier == qualifier and not found.is_call
-
-    return failure.holding(found.start for found in references(failure.sql) if is_meant(found))
-
-
-def _items_named(failure: _Failure, tables: set[str]) -> Numbers:
-    """Number the WITH items that define some of the tables."""
-    items = {n: failure.clauses[n].text(failure.sql) for n in failure.of_kinds("WITH")}
-    return {number for number, text in items.items() if item_name(text) in tables}
+    meant = (qualifier, name, False)
+    mentions = references(failure.sql)
+    return failure.holding(m.start for m in mentions if (m.qualifier, m.name, m.is_call) == meant)
 
 
 def _parts(element: str) -> list[str]:
     return [part.strip('"`[]') for part in element.lower().split(".")][-2:]
 
 
-_FUNCTION = r"(?P<element>.+?)\(\)"
+_ALIASED = "misuse of aliased"
 _CLAUSE = r"(?P<element>ORDER BY|GROUP BY|HAVING|LIMIT)"
 _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
     (re.compile(pattern, re.DOTALL), find)
@@ -252,23 +245,25 @@ _FINDERS: tuple[tuple[re.Pattern[str], Finder], ...] = tuple(
         (r"no such column: (?P<element>.+?)(?: - should this be .*)?", _no_column),
         (r"ambiguous column name: (?P<element>.+)", _ambiguous),
         (r"no such table: (?P<element>.+)", _no_table),
-        (rf"misuse of aggregate(?: function|:) {_FUNCTION}", _aggregate),
-        (rf"misuse of window function {_FUNCTION}", _function),
-        (r"no such function: (?P<element>.+)", _function),
-        (rf"wrong number of arguments to function {_FUNCTION}", _function),
-        (r"misuse of aliased (?:aggregate|identifier) (?P<element>.+)", _alias),
+        (r"misuse of aggregate(?: function|:) (?P<element>.+?)\(\)", _aggregate),
         (
-            r"misuse of aliased window function (?P<element>.+)",
+            r"(?:misuse of window function|no such function:|wrong number of arguments to function)"
+            r" (?P<element>.+?)(?:\(\))?",
+            _function,
+        ),
+        (rf"{_ALIASED} (?:aggregate|identifier) (?P<element>.+)", _alias),
+        (
+            rf"{_ALIASED} window function (?P<element>.+)",
             lambda failure, alias: _alias(failure, alias, "ORDER BY"),
         ),
-        (r'near "(?P<element>.*)": syntax error', _syntax),
-        (r'unrecognized token: "(?P<element>.*)"', _syntax),
+        (r'(?:near|unrecognized token:) "(?P<element>.*)"(?:: syntax error)?', _syntax),
         (r"incomplete input", lambda failure, _: {len(failure.clauses) - 1}),
-        (rf"\d+\w+ {_CLAUSE} term .*", _named_kind),
         (rf"{_CLAUSE} clause should come after .*", _early),
-        (rf"{_CLAUSE} clause .*", _named_kind),
-        (rf"too many terms in {_CLAUSE} clause", _named_kind),
-        (rf"aggregate functions are not allowed in the {_CLAUSE} clause", _named_kind),
+        (
+            r"(?:\d+\w+ |too many terms in |aggregate functions are not allowed in the )?"
+            rf"{_CLAUSE} (?:term|clause).*",
+            _named_kind,
+        ),
         (r"SELECTs to the left and right of (?P<element>.+) do not have the same.*", _operands),
         (r"sub-select returns \d+ columns.*", _subqueries),
         (

@@ -40,15 +40,11 @@ class Mention(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias.
-
-    [start, end) in characters, a subquery's brackets included, the alias not.
-    """
+    """What a FROM or JOIN reads, at any depth: a table (empty for a subquery) and its alias."""
 
     table: str
     alias: str
     start: int
-    end: int
 
 
 @cached(maxsize=512)
@@ -177,7 +173,7 @@ def _read_source(words: Sequence[Token], at: int, closings: Mapping[int, int]) -
         table = words[at].text
     else:
         return None
-    return Relation(table, _read_alias(words, at + 1) or table, first.start, words[at].end)
+    return Relation(table, _read_alias(words, at + 1) or table, first.start)
 
 
 def _read_alias(words: Sequence[Token], at: int) -> str:

@@ -86,7 +86,7 @@ class ExpoReward:
         for turn, attempt in enumerate(episode.attempts):
             verdict = self.judge(episode.example, attempt)
             rewards = self.clause_rewards(verdict)
-            case, total = verdict.case, fmean(rewards or [FORMAT_FAIL])
+            case, total = verdict.case, self.mean_reward(verdict)
             spans += self._spans(turn, attempt, verdict, rewards)
         parts: dict[str, float] = dict.fromkeys(CASES, 0.0) | {case: total}
         return Score(total, is_correct(episode), parts, tuple(spans))

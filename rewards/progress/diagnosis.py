@@ -13,6 +13,7 @@ from rewards.progress.tree import Node, Profile, build_tree
 from sqlenv.sql.cache import cached
 
 T = TypeVar("T")
+_PAPER = TreeConfig()
 
 ALPHA = 0.70
 """Share of a SELECT's own clauses in its score; the rest is its nested queries' (table 4)."""
@@ -51,9 +52,6 @@ class Diagnosis:
     tags: tuple[str, ...]
     pred_parsed: bool
     gold_parsed: bool
-
-
-_PAPER = TreeConfig()
 
 
 def diagnose(
@@ -142,19 +140,14 @@ def _is_compatible(pred: Node, gold: Node) -> bool:
 
 def local_similarity(pred: Profile, gold: Profile) -> float:
     """Average the similarities of the clauses of two SELECTs by their weights (table 5)."""
-    joins = number_similarity(pred.joins, gold.joins)
-    items = number_similarity(pred.items, gold.items)
+    counts = [(pred.joins, gold.joins), (pred.items, gold.items)]
     similarities = {
-        "join": jaccard(pred.join, gold.join),
-        "where": jaccard(pred.where, gold.where),
-        "select": jaccard(pred.select, gold.select),
-        "tables": jaccard(pred.tables, gold.tables),
-        "group": jaccard(pred.group, gold.group),
-        "counts": (joins + items) / 2,
-        "order": jaccard(pred.order, gold.order),
+        "counts": fmean(number_similarity(*pair) for pair in counts),
         "distinct": float(pred.distinct == gold.distinct),
     }
-    weighted = sum(WEIGHTS[name] * similarity for name, similarity in similarities.items())
+    for name in WEIGHTS.keys() - similarities.keys():
+        similarities[name] = jaccard(getattr(pred, name), getattr(gold, name))
+    weighted = sum(weight * similarities[name] for name, weight in WEIGHTS.items())
     return weighted / sum(WEIGHTS.values())
 
 

@@ -146,24 +146,18 @@ class Writer:
         inner = self.text(node.this)
         return "?" if inner == "?" else f"-{inner}"
 
-    def _not(self, node: exp.Expression) -> str:
-        return _negated(self.text(node.this))
+    def _formatted(self, node: exp.Expression) -> str:
+        text = _FORMS[type(node)].format(*map(self.text, node.iter_expressions()))
+        return f"not ({text})" if node.args.get("negate") else text
 
     def _comparison(self, node: exp.Expression) -> str:
         sides, sign = (node.this, node.expression), _COMPARISONS[type(node)]
         first, second = map(self.text, sides)
         if first == "?" and second != "?":
-            return f"{second}{_FLIPPED[sign]}{first}"
+            return f"{second}{_FLIPPED.get(sign, sign)}{first}"
         if sign in ("=", "!=") and all(isinstance(side, exp.Column) for side in sides):
             first, second = sorted((first, second), key=lambda text: (text == "?", text))
         return f"{first}{sign}{second}"
-
-    def _binary(self, node: exp.Expression) -> str:
-        return f"({self.text(node.this)}{_OPERATORS[type(node)]}{self.text(node.expression)})"
-
-    def _is(self, node: exp.Expression) -> str:
-        text = f"{self.text(node.this)} is {self.text(node.expression)}"
-        return _negated(text) if isinstance(node, exp.NullSafeNEQ) else text
 
     def _in(self, node: exp.Expression) -> str:
         subject = self.text(node.this)
@@ -174,21 +168,10 @@ class Writer:
         listed = {self.text(item) for item in ([field] if field else node.expressions)}
         return f"{subject} in ({','.join(sorted(listed))})"
 
-    def _between(self, node: exp.Expression) -> str:
-        low, high = self.text(node.args["low"]), self.text(node.args["high"])
-        return f"{self.text(node.this)} between {low} and {high}"
-
-    def _like(self, node: exp.Expression) -> str:
-        text = f"{self.text(node.this)} {_LIKES[type(node)]} {self.text(node.expression)}"
-        return _negated(text) if node.args.get("negate") else text
-
     def _connected(self, node: exp.Expression) -> str:
         kind = exp.Or if isinstance(node, exp.Or) else exp.And
         arms = sorted(self.text(arm) for arm in extraction.split(node, kind))
         return f"({f' {node.key} '.join(arms)})"
-
-    def _distinct(self, node: exp.Expression) -> str:
-        return f"distinct {','.join(self.text(item) for item in node.expressions)}"
 
     def _anonymous(self, node: exp.Expression) -> str:
         name = node.name.lower()
@@ -205,11 +188,6 @@ class Writer:
         return f"{self.text(node.this)} {'desc' if node.args.get('desc') else 'asc'}"
 
 
-def _negated(text: str) -> str:
-    """Write NOT of all of a text; of `(NOT a) IN (1)` it is of `a` alone."""
-    return f"not ({text})"
-
-
 _OTHER_AGGREGATES = frozenset({"total"})
 _COMPARISONS: dict[type, str] = {
     exp.EQ: "=",
@@ -219,42 +197,44 @@ _COMPARISONS: dict[type, str] = {
     exp.LT: "<",
     exp.LTE: "<=",
 }
-_FLIPPED = {"=": "=", "!=": "!=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
-_OPERATORS: dict[type, str] = {
-    exp.Add: "+",
-    exp.Sub: "-",
-    exp.Mul: "*",
-    exp.Div: "/",
-    exp.Mod: "%",
-    exp.DPipe: "||",
+_FLIPPED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+_FORMS: dict[type, str] = {
+    exp.Literal: "?",
+    exp.Boolean: "?",
+    exp.Null: "null",
+    exp.Star: "*",
+    exp.Paren: "{}",
+    exp.Alias: "{}",
+    exp.Exists: "exists {}",
+    # NOT of all of a text: of `(NOT a) IN (1)` it is of `a` alone.
+    exp.Not: "not ({})",
+    exp.Is: "{} is {}",
+    exp.NullSafeEQ: "{} is {}",
+    exp.NullSafeNEQ: "not ({} is {})",
+    exp.Between: "{} between {} and {}",
+    exp.Like: "{} like {}",
+    exp.Glob: "{} glob {}",
+    exp.RegexpLike: "{} regexp {}",
+    exp.Add: "({}+{})",
+    exp.Sub: "({}-{})",
+    exp.Mul: "({}*{})",
+    exp.Div: "({}/{})",
+    exp.Mod: "({}%{})",
+    exp.DPipe: "({}||{})",
 }
-_LIKES: dict[type, str] = {exp.Like: "like", exp.Glob: "glob", exp.RegexpLike: "regexp"}
+"""How the children of a node are written, in their order."""
 _QUERIES = (exp.Select, exp.Union, exp.Except, exp.Intersect, exp.Subquery)
 _WRITERS: dict[type, Callable[[Writer, exp.Expression], str]] = {
     exp.Column: Writer._column,
-    exp.Literal: lambda _, node: "?",
-    exp.Boolean: lambda _, node: "?",
-    exp.Null: lambda _, node: "null",
-    exp.Star: lambda _, node: "*",
     exp.DataType: lambda _, node: str(node.this).rpartition(".")[2].lower(),
-    exp.Paren: lambda writer, node: writer.text(node.this),
-    exp.Alias: lambda writer, node: writer.text(node.this),
-    exp.Exists: lambda writer, node: f"exists {writer.text(node.this)}",
     exp.Neg: Writer._negative,
-    exp.Not: Writer._not,
-    exp.Is: Writer._is,
-    exp.NullSafeEQ: Writer._is,
-    exp.NullSafeNEQ: Writer._is,
     exp.In: Writer._in,
-    exp.Between: Writer._between,
     exp.And: Writer._connected,
     exp.Or: Writer._connected,
-    exp.Distinct: Writer._distinct,
     exp.Anonymous: Writer._anonymous,
     exp.Window: Writer._window,
     exp.Ordered: Writer._order_item,
+    **dict.fromkeys(_FORMS, Writer._formatted),
     **dict.fromkeys(_QUERIES, Writer._subquery),
     **dict.fromkeys(_COMPARISONS, Writer._comparison),
-    **dict.fromkeys(_OPERATORS, Writer._binary),
-    **dict.fromkeys(_LIKES, Writer._like),
 }

@@ -12,8 +12,24 @@ import pytest
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.executor import Executor
+from sqlenv.types import Example, Result
 
 DATA = Path(__file__).parents[1] / "data"
+EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
+
+
+class Golds:
+    """Knows one gold result, that of `EXAMPLE`."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def gold(self, database: Path, sql: str, /) -> Result:
+        assert (database, sql) == (EXAMPLE.database, EXAMPLE.gold_sql)
+        return self.result
+
+    def execute(self, database: Path, sql: str, /) -> Result:
+        raise NotImplementedError
 
 
 def read(name: str) -> dict[str, Any]:

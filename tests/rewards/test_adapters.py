@@ -31,12 +31,9 @@ GOLD = "SELECT name FROM singer WHERE age > 20"
 GOOD = f"<think>…</think><sql>{GOLD}</sql>"
 ALL = "<think>…</think><sql>SELECT name FROM singer</sql>"
 ONE_SHOT = {"reward": {"kind": "one_shot"}, "executor": {"isolation": "thread", "workers": 2}}
-FAMILIES = ("progressive", "one_shot", "expo", "paverl", "astra")
-BY_FAMILY = {kind: {**ONE_SHOT, "reward": {"kind": kind}} for kind in FAMILIES}
-PROGRESSIVE = BY_FAMILY["progressive"]
-AGENTIC = {**BY_FAMILY["astra"], "env": {"kind": "agentic", "tool": "run_sql"}}
+PROGRESSIVE = {**ONE_SHOT, "reward": {"kind": "progressive"}}
+AGENTIC = {**ONE_SHOT, "reward": {"kind": "astra"}, "env": {"kind": "agentic", "tool": "run_sql"}}
 SEARCH = "SELECT age FROM singer"
-HOSTILE = ["", "<sql></sql>", "<sql>DROP TABLE singer</sql>", "<sql>\0", "<sql>SELECT (</sql>"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -58,35 +55,24 @@ def rows(database: Path, count: int) -> dict[str, Any]:
     return {"database": [str(database)] * count, "gold_sql": [GOLD] * count}
 
 
-def test_trl_scores_texts_and_conversations_in_order(database):
-    reward = SqlReward(ONE_SHOT)
+def test_trl_scores_texts_and_conversations_in_order_and_logs_means(database):
+    reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
+    assert reward.__name__ == "sql_reward"
+    logged: dict[str, float] = {}
     user = {"role": "user", "content": "Feedback"}
     said = [{"role": "assistant", "content": text} for text in (ALL, GOOD)]
-    completions = [GOOD, ALL, "no idea", [said[1]], [said[0], user, said[1]], [user], []]
+    completions = [GOOD, ALL, "no idea", [said[1]], [said[0], user, said[1]], [user], [], GOOD]
     found = reward(
         completions=completions,
         prompts=["?"] * len(completions),
         completion_ids=[[1]] * len(completions),
         trainer_state=None,
+        log_metric=logged.__setitem__,
         **rows(database, len(completions)),
     )
-    assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0]
-
-
-def test_trl_logs_the_means_of_parts_and_pickles_the_reward(database):
-    logged = {}
-    reward = pickle.loads(pickle.dumps(SqlReward(ONE_SHOT)))
-    assert reward.__name__ == "sql_reward"
-    reward([GOOD, ALL], log_metric=logged.__setitem__, **rows(database, 2))
-    shares = {"sql/match": 1.0, "sql/executable": 0.5, "sql/format": 0.5, "sql/correct": 0.5}
+    assert found == [3.0, 1.0, 0.0, 3.0, 3.0, 0.0, 0.0, 3.0]
+    shares = {"sql/match": 1.0, "sql/executable": 5 / 16, "sql/format": 5 / 16, "sql/correct": 0.5}
     assert logged == shares
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("reply", HOSTILE)
-def test_no_reply_raises_nor_beats_a_right_one(database, reply, family):
-    bad, good = SqlReward(BY_FAMILY[family])([reply, GOOD], **rows(database, 2))
-    assert bad < good
 
 
 def test_a_gold_query_that_does_not_run_is_named_once(database, caplog):
@@ -102,26 +88,16 @@ def call(sql: str) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}
 
 
-def call_text(sql: str) -> str:
-    return replies_of([call(sql)])[0]
-
-
 def test_sql_in_another_form_than_is_asked_for_is_told_once(database, caplog):
     fenced = [f"```sql\n{GOLD}\n```"] * 3
-    assert (
-        SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})(
-            fenced, **rows(database, 3)
-        )[0]
-        > 2
-    )
+    in_fences = SqlReward({**ONE_SHOT, "env": {"kind": "single_turn", "wrapping": "fence"}})
+    assert min(in_fences(fenced, **rows(database, 3))) > 2
     assert not caplog.records
     # Settings that no other test has: a scorer is kept for each.
     reward = SqlReward({**ONE_SHOT, "env": {"kind": "diagnosed", "turns": 7}})
     assert max(reward(fenced, **rows(database, 3))) == 0
     (record,) = caplog.records
     assert "env.wrapping" in record.getMessage()
-    assert max(reward([GOOD, GOOD], **rows(database, 2))) > 2
-    assert len(caplog.records) == 1
 
 
 def test_calls_that_trl_has_read_are_calls(database):
@@ -138,15 +114,11 @@ def test_calls_that_trl_has_read_are_calls(database):
 def test_verl_gets_a_score_accuracy_and_parts(database):
     info = {"database": str(database), "num_turns": None, "rollout_reward_scores": {}}
     parts = {"reward/match": 2.0, "reward/executable": 0.5, "reward/format": 0.5}
-    found = compute_score("spider", GOOD, GOLD, info, settings=ONE_SHOT)
-    assert found == {"score": 3.0, "acc": 1.0, **parts}
-    for settings in BY_FAMILY.values():
-        right, wrong = (
-            compute_score("spider", reply, GOLD, info, settings=settings) for reply in (GOOD, ALL)
-        )
-        assert right.keys() == wrong.keys()
-        assert (right["acc"], wrong["acc"]) == (1.0, 0.0)
-        assert right["score"] > wrong["score"]
+    right, wrong = (
+        compute_score("spider", reply, GOLD, info, settings=ONE_SHOT) for reply in (GOOD, ALL)
+    )
+    assert right == {"score": 3.0, "acc": 1.0, **parts}
+    assert wrong == {"score": 1.0, "acc": 0.0, **parts, "reward/match": 0.0}
     # Calls and answer of one text cannot be told apart.
     with pytest.raises(UserError, match=r"env\.kind"):
         compute_score("spider", GOOD, GOLD, info, settings=AGENTIC)
@@ -171,7 +143,7 @@ def test_skyrl_answers_with_the_diagnosis_until_the_match(database):
 def test_skyrl_plays_the_tool_and_shows_its_rows(database):
     row = {"database": database, "reward_spec": {"ground_truth": GOLD}, "max_turns": 3}
     env = SqlEnv(extras=row, settings=AGENTIC)
-    calls = [call_text(SEARCH), call_text("SELECT a FROM b")]
+    calls = [text for sql in (SEARCH, "SELECT a FROM b") for text in replies_of([call(sql)])]
     first, second, last = (env.step(reply) for reply in (*calls, f"```sql\n{GOLD}\n```"))
     assert "[[19], [30]]" in first["observations"][0]["content"]
     assert "error: no such table" in second["observations"][0]["content"]
@@ -223,7 +195,7 @@ def readme_lines(library: str) -> str:
     return textwrap.dedent(block)
 
 
-def step(library: str, folder: Path) -> dict:
+def step(library: str, database: Path) -> dict:
     """Run the library's script and read what it printed, or skip."""
     module = {"skyrl": "skyrl_gym"}.get(library, library)
     python = os.environ.get(f"MINIRL_{library.upper()}_PYTHON")
@@ -234,7 +206,7 @@ def step(library: str, folder: Path) -> dict:
         )
     script = Path(__file__).parent / "adapters" / f"{library}_step.py"
     run = subprocess.run(
-        [python or sys.executable, str(script), str(folder), readme_lines(library)],
+        [python or sys.executable, str(script), str(database), readme_lines(library)],
         env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
         capture_output=True,
         text=True,
@@ -245,66 +217,40 @@ def step(library: str, folder: Path) -> dict:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-# The first completion is the gold query without a think block; golds have one.
-TRAINED = {
-    "progressive": (2.25, 2.75),
-    "one_shot": (2.5, 3.0),
-    "expo": (1.5, 1.5),
-    "paverl": (10.0, 10.0),
-    "astra": (1.0, 1.0),
-}
+def test_trl_takes_a_real_step(database):
+    told = step("trl", database)
+    assert (told["name"], told["steps"], len(told["rewards"])) == ("sql_reward", 1, 8)
+    # The gold query without a think block; what a new model writes is no SQL.
+    assert told["rewards"][0] == 2.25
+    assert max(told["rewards"][1:]) < 0.5
+    assert told["logged"]["reward"] == pytest.approx(sum(told["rewards"]) / 8)
+    assert told["logged"]["sql/correct"] == 1 / 8
+    assert told["weights_moved"] > 0
 
 
-def test_trl_takes_a_real_step_with_every_family(tmp_path):
-    told = step("trl", tmp_path)
-    assert told.pop("readme") == {"steps": 1, "reward": "sql_reward"}
-    assert told.keys() == TRAINED.keys()
-    for family, found in told.items():
-        first, gold = TRAINED[family]
-        assert found["steps"] == 1
-        assert len(found["rewards"]) == 8
-        assert found["rewards"][0] == first
-        assert found["gold_rewards"] == [gold] * 8
-        assert found["logged"]["reward"] == pytest.approx(sum(found["rewards"]) / 8)
-        assert found["logged"]["sql/correct"] >= 1 / 8
-        assert found["weights_moved"] > 0
-
-
-def test_verls_reward_managers_call_compute_score(tmp_path):
-    found = step("verl", tmp_path)
+def test_verls_reward_managers_call_compute_score(database):
+    found = step("verl", database)
     assert found["run_single"] == found["reward_tensor"] == [3.0, 0.5, 0.0]
     assert found["acc"] == [1.0, 0.0, 0.0]
     assert found["extra"]["reward/match"] == 2.0
 
 
-# A right query: at once, at the second turn, and after a call that gives a row too many.
-PLAYED = {
-    "single_turn progressive": 2.75, "single_turn one_shot": 3.0, "single_turn expo": 1.5,
-    "single_turn paverl": 10.0, "single_turn astra": 1.0,
-    "diagnosed progressive": 2.3557143, "diagnosed one_shot": 3.0, "diagnosed expo": 1.5,
-    "diagnosed paverl": 10.0, "diagnosed astra": 0.9999,
-    "agentic one_shot": 2.5, "agentic paverl": 10.0, "agentic astra": 0.9999,
-}  # fmt: skip
-
-
-def test_skyrl_makes_and_plays_every_environment_with_every_family(tmp_path):
-    found = step("skyrl", tmp_path)
-    readme = found.pop("readme")
-    assert [one["done"] for one in readme] == [False, True]
-    assert readme[1]["reward"] == pytest.approx(PLAYED["diagnosed progressive"])
-    assert {name: one["steps"][-1]["reward"] for name, one in found.items()} == pytest.approx(
-        PLAYED
-    )
-    for name, one in found.items():
+def test_skyrl_makes_and_plays_every_environment(database):
+    found = step("skyrl", database)
+    first, last = found.pop("page")
+    assert (first["done"], last["done"]) == (False, True)
+    played = {"single_turn": 1.5, "diagnosed": 2.3557143, "agentic": 0.9999}
+    rewards = {kind: one["steps"][-1]["reward"] for kind, one in found.items()}
+    assert rewards == pytest.approx(played)
+    assert last["reward"] == rewards["diagnosed"]
+    for one in found.values():
         *before, last = one["steps"]
         assert one["is_env"]
         assert [s["done"] for s in one["steps"]] == [False] * len(before) + [True]
         assert [s["reward"] for s in before] == [0.0] * len(before)
         assert [s["observations"] == [] for s in one["steps"]] == [False] * len(before) + [True]
-        assert one["metrics"]["correct"] == 1.0, name
+        assert one["metrics"]["correct"] == 1.0
         assert last["metadata"] == {"correct": True}
-    assert "WHERE_ERROR" in found["diagnosed expo"]["steps"][0]["observations"][0]["content"]
-    assert "['Ada']" in found["agentic astra"]["steps"][0]["observations"][0]["content"]
 
 
 @pytest.mark.parametrize(

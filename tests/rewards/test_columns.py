@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +16,12 @@ from rewards.columns import (
     released_accuracy,
 )
 from rewards.config import PaverlConfig
-from sqlenv.types import Attempt, Episode, Example, Result, SqlError, Table, TimedOut
+from sqlenv.types import Attempt, Episode, Result, SqlError, Table, TimedOut
 
-from .conftest import read
+from .conftest import EXAMPLE, Golds, read
 
 SHEET = read("columns")
 CASES = [*SHEET["cases"], *SHEET["rules"]]
-EXAMPLE = Example("1", "?", "db", Path("db.sqlite"), "SELECT a, b FROM t")
 
 value = st.one_of(
     st.none(),
@@ -53,17 +51,6 @@ def table(rows: Any, names: Any = None) -> Result:
 def results_of(case: dict) -> tuple[Result, Result]:
     gold = table(case.get("gold", SHEET["gold"]), case.get("gold_names"))
     return table(case["pred"], case.get("names")), gold
-
-
-class Golds:
-    """Knows one gold result."""
-
-    def __init__(self, result: Result) -> None:
-        self.result = result
-
-    def gold(self, database: Path, sql: str, /) -> Result:
-        assert (database, sql) == (EXAMPLE.database, EXAMPLE.gold_sql)
-        return self.result
 
 
 def reward(pred: Result, gold: Result, *, sql: str = "SELECT a, b FROM t", **settings: Any):

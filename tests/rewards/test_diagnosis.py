@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rewards.config import TreeConfig
 from rewards.progress.diagnosis import (
@@ -22,14 +19,12 @@ from rewards.progress.feedback import build_feedback
 from rewards.progress.normalisation import schema_of
 from rewards.progress.reward import lexical_similarity
 from rewards.progress.tree import build_tree
-from sqlenv.envs.tags import TAG_SENTENCES
 from sqlenv.types import Example
 
 from .conftest import read
 
 CASES, RULES = read("diagnosis")["cases"], read("normalisation")
 PAPER = TreeConfig()
-QUERIES = [case[side] for case in CASES for side in ("pred", "gold")]
 
 
 def main_profile(sql: str, config: TreeConfig = PAPER):
@@ -55,6 +50,15 @@ def test_lexical_vectors(case):
     expected = float(Fraction(case["lexical"]))
     assert lexical_similarity(case["pred"], case["gold"]) == pytest.approx(expected, abs=1e-12)
     assert lexical_similarity(case["gold"], case["pred"]) == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_qualifier_of_no_table_is_another_column():
+    assert diagnose("SELECT z.a FROM t", "SELECT t.a FROM t").tags == ("SELECT_ERROR",)
+
+
+def test_lexical_similarity_of_texts_without_a_pair():
+    pairs = [("a", "a"), ("a", "b"), ("", ""), ("a", "a b")]
+    assert [lexical_similarity(*pair) for pair in pairs] == [1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -180,46 +184,6 @@ def test_without_both_trees_the_feedback_is_generic(style):
     assert generic != told(good, f"{good} WHERE age > 1 AND age > 2 AND age > 3")
     # The structures agree and the values do not: that text is another.
     assert generic != told(f"{good} WHERE age = 1", f"{good} WHERE age = 2")
-
-
-def test_gold_earns_everything_on_real_queries(shared):
-    rows = json.loads((shared / "data/spider_data/dev_visible.json").read_text())
-    for sql in {row["query"] for row in rows}:
-        found = diagnose(sql, sql)
-        assert (found.struct, found.tags, found.gold_parsed) == (1.0, (), True), sql
-        assert lexical_similarity(sql, sql) == 1.0
-
-
-# Whatever the model writes
-
-VOCABULARY = """
-SELECT FROM WHERE GROUP BY ORDER HAVING JOIN ON AND OR NOT IN EXISTS UNION WITH AS LIMIT CASE WHEN
-THEN END ( ) , . = < > + - * 'x' "q" 1 a b t u count( max( ; -- /* */ IS NULL
-"""
-WORDS = st.sampled_from(VOCABULARY.split())
-
-
-@st.composite
-def broken_queries(draw: st.DrawFn) -> str:
-    words = draw(st.sampled_from(QUERIES)).split()
-    for _ in range(draw(st.integers(1, 4))):
-        at = draw(st.integers(0, len(words)))
-        words[at : at + draw(st.integers(0, 2))] = draw(st.lists(WORDS, max_size=2))
-    return " ".join(words)
-
-
-@given(st.one_of(st.text(), broken_queries(), st.lists(WORDS).map(" ".join)))
-def test_no_text_breaks_the_scores(text):
-    for gold in (CASES[0]["gold"], CASES[-1]["gold"], text):
-        there, back = diagnose(text, gold), diagnose(gold, text)
-        assert 0.0 <= there.struct <= 1.0
-        assert 0.0 <= lexical_similarity(text, gold) <= 1.0
-        assert lexical_similarity(text, gold) == lexical_similarity(gold, text)
-        assert set(there.tags) <= set(TAG_SENTENCES)
-        assert len(set(there.tags)) == len(there.tags)
-        assert there.pred_parsed == back.gold_parsed
-    if there.pred_parsed:
-        assert (there.struct, there.tags) == (1.0, ())
 
 
 NESTED = [

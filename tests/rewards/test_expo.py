@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
@@ -75,23 +74,6 @@ def test_wrong_results(name, case, play, executor):
     if not labels and not case["settings"].get("incremental", True):
         # By the types alone nobody is singled out: all have the uniform reward.
         assert set(reward.clause_rewards(verdict)) == {0.0}
-
-
-@pytest.mark.parametrize(
-    "case",
-    [case for case in FILES["expo_blame"]["cases"] if case["pred"].startswith("SELECT")],
-    ids=lambda case: case["id"],
-)
-def test_aliases_of_outputs_change_nothing(case, play, executor):
-    pattern, alias = r"^SELECT (.*?)( AS \w+)?(?=, | FROM)", r"SELECT \1 AS renamed"
-    renamed = re.sub(pattern, alias, case["pred"], count=1)
-    assert renamed != case["pred"]
-    reward = reward_of(executor, **case.get("settings", {}))
-    first, second = (
-        verdict_of(reward, play(REPLY.format(sql), gold=case["gold"], on="expo_blame"))
-        for sql in (case["pred"], renamed)
-    )
-    assert (first.blamed, first.differences) == (second.blamed, second.differences)
 
 
 def test_many_operands_take_little_time(play, executor):

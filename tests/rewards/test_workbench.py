@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,14 @@ def test_no_family_pays_for_luck(bench, database):
         assert [paid[name] for name in families] == [lost[name] for name in families]
         assert paid["expo"] == -0.5
     assert "nondeterministic" not in bench.score(gold, gold.gold_sql).record()
+
+
+def test_a_database_that_changes_in_use_is_named(make_database, bench, caplog):
+    asked = example(make_database([CASES["tables"]]), "SELECT count(*) FROM emp")
+    before = bench.score(asked, asked.gold_sql).record()
+    with sqlite3.connect(asked.database) as connection:
+        connection.execute("CREATE TABLE more (a)")
+    connection.close()
+    assert not caplog.messages
+    assert bench.score(asked, asked.gold_sql).record()["ex"] == before["ex"]
+    assert caplog.messages[0].startswith(f"{asked.database}: the database changed")

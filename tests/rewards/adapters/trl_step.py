@@ -1,8 +1,8 @@
-"""One step of TRL's own GRPOTrainer with every reward family, on the CPU, with a model made here.
+"""One step of TRL's own GRPOTrainer with our reward, on the CPU, with a model made here.
 
-    python tests/rewards/adapters/trl_step.py FOLDER LINES
+    python tests/rewards/adapters/trl_step.py DATABASE LINES
 
-LINES are those of docs/rewards.md, which make `trainer`.
+LINES are those of docs/rewards.md, which make `reward` and `trainer`.
 Needs TRL beside the `cpu` extra (`pip install '.[cpu]' trl`).
 Prints one JSON object.
 """
@@ -17,49 +17,47 @@ from typing import Any
 import torch  # ty: ignore[import-not-found]  (no dependency of ours)
 import trl
 from datasets import Dataset
-from transformers import TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig
 
 from minirl.config import TinyConfig
 from minirl.model.tiny import make_tiny
 from rewards.adapters.trl import SqlReward
-from sqlenv.config import DataConfig, DemoConfig, SourceConfig
-from sqlenv.data.loading import load
-from sqlenv.demo import generate
-from sqlenv.prompts import first_observation
-from sqlenv.schema.reading import read_schema
-from sqlenv.schema.rendering import render_schema
-from sqlenv.types import Example
 
+GOLD = "SELECT name FROM singer WHERE age > 20"
 ROWS, GROUP = 2, 4
-FAMILIES = ("progressive", "one_shot", "expo", "paverl", "astra")
 
 
-def main(folder: Path, lines: str) -> None:
-    examples = questions(folder / "data")
-    rows = [row(example) for example in examples]
-    answers = [f"<think></think><sql>{example.gold_sql}</sql>" for example in examples]
-    texts = [f"{r['prompt'][0]['content']}\n{a}" for r, a in zip(rows, answers, strict=True)]
+def main(database: str, lines: str) -> None:
+    folder = Path(database).parent
     shape = TinyConfig(
         vocab_size=600, hidden_size=32, intermediate_size=64, layers=1, heads=2, kv_heads=1
     )
-    make_tiny(folder / "model", texts, shape, 0)
-    columns: dict[str, Any] = {name: [r[name] for r in rows] for name in rows[0]}
-    told: dict[str, Any] = {}
-    for family in FAMILIES:
-        reward = SqlReward({"reward": {"kind": family}, "executor": {"workers": 1}})
-        told[family] = train(folder, rows[:ROWS], reward)
-        told[family]["gold_rewards"] = reward(answers, **columns)
+    make_tiny(folder / "model", [f"Who is over 20? {GOLD}"], shape, 0)
+    row = {
+        "prompt": [{"role": "user", "content": "Who is over 20?"}],
+        "database": database,
+        "gold_sql": GOLD,
+    }
     names: dict[str, Any] = {
         "trl": trl,
         "model": str(folder / "model"),
         "args": settings(folder),
-        "dataset": Dataset.from_list(rows[:ROWS]),
+        "dataset": Dataset.from_list([row] * ROWS),
     }
+    torch.manual_seed(0)
     exec(lines, names)  # noqa: S102  (the page's own lines)
-    names["trainer"].train()
-    steps = names["trainer"].state.global_step
-    told["readme"] = {"steps": steps, "reward": names["reward"].__name__}
+    trainer = names["trainer"]
+    seen = trainer.reward_funcs[0] = Seen(names["reward"])
+    before = [weights.detach().clone() for weights in trainer.model.parameters()]
+    trainer.train()
+    pairs = zip(before, trainer.model.parameters(), strict=True)
+    told = {
+        "name": names["reward"].__name__,
+        "steps": trainer.state.global_step,
+        "rewards": seen.rewards,
+        "weights_moved": max(float((old - new).detach().abs().max()) for old, new in pairs),
+        "logged": next(log for log in trainer.state.log_history if "reward" in log),
+    }
     sys.stdout.write(json.dumps(told) + "\n")
 
 
@@ -80,27 +78,6 @@ def settings(folder: Path) -> GRPOConfig:
     )
 
 
-def train(folder: Path, rows: list[dict], reward: SqlReward) -> dict:
-    """Take one step, and tell what the reward gave and how far the weights moved."""
-    torch.manual_seed(0)
-    seen, weights = Seen(reward), Weights()
-    trainer = GRPOTrainer(
-        model=str(folder / "model"),
-        reward_funcs=seen,
-        train_dataset=Dataset.from_list(rows),
-        args=settings(folder),
-        callbacks=[weights],
-    )
-    trainer.train()
-    logged = next(log for log in trainer.state.log_history if "reward" in log)
-    return {
-        "steps": trainer.state.global_step,
-        "rewards": seen.rewards,
-        "weights_moved": weights.moved,
-        "logged": {k: v for k, v in logged.items() if "sql" in k or k == "reward"},
-    }
-
-
 class Seen:
     """Passes everything on to the reward, and sets one completion right.
 
@@ -108,44 +85,15 @@ class Seen:
     of equal rewards moves no weights.
     """
 
-    __name__ = "sql_reward"
-
     def __init__(self, reward: SqlReward) -> None:
         self.reward = reward
         self.rewards: list[float] = []
 
     def __call__(self, completions, **columns):
-        first = [{"role": "assistant", "content": f"<sql>{columns['gold_sql'][0]}</sql>"}]
+        first = [{"role": "assistant", "content": f"<sql>{GOLD}</sql>"}]
         self.rewards = self.reward([first, *completions[1:]], **columns)
         return self.rewards
 
 
-class Weights(TrainerCallback):
-    """Sees whether the step changed the weights."""
-
-    def on_train_begin(self, args, state, control, *, model: Any = None, **kwargs):
-        self.before = [p.detach().clone() for p in model.parameters()]
-
-    def on_train_end(self, args, state, control, *, model: Any = None, **kwargs):
-        pairs = zip(self.before, model.parameters(), strict=True)
-        self.moved = max(float((old - new).detach().abs().max()) for old, new in pairs)
-
-
-def questions(folder: Path) -> tuple[Example, ...]:
-    generate(folder, DemoConfig(train_databases=1, validation_databases=1, test_databases=1))
-    source = SourceConfig(layout="spider", path=folder, limit=8)
-    return load(DataConfig(sources=(source,))).examples
-
-
-def row(example: Example) -> dict:
-    text = render_schema(read_schema(example.database, examples=0), style="compact")
-    messages = first_observation(example, text, style="demo")
-    return {
-        "prompt": [{"role": m.role, "content": m.content} for m in messages],
-        "database": str(example.database),
-        "gold_sql": example.gold_sql,
-    }
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])

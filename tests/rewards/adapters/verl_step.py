@@ -1,6 +1,6 @@
 """Our `compute_score`, loaded and called by verl's own reward managers.
 
-    python tests/rewards/adapters/verl_step.py FOLDER LINES
+    python tests/rewards/adapters/verl_step.py DATABASE LINES
 
 LINES are docs/rewards.md's overrides of verl's settings. Needs verl (`pip install . verl`).
 Prints one JSON object.
@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch  # ty: ignore[import-not-found]  (no dependency of ours)
@@ -33,14 +31,9 @@ class Characters:
         return "".join(chr(i) for i in ids.tolist() if i)
 
 
-def main(folder: Path, lines: str) -> None:
+def main(database: str, lines: str) -> None:
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=lines.split())
-    database = folder / "music.sqlite"
-    with sqlite3.connect(database) as db:
-        db.executescript(
-            "CREATE TABLE singer (name, age); INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30);"
-        )
     data = batch(database)
     manager = load_reward_manager(config, Characters())
     loop = [manager.loop.run_until_complete(manager.run_single(data[i : i + 1])) for i in range(3)]
@@ -48,7 +41,6 @@ def main(folder: Path, lines: str) -> None:
         Characters(), num_examine=0, compute_score=get_custom_reward_fn(config)
     )(data, return_dict=True)
     told = {
-        "managers": [type(manager).__module__, "verl.workers.reward_manager"],
         "run_single": [one["reward_score"] for one in loop],
         "extra": loop[0]["reward_extra_info"],
         "reward_tensor": classic["reward_tensor"].sum(-1).tolist(),
@@ -57,7 +49,7 @@ def main(folder: Path, lines: str) -> None:
     sys.stdout.write(json.dumps(told) + "\n")
 
 
-def batch(database: Path) -> DataProto:
+def batch(database: str) -> DataProto:
     length = max(map(len, REPLIES))
     ids = torch.tensor([[*map(ord, r), *[0] * (length - len(r))] for r in REPLIES])
     prompts = torch.full((len(REPLIES), 2), ord("?"))
@@ -66,15 +58,15 @@ def batch(database: Path) -> DataProto:
         "responses": ids,
         "attention_mask": torch.cat([torch.ones_like(prompts), (ids > 0).long()], 1),
     }
-    rows = {
-        "data_source": ["demo"] * len(REPLIES),
-        "reward_model": [{"style": "rule", "ground_truth": GOLD} for _ in REPLIES],
-        "extra_info": [{"database": str(database)} for _ in REPLIES],
+    row = {
+        "data_source": "demo",
+        "reward_model": {"style": "rule", "ground_truth": GOLD},
+        "extra_info": {"database": database},
     }
-    arrays = {name: np.array(values, dtype=object) for name, values in rows.items()}
+    arrays = {name: np.array([one] * len(REPLIES), dtype=object) for name, one in row.items()}
     return DataProto(TensorDict(tensors, batch_size=len(REPLIES)), arrays)
 
 
 if __name__ == "__main__":
     asyncio.set_event_loop(asyncio.new_event_loop())
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(*sys.argv[1:])
