@@ -29,9 +29,11 @@ from launch.evaluation.decoding import Decode
 from launch.evaluation.testsets import (
     SPLITS,
     TEST_SETS,
+    QuestionSet,
     Split,
     find,
     folder_and_file,
+    question_set,
     read_limits,
 )
 from minirl.errors import UserError
@@ -44,8 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
-    from launch.evaluation.evaluate import QuestionSet
-    from launch.evaluation.targets import Target
+    from launch.evaluation.sources import Source
     from sqlenv.types import Example
 
 _FILE_TEMPERATURE = 0.8  # stands for that of a file of samples, which nobody knows
@@ -70,13 +71,15 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         )
     if root is None:
         raise UserError("--predictions: give the folder of the data too, --data-root DIR")
-    decode = Decode.parse(options.decode, vote_temperature=_FILE_TEMPERATURE)
+    decode = Decode.parse(
+        options.decode, vote_temperature=_FILE_TEMPERATURE, vote_by=options.vote_by
+    )
     if decode.kind == "judge":
         raise UserError(f"--decode {decode.name}: needs a model; a file takes vote@n or pass@n")
     with Executor(read_limits(options.timeout_s)) as executor:
         executor.start()
         # Much to import, while the workers start.
-        from launch.evaluation.evaluate import judge_answers, prepare
+        from launch.evaluation.evaluate import judge_answers
         from launch.evaluation.predictions import read_samples
         from launch.evaluation.results import ModelFacts
         from launch.evaluation.sources import Answers, Sampled
@@ -88,17 +91,11 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         if folder is None and options.json is None:
             folder = Path("evals") / "-".join((model.name, name, decode.name))
         rule = {"comparators": options.comparators, "test_suite": options.test_suite}
+        questions = question_set(name, examples, source, root, **rule)
         judge_answers(
-            prepare(name, examples, source, root, **rule),
-            Answers(samples),
-            decode,
-            executor,
-            model=model,
-            seed=options.seed or 0,
-            vote_by=options.vote_by,
-            folder=folder,
-            path=options.json,
-        )
+            questions, Answers(samples), decode, executor,
+            model=model, seed=options.seed or 0, folder=folder, path=options.json,
+        )  # fmt: skip
 
 
 def _evaluate_model(options: Namespace) -> None:
@@ -113,36 +110,37 @@ def _evaluate_model(options: Namespace) -> None:
         vote_temperature=limits.vote_temperature,
         top_p=limits.top_p,
         candidates=config.verbal.candidates,
+        vote_by=options.vote_by,
     )
     if decode.kind == "judge":
         verbal = config.verbal.model_copy(update={"candidates": decode.samples})
         config = config.model_copy(update={"verbal": verbal})
     config, split = _on_test_set(config, options)
     check_data(config, split)
+    source: Source
     if options.endpoint is None:
         cli.use_accelerator(options.accel)
-    from launch.evaluation.targets import Target
+        from launch.evaluation.policy_source import CheckpointSource
 
-    target = Target.find(config, options.endpoint, options.model, options.checkpoint)
-    out = options.out or _default_folder(config, options.data, target, decode)
-    _answer_and_judge(options, config, target, decode, split, out)
+        source = CheckpointSource.find(config, decode, options.checkpoint, options.accel)
+    else:
+        from launch.evaluation.sources import EndpointSource
+
+        name = options.model.replace("/", "-")
+        source = EndpointSource(config, decode, name, options.model, options.endpoint)
+    _answer_and_judge(options, source, split, options.out or _default_folder(source, options.data))
 
 
-def _answer_and_judge(
-    options: Namespace, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
-) -> None:
+def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Path) -> None:
     import yaml
 
     from launch.build import SqlSide
-    from launch.evaluation import sources
     from launch.evaluation.evaluate import judge_answers
-    from launch.evaluation.sources import Answers, EvaluationJob
+    from launch.evaluation.sources import Answers
     from launch.run_folder import claim_data, claimed
 
-    where = {"accelerator": options.accel} if target.policy else {}
-    deciding = target.settings(config, split, decode=decode.name, split=options.data, **where)
-    settings = yaml.safe_dump(deciding, sort_keys=False, width=100)
-    limits = config.evaluation
+    config, limits = source.config, source.config.evaluation
+    settings = yaml.safe_dump(source.settings(split, options.data), sort_keys=False, width=100)
     limit = limits.validation_questions if split == "validation" else limits.questions
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
@@ -151,22 +149,22 @@ def _answer_and_judge(
         examples = sql.examples(split, limit=limit)
         questions = _questions(options, config, examples)
         # Weights that cannot be read leave no folder behind.
-        answers = sources.answers_of(EvaluationJob(target, config, decode, sql, out), examples)
+        with cli.progress_bar("answers") as show:
+            found = source.answers(examples, sql, out, show)
         claim_data(out, {split: examples})
         seconds = {"seconds": round(perf_counter() - start, 1)}
-        prompt = sql.prompts.single_turn if decode.kind == "judge" else sql.evaluation_prompt
+        prompt = sql.prompts.single_turn if source.is_judge else sql.evaluation_prompt
         # A config's own questions have its limits, as in training.
         has_own = _is_own(options) and options.timeout_s is None
         with Executor(config.executor if has_own else read_limits(options.timeout_s)) as executor:
             judge_answers(
                 questions,
-                Answers(answers.samples, {**answers.notes, **seconds}),
-                decode,
+                Answers(found.samples, {**found.notes, **seconds}),
+                source.decode,
                 executor,
-                model=target.facts(config),
+                model=source.facts(),
                 seed=config.seed,
                 prompts=[prompt(example) for example in examples],
-                vote_by=options.vote_by,
                 folder=out,
                 path=options.json,
             )
@@ -178,15 +176,12 @@ def _is_own(options: Namespace) -> bool:
 
 
 def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
-    from launch.evaluation.evaluate import QuestionSet, prepare
-
     if _is_own(options):
         return QuestionSet(options.data, examples, (config.env.match,))
-    root = config.data.root or Path()
-    source = config.data.test.sources[0]
+    root, source = config.data.root or Path(), config.data.test.sources[0]
     place = source.model_copy(update={"path": root / source.path})
     rule = {"comparators": options.comparators, "test_suite": options.test_suite}
-    return prepare(options.data, examples, place, root, **rule)
+    return question_set(options.data, examples, place, root, **rule)
 
 
 def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
@@ -210,12 +205,12 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     return config.model_copy(update=update), "test"
 
 
-def _default_folder(config: JobConfig, data: str, target: Target, decode: Decode) -> Path:
-    layouts: dict[str, None] = {}
+def _default_folder(source: Source, data: str) -> Path:
+    config, layouts = source.config, []
     if data in SPLITS:
-        layouts = dict.fromkeys(source.layout for source in config.data.of(data).sources)
-    sampler = filter(None, [target.sampler(config)])
-    parts = (target.name, *sampler, *layouts, data, decode.name, f"seed{config.seed}")
+        layouts = [*dict.fromkeys(one.layout for one in config.data.of(data).sources)]
+    sampler = filter(None, [source.facts().sampler])
+    parts = (source.name, *sampler, *layouts, data, source.decode.name, f"seed{config.seed}")
     return Path("evals") / "-".join(parts)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launch.evaluation.decoding import Decode
-from launch.evaluation.official import BIRD_MARK
+from launch.evaluation.verdicts import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
 from rewards.types import Turn
 from sqlenv.errors import UserError

@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.dataclasses import dataclass as checked
 
 from launch.evaluation.statistics import mean_interval, pass_at_k
 from launch.texts import write_text
 from minirl.run.files import read_json
-from rewards.progress.diagnosis import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 
 VERDICTS = "verdicts.json"
@@ -142,17 +141,7 @@ class Report(BaseModel):
     failing_golds: list[str]
     late: list[str] = []
     notes: dict[str, Any] = {}
-    questions: list[QuestionVerdict]
-
-    @field_validator("questions")
-    @classmethod
-    def _have_every_score(
-        cls, questions: list[QuestionVerdict], info: ValidationInfo
-    ) -> list[QuestionVerdict]:
-        measures = info.data.get("measures", {}).keys()
-        if not questions or any(one.scores and one.scores.keys() != measures for one in questions):
-            raise ValueError(f"should each have the scores {', '.join(measures)}")
-        return questions
+    questions: list[QuestionVerdict] = Field(min_length=1)
 
     @property
     def first(self) -> str:
@@ -207,6 +196,8 @@ def _summaries(judged: Sequence[QuestionVerdict], seed: int) -> dict[str, dict[s
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
     if not tags:
         return {}
+    from rewards.progress.diagnosis import UNPARSED, mismatch_rates
+
     unparsed = sum(UNPARSED in each for each in tags) / len(tags)
     rates = {**mismatch_rates(tags), UNPARSED: unparsed}
     return {category: round(rate, 6) for category, rate in rates.items()}

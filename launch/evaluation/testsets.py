@@ -1,6 +1,5 @@
-"""The questions to measure on: a job's own splits, and the published test sets.
-
-Of a published set: how many questions, whose rules, where what they are judged by lies.
+"""The questions to measure on, a job's own splits and published test sets, and what answers to them
+are judged by.
 """
 
 from __future__ import annotations
@@ -8,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from sqlenv.data.layouts import (
 from sqlenv.data.loading import read_all
 from sqlenv.data.records import read_records
 from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import COMPARATORS
 from sqlenv.evaluators.spider2 import Reference, read_references
 from sqlenv.executor.database import check_contents
 from sqlenv.types import Example
@@ -37,6 +38,17 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 """The splits of a job's config."""
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""
+
+PARTIAL = ("ex_f", "ex_b", "csmr")
+"""The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
+and EX_b, SQL-ASTRA's CSMR."""
+REFERENCED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "reference")
+"""Comparators that look at Spider 2's gold results alone; all others look at gold queries, those of
+`PARTIAL` at either."""
+SUITED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "suite")
+"""Comparators that run on a test suite."""
+MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
+"""Whatever a prediction can be judged by."""
 
 # Where the test suite lies, from the root or from the data set's own folder.
 _SUITES = (
@@ -160,11 +172,83 @@ def _has_databases(source: SourceConfig) -> bool:
         return False
 
 
-def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | None:
-    """Find the folder of the test suite's databases: the one that the user names, or one nearby."""
-    if given is not None and not given.is_dir():
-        raise UserError(f"--test-suite {given}: no such folder")
-    return given or _first_folder(root, source, _SUITES)
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """The questions of a test set or a split, and what they are judged by and on.
+
+    Attributes:
+        measures: Of `MEASURES`; the first is the one that counts.
+        suite: Files of the test suite by database, where it is used.
+        references: Gold results by question, for Spider 2.
+    """
+
+    name: str
+    examples: tuple[Example, ...]
+    measures: tuple[str, ...]
+    suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
+
+
+def question_set(
+    name: str,
+    examples: tuple[Example, ...],
+    source: SourceConfig,
+    root: Path,
+    *,
+    comparators: str | None,
+    test_suite: Path | None,
+) -> QuestionSet:
+    """Find what the questions of a test set are judged by and on, and check every database.
+
+    Without comparators they are the test set's own; without a test suite it is looked for below the
+    root and beside the source.
+    """
+    measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
+    _check_measures(examples, measures)
+    suite: Mapping[str, tuple[Path, ...]] = {}
+    if not SUITED.isdisjoint(measures):
+        if test_suite is not None and not test_suite.is_dir():
+            raise UserError(f"--test-suite {test_suite}: no such folder")
+        if folder := test_suite or _first_folder(root, source, _SUITES):
+            suite = _suite_files(folder, examples)
+        elif comparators is not None:
+            raise UserError(
+                f"--comparators {comparators}: no test suite at {root}; give its folder "
+                "with --test-suite DIR"
+            )
+        else:
+            _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
+            measures = tuple(measure for measure in measures if measure not in SUITED)
+    references = _references(root, source, examples) if _is_spider2(examples) else {}
+    check_databases([example.database for example in examples], *suite.values())
+    return QuestionSet(name, examples, measures, suite, references)
+
+
+def _read_measures(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [name for name in names if name not in MEASURES]:
+        raise UserError(
+            f"--comparators {text}: there is no {unknown[0]!r}; there are {', '.join(MEASURES)}"
+        )
+    return names
+
+
+def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
+    is_spider2 = _is_spider2(examples)
+    fitting = REFERENCED if is_spider2 else set(COMPARATORS) - REFERENCED
+    for measure in measures:
+        if measure not in fitting and measure not in PARTIAL:
+            kind = "gold results" if is_spider2 else "gold queries"
+            raise UserError(
+                f"--comparators {measure}: these questions have {kind} alone; there are "
+                f"{', '.join(sorted(fitting | set(PARTIAL)))}"
+            )
+    if not is_spider2:
+        check_golds(examples)
+
+
+def _is_spider2(examples: Sequence[Example]) -> bool:
+    return examples[0].source == "spider2"
 
 
 def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
@@ -172,7 +256,9 @@ def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Pat
     return next((place for place in places if place.is_dir()), None)
 
 
-def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
+def _references(
+    root: Path, source: SourceConfig, examples: Sequence[Example]
+) -> dict[str, Reference]:
     """Read the gold results of Spider 2 by question."""
     folder = _first_folder(root, source, _GOLDS)
     if folder is None:
@@ -180,16 +266,21 @@ def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
             f"{source.path}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
             "there from the repository"
         )
-    return {f"spider2/{name}": found for name, found in read_references(folder).items()}
+    references = {f"spider2/{name}": found for name, found in read_references(folder).items()}
+    if left := [one.id for one in examples if one.id not in references]:
+        raise UserError(
+            f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
+            "bring the evaluation suite up to date"
+        )
+    return references
 
 
-def suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
+def _suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
     """List the suite's files of each database: all in its folder with `.sqlite` in their names."""
     found = {}
     for db_id in dict.fromkeys(example.db_id for example in examples):
         folder = suite / db_id
-        paths = sorted(folder.iterdir()) if folder.is_dir() else ()
-        found[db_id] = tuple(path for path in paths if ".sqlite" in path.name)
+        found[db_id] = tuple(sorted(folder.glob("*.sqlite*")))
         if not found[db_id]:
             raise UserError(
                 f"{folder}: no database of the test suite in it; give its folder with --test-suite "

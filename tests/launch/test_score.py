@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from launch.evaluation.official import BIRD_MARK
 from launch.evaluation.predictions import pair_up
+from launch.evaluation.verdicts import BIRD_MARK
 from launch.reporting.score_tables import pair_means
 from launch.score import main
 from rewards.execution import columns_of
