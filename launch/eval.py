@@ -17,6 +17,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 
 from __future__ import annotations
 
+import gc
 import os
 from argparse import Namespace
 from importlib.util import find_spec
@@ -50,10 +51,14 @@ if TYPE_CHECKING:
     from sqlenv.types import Example
 
 _FILE_TEMPERATURE = 0.8  # stands for that of a file of samples, which nobody knows
+# Modules and queries' trees are many objects that stay: the collector would look through them again
+# and again.
+_GARBAGE = 100_000
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
+    gc.set_threshold(_GARBAGE)
     options = _read(arguments)
     _check(options)
     if options.predictions is not None:

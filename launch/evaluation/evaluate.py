@@ -67,12 +67,12 @@ def judge_answers(
         UserError: The file is of other settings.
     """
     predictions = [one.queries for one in answers.samples]
-    suite = {path for paths in questions.suite.values() for path in paths}
+    suite = questions.suite_files
     settings = ReportSettings(
         data=questions.name,
         questions=len(questions.examples),
         fingerprint=fingerprint(questions.examples),
-        databases=digest({example.database for example in questions.examples}),
+        databases=digest(questions.databases),
         suite=digest(suite) if suite else None,
         model=model,
         seed=seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
 from launch.evaluation.results import NO_GOLD, QuestionVerdict
 from launch.evaluation.sources import Sampled
-from launch.evaluation.testsets import PARTIAL, REFERENCED, QuestionSet
+from launch.evaluation.testsets import PARTIAL, REFERENCED, QuestionSet, check_databases
 from launch.evaluation.verdicts import as_line
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement
@@ -42,13 +42,24 @@ def judge(
     Returns the verdicts, and of each question which samples are right; a `UserError` if a database
     cannot be used.
     """
-    return _Judge(questions, executor, progress).run(samples, decode)
+    with ThreadPoolExecutor(1) as thread:  # while the workers are busy
+        databases = questions.databases | questions.suite_files
+        checked = thread.submit(check_databases, databases)
+        return _Judge(questions, executor, progress, thread, checked).run(samples, decode)
 
 
 class _Judge:
-    def __init__(self, questions: QuestionSet, executor: Executor, progress: Progress) -> None:
+    def __init__(
+        self,
+        questions: QuestionSet,
+        executor: Executor,
+        progress: Progress,
+        thread: ThreadPoolExecutor,
+        checked: Future[None],
+    ) -> None:
         self._questions, self._executor, self._progress = questions, executor, progress
         self._examples, self._measures = questions.examples, questions.measures
+        self._thread, self._checked = thread, checked
 
     def run(
         self, sampled: Sequence[Sampled], decode: Decode
@@ -69,9 +80,8 @@ class _Judge:
             else:
                 pairs = zip(samples, right, strict=True)
                 answers = [each[marks.index(True) if any(marks) else 0] for each, marks in pairs]
-        with ThreadPoolExecutor(1) as thread:  # while the workers are busy
-            labels = thread.submit(_labels, self._examples, answers)
-            judged = self._score("verdicts", [*enumerate(answers)], self._measures)
+        labels = self._thread.submit(_labels, self._examples, answers)
+        judged = self._score("verdicts", [*enumerate(answers)], self._measures)
         right = right or [[self._is_right(one)] for one in judged]
         columns = (self._examples, sampled, answers, judged, right, labels.result())
         return [self._verdict(*row) for row in zip(*columns, strict=True)], right
@@ -148,6 +158,7 @@ class _Judge:
             while len(found) < total:
                 start_s = perf_counter()
                 new = work(asked[len(found) : len(found) + size])
+                self._checked.result()  # nothing is kept of a damaged database
                 self._progress.add(phase, new)
                 found += new
                 seconds = perf_counter() - start_s

@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from launch.cli import progress_bar
 from sqlenv.config import OFFICIAL, ExecutorConfig, Layout, SourceConfig
 from sqlenv.data.detection import choose_sets
 from sqlenv.data.layouts import (
@@ -118,12 +117,11 @@ def check_golds(examples: Sequence[Example]) -> None:
         )
 
 
-def check_databases(*groups: Iterable[Path]) -> None:
-    """Look at all databases before anything runs."""
-    files = list(dict.fromkeys(path for group in groups for path in group))
-    with progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
-        for done, _ in enumerate(threads.map(check_contents, files), 1):
-            progress(done, len(files), "")
+def check_databases(files: Iterable[Path]) -> None:
+    """Make sure that databases can be read and are whole."""
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(check_contents, dict.fromkeys(files)):
+            pass
 
 
 def _folders(layout: Layout, root: Path) -> list[Path]:
@@ -188,6 +186,16 @@ class QuestionSet:
     suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     references: Mapping[str, Reference] = field(default_factory=dict)
 
+    @property
+    def suite_files(self) -> set[Path]:
+        """Return all files of the test suite that are used."""
+        return {path for paths in self.suite.values() for path in paths}
+
+    @property
+    def databases(self) -> set[Path]:
+        """Return the questions' own databases."""
+        return {example.database for example in self.examples}
+
 
 def question_set(
     name: str,
@@ -198,7 +206,7 @@ def question_set(
     comparators: str | None,
     test_suite: Path | None,
 ) -> QuestionSet:
-    """Find what the questions of a test set are judged by and on, and check every database.
+    """Find what the questions of a test set are judged by and on.
 
     Without comparators they are the test set's own; without a test suite it is looked for below the
     root and beside the source.
@@ -220,7 +228,6 @@ def question_set(
             _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
             measures = tuple(measure for measure in measures if measure not in SUITED)
     references = _references(root, source, examples) if _is_spider2(examples) else {}
-    check_databases([example.database for example in examples], *suite.values())
     return QuestionSet(name, examples, measures, suite, references)
 
 
