@@ -27,16 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from launch import cli
 from launch.evaluation.decoding import Decode
-from launch.evaluation.testsets import (
-    SPLITS,
-    TEST_SETS,
-    QuestionSet,
-    Split,
-    find,
-    folder_and_file,
-    question_set,
-    read_limits,
-)
+from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits
 from minirl.errors import UserError
 from sqlenv.config import DataConfig
 from sqlenv.evaluators.votes import VoteBy
@@ -47,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
+    from launch.evaluation.questions import QuestionSet
     from launch.evaluation.sources import Source
     from sqlenv.types import Example
 
@@ -68,14 +60,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _evaluate_file(options: Namespace, path: Path) -> None:
-    name, (root, file) = options.data, folder_and_file(options.data_root, options.file)
+    name = options.data
     if name not in TEST_SETS:
         raise UserError(
             f"--predictions: --data {name} is not a published test set; give one of "
             f"{', '.join(TEST_SETS)}"
         )
-    if root is None:
-        raise UserError("--predictions: give the folder of the data too, --data-root DIR")
     decode = Decode.parse(
         options.decode, vote_temperature=_FILE_TEMPERATURE, vote_by=options.vote_by
     )
@@ -86,9 +76,13 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         # Much to import, while the workers start.
         from launch.evaluation.evaluate import judge_answers
         from launch.evaluation.predictions import read_samples
+        from launch.evaluation.questions import find, folder_and_file, question_set
         from launch.evaluation.results import ModelFacts
         from launch.evaluation.sources import Answers, Sampled
 
+        root, file = folder_and_file(options.data_root, options.file)
+        if root is None:
+            raise UserError("--predictions: give the folder of the data too, --data-root DIR")
         source, examples = find(name, root, file)
         samples = [Sampled(each) for each in read_samples(path, examples, decode)]
         model = ModelFacts(options.model or path.stem)
@@ -181,6 +175,8 @@ def _is_own(options: Namespace) -> bool:
 
 
 def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
+    from launch.evaluation.questions import QuestionSet, question_set
+
     if _is_own(options):
         return QuestionSet(options.data, examples, (config.env.match,))
     root, source = config.data.root or Path(), config.data.test.sources[0]
@@ -193,6 +189,8 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
     if own := [split for split in SPLITS if split == options.data]:
         return config, own[0]
+    from launch.evaluation.questions import find, folder_and_file
+
     root, file = folder_and_file(options.data_root or config.data.root, options.file)
     if root is None:
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")

@@ -39,7 +39,7 @@ from launch.evaluation.process_pool import (
     open_workbench,
     spread,
 )
-from launch.evaluation.testsets import check_databases, check_golds
+from launch.evaluation.questions import check_databases, check_golds
 from launch.reporting.pair_view import render_page
 from launch.reporting.score_tables import (
     Means,

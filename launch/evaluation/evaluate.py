@@ -14,6 +14,7 @@ from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import Decode
 from launch.evaluation.digests import digest, of_prompts, short, versions
 from launch.evaluation.judging import judge
+from launch.evaluation.questions import QuestionSet
 from launch.evaluation.results import (
     VERDICTS,
     ModelFacts,
@@ -24,7 +25,6 @@ from launch.evaluation.results import (
     write_report,
 )
 from launch.evaluation.sources import Answers
-from launch.evaluation.testsets import QuestionSet
 from launch.evaluation.verdicts import PREDICTIONS, Verdict, write_official
 from launch.texts import write_text
 from minirl.run.files import PART

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from launch.cli import progress_bar
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import VOTE_TIMEOUT_S, Decode, choose
+from launch.evaluation.questions import PARTIAL, REFERENCED, QuestionSet, check_databases
 from launch.evaluation.results import NO_GOLD, QuestionVerdict
 from launch.evaluation.sources import Sampled
-from launch.evaluation.testsets import PARTIAL, REFERENCED, QuestionSet, check_databases
 from launch.evaluation.verdicts import as_line
 from sqlenv.dialects import run_many, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Judgement

@@ -9,8 +9,8 @@ from typing import Any
 
 import yaml
 
+from launch.evaluation.questions import SUITED
 from launch.evaluation.results import VERDICTS, Report, read_report
-from launch.evaluation.testsets import SUITED
 from launch.evaluation.verdicts import PREDICTIONS, read_verdicts
 from launch.run_folder import CONFIG, RESULT
 from minirl.run.files import PART, read_json

@@ -11,9 +11,9 @@ import pytest
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import ERROR_SQL, Decode, choose
 from launch.evaluation.judging import judge
+from launch.evaluation.questions import QuestionSet
 from launch.evaluation.results import QuestionVerdict
 from launch.evaluation.sources import Sampled
-from launch.evaluation.testsets import QuestionSet
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
