@@ -223,9 +223,8 @@ def _check(options: Namespace) -> None:
     checkpoint, out = options.checkpoint, options.json
     split = f"--data {options.data} is a split of the config"
     mistakes = {
-        "--predictions: needs no --cfg and no settings": is_file
-        and (options.cfg or options.overrides),
-        "--predictions: needs no model": is_file and (url or checkpoint),
+        "--predictions: needs no --cfg, no settings and no model": is_file
+        and (options.cfg or options.overrides or url or checkpoint),
         "say --cfg FILE, or --predictions FILE": not is_file and not options.cfg,
         "--seed: set seed=N, as in the config": not is_file and options.seed is not None,
         f"--data-root and --file: {split}; set data.root=FOLDER, or give a test set": is_split

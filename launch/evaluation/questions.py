@@ -109,17 +109,16 @@ def _with_file(name: str, root: Path, file: str) -> SourceConfig:
     """
     named, path = SETS[name], Path(file)
     folders = _folders(named.layout, root)
-    if path.is_file() and not any((folder / path).is_file() for folder in folders):
-        path = path.absolute()
-    folders = [path.parent, *folders] if path.is_absolute() else folders
-    found = [folder for folder in folders if (folder / path).is_file()]
-    if not found:
+    found = [folder / path for folder in folders if (folder / path).is_file()]
+    if not found and not path.is_file():
         raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
-    whole = (found[0] / path).absolute()
-    if other := other_dataset(named.layout, next(read_records(whole))):
-        raise UserError(f"--file {whole}: its records are of {other}, not of {name}; check --data")
-    own = [_source(named, folder, str(path)) for folder in found]
-    elsewhere = (_source(named, folder, str(whole)) for folder in folders)
+    files = [*dict.fromkeys(each.absolute() for each in found or [path])]
+    if other := other_dataset(named.layout, next(read_records(files[0]))):
+        raise UserError(
+            f"--file {files[0]}: its records are of {other}, not of {name}; check --data"
+        )
+    own = [_source(named, each.parent, each.name) for each in files]
+    elsewhere = (_source(named, folder, str(each)) for each in files for folder in folders)
     return next(filter(_has_databases, (*own, *elsewhere)), own[0])
 
 
