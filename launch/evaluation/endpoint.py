@@ -133,10 +133,10 @@ class Endpoint:
             raise ValueError("the answer is no chat completion") from None
         usage = getattr(completion, "usage", None)
         told = [getattr(usage, f"{name}_tokens", None) for name in ("prompt", "completion")]
-        counts = [count if isinstance(count, int) else 0 for count in told]
-        if counts != told:
+        read, written = (count if isinstance(count, int) else 0 for count in told)
+        if [read, written] != told:
             self._warn("answers do not tell their tokens, which count as 0")
-        return Answer(_sound(text) if isinstance(text, str) else "", *counts)
+        return Answer(_sound(text) if isinstance(text, str) else "", read, written)
 
     def _warn(self, problem: str) -> None:
         if problem not in self._warned:

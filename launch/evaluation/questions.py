@@ -6,17 +6,17 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from launch.evaluation.testsets import TEST_SETS
-from sqlenv.config import Layout, SourceConfig
+from sqlenv.config import SourceConfig
 from sqlenv.data.detection import choose_sets
 from sqlenv.data.layouts import (
     DATASETS,
     SETS,
     NamedSet,
     check_question_file,
+    folders_below,
     locate,
     other_dataset,
 )
@@ -48,7 +48,6 @@ _SUITES = (
 )
 # Where Spider 2's gold results lie, likewise.
 _GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
-_SEARCHED = 1_000  # folders that are looked at
 
 
 def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
@@ -88,12 +87,6 @@ def find(
     return source, examples
 
 
-def _folders(layout: Layout, root: Path) -> list[Path]:
-    """List where a data set may lie: OmniSQL's folder, the root, then up to two deeper."""
-    deeper = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return [root / DATASETS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
-
-
 def _own(name: str, root: Path, key: str) -> SourceConfig:
     if not root.is_dir():
         raise UserError(f"{key} {root}: no such folder or file; check the path")
@@ -108,7 +101,7 @@ def _with_file(name: str, root: Path, file: str) -> SourceConfig:
     it: its own goes first.
     """
     named, path = SETS[name], Path(file)
-    folders = _folders(named.layout, root)
+    folders = [root / DATASETS[named.layout].omnisql, root, *folders_below(root)]
     found = [folder / path for folder in folders if (folder / path).is_file()]
     if not found and not path.is_file():
         raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
