@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
     given = [any(part is not None for part in pair.values()), options.file, options.predictions]
     if sum(map(bool, given)) != 1 or (given[0] and (options.out or None in pair.values())):
         raise UserError(
-            "give one pair (all of --db, --gold and --pred; it is printed), a file of pairs "
+            "give one pair (all of --db, --gold and --pred, and no --out), a file of pairs "
             "(--file) or files of predictions (--predictions)"
         )
     if options.file:
