@@ -27,7 +27,7 @@ from rich.progress import track
 from sqlglot import exp
 
 from benchmarks import markdown
-from launch.evaluation.testsets import find
+from launch.evaluation.questions import find
 from rewards.compose import build_reward
 from rewards.config import RewardConfig, tree_of
 from rewards.execution import columns_of

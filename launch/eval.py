@@ -17,6 +17,7 @@ run, judges them, and the best one answers. Run the same command again to resume
 
 from __future__ import annotations
 
+import gc
 import os
 from argparse import Namespace
 from importlib.util import find_spec
@@ -26,14 +27,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from launch import cli
 from launch.evaluation.decoding import Decode
-from launch.evaluation.testsets import (
-    SPLITS,
-    TEST_SETS,
-    Split,
-    find,
-    folder_and_file,
-    read_limits,
-)
+from launch.evaluation.testsets import SPLITS, TEST_SETS, Split, read_limits
 from minirl.errors import UserError
 from sqlenv.config import DataConfig
 from sqlenv.evaluators.votes import VoteBy
@@ -44,15 +38,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from launch.config import JobConfig
-    from launch.evaluation.evaluate import QuestionSet
-    from launch.evaluation.targets import Target
+    from launch.evaluation.questions import QuestionSet
+    from launch.evaluation.sources import Source
     from sqlenv.types import Example
 
 _FILE_TEMPERATURE = 0.8  # stands for that of a file of samples, which nobody knows
+# Modules and queries' trees are many objects that stay: the collector would look through them again
+# and again.
+_GARBAGE = 100_000
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the command."""
+    gc.set_threshold(_GARBAGE)
     options = _read(arguments)
     _check(options)
     if options.predictions is not None:
@@ -62,25 +60,29 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _evaluate_file(options: Namespace, path: Path) -> None:
-    name, (root, file) = options.data, folder_and_file(options.data_root, options.file)
+    name = options.data
     if name not in TEST_SETS:
         raise UserError(
             f"--predictions: --data {name} is not a published test set; give one of "
             f"{', '.join(TEST_SETS)}"
         )
-    if root is None:
-        raise UserError("--predictions: give the folder of the data too, --data-root DIR")
-    decode = Decode.parse(options.decode, vote_temperature=_FILE_TEMPERATURE)
+    decode = Decode.parse(
+        options.decode, vote_temperature=_FILE_TEMPERATURE, vote_by=options.vote_by
+    )
     if decode.kind == "judge":
         raise UserError(f"--decode {decode.name}: needs a model; a file takes vote@n or pass@n")
     with Executor(read_limits(options.timeout_s)) as executor:
         executor.start()
         # Much to import, while the workers start.
-        from launch.evaluation.evaluate import judge_answers, prepare
+        from launch.evaluation.evaluate import judge_answers
         from launch.evaluation.predictions import read_samples
+        from launch.evaluation.questions import find, folder_and_file, question_set
         from launch.evaluation.results import ModelFacts
         from launch.evaluation.sources import Answers, Sampled
 
+        root, file = folder_and_file(options.data_root, options.file)
+        if root is None:
+            raise UserError("--predictions: give the folder of the data too, --data-root DIR")
         source, examples = find(name, root, file)
         samples = [Sampled(each) for each in read_samples(path, examples, decode)]
         model = ModelFacts(options.model or path.stem)
@@ -88,17 +90,11 @@ def _evaluate_file(options: Namespace, path: Path) -> None:
         if folder is None and options.json is None:
             folder = Path("evals") / "-".join((model.name, name, decode.name))
         rule = {"comparators": options.comparators, "test_suite": options.test_suite}
+        questions = question_set(name, examples, source, root, **rule)
         judge_answers(
-            prepare(name, examples, source, root, **rule),
-            Answers(samples),
-            decode,
-            executor,
-            model=model,
-            seed=options.seed or 0,
-            vote_by=options.vote_by,
-            folder=folder,
-            path=options.json,
-        )
+            questions, Answers(samples), decode, executor,
+            model=model, seed=options.seed or 0, folder=folder, path=options.json,
+        )  # fmt: skip
 
 
 def _evaluate_model(options: Namespace) -> None:
@@ -113,36 +109,37 @@ def _evaluate_model(options: Namespace) -> None:
         vote_temperature=limits.vote_temperature,
         top_p=limits.top_p,
         candidates=config.verbal.candidates,
+        vote_by=options.vote_by,
     )
     if decode.kind == "judge":
         verbal = config.verbal.model_copy(update={"candidates": decode.samples})
         config = config.model_copy(update={"verbal": verbal})
     config, split = _on_test_set(config, options)
     check_data(config, split)
+    source: Source
     if options.endpoint is None:
         cli.use_accelerator(options.accel)
-    from launch.evaluation.targets import Target
+        from launch.evaluation.policy_source import CheckpointSource
 
-    target = Target.find(config, options.endpoint, options.model, options.checkpoint)
-    out = options.out or _default_folder(config, options.data, target, decode)
-    _answer_and_judge(options, config, target, decode, split, out)
+        source = CheckpointSource.find(config, decode, options.checkpoint, options.accel)
+    else:
+        from launch.evaluation.sources import EndpointSource
+
+        name = options.model.replace("/", "-")
+        source = EndpointSource(config, decode, name, options.model, options.endpoint)
+    _answer_and_judge(options, source, split, options.out or _default_folder(source, options.data))
 
 
-def _answer_and_judge(
-    options: Namespace, config: JobConfig, target: Target, decode: Decode, split: Split, out: Path
-) -> None:
+def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Path) -> None:
     import yaml
 
     from launch.build import SqlSide
-    from launch.evaluation import sources
     from launch.evaluation.evaluate import judge_answers
-    from launch.evaluation.sources import Answers, EvaluationJob
+    from launch.evaluation.sources import Answers
     from launch.run_folder import claim_data, claimed
 
-    where = {"accelerator": options.accel} if target.policy else {}
-    deciding = target.settings(config, split, decode=decode.name, split=options.data, **where)
-    settings = yaml.safe_dump(deciding, sort_keys=False, width=100)
-    limits = config.evaluation
+    config, limits = source.config, source.config.evaluation
+    settings = yaml.safe_dump(source.settings(split, options.data), sort_keys=False, width=100)
     limit = limits.validation_questions if split == "validation" else limits.questions
     # Demo data is that of the run where there is one; the same settings make the same.
     made = config.folder if (config.folder / "data").is_dir() else out
@@ -151,22 +148,22 @@ def _answer_and_judge(
         examples = sql.examples(split, limit=limit)
         questions = _questions(options, config, examples)
         # Weights that cannot be read leave no folder behind.
-        answers = sources.answers_of(EvaluationJob(target, config, decode, sql, out), examples)
+        with cli.progress_bar("answers") as show:
+            found = source.answers(examples, sql, out, show)
         claim_data(out, {split: examples})
         seconds = {"seconds": round(perf_counter() - start, 1)}
-        prompt = sql.prompts.single_turn if decode.kind == "judge" else sql.evaluation_prompt
+        prompt = sql.prompts.single_turn if source.is_judge else sql.evaluation_prompt
         # A config's own questions have its limits, as in training.
         has_own = _is_own(options) and options.timeout_s is None
         with Executor(config.executor if has_own else read_limits(options.timeout_s)) as executor:
             judge_answers(
                 questions,
-                Answers(answers.samples, {**answers.notes, **seconds}),
-                decode,
+                Answers(found.samples, {**found.notes, **seconds}),
+                source.decode,
                 executor,
-                model=target.facts(config),
+                model=source.facts(),
                 seed=config.seed,
                 prompts=[prompt(example) for example in examples],
-                vote_by=options.vote_by,
                 folder=out,
                 path=options.json,
             )
@@ -178,21 +175,22 @@ def _is_own(options: Namespace) -> bool:
 
 
 def _questions(options: Namespace, config: JobConfig, examples: tuple[Example, ...]) -> QuestionSet:
-    from launch.evaluation.evaluate import QuestionSet, prepare
+    from launch.evaluation.questions import QuestionSet, question_set
 
     if _is_own(options):
         return QuestionSet(options.data, examples, (config.env.match,))
-    root = config.data.root or Path()
-    source = config.data.test.sources[0]
+    root, source = config.data.root or Path(), config.data.test.sources[0]
     place = source.model_copy(update={"path": root / source.path})
     rule = {"comparators": options.comparators, "test_suite": options.test_suite}
-    return prepare(options.data, examples, place, root, **rule)
+    return question_set(options.data, examples, place, root, **rule)
 
 
 def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Split]:
     """Put a test set in the place of the job's test questions: all of it, whatever its golds."""
     if own := [split for split in SPLITS if split == options.data]:
         return config, own[0]
+    from launch.evaluation.questions import find, folder_and_file
+
     root, file = folder_and_file(options.data_root or config.data.root, options.file)
     if root is None:
         raise UserError(f"--data {options.data}: give the folder of the data, --data-root DIR")
@@ -210,12 +208,12 @@ def _on_test_set(config: JobConfig, options: Namespace) -> tuple[JobConfig, Spli
     return config.model_copy(update=update), "test"
 
 
-def _default_folder(config: JobConfig, data: str, target: Target, decode: Decode) -> Path:
-    layouts: dict[str, None] = {}
+def _default_folder(source: Source, data: str) -> Path:
+    config, layouts = source.config, []
     if data in SPLITS:
-        layouts = dict.fromkeys(source.layout for source in config.data.of(data).sources)
-    sampler = filter(None, [target.sampler(config)])
-    parts = (target.name, *sampler, *layouts, data, decode.name, f"seed{config.seed}")
+        layouts = [*dict.fromkeys(one.layout for one in config.data.of(data).sources)]
+    sampler = filter(None, [source.facts().sampler])
+    parts = (source.name, *sampler, *layouts, data, source.decode.name, f"seed{config.seed}")
     return Path("evals") / "-".join(parts)
 
 
@@ -225,9 +223,8 @@ def _check(options: Namespace) -> None:
     checkpoint, out = options.checkpoint, options.json
     split = f"--data {options.data} is a split of the config"
     mistakes = {
-        "--predictions: needs no --cfg and no settings": is_file
-        and (options.cfg or options.overrides),
-        "--predictions: needs no model": is_file and (url or checkpoint),
+        "--predictions: needs no --cfg, no settings and no model": is_file
+        and (options.cfg or options.overrides or url or checkpoint),
         "say --cfg FILE, or --predictions FILE": not is_file and not options.cfg,
         "--seed: set seed=N, as in the config": not is_file and options.seed is not None,
         f"--data-root and --file: {split}; set data.root=FOLDER, or give a test set": is_split

@@ -13,11 +13,10 @@ from launch.build import SqlSide, load_model, model_folder, serving
 from launch.config import JobConfig
 from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
-from launch.evaluation.official import write_official
 from launch.evaluation.sampling import Evaluator
 from launch.evaluation.statistics import mean_interval, paired_difference
 from launch.evaluation.testsets import Split
-from launch.evaluation.verdicts import Verdict, accuracy
+from launch.evaluation.verdicts import Verdict, accuracy, write_official
 from launch.plan import check_memory
 from launch.result import Result, show
 from launch.run_folder import (

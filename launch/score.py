@@ -26,7 +26,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from launch import cli
-from launch.evaluation.pairs import make_pair, read_pairs, warn_of_failing, write_scores
+from launch.evaluation.pairs import make_pair, read_pairs, score_all, warn_of_failing
 from launch.evaluation.predictions import (
     Paired,
     Played,
@@ -35,12 +35,11 @@ from launch.evaluation.predictions import (
     read_trajectories,
 )
 from launch.evaluation.process_pool import (
-    make_pair_scorer,
     make_trajectory_scorer,
     open_workbench,
     spread,
 )
-from launch.evaluation.testsets import check_databases, check_golds
+from launch.evaluation.questions import check_databases, check_golds
 from launch.reporting.pair_view import render_page
 from launch.reporting.score_tables import (
     Means,
@@ -54,7 +53,7 @@ from minirl.errors import describe
 from minirl.run.files import naming, whole_file
 from rewards.execution import columns_of
 from sqlenv.config import ExecutorConfig, Layout, SourceConfig
-from sqlenv.data.layouts import DATASETS, check_open, other_dataset
+from sqlenv.data.layouts import DATASETS, other_dataset
 from sqlenv.data.loading import read_all
 from sqlenv.data.records import read_records
 from sqlenv.dialects import NAMES
@@ -73,26 +72,20 @@ def main(arguments: Sequence[str]) -> None:
         check_new(options.out, "--out")
     pair = {"db": options.db, "gold": options.gold, "pred": options.pred}
     given = [any(part is not None for part in pair.values()), options.file, options.predictions]
-    if sum(map(bool, given)) != 1:
+    if sum(map(bool, given)) != 1 or (given[0] and (options.out or None in pair.values())):
         raise UserError(
-            "give one pair (--db, --gold and --pred), a file of pairs (--file) or files of "
-            "predictions (--predictions)"
+            "give one pair (all of --db, --gold and --pred, and no --out), a file of pairs "
+            "(--file) or files of predictions (--predictions)"
         )
     if options.file:
         _score_file_of_pairs(options, options.file, config)
     elif options.predictions:
         _score_predictions(options, options.predictions, config)
-    elif options.out:
-        raise UserError("--out goes with --file and --predictions; one pair is printed")
-    elif None in pair.values():
-        raise UserError("one pair takes all of --db, --gold and --pred")
     else:
         _score_pair(pair, options, config)
 
 
-def _score_pair(
-    fields: Mapping[str, str | None], options: Namespace, config: ExecutorConfig
-) -> None:
+def _score_pair(fields: Mapping[str, str], options: Namespace, config: ExecutorConfig) -> None:
     pair = make_pair(fields, options.dialect)
     check_contents(pair.example.database)
     with open_workbench(config.model_copy(update={"workers": 1})) as bench:
@@ -113,8 +106,9 @@ def _score_file_of_pairs(options: Namespace, path: Path, config: ExecutorConfig)
     pairs = read_pairs(path, options.dialect)
     with _lines(options) as write:
         check_databases(pair.example.database for pair in pairs)
-        for record in write_scores(pairs, config):
-            write(record)
+        scores = score_all([(pair.example, pair.pred) for pair in pairs], config)
+        for pair, score in zip(pairs, scores, strict=True):
+            write({"id": pair.id, **score.record()})
 
 
 def _score_predictions(options: Namespace, paths: Sequence[Path], config: ExecutorConfig) -> None:
@@ -146,14 +140,10 @@ def _score_predictions(options: Namespace, paths: Sequence[Path], config: Execut
 def _score_queries(
     files: Sequence[tuple[str, Paired]], config: ExecutorConfig, write: Write
 ) -> list[Means]:
-    jobs = [pair for _, pairs in files for pair in pairs]
-    scores = list(spread(make_pair_scorer, config, jobs, title="scoring"))
-    both = zip(jobs, scores, strict=True)
-    warn_of_failing(list(dict.fromkeys(e.id for (e, _), score in both if not score.gold_ran)))
+    scores = iter(list(score_all([pair for _, pairs in files for pair in pairs], config)))
     means: list[Means] = []
-    waiting = iter(scores)
     for name, pairs in files:
-        own = list(islice(waiting, len(pairs)))
+        own = list(islice(scores, len(pairs)))
         for (example, _), score in zip(pairs, own, strict=True):
             write({"file": name, "id": example.id, **score.record()})
         means.append((name, pair_means(own)))
@@ -207,18 +197,15 @@ def _print(record: Mapping[str, Any]) -> None:
 
 
 def _examples(options: Namespace) -> tuple[Example, ...]:
-    data, layout = options.data or Path(), options.layout
+    data, layout = options.data, options.layout
     root, file = (options.data_root, data) if options.data_root else (data.parent, Path(data.name))
+    option = "--data-root" if options.data_root else f"--data {data}:"
     if not root.is_dir():
-        what = "is a file" if root.exists() else "there is no such folder"
-        option = "--data-root" if options.data_root else f"--data {data}:"
-        raise UserError(f"{option} {root}: {what}; give the data set's folder")
-    check_open(root)
+        raise UserError(f"{option} {root}: no such folder; give the data set's")
     places = [root / base / file for base in (DATASETS[layout].omnisql, "")]
     questions = next((path for path in places if path.is_file()), None)
     if questions is None:
-        found = ", ".join(sorted(path.name for path in root.glob("*.json*"))) or "no .json file"
-        raise UserError(f"--data {file}: not in {root}, which has {found}; give one of its files")
+        raise UserError(f"--data {file}: not in {root}; give one of its files")
     if other := other_dataset(layout, next(read_records(questions))):
         advice = f"say --layout {other}" if other in DATASETS else "give the data set's own file"
         raise UserError(f"--data {file}: its records are of {other}, not of {layout}; {advice}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sqlenv.errors import UserError
@@ -28,6 +28,17 @@ def run(ask: Callable[[Path, str], Result], example: Example, sql: str) -> Resul
     """Run a query in its example's dialect by an executor's `execute` or `gold`."""
     text = transpile(sql, example.dialect)
     return text if isinstance(text, SqlError) else ask(example.database, text)
+
+
+def run_many(
+    ask: Callable[[Sequence[tuple[Path, str]]], Sequence[Result]],
+    queries: Sequence[tuple[Example, str]],
+) -> list[Result]:
+    """Run queries in their examples' dialects by an executor's `execute_many` or `gold_many`."""
+    texts = [transpile(sql, example.dialect) for example, sql in queries]
+    pairs = zip(queries, texts, strict=True)
+    ran = iter(ask([(e.database, text) for (e, _), text in pairs if isinstance(text, str)]))
+    return [text if isinstance(text, SqlError) else next(ran) for text in texts]
 
 
 def transpile(sql: str, dialect: str) -> str | SqlError:

@@ -1,26 +1,29 @@
-"""JSON values by key in a folder, each on disk as soon as it is set: a kill loses none of them."""
+"""What must not be paid for twice: answers by key in a folder, and verdicts in a file."""
 
 from __future__ import annotations
 
-import shutil
+import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
+from minirl.run.files import keep_lines, naming
 from sqlenv.errors import UserError
 
 _UNLIMITED = 1 << 60
-_WRITE_S = 2.0
 
 
 class DiskCache:
-    """A `diskcache` of JSON that evicts nothing. Threads may share one; each has its connection."""
+    """A `diskcache` of JSON that evicts nothing; each value is on disk as soon as it is set.
+
+    Threads may share one; each has its connection.
+    """
 
     def __init__(self, folder: Path) -> None:
-        import diskcache  # 0.1 s, which a short evaluation does without
+        import diskcache  # 0.1 s, which a file of predictions does without
 
         self._folder = folder
         with self._naming():
@@ -59,55 +62,40 @@ class DiskCache:
         except OSError as error:
             raise UserError(f"{self._folder}: cannot be written ({error.strerror})") from None
         except (sqlite3.Error, ValueError, TypeError) as error:
-            raise UserError(
-                f"{self._folder}: damaged ({error}); delete it to ask or judge again"
-            ) from None
+            raise UserError(f"{self._folder}: damaged ({error}); delete it to ask again") from None
 
 
 class Progress:
-    """What was found so far of several lists, in pieces; gone when the block ends well.
-
-    A kill costs the last seconds; a failure or an interruption nothing. Work of a few seconds
-    leaves the disk alone. A folder that was begun with other settings is refused.
+    """What was found so far of several lists, in a file of JSON lines that is gone when the block
+    ends well; one that was begun with other settings is refused.
     """
 
-    def __init__(self, folder: Path, settings: object) -> None:
-        self._folder = folder
-        self._cache = DiskCache(folder) if folder.exists() else None
-        self._pending: dict[str, Any] = {} if self._cache else {"settings": settings}
-        self._written_s = perf_counter()
-        if self._cache and self._cache.get("settings") not in (None, settings):
+    def __init__(self, path: Path, settings: object) -> None:
+        self._path, self._settings = path, settings
+        self._found: defaultdict[str, list[Any]] = defaultdict(list)
+        lines = keep_lines(path, list, advice="delete it to begin anew") if path.exists() else []
+        if lines and lines[0] != [settings]:
             raise UserError(
-                f"{folder}: was begun with other settings; repeat these, or delete it to begin anew"
+                f"{path}: was begun with other settings; repeat these, or delete it to begin anew"
             )
+        for name, piece in lines[1:]:
+            self._found[name] += piece
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
-        if kind is not None and self._pending.keys() - {"settings"}:
-            self._write()
-        if self._cache is not None:
-            self._cache.close()
         if kind is None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._path.unlink(missing_ok=True)
 
     def found(self, name: str) -> list[Any]:
         """Return a list as far as it goes."""
-        found: list[Any] = []
-        while self._cache and (piece := self._cache.get(f"{name} {len(found)}")):
-            found += piece
-        return found
+        return list(self._found[name])
 
-    def add(self, name: str, at: int, piece: list[Any]) -> None:
-        """Keep the next piece of a list, which begins at this place."""
-        self._pending[f"{name} {at}"] = piece
-        if perf_counter() - self._written_s > _WRITE_S:
-            self._write()
-
-    def _write(self) -> None:
-        self._cache = self._cache or DiskCache(self._folder)
-        for key, piece in self._pending.items():
-            self._cache[key] = piece
-        self._pending.clear()
-        self._written_s = perf_counter()
+    def add(self, name: str, piece: list[Any]) -> None:
+        """Keep the next piece of a list."""
+        with naming(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                begin = [] if file.tell() else [[self._settings]]
+                file.writelines(json.dumps(line) + "\n" for line in (*begin, [name, piece]))

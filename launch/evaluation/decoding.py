@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import Literal, cast
 
 from sqlenv.errors import UserError
+from sqlenv.evaluators.votes import VoteBy
 
 VOTE_TIMEOUT_S = 10.0
 """OmniSQL gives a sample 10 seconds to return its vote."""
@@ -34,12 +35,14 @@ class Decode:
             right, as an oracle would choose (`pass`), or the one that the model itself judges best
             (`judge`, PaVeRL-SQL's verbal RL).
         top_p: Of the sampler: draw only from the likeliest tokens that together reach it.
+        vote_by: What makes two samples one vote.
     """
 
     samples: int
     temperature: float
     kind: Kind = "vote"
     top_p: float = 1.0
+    vote_by: VoteBy = "set"
 
     @property
     def name(self) -> str:
@@ -48,48 +51,42 @@ class Decode:
 
     @classmethod
     def parse(
-        cls, text: str, *, vote_temperature: float, top_p: float = 1.0, candidates: int = 0
+        cls,
+        text: str,
+        *,
+        vote_temperature: float,
+        top_p: float = 1.0,
+        candidates: int = 0,
+        vote_by: VoteBy = "set",
     ) -> Decode:
         """Read `greedy`, `vote@n`, `pass@n` or `judge@n`; `judge` alone takes `candidates`."""
         if text == "greedy":
             return cls(1, 0.0)
-        kind, _, count = text.partition("@")
         if text == "judge" and candidates:
-            count = str(candidates)
-        known = next((one for one in get_args(Kind) if one == kind), None)
-        if known and re.fullmatch("[1-9][0-9]{0,5}", count):
-            return cls(int(count), vote_temperature, known, top_p)
+            text = f"judge@{candidates}"
+        if match := re.fullmatch("(vote|pass|judge)@([1-9][0-9]{0,5})", text):
+            kind = cast("Kind", match[1])
+            return cls(int(match[2]), vote_temperature, kind, top_p, vote_by)
         raise UserError(f"--decode {text}: write greedy, vote@n, pass@n or judge@n, such as vote@8")
 
 
 GREEDY = Decode(samples=1, temperature=0.0)
 
 
-def majority(ballots: Sequence[str | None]) -> int | None:
-    """Return the number of the first sample with the commonest vote, None where none has a vote;
-    ties go to the vote seen first.
-    """
-    counts = Counter(vote for vote in ballots if vote is not None)  # in the order of first sight
-    if not counts:
-        return None
-    winner = max(counts, key=lambda vote: counts[vote])
-    return ballots.index(winner)
-
-
 def choose(
     samples: Sequence[Sequence[str]], ballots: Sequence[Sequence[str | None]], *, spider: bool
 ) -> list[str]:
-    """Choose a query for each question of a data set, as OmniSQL does.
+    """Choose the query with the commonest vote for each question of a data set, as OmniSQL does.
 
-    Where none of a question's samples runs, that of Spider and its variants is `Error SQL`, and all
-    others' are drawn by one generator, question after question.
+    Ties go to the vote seen first. Where none of a question's samples runs, that of Spider and its
+    variants is `Error SQL`, and all others' are drawn by one generator, question after question.
     """
     draw = Random(_RANDOM_SEED)
     chosen = []
     for queries, votes in zip(samples, ballots, strict=True):
-        winner = majority(votes)
-        if winner is not None:
-            chosen.append(queries[winner])
+        counts = Counter(vote for vote in votes if vote is not None)  # in the order of first sight
+        if counts:
+            chosen.append(queries[votes.index(max(counts, key=lambda vote: counts[vote]))])
         else:
             chosen.append(ERROR_SQL if spider else draw.choice(queries))
     return chosen

@@ -5,34 +5,33 @@ A model writes queries until K of them run, judges them, and the best one answer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 
+from launch.build import SqlSide
+from launch.config import JobConfig
 from launch.evaluation.client import CachedClient
-from launch.evaluation.sources import Answers, EvaluationJob, Sampled
+from launch.evaluation.sources import Answers, Sampled, Show
 from rewards import verbal
 from rewards.verbal import Choice, Task
-from sqlenv.dialects import transpile
+from sqlenv.dialects import run_many
 from sqlenv.errors import UserError
 from sqlenv.sql.extraction import extract_sql
-from sqlenv.types import Example, Result, SqlError
+from sqlenv.types import Example, Result
 
 _CHUNK = 256  # questions that are asked about together
 _COUNTS = ("attempts", "executable", "refused", "judged", "left_out")
 
 
 def deliberate(
-    job: EvaluationJob,
-    examples: Sequence[Example],
-    client: CachedClient,
-    show: Callable[[int, int, str], None],
+    config: JobConfig, examples: Sequence[Example], client: CachedClient, sql: SqlSide, show: Show
 ) -> Answers:
     """Let the model write several queries for each question, judge them, and take the best."""
     found: dict[str, Choice] = {}
     for at in range(0, len(examples), _CHUNK):
         games = {
-            one.id: verbal.deliberate(_task(one, job), job.config.verbal, seed=job.config.seed)
+            one.id: verbal.deliberate(_task(one, config, sql), config.verbal, seed=config.seed)
             for one in examples[at : at + _CHUNK]
         }
         wishes = {name: next(game) for name, game in games.items()}
@@ -57,19 +56,14 @@ def deliberate(
     )
 
 
-def _task(example: Example, job: EvaluationJob) -> Task:
-    sql = job.sql
-
+def _task(example: Example, config: JobConfig, sql: SqlSide) -> Task:
     def execute(queries: Sequence[str]) -> Sequence[Result]:
-        texts = [transpile(query, example.dialect) for query in queries]
-        pairs = [(example.database, text) for text in texts if isinstance(text, str)]
-        results = iter(sql.executor.execute_many(pairs))
-        return [text if isinstance(text, SqlError) else next(results) for text in texts]
+        return run_many(sql.executor.execute_many, [(example, query) for query in queries])
 
     return Task(
         prompt=sql.prompts.single_turn(example),
         judge_prompt=partial(sql.prompts.judge, example),
-        extract=partial(extract_sql, tag=job.config.env.wrapping),
+        extract=partial(extract_sql, tag=config.env.wrapping),
         execute=execute,
         name=example.id,
     )

@@ -131,10 +131,12 @@ class Endpoint:
             text = completion.choices[0].message.content
         except (AttributeError, LookupError, TypeError):
             raise ValueError("the answer is no chat completion") from None
-        read, written = (_count(completion, f"{name}_tokens") for name in ("prompt", "completion"))
-        if read is None or written is None:
+        usage = getattr(completion, "usage", None)
+        told = [getattr(usage, f"{name}_tokens", None) for name in ("prompt", "completion")]
+        read, written = (count if isinstance(count, int) else 0 for count in told)
+        if [read, written] != told:
             self._warn("answers do not tell their tokens, which count as 0")
-        return Answer(_sound(text) if isinstance(text, str) else "", read or 0, written or 0)
+        return Answer(_sound(text) if isinstance(text, str) else "", read, written)
 
     def _warn(self, problem: str) -> None:
         if problem not in self._warned:
@@ -154,12 +156,6 @@ def _brief(error: Exception) -> str:
     """Describe an error in a line; of a connection that failed, also why."""
     words = " ".join(f"{error} {error.__cause__ or ''}".split())
     return words[:200] or type(error).__name__
-
-
-def _count(completion: Any, name: str) -> int | None:
-    """Read a number of tokens; None where there is none. An answer that is there is taken."""
-    count = getattr(getattr(completion, "usage", None), name, None)
-    return count if isinstance(count, int) and count >= 0 else None
 
 
 def _sound(text: str) -> str:

@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-
-from rich.table import Table as RichTable
+from typing import TYPE_CHECKING
 
 from launch import cli
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import Decode
 from launch.evaluation.digests import digest, of_prompts, short, versions
-from launch.evaluation.judging import (
-    MEASURES,
-    PARTIAL,
-    REFERENCED,
-    SUITED,
-    AllVerdicts,
-    JudgingTask,
-    judge,
-    read_measures,
-)
-from launch.evaluation.official import write_official
+from launch.evaluation.judging import judge
+from launch.evaluation.questions import QuestionSet
 from launch.evaluation.results import (
     VERDICTS,
     ModelFacts,
@@ -35,94 +25,25 @@ from launch.evaluation.results import (
     write_report,
 )
 from launch.evaluation.sources import Answers
-from launch.evaluation.testsets import (
-    check_databases,
-    check_golds,
-    find_references,
-    find_suite,
-    suite_files,
-)
-from launch.evaluation.verdicts import PREDICTIONS, Verdict
+from launch.evaluation.verdicts import PREDICTIONS, Verdict, write_official
 from launch.texts import write_text
 from minirl.run.files import PART
-from sqlenv.config import SourceConfig
+from sqlenv.config import ExecutorConfig
 from sqlenv.data.loading import fingerprint
-from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import COMPARATORS
-from sqlenv.evaluators.spider2 import Reference
-from sqlenv.evaluators.votes import VoteBy
 from sqlenv.executor import Executor
-from sqlenv.types import Example, Observation
+from sqlenv.types import Observation
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+
+    from launch.evaluation.trajectories import Row
 
 _log = logging.getLogger(__name__)
 
 CHOICES = "choices.jsonl"
 _NAMED = 3
 _SHOWN_MEASURES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class QuestionSet:
-    """The questions of a test set or a split, and what they are judged by and on."""
-
-    name: str
-    examples: tuple[Example, ...]
-    measures: tuple[str, ...]
-    suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    references: Mapping[str, Reference] = field(default_factory=dict)
-
-
-def prepare(
-    name: str,
-    examples: tuple[Example, ...],
-    source: SourceConfig,
-    root: Path,
-    *,
-    comparators: str | None,
-    test_suite: Path | None,
-) -> QuestionSet:
-    """Find what the questions of a test set are judged by and on, and check every database.
-
-    Without comparators they are the test set's own; without a test suite it is looked for below the
-    root and beside the source.
-    """
-    measures = read_measures(comparators, name)
-    _check_measures(examples, measures)
-    suite: Mapping[str, tuple[Path, ...]] = {}
-    if not SUITED.isdisjoint(measures):
-        folder = find_suite(test_suite, source, root)
-        if folder is not None:
-            suite = suite_files(folder, examples)
-        elif comparators is not None:
-            raise UserError(
-                f"--comparators {comparators}: no test suite at {root}; give its folder "
-                "with --test-suite DIR"
-            )
-        else:
-            _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
-            measures = tuple(measure for measure in measures if measure not in SUITED)
-    references = find_references(root, source) if examples[0].source == "spider2" else {}
-    if references and (left := [one.id for one in examples if one.id not in references]):
-        raise UserError(
-            f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
-            "bring the evaluation suite up to date"
-        )
-    check_databases([example.database for example in examples], *suite.values())
-    return QuestionSet(name, examples, measures, suite, references)
-
-
-def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
-    is_spider2 = examples[0].source == "spider2"
-    for measure in measures:
-        if is_spider2 != (measure in REFERENCED) and not (is_spider2 and measure in PARTIAL):
-            kind = "gold results" if is_spider2 else "gold queries"
-            fitting = sorted(REFERENCED | {*PARTIAL} if is_spider2 else {*MEASURES} - REFERENCED)
-            raise UserError(
-                f"--comparators {measure}: these questions have {kind} alone; there are "
-                f"{', '.join(fitting)}"
-            )
-    if not is_spider2:
-        check_golds(examples)
 
 
 def judge_answers(
@@ -134,7 +55,6 @@ def judge_answers(
     model: ModelFacts,
     seed: int,
     prompts: Sequence[Observation] = (),
-    vote_by: VoteBy,
     folder: Path | None,
     path: Path | None,
 ) -> None:
@@ -146,20 +66,20 @@ def judge_answers(
     Raises:
         UserError: The file is of other settings.
     """
-    samples = [one.queries for one in answers.samples]
-    suite = {path for paths in questions.suite.values() for path in paths}
+    predictions = [one.queries for one in answers.samples]
+    suite = questions.suite_files
     settings = ReportSettings(
         data=questions.name,
         questions=len(questions.examples),
         fingerprint=fingerprint(questions.examples),
-        databases=digest({example.database for example in questions.examples}),
+        databases=digest(questions.databases),
         suite=digest(suite) if suite else None,
         model=model,
         seed=seed,
         prompt=of_prompts(prompts) if prompts else None,
         decode=decode.name,
-        vote_by=vote_by if decode.temperature else None,
-        predictions=short(json.dumps(samples).encode()),
+        vote_by=decode.vote_by if decode.temperature else None,
+        predictions=short(json.dumps(predictions).encode()),
         comparators={name: _origin(name) for name in questions.measures},
         timeout_s=executor.config.timeout_s,
         versions=versions("minirl-sql"),
@@ -168,18 +88,14 @@ def judge_answers(
     if report := find_report(result, settings):
         cli.output.print(f"This evaluation is complete: {result}", soft_wrap=True)
     else:
-        turns = [one.turns for one in answers.samples]
-        task = JudgingTask(
-            questions.examples, samples, questions.measures, decode,
-            vote_by=vote_by, suite=questions.suite, references=questions.references,
-            turns=turns if any(turns) else (),
-        )  # fmt: skip
         with Progress(result.with_name(result.name + PART), settings.deciding()) as progress:
-            found = judge(task, executor, progress)
-            report = summarise(settings, found.questions, seed=seed, notes=answers.notes)
+            verdicts, right = judge(questions, answers.samples, decode, executor, progress)
+            report = summarise(settings, verdicts, seed=seed, notes=answers.notes)
             # Another report on answers that are there leaves their own files alone.
             if folder and not (path and (folder / PREDICTIONS).exists()):
-                _write_files(folder, report, questions, answers, found, prompts, executor)
+                columns = (questions.examples, answers.samples, verdicts, right)
+                rows = list(zip(*columns, strict=True))
+                _write_files(folder, report, rows, prompts, executor.config)
             write_report(result, report)
     show(report, result)
     if folder is not None:
@@ -197,33 +113,23 @@ def _origin(name: str) -> str:
 def _write_files(
     folder: Path,
     report: Report,
-    questions: QuestionSet,
-    answers: Answers,
-    found: AllVerdicts,
+    rows: Sequence[Row],
     prompts: Sequence[Observation],
-    executor: Executor,
+    limits: ExecutorConfig,
 ) -> None:
     from launch.evaluation.trajectories import write_trajectories
 
-    columns = (questions.examples, answers.samples, report.questions, found.right)
-    rows = list(zip(*columns, strict=True))
-    verdicts = [
-        Verdict.of(
-            example, one.sql, correct=report.is_right(one), samples=each.queries, turns=each.turns
-        )
-        for example, each, one, _ in rows
-    ]
-    folder.mkdir(parents=True, exist_ok=True)
+    verdicts, choices = [], []
+    for example, sampled, one, _ in rows:
+        own = {"samples": sampled.queries, "turns": sampled.turns}
+        verdicts.append(Verdict.of(example, one.sql, correct=report.is_right(one), **own))
+        if sampled.choice is not None:
+            choices.append({"id": example.id, "question": example.question, **sampled.choice})
     _write_lines(folder / PREDICTIONS, [asdict(verdict) for verdict in verdicts])
     write_official(verdicts, folder)
-    choices = [
-        {"id": example.id, "question": example.question, **each.choice}
-        for example, each, _, _ in rows
-        if each.choice is not None
-    ]
     if choices:
         _write_lines(folder / CHOICES, choices)
-    write_trajectories(folder, rows, prompts=prompts, limits=executor.config)
+    write_trajectories(folder, rows, prompts=prompts, limits=limits)
 
 
 def _write_lines(path: Path, records: Sequence[Mapping[str, object]]) -> None:
@@ -259,6 +165,8 @@ def show(report: Report, path: Path) -> None:
 
 
 def _tables(report: Report) -> list[RichTable]:
+    from rich.table import Table as RichTable
+
     count = report.measures[report.first]["questions"]
     title = f"{report.settings.data}, {report.settings.decode}, {count:,} questions"
     whole = RichTable(title, "%", "95 % interval")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from launch.evaluation.process_pool import make_pair_scorer, spread
 from launch.texts import read_lines
+from rewards.workbench import PairScore
 from sqlenv.config import ExecutorConfig
 from sqlenv.dialects import dialect_of
 from sqlenv.errors import UserError
@@ -30,12 +31,7 @@ class Pair:
     pred: str
 
 
-def make_pair(
-    fields: Mapping[str, Any],
-    dialect: str = "sqlite",
-    *,
-    check: Callable[[Path], None] = check_database,
-) -> Pair:
+def make_pair(fields: Mapping[str, Any], dialect: str = "sqlite") -> Pair:
     """Make a pair of `db`, `gold` and `pred`; there may be `id` and `dialect`.
 
     A prediction that is no text is one without SQL, as in BIRD's evaluator.
@@ -43,13 +39,9 @@ def make_pair(
     database, gold, pred = (fields[name] for name in ("db", "gold", "pred"))
     if not isinstance(database, str) or not isinstance(gold, str):
         raise UserError("`db` and `gold` have to be text")
-    path, name = Path(database), fields.get("id")
-    try:
-        check(path)
-    except ValueError:  # a NUL in the path
-        raise UserError(f"{database!r}: not a path") from None
     if not gold.strip():
         raise UserError("the gold query is empty")
+    path, name = Path(database), fields.get("id")
     known = dialect_of(str(fields.get("dialect") or dialect))
     example = Example(str(name), "", path.stem, path, gold, dialect=known)
     return Pair(name, example, pred if isinstance(pred, str) else "")
@@ -61,44 +53,38 @@ def read_pairs(path: Path, dialect: str = "sqlite") -> list[Pair]:
 
     def read(number: int, line: str) -> Pair:
         try:
-            return make_pair(_fields(line), dialect, check=check)
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        try:
+            if not isinstance(record, dict) or not {"db", "gold", "pred"} <= record.keys():
+                raise UserError("not a JSON object with `id`, `db`, `gold` and `pred`")
+            pair = make_pair(record, dialect)
+            check(pair.example.database)
         except UserError as error:
             raise UserError(f"{path}:{number}: {error}") from None
+        return pair
 
     return [read(*numbered) for numbered in read_lines(path)]
 
 
-def _fields(line: str) -> Mapping[str, Any]:
-    try:
-        record = json.loads(line, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        record = None
-    if not isinstance(record, dict) or not {"db", "gold", "pred"} <= record.keys():
-        raise UserError("not a JSON object with `id`, `db`, `gold` and `pred`; write one a line")
-    return record
-
-
-def _refuse(constant: str) -> None:
-    """NaN and the infinities are Python's, not JSON's: what is written back has to be JSON."""
-    raise ValueError(constant)
-
-
-def write_scores(pairs: Sequence[Pair], config: ExecutorConfig) -> Iterator[dict[str, Any]]:
-    """Yield the record of each pair in order, led by its `id`; name failing golds at the end."""
-    jobs = [(pair.example, pair.pred) for pair in pairs]
-    failing: list[Any] = []
-    for pair, score in zip(
-        pairs, spread(make_pair_scorer, config, jobs, title="scoring"), strict=True
-    ):
+def score_all(pairs: Sequence[tuple[Example, str]], config: ExecutorConfig) -> Iterator[PairScore]:
+    """Score predictions in order on all cores; say on standard error which gold queries fail at
+    the end: nothing is right there.
+    """
+    failing: dict[str, None] = {}
+    scores = spread(make_pair_scorer, config, pairs, title="scoring")
+    for (example, _), score in zip(pairs, scores, strict=True):
         if not score.gold_ran:
-            failing.append(pair.id)
-        yield {"id": pair.id, **score.record()}
-    warn_of_failing(failing)
+            failing[example.id] = None
+        yield score
+    warn_of_failing([*failing])
 
 
-def warn_of_failing(names: Sequence[Any]) -> None:
-    """Say on standard error which gold queries fail: nothing is right there."""
+def warn_of_failing(names: Sequence[str]) -> None:
+    """Name gold queries that do not run on standard error."""
     if names:
         more = ", …" if len(names) > _NAMED else ""
-        first = ", ".join(str(name) for name in names[:_NAMED])
-        sys.stderr.write(f"warning: {len(names)} gold queries do not run: {first}{more}\n")
+        sys.stderr.write(
+            f"warning: {len(names)} gold queries do not run: {', '.join(names[:_NAMED])}{more}\n"
+        )

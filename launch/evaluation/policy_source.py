@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from launch import cli
-from launch.build import serving
-from launch.evaluation import deliberation
+from launch.build import SqlSide, serving
+from launch.config import JobConfig
 from launch.evaluation.cache import DiskCache
 from launch.evaluation.client import Answer, CachedClient, ModelRequest
+from launch.evaluation.decoding import Decode
+from launch.evaluation.deliberation import deliberate
+from launch.evaluation.digests import digest, short
+from launch.evaluation.results import ModelFacts
 from launch.evaluation.sampling import CHUNK, Evaluator, TakenAsTheyAre
-from launch.evaluation.sources import Answers, EvaluationJob, Sampled, Show
-from launch.policy import PolicySource, load_policy
+from launch.evaluation.sources import Answers, Sampled, Show, Source
+from launch.policy import PolicySource, find_policy, load_policy
 from minirl.model.lora import split
 from minirl.model.tokenizer import ChatTokenizer
 from minirl.train.rollouts import make_sampler
 from minirl.types import Decoding, Request
+from sqlenv.executor.database import fingerprint
 from sqlenv.types import Example
 
 SAMPLES = "samples"
@@ -27,68 +34,123 @@ SAMPLES = "samples"
 _FIRST_EPISODE = 2**30
 _STREAMS = 2**30
 _STEPS = 32
+_MODEL_FILES = (".json", ".safetensors", ".jinja")
+_SMALL_BYTES = 1_000_000
+"""Larger files of a checkpoint, of which most are the optimizer's, are told apart by their names,
+which Orbax draws by chance, and sizes."""
 
 
-def sample(
-    job: EvaluationJob, policy: PolicySource, examples: Sequence[Example], show: Show
-) -> Answers:
-    """Sample replies to the questions that have none yet; without any such nothing is loaded."""
-    folder, notes = job.out / SAMPLES, {}
-    kept: list[Any] = [None] * len(examples)
-    if folder.exists():
-        cache = DiskCache(folder)
-        kept, notes = [cache.get(one.id) for one in examples], cache.get("notes") or {}
+@dataclass(frozen=True, slots=True)
+class CheckpointSource(Source):
+    """A policy of ours, sampled in this process or by SGLang servers."""
+
+    policy: PolicySource
+    accelerator: str
+
+    @classmethod
+    def find(
+        cls, config: JobConfig, decode: Decode, checkpoint: Path | None, accelerator: str
+    ) -> CheckpointSource:
+        """Find the policy of a folder, or a job's start; a `UserError` if there is none."""
+        policy = find_policy(config, checkpoint)
+        return cls(config, decode, policy.name, _identity(policy), policy, accelerator)
+
+    def facts(self) -> ModelFacts:
+        """Describe the model, and what it was trained from."""
+        policy, run = self.policy, self.policy.run
+        base, backend = run.model.path if run else policy.model, self.config.rollout.backend
+        return ModelFacts(
+            self.name,
+            str(policy.model),
+            str(policy.checkpoint) if policy.checkpoint else None,
+            self.identity,
+            base.name if base else "tiny",
+            run.reward.kind if run else None,
+            None if backend == "native" else backend,
+        )
+
+    def _own_settings(self) -> Mapping[str, Any]:
+        config = self.config
+        place = (self.policy.checkpoint or self.policy.model).resolve()
+        return {
+            "weights": self.identity,
+            "dtype": config.model.dtype,
+            "backend": config.rollout.backend,
+            "accelerator": self.accelerator,
+            **config.model_dump(mode="json", include={"sampler"}),
+            **(self._verbal_settings() if self.is_judge else {}),
+            "places": {"model": str(place)},
+        }
+
+    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+        """Sample replies to questions that have none yet; without any such nothing is loaded."""
+        config = self.config
+        sampler = {"sampler": config.rollout.backend}
+        if self.is_judge:
+            settings = self._client_settings(config.verbal.temperature)
+            with ExitStack() as stack:
+                model = _PolicyModel(config, self.policy, out, stack)
+                client = CachedClient(model, out, settings, seed=config.seed)
+                found = deliberate(config, examples, stack.enter_context(client), sql, show)
+            return Answers(found.samples, {**found.notes, **sampler})
+        folder, notes = out / SAMPLES, {}
+        kept: list[Any] = [None] * len(examples)
+        if folder.exists():
+            cache = DiskCache(folder)
+            kept, notes = [cache.get(one.id) for one in examples], cache.get("notes") or {}
+            cache.close()
+        if None in kept:
+            done = kept.index(None)
+            kept[done:], notes = self._sample(examples, done, sql, out, show)
+        samples = [
+            Sampled(tuple(one["queries"]), tuple(one["replies"]), tuple(one["turns"]), one["line"])
+            for one in kept
+        ]
+        return Answers(samples, {**sampler, **notes})
+
+    def _sample(
+        self, examples: Sequence[Example], done: int, sql: SqlSide, out: Path, show: Show
+    ) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
+        config = self.config
+        show(done, len(examples), cli.COMPILING)
+        # Weights that cannot be read leave nothing in the folder.
+        model, tokenizer = load_policy(self.policy, config)
+        sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)
+        is_agentic = sql.evaluation_turns > 1
+        taken = TakenAsTheyAre(sql.evaluation_prompt, config.env.wrapping)
+        cache, found = DiskCache(out / SAMPLES), []
+        with serving(config, self.policy.model, out) as servers:
+            evaluator = Evaluator(
+                model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
+                config.sampler, self.decode, seed=config.seed, max_turns=sql.evaluation_turns,
+                servers=servers, record=sql.record_scored if is_agentic else None,
+            )  # fmt: skip
+            for at in range(done, len(examples), CHUNK):
+                part = examples[at : at + CHUNK]
+                for example, one in zip(part, evaluator.sample(part, first=at), strict=True):
+                    found.append(asdict(one))
+                    cache[example.id] = found[-1]
+                show(done + len(found), len(examples), "")
+            evaluator.free_memory()
+            notes = cache["notes"] = evaluator.notes()
         cache.close()
-    if None in kept:
-        done = kept.index(None)
-        kept[done:], notes = _sample(job, policy, examples, done, show)
-    samples = [
-        Sampled(tuple(one["queries"]), tuple(one["replies"]), tuple(one["turns"]), one["line"])
-        for one in kept
-    ]
-    return Answers(samples, {"sampler": job.config.rollout.backend, **notes})
+        return found, notes
 
 
-def _sample(
-    job: EvaluationJob, policy: PolicySource, examples: Sequence[Example], done: int, show: Show
-) -> tuple[list[Mapping[str, Any]], Mapping[str, Any]]:
-    config, sql = job.config, job.sql
-    show(done, len(examples), cli.COMPILING)
-    # Weights that cannot be read leave nothing in the folder.
-    model, tokenizer = load_policy(policy, config)
-    sql.check_prompts("test", map(sql.evaluation_prompt, examples), tokenizer)
-    is_agentic = sql.evaluation_turns > 1
-    taken = TakenAsTheyAre(sql.evaluation_prompt, config.env.wrapping)
-    cache, found = DiskCache(job.out / SAMPLES), []
-    with serving(config, policy.model, job.out) as servers:
-        evaluator = Evaluator(
-            model, tokenizer, sql.evaluation_environment() if is_agentic else taken,
-            config.sampler, job.decode, seed=config.seed, max_turns=sql.evaluation_turns,
-            servers=servers, record=sql.record_scored if is_agentic else None,
-        )  # fmt: skip
-        for at in range(done, len(examples), CHUNK):
-            part = examples[at : at + CHUNK]
-            for example, one in zip(part, evaluator.sample(part, first=at), strict=True):
-                found.append(asdict(one))
-                cache[example.id] = found[-1]
-            show(done + len(found), len(examples), "")
-        evaluator.free_memory()
-        notes = cache["notes"] = evaluator.notes()
-    cache.close()
-    return found, notes
+def _identity(policy: PolicySource) -> str:
+    model = [path for path in policy.model.iterdir() if path.suffix in _MODEL_FILES]
+    lora = policy.lora and policy.lora.model_dump(mode="json")
+    parts: list[Any] = [digest([path for path in model if path.is_file()]), lora]
+    if policy.checkpoint is not None:
+        files = filter(Path.is_file, policy.checkpoint.rglob("*"))
+        parts += sorted(_file(path, policy.checkpoint) for path in files)
+    return short(json.dumps(parts).encode())
 
 
-def deliberate(
-    job: EvaluationJob, policy: PolicySource, examples: Sequence[Example], show: Show
-) -> Answers:
-    """Let a policy write several queries for each question, judge them, and take the best."""
-    config = job.config
-    settings = job.answer_settings(config.verbal.temperature)
-    with ExitStack() as stack:
-        model = _PolicyModel(job, policy, stack)
-        client = stack.enter_context(CachedClient(model, job.out, settings, seed=config.seed))
-        found = deliberation.deliberate(job, examples, client, show)
-    return Answers(found.samples, {**found.notes, "sampler": config.rollout.backend})
+def _file(path: Path, checkpoint: Path) -> tuple[str, int, str]:
+    size = path.stat().st_size
+    contents = fingerprint(path) if size <= _SMALL_BYTES else ""
+    return str(path.relative_to(checkpoint)), size, contents
 
 
 class _PolicyModel:
@@ -97,14 +159,16 @@ class _PolicyModel:
     The policy is loaded for the first request: where all are answered already, never.
     """
 
-    def __init__(self, job: EvaluationJob, policy: PolicySource, stack: ExitStack) -> None:
-        self._job, self._policy, self._stack = job, policy, stack
+    def __init__(
+        self, config: JobConfig, policy: PolicySource, out: Path, stack: ExitStack
+    ) -> None:
+        self._config, self._policy, self._out, self._stack = config, policy, out, stack
 
     @cached_property
     def _loaded(self) -> tuple[Any, ChatTokenizer]:
-        config = self._job.config
+        config = self._config
         model, tokenizer = load_policy(self._policy, config)
-        servers = self._stack.enter_context(serving(config, self._policy.model, self._job.out))
+        servers = self._stack.enter_context(serving(config, self._policy.model, self._out))
         group_size = max(config.verbal.candidates, config.verbal.judgements)
         sampler = make_sampler(
             model, config.sampler, tokenizer,
@@ -120,7 +184,7 @@ class _PolicyModel:
         if not requests:
             return
         sampler, tokenizer = self._loaded
-        verbal, limits = self._job.config.verbal, self._job.config.sampler
+        verbal, limits = self._config.verbal, self._config.sampler
         temperature = 1.0 if verbal.temperature is None else verbal.temperature
         decoding = Decoding(temperature, limits.top_p)
         longest = (limits.max_response_tokens, limits.max_reply_tokens, verbal.max_tokens)

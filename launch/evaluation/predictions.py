@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from launch.evaluation.decoding import Decode
-from launch.evaluation.official import BIRD_MARK
+from launch.evaluation.verdicts import BIRD_MARK
 from launch.texts import read_lines, read_plain_lines, read_text
 from rewards.types import Turn
 from sqlenv.errors import UserError
@@ -42,9 +42,8 @@ def pair_up(path: Path, examples: Sequence[Example]) -> Paired:
     has, else by order.
 
     Raises:
-        UserError: An id or a question is unknown, an id is there twice or only in some lines; lines
-            without either are not as many as the questions; or one says that it is for another
-            question or database.
+        UserError: An id or a question is unknown; lines without either are not as many as the
+            questions; or one says that it is for another question or database.
     """
     return [(example, one.queries[0]) for example, one in _paired(path, examples)]
 
@@ -56,35 +55,27 @@ def read_samples(path: Path, examples: Sequence[Example], decode: Decode) -> lis
     2's, of a file of SQL a question.
 
     Raises:
-        UserError: As `pair_up`; or a question is left out, is there twice, or has another number of
-            samples than others, or than the decoding takes.
+        UserError: As `pair_up`; or a question is left out, is there twice, or has fewer samples
+            than the decoding takes, or several where it takes one greedy answer.
     """
-    found: dict[str, _Prediction] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for example, one in _paired(path, examples):
+        count, problem = len(one.queries), ""
         if example.id in found:
-            raise UserError(f"{one.place}: a second prediction for {example.id}; leave one out")
-        found[example.id] = one
+            problem = f"a second prediction for {example.id}; leave one out"
+        elif count > 1 and not decode.temperature:
+            problem = f"{count} samples a question; say --decode vote@{count} or pass@{count}"
+        elif count < decode.samples:
+            problem = f"{count} samples, and --decode {decode.name} takes {decode.samples}"
+        if problem:
+            raise UserError(f"{one.place}: {problem}")
+        found[example.id] = one.queries[: decode.samples]
     if left := [example.id for example in examples if example.id not in found]:
         raise UserError(
             f"{path}: no prediction for {len(left)} of {len(examples)} questions, the first is "
             f"{left[0]}; predict an empty query where there is none"
         )
-    predictions = [found[example.id] for example in examples]
-    count = Counter(len(one.queries) for one in predictions).most_common(1)[0][0]
-    if odd := [one for one in predictions if len(one.queries) != count]:
-        raise UserError(
-            f"{odd[0].place}: {len(odd[0].queries)} samples where others have {count}; give every "
-            "question as many"
-        )
-    if count > 1 and not decode.temperature:
-        raise UserError(
-            f"{path}: {count} samples a question; say --decode vote@{count} or pass@{count}"
-        )
-    if count < decode.samples:
-        raise UserError(
-            f"{path}: {count} samples a question, and --decode {decode.name} takes {decode.samples}"
-        )
-    return [one.queries[: decode.samples] for one in predictions]
+    return [found[example.id] for example in examples]
 
 
 _Pairs = list[tuple[Example, _Prediction]]
@@ -95,7 +86,15 @@ def _paired(path: Path, examples: Sequence[Example]) -> _Pairs:
     if not predictions:
         raise UserError(f"{path}: no prediction in it; give one for each question")
     if any(one.id is not None for one in predictions):
-        pairs = _by_id(predictions, examples)
+        # Spider 2 names its questions, and its own form of predictions knows no other name.
+        known = {example.id.removeprefix("spider2/"): example for example in examples}
+        known |= {example.id: example for example in examples}
+        if strange := next((one for one in predictions if one.id not in known), None):
+            raise UserError(
+                f"{strange.place}: the id {strange.id} is of no question of --data; theirs are "
+                f"such as {min(known)}"
+            )
+        pairs = [(known[str(one.id)], one) for one in predictions]
     else:
         pairs = _by_question(predictions, examples) or _by_order(path, predictions, examples)
     # Where no text is known, it is written otherwise, which says nothing.
@@ -111,27 +110,6 @@ def _paired(path: Path, examples: Sequence[Example]) -> _Pairs:
                 f"{example.db_id}; check --data, and the order of the file"
             )
     return pairs
-
-
-def _by_id(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs:
-    # Spider 2 names its questions, and its own form of predictions knows no other name.
-    known = {example.id.removeprefix("spider2/"): example for example in examples}
-    known |= {example.id: example for example in examples}
-    seen: set[str | None] = set()
-    for one in predictions:
-        problem = ""
-        if one.id is None:
-            problem = "has no `id`, though others do; add it"
-        elif one.id not in known:
-            problem = (
-                f"the id {one.id} is of no question of --data; theirs are such as {min(known)}"
-            )
-        elif one.id in seen:
-            problem = f"the id {one.id} is there twice; leave one out"
-        if problem:
-            raise UserError(f"{one.place}: {problem}")
-        seen.add(one.id)
-    return [(known[str(one.id)], one) for one in predictions]
 
 
 def _by_question(predictions: Sequence[_Prediction], examples: Sequence[Example]) -> _Pairs | None:
@@ -160,12 +138,9 @@ def _by_order(
     while len(predictions) > len(examples) and not any(predictions[-1].queries):
         predictions = predictions[:-1]  # blank lines at the end are no predictions
     if len(predictions) != len(examples):
-        last = predictions[min(len(predictions), len(examples) + 1) - 1].place
-        what = "the last one" if len(predictions) < len(examples) else "the first one too many"
         raise UserError(
-            f"{path}: {len(predictions)} predictions for {len(examples)} questions, {what} is "
-            f"{last}; give one a line, in the order of --data, or a .jsonl file with the field "
-            "`id` or `question`"
+            f"{path}: {len(predictions)} predictions for {len(examples)} questions; give one a "
+            "line, in the order of --data, or a .jsonl file with the field `id` or `question`"
         )
     return list(zip(examples, predictions, strict=True))
 
@@ -234,23 +209,17 @@ def _json(path: Path) -> list[_Prediction]:
     entries = _parsed(read_text(path))
     if isinstance(entries, list):
         return [_record(f"{path}: entry {n}", entry) for n, entry in enumerate(entries)]
-    try:
-        queries = {int(number): query for number, query in entries.items()}
-    except (ValueError, AttributeError):
+    numbered = entries if isinstance(entries, dict) else {}
+    if numbered.keys() != {str(number) for number in range(len(numbered) or 1)}:
         form = f'{{"0": "SQL{BIRD_MARK}db_id"}}'.replace("\t", "\\t")
         raise UserError(
-            f"{path}: not of BIRD's form {form}; one query a line goes into a file that does not "
-            "end in .json"
-        ) from None
-    if left := [number for number in range(len(queries)) if number not in queries]:
-        raise UserError(
-            f"{path}: its numbers should run from 0 to {len(queries) - 1}, and {left[0]} is not "
-            "there"
+            f"{path}: not of BIRD's form {form}, with numbers from 0 on; one query a line goes "
+            "into a file that does not end in .json"
         )
     found = []
-    for number in range(len(queries)):
-        text = queries[number] if isinstance(queries[number], str) else ""
-        sql, _, db_id = text.partition(BIRD_MARK)
+    for number in range(len(numbered)):
+        text = numbered[str(number)]
+        sql, _, db_id = (text if isinstance(text, str) else "").partition(BIRD_MARK)
         place = f'{path}: entry "{number}"'
         found.append(_Prediction(place, (sql,), db_id=db_id.strip() or None))
     return found

@@ -9,13 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
-from pydantic.dataclasses import dataclass as checked
-
 from launch.evaluation.statistics import mean_interval, pass_at_k
 from launch.texts import write_text
 from minirl.run.files import read_json
-from rewards.progress.diagnosis import UNPARSED, mismatch_rates
 from sqlenv.errors import UserError
 
 VERDICTS = "verdicts.json"
@@ -64,7 +60,7 @@ class QuestionVerdict:
     tags: tuple[str, ...] = ()
 
 
-@checked(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """Whose answers were judged.
 
@@ -84,7 +80,7 @@ class ModelFacts:
     sampler: str | None = None
 
 
-@checked(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ReportSettings:
     """What was judged, and how; two reports with equal settings have equal verdicts.
 
@@ -115,7 +111,8 @@ class ReportSettings:
         return found
 
 
-class Report(BaseModel):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
     """What the file holds.
 
     Attributes:
@@ -132,27 +129,15 @@ class Report(BaseModel):
         notes: What the source says of its work: calls, tokens, refusals, seconds.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     settings: ReportSettings
-    measures: dict[str, dict[str, Any]]
-    pass_at: dict[str, float] = {}
-    parts: dict[str, dict[str, dict[str, Any]]]
-    mismatch: dict[str, float] = {}
-    failing_golds: list[str]
-    late: list[str] = []
-    notes: dict[str, Any] = {}
-    questions: list[QuestionVerdict]
-
-    @field_validator("questions")
-    @classmethod
-    def _have_every_score(
-        cls, questions: list[QuestionVerdict], info: ValidationInfo
-    ) -> list[QuestionVerdict]:
-        measures = info.data.get("measures", {}).keys()
-        if not questions or any(one.scores and one.scores.keys() != measures for one in questions):
-            raise ValueError(f"should each have the scores {', '.join(measures)}")
-        return questions
+    measures: Mapping[str, Mapping[str, Any]]
+    pass_at: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    mismatch: Mapping[str, float] = field(default_factory=dict)
+    failing_golds: Sequence[str]
+    late: Sequence[str] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    questions: Sequence[QuestionVerdict]
 
     @property
     def first(self) -> str:
@@ -207,6 +192,8 @@ def _summaries(judged: Sequence[QuestionVerdict], seed: int) -> dict[str, dict[s
 def _mismatch(tags: Sequence[Sequence[str]]) -> dict[str, float]:
     if not tags:
         return {}
+    from rewards.progress.diagnosis import UNPARSED, mismatch_rates
+
     unparsed = sum(UNPARSED in each for each in tags) / len(tags)
     rates = {**mismatch_rates(tags), UNPARSED: unparsed}
     return {category: round(rate, 6) for category, rate in rates.items()}
@@ -246,7 +233,7 @@ def _parts(
 
 def write_report(path: Path, report: Report) -> None:
     """Write a report whole or not at all, a question a line."""
-    head = report.model_dump(mode="json")
+    head = asdict(report)
     lines = ",\n  ".join(map(json.dumps, head.pop("questions")))
     text = json.dumps(head, indent=1).removesuffix("\n}")
     write_text(path, f'{text},\n "questions": [\n  {lines}\n ]\n}}\n')

@@ -1,16 +1,17 @@
-"""The sources of samples: a file, an endpoint, a checkpoint. Whatever they give is judged alike."""
+"""The sources of samples: a file, an endpoint, a checkpoint. Whatever they give is judged alike.
+
+An evaluation is known by contents: it is the same wherever weights and data lie.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launch import cli
-from sqlenv.config import AgenticConfig
 from sqlenv.errors import UserError
-from sqlenv.sql.extraction import extract_sql
 from sqlenv.types import Example
 
 if TYPE_CHECKING:
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
     from launch.config import JobConfig
     from launch.evaluation.client import CachedClient
     from launch.evaluation.decoding import Decode
-    from launch.evaluation.targets import Target
+    from launch.evaluation.results import ModelFacts
+    from launch.evaluation.testsets import Split
+    from sqlenv.config import SourceConfig
 
 RECORDED_SAMPLES = 8
 """Samples of a question that `trajectories.jsonl` has."""
 _CHUNK = 128  # questions that are asked together
+# How calls are made may change between two starts, and so may the address of a server.
+_MANNERS = {"parallel", "timeout_s", "retries"}
 
 Show = Callable[[int, int, str], None]
 
@@ -55,76 +60,157 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationJob:
-    """A model that is asked: who, how, and the folder where answers are kept."""
+class Source(ABC):
+    """A model that is asked: behind an endpoint, or a policy of ours (`policy_source.py`).
 
-    target: Target
+    The name is for folders. The identity is what decides the answers: the endpoint's model, not its
+    address, since a server may move; of a policy the digest of its weights, not their path.
+    """
+
     config: JobConfig
     decode: Decode
-    sql: SqlSide
-    out: Path
+    name: str
+    identity: str
 
-    def answer_settings(self, temperature: float | None, top_p: float = 1.0) -> list[tuple]:
+    @property
+    def is_judge(self) -> bool:
+        """Tell whether the model judges queries of its own."""
+        return self.decode.kind == "judge"
+
+    @abstractmethod
+    def facts(self) -> ModelFacts:
+        """Describe the model, as a table of runs has to know it."""
+
+    @abstractmethod
+    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+        """Answer the questions, or what is left of them; a `UserError` if the model cannot."""
+
+    @abstractmethod
+    def _own_settings(self) -> Mapping[str, Any]:
+        """List what decides the samples beside what all sources look at."""
+
+    def settings(self, split: Split, data: str) -> Mapping[str, Any]:
+        """List what decides the samples: of the job, only what evaluation looks at."""
+        used = {"seed", "prompt", "env", "executor", "evaluation"}
+        found = {
+            **self._own_settings(),
+            "decode": self.decode.name,
+            "split": data,
+            **self.config.model_dump(mode="json", include=used),
+            "data": _data(self.config, split),
+        }
+        # For people; what it is is said by contents.
+        found["places"] = {**found.get("places", {}), "data": str(self.config.data.root)}
+        return found
+
+    def _verbal_settings(self) -> Mapping[str, Any]:
+        return {"verbal": self.config.verbal.model_dump(mode="json", exclude=_MANNERS)}
+
+    def _client_settings(self, temperature: float | None, top_p: float = 1.0) -> list[tuple]:
         """List what decides an answer beside its messages and seed."""
-        model = [("model", self.target.identity), ("temperature", temperature)]
+        model = [("model", self.identity), ("temperature", temperature)]
         top = [("top_p", top_p)] if top_p < 1 else []
         return [*model, ("max_tokens", self.config.verbal.max_tokens), *top]
 
 
-def answers_of(job: EvaluationJob, examples: Sequence[Example]) -> Answers:
-    """Let a model answer the questions, or what is left of them; a `UserError` if it cannot."""
-    with cli.progress_bar("answers") as show:
-        if job.target.policy is None:
-            return _ask_endpoint(job, examples, show)
-        from launch.evaluation import policy_source  # imports JAX
-
-        is_judge = job.decode.kind == "judge"
-        ask = policy_source.deliberate if is_judge else policy_source.sample
-        return ask(job, job.target.policy, examples, show)
-
-
-def _ask_endpoint(job: EvaluationJob, examples: Sequence[Example], show: Show) -> Answers:
-    """Ask an endpoint; every answer is paid for once.
+@dataclass(frozen=True, slots=True)
+class EndpointSource(Source):
+    """A model behind an endpoint; every answer is paid for once.
 
     Its temperature is that of the decoding unless that of `verbal` is null, where none is sent.
     """
-    from launch.evaluation.client import CachedClient
-    from launch.evaluation.deliberation import deliberate
-    from launch.evaluation.endpoint import Endpoint
 
-    config, decode, target = job.config, job.decode, job.target
-    is_judge, verbal = decode.kind == "judge", config.verbal
-    if isinstance(config.env, AgenticConfig) and config.evaluation.episode == "agentic":
-        raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
-    if not is_judge and verbal.temperature is not None:
-        verbal = verbal.model_copy(update={"temperature": decode.temperature})
-    top_p = 1.0 if is_judge or not decode.temperature else decode.top_p
-    endpoint = Endpoint(target.url, target.identity, verbal, top_p=top_p)
-    settings = job.answer_settings(verbal.temperature, top_p)
-    try:
-        with CachedClient(endpoint, job.out, settings, seed=config.seed) as client:
-            return (deliberate if is_judge else _ask)(job, examples, client, show)
-    finally:
-        endpoint.close()
+    url: str
+
+    def facts(self) -> ModelFacts:
+        """Describe the model."""
+        from launch.evaluation.results import ModelFacts
+
+        return ModelFacts(self.name, self.identity)
+
+    def _own_settings(self) -> Mapping[str, Any]:
+        places = {"model": self.identity}
+        return {"endpoint": self.identity, **self._verbal_settings(), "places": places}
+
+    def answers(self, examples: Sequence[Example], sql: SqlSide, out: Path, show: Show) -> Answers:
+        """Ask what has no answer yet."""
+        from launch.evaluation.client import CachedClient
+        from launch.evaluation.deliberation import deliberate
+        from launch.evaluation.endpoint import Endpoint
+        from sqlenv.config import AgenticConfig
+
+        config, decode, verbal = self.config, self.decode, self.config.verbal
+        if isinstance(config.env, AgenticConfig) and config.evaluation.episode == "agentic":
+            raise UserError("--endpoint: one reply a question; set evaluation.episode=single_turn")
+        if not self.is_judge and verbal.temperature is not None:
+            verbal = verbal.model_copy(update={"temperature": decode.temperature})
+        top_p = 1.0 if self.is_judge or not decode.temperature else decode.top_p
+        endpoint = Endpoint(self.url, self.identity, verbal, top_p=top_p)
+        settings = self._client_settings(verbal.temperature, top_p)
+        try:
+            with CachedClient(endpoint, out, settings, seed=config.seed) as client:
+                if self.is_judge:
+                    return deliberate(config, examples, client, sql, show)
+                return _ask(config, examples, client, sql, show, samples=decode.samples)
+        finally:
+            endpoint.close()
 
 
 def _ask(
-    job: EvaluationJob, examples: Sequence[Example], client: CachedClient, show: Show
+    config: JobConfig,
+    examples: Sequence[Example],
+    client: CachedClient,
+    sql: SqlSide,
+    show: Show,
+    *,
+    samples: int,
 ) -> Answers:
     from rewards.verbal import Ask
+    from sqlenv.sql.extraction import extract_sql
 
     texts: list[list[str | None]] = []
     for at in range(0, len(examples), _CHUNK):
-        asked = [(one.id, job.sql.prompts.single_turn(one)) for one in examples[at : at + _CHUNK]]
-        numbers = range(job.decode.samples)
+        asked = [(one.id, sql.prompts.single_turn(one)) for one in examples[at : at + _CHUNK]]
         texts += client.texts(
-            [(name, [Ask("generate", n, prompt) for n in numbers]) for name, prompt in asked]
+            [(name, [Ask("generate", n, prompt) for n in range(samples)]) for name, prompt in asked]
         )
         if client.refusal:
             raise UserError(f"the endpoint took no request at all: {client.refusal}")
         show(len(texts), len(examples), f"{client.spent.completion_tokens:,} tokens written")
     replies = [tuple(text or "" for text in each) for each in texts]
-    tag = job.config.env.wrapping
-    samples = [Sampled(tuple(extract_sql(text, tag) for text in each), each) for each in replies]
+    tag = config.env.wrapping
+    found = [Sampled(tuple(extract_sql(text, tag) for text in each), each) for each in replies]
     refused = sum(text is None for each in texts for text in each)
-    return Answers(samples, {**asdict(client.spent), "refused": refused})
+    return Answers(found, {**asdict(client.spent), "refused": refused})
+
+
+def _data(config: JobConfig, split: Split) -> dict[str, Any]:
+    """Give the settings of a job's data without its paths, and digests of what a split is read
+    from. Of demo data the settings say it all.
+    """
+    from launch.data.preflight import rooted
+
+    settings = config.data.model_dump(mode="json", exclude={"root": True})
+    for section in settings.values():
+        for source in section.get("sources", ()) if isinstance(section, dict) else ():
+            source.pop("path")
+    if config.data.root is None:
+        return settings
+    sources = rooted(config.data.of(split), config.data.root).sources
+    return {**settings, "measured": [_contents(source) for source in sources]}
+
+
+def _contents(source: SourceConfig) -> dict[str, str]:
+    """Digest the question files and databases of a source."""
+    from launch.evaluation.digests import digest
+    from sqlenv.data.layouts import locate
+    from sqlenv.data.prepared import DATABASES
+    from sqlenv.data.records import read_records
+
+    location = locate(source)
+    if location.layout == "prepared":
+        return {"files": digest([*location.files, location.root / DATABASES])}
+    records = (record for file in location.files for record in read_records(file))
+    names = {str(record.get("db_id") or record.get("db")) for record in records}
+    databases = [path for name in names if (path := location.database(name))]
+    return {"files": digest(location.files), "databases": digest(databases)}

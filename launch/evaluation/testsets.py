@@ -1,36 +1,13 @@
-"""The questions to measure on: a job's own splits, and the published test sets.
-
-Of a published set: how many questions, whose rules, where what they are judged by lies.
-"""
+"""The names of what accuracy is measured on: a job's own splits, and published test sets."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Literal
 
-from launch.cli import progress_bar
-from sqlenv.config import OFFICIAL, ExecutorConfig, Layout, SourceConfig
-from sqlenv.data.detection import choose_sets
-from sqlenv.data.layouts import (
-    DATASETS,
-    SETS,
-    NamedSet,
-    check_question_file,
-    locate,
-    other_dataset,
-)
-from sqlenv.data.loading import read_all
-from sqlenv.data.records import read_records
+from sqlenv.config import OFFICIAL, ExecutorConfig
+from sqlenv.data.layouts import SETS, NamedSet
 from sqlenv.errors import UserError
-from sqlenv.evaluators.spider2 import Reference, read_references
-from sqlenv.executor.database import check_contents
-from sqlenv.types import Example
-
-_log = logging.getLogger(__name__)
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
@@ -38,14 +15,6 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 TEST_SETS: Mapping[str, NamedSet] = {name: one for name, one in SETS.items() if one.comparators}
 """Published test sets."""
 
-# Where the test suite lies, from the root or from the data set's own folder.
-_SUITES = (
-    *("test_suite_database", "../test_suite_database", "spider/test_suite_database"),
-    *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
-)
-# Where Spider 2's gold results lie, likewise.
-_GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
-_SEARCHED = 1_000  # folders that are looked at
 _LONGEST_S = 1_000_000
 
 
@@ -58,141 +27,3 @@ def read_limits(timeout_s: float | None) -> ExecutorConfig:
             f"--timeout-s {timeout_s}: write a number of seconds above 0, {_LONGEST_S:,} at most"
         )
     return OFFICIAL.model_copy(update={"timeout_s": timeout_s})
-
-
-def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
-    """Read `--data-root` and `--file` as people write them: a path of a question file does for
-    either, and says where the data is.
-    """
-    if root is not None and root.is_file():
-        check_question_file(root, key="--data-root")
-        return root.parent, str(root.absolute())
-    path = Path(file)
-    if root is None and (path.is_absolute() or path.is_file()):
-        return path.parent, str(path.absolute())
-    return root, file
-
-
-def find(
-    name: str, root: Path, file: str = "", *, key: str = "--data-root"
-) -> tuple[SourceConfig, tuple[Example, ...]]:
-    """Find and read a test set below a data root; return where it is, and all its questions.
-
-    The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads; a
-    person has set it by `key`. A question file that is read in place of the set's own is a name
-    below the root, or a path.
-    """
-    source = _with_file(name, root, file) if file else _own(name, root, key)
-    location = locate(source)
-    if location.root not in (root, root / DATASETS[source.layout].omnisql):
-        _log.info("%s: taken for %s", location.files[0], name)
-    examples = read_all(source)
-    published = TEST_SETS[name].questions
-    if len(examples) != published:
-        _log.warning(
-            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
-            "with published numbers",
-            location.files[0], len(examples), name, published,
-        )  # fmt: skip
-    return source, examples
-
-
-def check_golds(examples: Sequence[Example]) -> None:
-    """Refuse questions that answers cannot be judged by."""
-    if blank := [one.id for one in examples if not one.gold_sql]:
-        raise UserError(
-            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
-            f"{blank[0]}; answers to them cannot be judged"
-        )
-
-
-def check_databases(*groups: Iterable[Path]) -> None:
-    """Look at all databases before anything runs."""
-    files = list(dict.fromkeys(path for group in groups for path in group))
-    with progress_bar("databases") as progress, ThreadPoolExecutor() as threads:
-        for done, _ in enumerate(threads.map(check_contents, files), 1):
-            progress(done, len(files), "")
-
-
-def _folders(layout: Layout, root: Path) -> list[Path]:
-    """List where a data set may lie: OmniSQL's folder, the root, then up to two deeper."""
-    deeper = (path for depth in ("*/", "*/*/") for path in sorted(root.glob(depth)))
-    return [root / DATASETS[layout].omnisql, root, *islice(filter(Path.is_dir, deeper), _SEARCHED)]
-
-
-def _own(name: str, root: Path, key: str) -> SourceConfig:
-    if not root.is_dir():
-        raise UserError(f"{key} {root}: no such folder or file; check the path")
-    try:
-        return choose_sets(root, [name])[name]
-    except UserError as error:
-        raise UserError(f"{key}: {error}; another question file: --file NAME") from None
-
-
-def _with_file(name: str, root: Path, file: str) -> SourceConfig:
-    """Find a question file, below the root or by its path, and the folder that has databases for
-    it: its own goes first.
-    """
-    named, path = SETS[name], Path(file)
-    folders = _folders(named.layout, root)
-    if path.is_file() and not any((folder / path).is_file() for folder in folders):
-        path = path.absolute()
-    folders = [path.parent, *folders] if path.is_absolute() else folders
-    found = [folder for folder in folders if (folder / path).is_file()]
-    if not found:
-        raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
-    whole = (found[0] / path).absolute()
-    if other := other_dataset(named.layout, next(read_records(whole))):
-        raise UserError(f"--file {whole}: its records are of {other}, not of {name}; check --data")
-    own = [_source(named, folder, str(path)) for folder in found]
-    elsewhere = (_source(named, folder, str(whole)) for folder in folders)
-    return next(filter(_has_databases, (*own, *elsewhere)), own[0])
-
-
-def _source(named: NamedSet, folder: Path, file: str) -> SourceConfig:
-    return SourceConfig(layout=named.layout, path=folder, split=named.split, file=file)
-
-
-def _has_databases(source: SourceConfig) -> bool:
-    try:
-        return bool(locate(source).databases)
-    except UserError:
-        return False
-
-
-def find_suite(given: Path | None, source: SourceConfig, root: Path) -> Path | None:
-    """Find the folder of the test suite's databases: the one that the user names, or one nearby."""
-    if given is not None and not given.is_dir():
-        raise UserError(f"--test-suite {given}: no such folder")
-    return given or _first_folder(root, source, _SUITES)
-
-
-def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
-    places = (base / name for base in (source.path, root) for name in names)
-    return next((place for place in places if place.is_dir()), None)
-
-
-def find_references(root: Path, source: SourceConfig) -> dict[str, Reference]:
-    """Read the gold results of Spider 2 by question."""
-    folder = _first_folder(root, source, _GOLDS)
-    if folder is None:
-        raise UserError(
-            f"{source.path}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
-            "there from the repository"
-        )
-    return {f"spider2/{name}": found for name, found in read_references(folder).items()}
-
-
-def suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
-    """List the suite's files of each database: all in its folder with `.sqlite` in their names."""
-    found = {}
-    for db_id in dict.fromkeys(example.db_id for example in examples):
-        folder = suite / db_id
-        paths = sorted(folder.iterdir()) if folder.is_dir() else ()
-        found[db_id] = tuple(path for path in paths if ".sqlite" in path.name)
-        if not found[db_id]:
-            raise UserError(
-                f"{folder}: no database of the test suite in it; give its folder with --test-suite "
-                f"DIR, which holds {db_id}/{db_id}.sqlite and its variants"
-            )
-    return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from launch.evaluation.judging import SUITED
+from launch.evaluation.questions import SUITED
 from launch.evaluation.results import VERDICTS, Report, read_report
 from launch.evaluation.verdicts import PREDICTIONS, read_verdicts
 from launch.run_folder import CONFIG, RESULT

@@ -30,4 +30,8 @@ def clauses_of(sql: str) -> tuple[str, ...]:
     tree = parse(sql)
     if tree is None:
         return ("unparsed",)
-    return tuple(name for name, kinds in _CLAUSES.items() if tree.find(*kinds)) or ("none",)
+    found = {type(node) for node in tree.walk()}  # once, where `find` would walk for each clause
+    names = (
+        name for name, kinds in _CLAUSES.items() if any(issubclass(kind, kinds) for kind in found)
+    )
+    return tuple(names) or ("none",)

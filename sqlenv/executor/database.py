@@ -233,11 +233,8 @@ def check_contents(path: Path) -> None:
         file.seek(_VERSION_BYTE)
         has_log = file.read(1) == _WAL
     try:
-        # Reading a database with a log would make files beside it.
-        if not has_log:
-            with reading(path, immutable=False) as connection:
-                connection.execute("SELECT count(*) FROM sqlite_schema")
-        with reading(path) as connection:
+        # Others' locks are heeded, but with a log, for which reading would make files beside it.
+        with reading(path, immutable=has_log) as connection:
             answer = str(connection.pragma("quick_check", 1))
     except (apsw.BusyError, apsw.LockedError):
         raise UserError(

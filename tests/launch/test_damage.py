@@ -299,9 +299,8 @@ def by_id(*names: str) -> str:
     return "".join(json.dumps({"id": f"spider/dev/{name}", "sql": ""}) + "\n" for name in names)
 
 
-UNEVEN = [{"pred_sqls": ["x", "y"]}] * 4 + [{"pred_sqls": ["x"]}]
 PREDICTIONS: dict[str, tuple[str, str, str]] = {
-    "one line short": ("p.sql", "\n".join(GOLDS[:-1]), "{path}:4"),
+    "one line short": ("p.sql", "\n".join(GOLDS[:-1]), "{path}: 4 predictions for 5 "),
     "a tab inside": ("p.sql", lines(2, "SELECT\tname\tFROM pet"), "{path}:3: "),
     "a carriage return inside": ("p.sql", lines(1, "SELECT\rage"), "{path}:2: "),
     "other databases": (
@@ -320,8 +319,11 @@ PREDICTIONS: dict[str, tuple[str, str, str]] = {
         "\n".join(json.dumps({"question": ASKED[n][1], "sql": ""}) for n in (0, 1, 2, 3, 3)),
         "{path}:5: ",
     ),
-    "uneven samples": ("p.json", json.dumps(UNEVEN), "{path}: entry 4: "),
-    "samples without a decoding": ("p.json", json.dumps(UNEVEN[:1] * 5), "--decode vote@2"),
+    "samples without a decoding": (
+        "p.json",
+        json.dumps([{"pred_sqls": ["x", "y"]}] * 5),
+        "--decode vote@2",
+    ),
     "no JSON of BIRD": ("p.json", '"SELECT 1"', "{path}: "),
     "an empty file": ("p.sql", "", "{path}: "),
 }

@@ -64,6 +64,9 @@ def test_greedy_answers_are_judged_by_the_test_sets_rule(place, tmp_path, capsys
         assert chat.requests == len(GOLDS)
         assert json.loads((tmp_path / "other.json").read_text())["measures"].keys() == {"bird_ex"}
         assert (out / "predictions.jsonl").stat().st_mtime_ns == written
+        with pytest.raises(UserError, match="settings"):  # the report there is of other measures
+            evaluate(place, out, chat, "--comparators", "bird_ex")
+        assert chat.requests == len(GOLDS)
     assert sheet["measures"]["spider_ex"]["mean"] == sheet["measures"]["spider_ts"]["mean"] == 1
     said = sheet["settings"]
     assert (said["model"]["name"], said["model"]["model"], said["seed"]) == ("m-one", "m/one", 0)
@@ -188,22 +191,3 @@ def test_answers_that_were_paid_for_are_not_asked_again(place, tmp_path):
         sheet = evaluate(place, out, chat)
         assert chat.requests == len(GOLDS) - 3
     assert sheet["measures"]["spider_ex"]["mean"] == 1
-
-
-def test_other_comparators_are_asked_of_answers_that_are_there(place, tmp_path):
-    out = tmp_path / "out"
-    with serve(Chat(brain)) as chat:
-        evaluate(place, out, chat)
-        asked = chat.requests
-        more = ("--comparators", "bird_ex,csmr", "--json", str(tmp_path / "more.json"))
-        evaluate(place, out, chat, *more)
-        assert chat.requests == asked
-        with pytest.raises(UserError, match="settings"):
-            evaluate(place, out, chat, *more[:2])
-        for other in (("--comparators", "spider_ex,spider_ts,csmr"), ("--timeout-s", "9")):
-            with pytest.raises(UserError, match="settings"):
-                evaluate(place, out, chat, *other)
-        evaluate(place, out, chat, "--comparators", "spider_ex,spider_ts")
-        assert chat.requests == asked
-    sheet = json.loads((tmp_path / "more.json").read_text())
-    assert list(sheet["measures"]) == ["bird_ex", "csmr"]

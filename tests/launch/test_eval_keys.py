@@ -14,9 +14,9 @@ import yaml
 from launch import cli
 from launch import eval as command
 from launch.config import load_config
-from launch.evaluation import sources
-from launch.evaluation.sources import Answers, EvaluationJob, Sampled
-from launch.evaluation.targets import Target
+from launch.evaluation.decoding import GREEDY
+from launch.evaluation.policy_source import CheckpointSource
+from launch.evaluation.sources import Answers, Sampled
 from launch.policy import policy_in
 from minirl.errors import UserError as ModelError
 from sqlenv.errors import UserError
@@ -45,14 +45,13 @@ def measure(place, monkeypatch, capsys):
     monkeypatch.setattr(cli, "use_accelerator", lambda _name: None)
     asked = []
 
-    def sampled(job: EvaluationJob, examples) -> Answers:
-        out = job.out
+    def sampled(_source, examples, _sql, out, _show) -> Answers:
         if not (out / "samples").exists():
             asked.append(out)
             (out / "samples").mkdir()
         return Answers([Sampled(("SELECT 1",)) for _ in examples])
 
-    monkeypatch.setattr(sources, "answers_of", sampled)
+    monkeypatch.setattr(CheckpointSource, "answers", sampled)
 
     def run(folder: Path, *, data: str = "data") -> str:
         before = len(asked)
@@ -109,7 +108,7 @@ def test_a_checkpoint_is_told_by_its_files(place):
             (run / "checkpoints" / number / "tree").mkdir(parents=True, exist_ok=True)
             (run / "checkpoints" / number / "tree" / "manifest").write_bytes(content)
         found += [
-            Target.find(config, None, None, run / "checkpoints" / number).identity
+            CheckpointSource.find(config, GREEDY, run / "checkpoints" / number, "cpu").identity
             for number in "12"
         ]
     assert found[0] == found[1] == found[4] != found[2]

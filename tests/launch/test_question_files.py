@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.evaluation.testsets import find, folder_and_file
+from launch.evaluation.questions import find, folder_and_file
 from sqlenv.errors import UserError
 
 from .small_sets import make_bird, make_spider

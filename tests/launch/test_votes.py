@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from launch.evaluation.cache import Progress
 from launch.evaluation.decoding import ERROR_SQL, Decode, choose
-from launch.evaluation.judging import AllVerdicts, JudgingTask, judge
+from launch.evaluation.judging import judge
+from launch.evaluation.questions import QuestionSet
+from launch.evaluation.results import QuestionVerdict
+from launch.evaluation.sources import Sampled
 from sqlenv.config import ExecutorConfig
 from sqlenv.evaluators.votes import ballot, without_rows
 from sqlenv.executor import Executor
@@ -69,16 +73,27 @@ CASES = {
 }
 
 
-def asked(database: Path) -> list[Example]:
-    return [
+def asked(database: Path) -> tuple[Example, ...]:
+    return tuple(
         Example(f"spider/dev/{number}", "?", "emp", database, "SELECT 1", source="spider")
         for number in range(len(CASES))
+    )
+
+
+def judged(
+    database: Path,
+    samples: Sequence[Sequence[str]],
+    limits: ExecutorConfig,
+    part: Path,
+    turns: Sequence[Sequence[int]] = (),
+) -> tuple[list[QuestionVerdict], list[list[bool]]]:
+    questions = QuestionSet("spider-dev", asked(database)[: len(samples)], ("set",))
+    sampled = [
+        Sampled(tuple(each), turns=tuple(turns[n]) if turns else ())
+        for n, each in enumerate(samples)
     ]
-
-
-def judged(task: JudgingTask, limits: ExecutorConfig, part: Path) -> AllVerdicts:
     with Progress(part, {}) as progress, Executor(limits) as executor:
-        return judge(task, executor, progress)
+        return judge(questions, sampled, Decode(len(samples[0]), 0.8), executor, progress)
 
 
 def test_thirty_questions(database, tmp_path):
@@ -86,8 +101,7 @@ def test_thirty_questions(database, tmp_path):
     samples = [[SQLS[letter] for letter in case] for case in CASES]
     # Steps end a query at the same place on every machine, seconds would not.
     limits = ExecutorConfig(max_steps=200_000, isolation="thread")
-    task = JudgingTask(asked(database), samples, ("set",), Decode(8, 0.8))
-    answers = [one.sql for one in judged(task, limits, tmp_path / "part").questions]
+    answers = [one.sql for one in judged(database, samples, limits, tmp_path / "part")[0]]
     expected = [ERROR_SQL if place is None else SQLS[case[place]] for case, place in CASES.items()]
     assert answers == expected
 
@@ -95,11 +109,11 @@ def test_thirty_questions(database, tmp_path):
 def test_the_turns_of_the_answer_are_those_of_its_own_episode(database, tmp_path):
     samples = [[SQLS[letter] for letter in "BAA"], [SQLS[letter] for letter in "xyx"]]
     turns = [[1, 2, 3], [4, 3, 2]]
-    task = JudgingTask(asked(database)[:2], samples, ("set",), Decode(3, 0.8), turns=turns)
-    found = judged(task, ExecutorConfig(isolation="thread"), tmp_path / "part")
+    limits = ExecutorConfig(isolation="thread")
+    found, right = judged(database, samples, limits, tmp_path / "part", turns)
     # The elected query; none runs in the second question, and its first episode stands for it.
-    assert [(one.sql, one.turns) for one in found.questions] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
-    assert found.right == [[False, True, True], [False] * 3]
+    assert [(one.sql, one.turns) for one in found] == [(SQLS["A"], 2), (ERROR_SQL, 4)]
+    assert right == [[False, True, True], [False] * 3]
 
 
 LARGE = "WITH c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c LIMIT 60000) SELECT n, n FROM c"
@@ -110,9 +124,8 @@ def test_rows_of_votes_are_never_together(database, tmp_path, isolation):
     """Sixteen results of 60,000 rows: 7 MB each where they are read, and one of 32 digits kept."""
     samples = [[f"{LARGE} WHERE n > {number // 9}" for number in range(16)]]
     limits = ExecutorConfig(workers=1, isolation=isolation)
-    task = JudgingTask(asked(database)[:1], samples, ("set",), Decode(16, 0.8))
     tracemalloc.start()
-    [answer] = judged(task, limits, tmp_path / "part").questions
+    [answer] = judged(database, samples, limits, tmp_path / "part")[0]
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert answer.sql == samples[0][0]

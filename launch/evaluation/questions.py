@@ -1,0 +1,268 @@
+"""The questions of a test set or a split: where they are, and what answers are judged by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch.evaluation.testsets import TEST_SETS
+from sqlenv.config import SourceConfig
+from sqlenv.data.detection import choose_sets
+from sqlenv.data.layouts import (
+    DATASETS,
+    SETS,
+    NamedSet,
+    check_question_file,
+    folders_below,
+    locate,
+    other_dataset,
+)
+from sqlenv.data.loading import read_all
+from sqlenv.data.records import read_records
+from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import COMPARATORS
+from sqlenv.evaluators.spider2 import Reference, read_references
+from sqlenv.executor.database import check_contents
+from sqlenv.types import Example
+
+_log = logging.getLogger(__name__)
+
+PARTIAL = ("ex_f", "ex_b", "csmr")
+"""The papers' measures of how much of the gold result a prediction reproduces: PaVeRL-SQL's EX_f
+and EX_b, SQL-ASTRA's CSMR."""
+REFERENCED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "reference")
+"""Comparators that look at Spider 2's gold results alone; all others look at gold queries, those of
+`PARTIAL` at either."""
+SUITED = frozenset(name for name, one in COMPARATORS.items() if one.needs == "suite")
+"""Comparators that run on a test suite."""
+MEASURES: tuple[str, ...] = (*COMPARATORS, *PARTIAL)
+"""Whatever a prediction can be judged by."""
+
+# Where the test suite lies, from the root or from the data set's own folder.
+_SUITES = (
+    *("test_suite_database", "../test_suite_database", "spider/test_suite_database"),
+    *("test_suite_sql_eval/test_suite_database", "testsuitedatabases/database"),
+)
+# Where Spider 2's gold results lie, likewise.
+_GOLDS = ("evaluation_suite/gold", "gold", "../evaluation_suite/gold")
+
+
+def folder_and_file(root: Path | None, file: str) -> tuple[Path | None, str]:
+    """Read `--data-root` and `--file` as people write them: a path of a question file does for
+    either, and says where the data is.
+    """
+    if root is not None and root.is_file():
+        check_question_file(root, key="--data-root")
+        return root.parent, str(root.absolute())
+    path = Path(file)
+    if root is None and (path.is_absolute() or path.is_file()):
+        return path.parent, str(path.absolute())
+    return root, file
+
+
+def find(
+    name: str, root: Path, file: str = "", *, key: str = "--data-root"
+) -> tuple[SourceConfig, tuple[Example, ...]]:
+    """Find and read a test set below a data root; return where it is, and all its questions.
+
+    The root is the data set's own folder, OmniSQL's `data/`, or a folder of several downloads; a
+    person has set it by `key`. A question file that is read in place of the set's own is a name
+    below the root, or a path.
+    """
+    source = _with_file(name, root, file) if file else _own(name, root, key)
+    location = locate(source)
+    if location.root not in (root, root / DATASETS[source.layout].omnisql):
+        _log.info("%s: taken for %s", location.files[0], name)
+    examples = read_all(source)
+    published = TEST_SETS[name].questions
+    if len(examples) != published:
+        _log.warning(
+            "%s: %d questions, %s as published has %d: not the whole set, and not to be compared "
+            "with published numbers",
+            location.files[0], len(examples), name, published,
+        )  # fmt: skip
+    return source, examples
+
+
+def _own(name: str, root: Path, key: str) -> SourceConfig:
+    if not root.is_dir():
+        raise UserError(f"{key} {root}: no such folder or file; check the path")
+    try:
+        return choose_sets(root, [name])[name]
+    except UserError as error:
+        raise UserError(f"{key}: {error}; another question file: --file NAME") from None
+
+
+def _with_file(name: str, root: Path, file: str) -> SourceConfig:
+    """Find a question file, below the root or by its path, and the folder that has databases for
+    it: its own goes first.
+    """
+    named, path = SETS[name], Path(file)
+    folders = [root / DATASETS[named.layout].omnisql, root, *folders_below(root)]
+    found = [folder / path for folder in folders if (folder / path).is_file()]
+    if not found and not path.is_file():
+        raise UserError(f"--file {file}: no such file, here or below {root}; check the path")
+    files = [*dict.fromkeys(each.absolute() for each in found or [path])]
+    if other := other_dataset(named.layout, next(read_records(files[0]))):
+        raise UserError(
+            f"--file {files[0]}: its records are of {other}, not of {name}; check --data"
+        )
+    own = [_source(named, each.parent, each.name) for each in files]
+    elsewhere = (_source(named, folder, str(each)) for each in files for folder in folders)
+    return next(filter(_has_databases, (*own, *elsewhere)), own[0])
+
+
+def _source(named: NamedSet, folder: Path, file: str) -> SourceConfig:
+    return SourceConfig(layout=named.layout, path=folder, split=named.split, file=file)
+
+
+def _has_databases(source: SourceConfig) -> bool:
+    try:
+        return bool(locate(source).databases)
+    except UserError:
+        return False
+
+
+def check_golds(examples: Sequence[Example]) -> None:
+    """Refuse questions that answers cannot be judged by."""
+    if blank := [one.id for one in examples if not one.gold_sql]:
+        raise UserError(
+            f"{len(blank)} of {len(examples)} questions have no gold query, the first is "
+            f"{blank[0]}; answers to them cannot be judged"
+        )
+
+
+def check_databases(files: Iterable[Path]) -> None:
+    """Make sure that databases can be read and are whole."""
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(check_contents, dict.fromkeys(files)):
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class QuestionSet:
+    """The questions of a test set or a split, and what they are judged by and on.
+
+    Attributes:
+        measures: Of `MEASURES`; the first is the one that counts.
+        suite: Files of the test suite by database, where it is used.
+        references: Gold results by question, for Spider 2.
+    """
+
+    name: str
+    examples: tuple[Example, ...]
+    measures: tuple[str, ...]
+    suite: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    references: Mapping[str, Reference] = field(default_factory=dict)
+
+    @property
+    def suite_files(self) -> set[Path]:
+        """Return all files of the test suite that are used."""
+        return {path for paths in self.suite.values() for path in paths}
+
+    @property
+    def databases(self) -> set[Path]:
+        """Return the questions' own databases."""
+        return {example.database for example in self.examples}
+
+
+def question_set(
+    name: str,
+    examples: tuple[Example, ...],
+    source: SourceConfig,
+    root: Path,
+    *,
+    comparators: str | None,
+    test_suite: Path | None,
+) -> QuestionSet:
+    """Find what the questions of a test set are judged by and on.
+
+    Without comparators they are the test set's own; without a test suite it is looked for below the
+    root and beside the source.
+    """
+    measures = _read_measures(comparators) if comparators else TEST_SETS[name].comparators
+    _check_measures(examples, measures)
+    suite: Mapping[str, tuple[Path, ...]] = {}
+    if not SUITED.isdisjoint(measures):
+        if test_suite is not None and not test_suite.is_dir():
+            raise UserError(f"--test-suite {test_suite}: no such folder")
+        if folder := test_suite or _first_folder(root, source, _SUITES):
+            suite = _suite_files(folder, examples)
+        elif comparators is not None:
+            raise UserError(
+                f"--comparators {comparators}: no test suite at {root}; give its folder "
+                "with --test-suite DIR"
+            )
+        else:
+            _log.warning("%s: no test suite here (--test-suite DIR), so EX alone", root)
+            measures = tuple(measure for measure in measures if measure not in SUITED)
+    references = _references(root, source, examples) if _is_spider2(examples) else {}
+    return QuestionSet(name, examples, measures, suite, references)
+
+
+def _read_measures(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if unknown := [name for name in names if name not in MEASURES]:
+        raise UserError(
+            f"--comparators {text}: there is no {unknown[0]!r}; there are {', '.join(MEASURES)}"
+        )
+    return names
+
+
+def _check_measures(examples: Sequence[Example], measures: Sequence[str]) -> None:
+    is_spider2 = _is_spider2(examples)
+    fitting = REFERENCED if is_spider2 else set(COMPARATORS) - REFERENCED
+    for measure in measures:
+        if measure not in fitting and measure not in PARTIAL:
+            kind = "gold results" if is_spider2 else "gold queries"
+            raise UserError(
+                f"--comparators {measure}: these questions have {kind} alone; there are "
+                f"{', '.join(sorted(fitting | set(PARTIAL)))}"
+            )
+    if not is_spider2:
+        check_golds(examples)
+
+
+def _is_spider2(examples: Sequence[Example]) -> bool:
+    return examples[0].source == "spider2"
+
+
+def _first_folder(root: Path, source: SourceConfig, names: Sequence[str]) -> Path | None:
+    places = (base / name for base in (source.path, root) for name in names)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def _references(
+    root: Path, source: SourceConfig, examples: Sequence[Example]
+) -> dict[str, Reference]:
+    """Read the gold results of Spider 2 by question."""
+    folder = _first_folder(root, source, _GOLDS)
+    if folder is None:
+        raise UserError(
+            f"{source.path}: no evaluation_suite/gold in it, with Spider 2's gold results; copy it "
+            "there from the repository"
+        )
+    references = {f"spider2/{name}": found for name, found in read_references(folder).items()}
+    if left := [one.id for one in examples if one.id not in references]:
+        raise UserError(
+            f"{source.path}: no gold result for {len(left)} questions, the first is {left[0]}; "
+            "bring the evaluation suite up to date"
+        )
+    return references
+
+
+def _suite_files(suite: Path, examples: Sequence[Example]) -> dict[str, tuple[Path, ...]]:
+    """List the suite's files of each database: all in its folder with `.sqlite` in their names."""
+    found = {}
+    for db_id in dict.fromkeys(example.db_id for example in examples):
+        folder = suite / db_id
+        found[db_id] = tuple(sorted(folder.glob("*.sqlite*")))
+        if not found[db_id]:
+            raise UserError(
+                f"{folder}: no database of the test suite in it; give its folder with --test-suite "
+                f"DIR, which holds {db_id}/{db_id}.sqlite and its variants"
+            )
+    return found
