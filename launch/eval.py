@@ -135,6 +135,7 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
 
     from launch.build import SqlSide
     from launch.evaluation.evaluate import judge_answers
+    from launch.evaluation.questions import check_databases
     from launch.evaluation.sources import Answers
     from launch.run_folder import claim_data, claimed
 
@@ -147,6 +148,7 @@ def _answer_and_judge(options: Namespace, source: Source, split: Split, out: Pat
     with claimed(out, settings, key="--out"), SqlSide(config, made) as sql:
         examples = sql.examples(split, limit=limit)
         questions = _questions(options, config, examples)
+        check_databases(questions.databases | questions.suite_files)  # before hours of sampling
         # Weights that cannot be read leave no folder behind.
         with cli.progress_bar("answers") as show:
             found = source.answers(examples, sql, out, show)
