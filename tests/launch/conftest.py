@@ -220,9 +220,9 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def check_mistakes(done: subprocess.CompletedProcess[str], keys: Sequence[str]) -> None:
-    """See that each command of MANY ended with status 2 and one line, which has its key."""
+    """See that the first commands of MANY ended with status 2 and one line, which has its key."""
     assert done.returncode == 0, done.stderr
-    for key, (status, _, err) in zip(keys, json.loads(done.stdout)[0], strict=True):
+    for key, (status, _, err) in zip(keys, json.loads(done.stdout)[0], strict=False):
         line = err.splitlines()[-1]
         assert (status, line.startswith("error: "), "Traceback" in err) == (2, True, False), err
         assert key in line

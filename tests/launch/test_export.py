@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 import subprocess
 import sys
-from collections import namedtuple
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +20,7 @@ from flax import nnx
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from launch import export, policy
+from launch import export
 from launch.cli import USER_ERRORS
 from launch.config import dump, load_config
 from minirl.config import LoraConfig, OptimizerConfig, TinyConfig
@@ -200,58 +196,30 @@ def test_adapters_alone_are_those_of_the_checkpoint(place, tmp_path):
     assert "adapters" in refusal(place.folder / "full", tmp_path / "x", "--adapter")
 
 
-def test_types_and_files_are_as_asked_for(place, tmp_path):
-    out = write(
-        place.folder / "full", tmp_path / "o", "--dtype", "bfloat16", "--shard-bytes", "20KB"
-    )
-    index = json.loads((out / "model.safetensors.index.json").read_text())
-    total, expected = 0, arrays(nnx.state(place.full))
-    for path in sorted(out.glob("*.safetensors")):
-        held = load_file(path)
-        size = sum(array.nbytes for array in held.values())
-        assert size <= 20_000
-        assert {name for name, file in index["weight_map"].items() if file == path.name} == {*held}
-        assert {str(array.dtype) for array in held.values()} == {"bfloat16"}
-        total += size
-    assert total == index["metadata"]["total_size"]
-    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+def test_types_are_as_asked_for(place, tmp_path):
+    out = write(place.folder / "full", tmp_path / "o", "--dtype", "bfloat16")
+    expected = arrays(nnx.state(place.full))
     for name, array in arrays(nnx.state(huggingface.load(out))).items():
         rounded = expected[name].astype(jnp.bfloat16).astype(np.float32)
         np.testing.assert_array_equal(array, rounded, err_msg=name)
-    again = write(out, tmp_path / "again")  # in its own type
-    held = load_file(again / "model.safetensors")
-    assert {str(array.dtype) for array in held.values()} == {"bfloat16"}
+    for folder in (out, write(out, tmp_path / "again")):  # in its own type
+        held = load_file(folder / "model.safetensors")
+        assert {str(array.dtype) for array in held.values()} == {"bfloat16"}
+        assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
 
 
-def interrupted(*_arguments: Any) -> Iterator[tuple[str, np.ndarray]]:
-    yield "model.embed_tokens.weight", np.zeros((300, 32))
+def interrupted(*_arguments: Any, **_named: Any) -> None:
     raise KeyboardInterrupt
-
-
-def full_disk(*_arguments: Any, **_named: Any) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_an_export_that_does_not_end_leaves_nothing(place, tmp_path, monkeypatch):
     """And what a kill left is taken away by the next one."""
-    source, out = place.folder / "full", tmp_path / "new" / "out"
-    monkeypatch.setattr(huggingface, "tensors", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write(source, out)
-    assert list(tmp_path.iterdir()) == []
-    for more in ([], ["--adapter"]):
-        where = place.folder / ("lora" if more else "full")
-        monkeypatch.undo()
-        monkeypatch.setattr("minirl.model.huggingface.np.ascontiguousarray", full_disk)
-        with pytest.raises(OSError, match="No space left"):
-            write(where, out, *more)
+    for name, more in (("full", []), ("lora", ["--adapter"])):
+        with monkeypatch.context() as patch:
+            patch.setattr("minirl.model.huggingface.np.ascontiguousarray", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                write(place.folder / name, tmp_path / "new" / "out", *more)
         assert list(tmp_path.iterdir()) == []
-    monkeypatch.undo()
-    usage = namedtuple("usage", "free")(1000)
-    monkeypatch.setattr(policy.shutil, "disk_usage", lambda _: usage)
-    assert str(tmp_path) in refusal(source, out)
-    assert list(tmp_path.iterdir()) == []
-    monkeypatch.undo()
     (tmp_path / ".out.123.new").mkdir()
     (tmp_path / ".out.123.new" / "model.safetensors").write_text("half")
     write(place.base, tmp_path / "out")
@@ -263,8 +231,8 @@ def test_nothing_is_written_over(place, tmp_path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "a.txt").write_text("mine")
-    for name in ("file", "thesis", "file/below"):
-        assert f"{tmp_path}/{name.split('/')[0]}" in refusal(source, tmp_path / name)
+    for name in ("file", "thesis"):
+        assert f"{tmp_path}/{name}" in refusal(source, tmp_path / name)
     for wrong in ("none", "thesis"):
         assert f"{tmp_path}/{wrong}" in refusal(tmp_path / wrong, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.txt", "file", "thesis"]

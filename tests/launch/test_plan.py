@@ -13,7 +13,6 @@ import pytest
 
 from launch import plan
 from launch.build import arrange
-from launch.cli import USER_ERRORS
 from launch.config import load_config
 from minirl.config import GuardConfig
 from minirl.errors import UserError
@@ -145,19 +144,6 @@ def test_the_example_of_the_help_is_a_command(monkeypatch, made, capsys):
     monkeypatch.setattr(plan, "make_plan", lambda *given, **_: asked.append(given[1]) or made[0])
     plan.main(example[example.index("launch.plan") + 1 :])
     assert asked == ["v5e:2x2"]
-
-
-def test_a_plan_s_file_is_looked_at_first(monkeypatch, made, tmp_path):
-    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: made[0])
-    line = ["--cfg", "progress-demo.yaml", "--topology", "cpux4", "--json"]
-    plan.main([*line, str(tmp_path / "plan.json")])
-    assert json.loads((tmp_path / "plan.json").read_text()) == made[0]
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(plan, "make_plan", lambda *_, **__: pytest.fail("too late"))
-    for wrong in (tmp_path / "file" / "plan.json", tmp_path, tmp_path / "new" / "plan.json"):
-        with pytest.raises(USER_ERRORS, match="--json"):
-            plan.main([*line, str(wrong)])
-    assert not (tmp_path / "new").exists()
 
 
 def test_devices_that_do_not_divide_the_width_are_planned_for():
