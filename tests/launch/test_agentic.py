@@ -187,8 +187,7 @@ def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, course
 def test_validations_are_sampled_as_the_settings_say(tokenizer, example, courses):
     """Paper 004, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
     with Executor(ExecutorConfig(isolation="thread")) as executor:
-        manner = Decode(1, 0.6, top_p=0.95)
-        asks = evaluator(tokenizer, executor, GREEDY, validation=manner)
+        asks = evaluator(tokenizer, executor, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
         assert asks.accuracy([example]) == 1
         assert set(courses.drawn) == {Decoding(0.6, 0.95)}
         courses.drawn.clear()
@@ -197,24 +196,22 @@ def test_validations_are_sampled_as_the_settings_say(tokenizer, example, courses
         assert set(courses.drawn) == {Decoding(0.0, 1.0)}
 
 
-class EvaluatorMadeError(Exception):
-    """Ends a run where its evaluator would be made."""
-
-
 def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
     tiny, tmp_path, monkeypatch
 ):
-    def refuse(*arguments: Any, **named: Any) -> None:
-        raise EvaluatorMadeError(arguments[4], named["validation"])
+    made = []
 
-    monkeypatch.setattr(job, "Evaluator", refuse)
+    def note(*arguments: Any, **named: Any) -> None:
+        made.append((arguments[4], named["validation"]))
+        raise KeyboardInterrupt  # where the run's evaluator would be made
+
+    monkeypatch.setattr(job, "Evaluator", note)
     monkeypatch.setattr(job, "start_model", lambda config, *_: config.folder / "model")
     drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
-    for overrides, wanted in ((drawn, Decode(1, 0.6, top_p=0.95)), ([], GREEDY)):
-        config = load_config(str(tiny), [f"run.dir={tmp_path / str(len(overrides))}", *overrides])
-        with pytest.raises(EvaluatorMadeError) as caught:
-            job.train(config, accelerator="cpu")
-        assert caught.value.args == (GREEDY, wanted)
+    config = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}", *drawn])
+    with pytest.raises(KeyboardInterrupt):
+        job.train(config, accelerator="cpu")
+    assert made == [(GREEDY, Decode(1, 0.6, top_p=0.95))]
 
 
 def test_the_papers_constants():
@@ -244,16 +241,21 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
     episode = [
         *("env={kind: agentic, calls: 2, response_chars: 80}", "evaluation.episode=agentic"),
         *("reward={kind: astra}", "sampler.max_response_tokens=300"),
-        "sampler.max_reply_tokens=160",
+        *("sampler.max_reply_tokens=160", "warm_start=null"),
     ]
     adapters = [
-        *("train.lora.rank=4", "train.lora.targets=[q, v, down]", "warm_start.lora.rank=2"),
+        *("train.lora.rank=4", "train.lora.targets=[q, v, down]"),
         # Long replies are punished: something that a model this raw can learn.
         *("train.steps=2", "train.group_size=4", "train.algorithm.overlong_tokens=290"),
     ]
     line = ["--cfg", tiny, "run.dir=run", *episode]
-    done = command("launch.train", *line, *adapters, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    for words in (
+        ["launch.train", *line, *adapters],
+        ["launch.export", "--checkpoint", "run", "--out", "whole"],
+        ["launch.eval", *line, "--checkpoint", "whole", "--out", "out"],
+    ):
+        done = command(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     metrics = read_metrics(tmp_path / "run")
     promised = {"reward/atr", "columns/ex_f", "columns/ex_b", "columns/csmr", "rollout/calls"}
     for numbers in metrics:
@@ -262,10 +264,6 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
         assert sum(shapes) == pytest.approx(1)
     assert metrics[0]["update/kl"] == pytest.approx(0, abs=1e-6)
     assert metrics[-1]["update/kl"] > 0.01
-    done = command("launch.export", "--checkpoint", "run", "--out", "whole", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = command("launch.eval", *line, "--checkpoint", "whole", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     parts = json.loads((tmp_path / "out" / "verdicts.json").read_text())["parts"]["turns"]
     assert sum(part["questions"] for part in parts.values()) == 6
     assert {int(turns) for turns in parts} <= {1, 2, 3}
