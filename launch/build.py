@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache, partial
@@ -211,15 +210,11 @@ class SqlSide:
         self, kind: str, prompts: Iterable[Observation], tokenizer: ChatTokenizer
     ) -> None:
         """Raise a `UserError` if no prompt fits `sampler.max_prompt_tokens`."""
-        limit, shortest = self._config.sampler.max_prompt_tokens, math.inf
-        for prompt in prompts:
-            shortest = min(shortest, len(tokenizer.encode_chat(prompt)))
-            if shortest <= limit:
-                return
-        raise UserError(
-            f"sampler.max_prompt_tokens: no {kind} prompt fits {limit} tokens, and the shortest "
-            f"takes {shortest}; set it to that or more"
-        )
+        limit = self._config.sampler.max_prompt_tokens
+        if all(len(tokenizer.encode_chat(prompt)) > limit for prompt in prompts):
+            raise UserError(
+                f"sampler.max_prompt_tokens: no {kind} prompt fits {limit} tokens; allow more"
+            )
 
     def describe(self, episode: Episode) -> Mapping[str, float]:
         """Say what a final episode adds to the metrics."""

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from rich.console import Console
@@ -24,55 +23,30 @@ from rich.progress import MofNCompleteColumn, Progress, TextColumn
 
 import minirl.errors
 import sqlenv.errors
-from minirl.run.files import naming
 from minirl.run.preemption import Preempted
 
 USER_ERRORS = (minirl.errors.UserError, sqlenv.errors.UserError)
 # Progress goes to standard error, results to standard output.
 console = Console(stderr=True, highlight=False)
+output = Console(highlight=False)
 RESUME = "run the same command again to resume"
-
-
-class Output(Console):
-    """Standard output, which an error of the system names."""
-
-    def print(self, *things: Any, **how: Any) -> None:
-        """Print; see `Console.print`."""
-        with naming(Path("standard output")):
-            super().print(*things, **how)
-
-
-output = Output(highlight=False)
-
 # Errors of the file system that are no fault of ours.
 _SYSTEM_ERRORS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
     | {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
 )
-_LONGEST_LINE = 2000
-# What the extras for an accelerator install, by the names that are imported.
-_LEARNER = frozenset(
-    {"jax", "jaxlib", "jaxtyping", "flax", "optax", "orbax", "numpy", "safetensors"}
-    | {"tensorboardX", "tokenizers", "transformers", "jinja2"}
-)
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command, which ends with status 2 and a line for a mistake."""
+    """The parser of a command, for which a mistake is a `UserError`."""
 
     def __init__(self, module: str, description: str | None, epilog: str | None = None) -> None:
         how = argparse.RawDescriptionHelpFormatter
         super().__init__(f"python -m {module}", None, description, epilog, formatter_class=how)
 
     def error(self, message: str) -> NoReturn:
-        """End with status 2."""
-        fail(f"{self.prog}: {message}; see --help")
-
-
-def fail(message: str) -> NoReturn:
-    """End with a line on standard error and status 2."""
-    sys.stderr.write(f"error: {message[:_LONGEST_LINE]}\n")
-    sys.exit(2)
+        """Say what is wrong in a line, without the usage."""
+        raise minirl.errors.UserError(f"{self.prog}: {message}; see --help")
 
 
 def make_parser(
@@ -125,27 +99,15 @@ def add_processes(parser: Parser) -> None:
     group.add_argument("--process", type=int, metavar="I", help="number of this one, from 0")
 
 
-def check_processes(options: argparse.Namespace) -> None:
-    """Raise a `UserError` if the arguments of `add_processes` do not belong together."""
-    where, count, number = options.coordinator, options.processes, options.process
-    if (count, number) == (None, None) and where in (None, "auto"):
-        return
-    if count is None or number is None or ":" not in (where or ""):
-        raise minirl.errors.UserError(
-            "--coordinator HOST:PORT, --processes N and --process I belong together; "
-            "give all three, or --coordinator auto"
-        )
-    if not 0 <= number < count:
-        raise minirl.errors.UserError(f"--process {number}: should be from 0 to {count - 1}")
-
-
 def _join_others(options: argparse.Namespace) -> None:
     from minirl.run import distributed
 
-    where, count, number = options.coordinator, options.processes, options.process
-    if where is None and not distributed.is_announced():
+    given = options.coordinator, options.processes, options.process
+    nothing = (None, None, None)
+    if given == nothing and not distributed.is_announced():
         return
-    distributed.join(None if count is None else distributed.ProcessConfig(where, count, number))
+    is_automatic = given in (nothing, ("auto", None, None))
+    distributed.join(None if is_automatic else distributed.ProcessConfig(*given))
     if not distributed.is_first():  # one of them prints
         console.quiet = output.quiet = True
         logging.getLogger().setLevel(logging.ERROR)
@@ -167,18 +129,13 @@ def run(main: Callable[[list[str]], None]) -> NoReturn:
         sys.stderr.write(f"interrupted; {RESUME}\n")
         _leave(130)
     except Exception as error:
-        others, line = _others(), _line_for(error)
-        if others and line is None and others.is_lost(error):
-            line = (
-                "a peer process of this run died or cannot be reached; restart all processes to "
-                f"resume from the last checkpoint ({' '.join(str(error).split())})"
-            )
-        if line is None and not others:
+        line = _line_for(error)
+        if line is None and not _others():
             raise
         if line is None:
             traceback.print_exc()
         else:
-            sys.stderr.write(f"error: {line[:_LONGEST_LINE]}\n")
+            sys.stderr.write(f"error: {line}\n")
         _leave(1 if line is None else 2)
     sys.exit(0)
 
@@ -188,13 +145,12 @@ def _set_up_output() -> None:
     if console.is_terminal:  # in a file, lines are not broken at the width of a terminal
         handler = RichHandler(console=console, show_path=False, show_time=False)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
-    for noisy in ("jax", "orbax", "httpx", "httpx2", "openai"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    # Orbax logs the tracebacks of errors that it also raises; asyncio those of Orbax's tasks that a
-    # first error has left behind.
-    for noisy in ("absl", "asyncio"):
+    # Of a damaged checkpoint Orbax logs the tracebacks that it also raises; its coroutines, asyncio
+    # and TensorStore's threads complain to the interpreter after the first read has failed.
+    for noisy in ("jax", "orbax", "httpx", "httpx2", "openai", "absl", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    _hush()
+    sys.unraisablehook = lambda _: None
+    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files that are not text
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -213,22 +169,26 @@ def _leave(status: int) -> NoReturn:
 
 
 def _line_for(error: Exception) -> str | None:
+    """Say in a line what a user can mend; None for a mistake of ours."""
     words = " ".join(str(error).split())
     if isinstance(error, USER_ERRORS):
         return words
-    if isinstance(error, ModuleNotFoundError):
-        missing = (error.name or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and error.name and "." not in error.name:
         install = "pip install '.[cpu]' (or '.[gpu]', '.[tpu]')"
-        line = f"{missing} is not installed, and this command needs it: {install}"
-        return line if missing in _LEARNER else None
+        return f"{error.name} is not installed, and this command needs it: {install}"
     if isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
-        return f"{error.filename or 'a file'}: {error.strerror}; mend that, and {RESUME}"
-    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
-        return f"{error.object!r:.100}: a name that is not UTF-8, and has to be written; rename it"
+        place = error.filename or "standard output"
+        return f"{place}: {error.strerror}; mend that, and {RESUME}"
     if "RESOURCE_EXHAUSTED" in words:  # JAX's
         return (
             "the device has too little memory: lower sampler.cache_gb, sampler.slots or "
             f"train.batching.groups_per_batch, or set model.remat=full ({words[:120]})"
+        )
+    others = _others()
+    if others and others.is_lost(error):
+        return (
+            "a peer process of this run died or cannot be reached; restart all processes to "
+            f"resume from the last checkpoint ({words})"
         )
     return None
 
@@ -240,34 +200,17 @@ def give_up() -> NoReturn:
     os._exit(130)
 
 
-def _hush() -> None:
-    """Drop what TensorStore's threads and Orbax's coroutines print of a damaged checkpoint.
-
-    They complain to the interpreter after the first read has failed, at no log level.
-    """
-    tell = sys.unraisablehook
-
-    def hush(unraisable: Any) -> None:
-        code = getattr(unraisable.object, "cr_code", None)
-        is_of_orbax = code is not None and "orbax" in code.co_filename
-        if not is_of_orbax and str(unraisable.exc_value) != "Event loop is closed":
-            tell(unraisable)
-
-    sys.unraisablehook = hush
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
-
-
 def use_accelerator(name: str, options: argparse.Namespace | None = None) -> None:
     """Select JAX's backend by `--accel`, and keep compiled programs for the next start; with the
     options of `add_processes`, find the others.
     """
-    platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     if name == "gpu" and "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         # What plans fill of a device (`minirl.plan.fit.FILLED`); JAX would take 75 % of it.
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.95")
     # JAX takes seconds to import, and mistakes in the arguments need not wait for it.
     import jax
 
+    platforms = {"cpu": "cpu", "gpu": "cuda,cpu", "tpu": "tpu,cpu"}[name]
     jax.config.update("jax_platforms", platforms)
     base = os.environ.get("MINIRL_CACHE") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     cache = Path(base).expanduser() / "minirl" / "jax"
@@ -276,36 +219,14 @@ def use_accelerator(name: str, options: argparse.Namespace | None = None) -> Non
     if options is not None:
         _join_others(options)
     try:
-        with _held_back():
-            found = jax.default_backend()
+        found = jax.default_backend()
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:160]
-        raise minirl.errors.UserError(
-            f"--accel {name}: no such device here ({reason}); use --accel cpu, or install "
-            f"the {name} extra on a machine that has one"
-        ) from None
+        found = str(error)
     if found != name:
         raise minirl.errors.UserError(
-            f"--accel {name}: JAX finds only {found} here; use --accel {found}"
+            f"--accel {name}: no such device here (JAX: {found}); use --accel cpu, or install "
+            f"the {name} extra on a machine that has one"
         )
-
-
-@contextmanager
-def _held_back() -> Generator[None]:
-    """Drop what libraries write to standard error beneath Python if they then fail.
-
-    libtpu says in many lines that there is no TPU; we say it in one.
-    """
-    with TemporaryFile() as kept:
-        stderr = os.dup(2)
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-        kept.seek(0)
-        os.write(2, kept.read())
 
 
 COMPILING = "compiling"

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, PositiveInt, ValidationError, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import Field, PositiveInt, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 import rewards.config
 from launch import config_merge
-from launch.data.reply_format import ReplyFormat
-from launch.evaluation.testsets import SPLITS as SPLITS
 from launch.evaluation.testsets import Split
 from minirl.config import (
     MeshConfig,
@@ -26,7 +22,6 @@ from minirl.config import (
     TrainConfig,
     check_together,
     contradiction,
-    least_vocabulary,
 )
 from minirl.errors import describe
 from rewards.config import JudgeConfig, ProgressiveConfig, RewardConfig
@@ -70,6 +65,20 @@ class DataSection(Settings):
     overlap: Literal["refuse", "tell"] = "refuse"
     """What becomes of a run whose questions or databases to learn from, or to choose checkpoints
     by, are those of a published test set below `root` or of `test`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> DataSection:
+        if (self.demo is None) == (self.root is None):
+            raise contradiction(
+                "demo", "give this (generated) or data.root (a folder); set the other to null"
+            )
+        if (self.validation is None) == (self.held_out is None):
+            raise contradiction(
+                "validation",
+                "give this (questions of their own) or data.held_out (a number of questions of "
+                "training databases); set the other to null",
+            )
+        return self
 
     def of(self, split: Split) -> DataConfig:
         """Return the settings of a split; what is held out is drawn from `train`."""
@@ -148,6 +157,12 @@ class CourseConfig(TrainConfig):
     """Passes over the `data.train.total` questions, in place of `steps`, which are counted from
     it when a config is read; None where `steps` is given."""
 
+    @model_validator(mode="after")
+    def _check_length(self) -> CourseConfig:
+        if self.epochs is not None and "steps" in self.model_fields_set:
+            raise contradiction("steps", "give this or train.epochs; set the other to null")
+        return self
+
 
 class JobConfig(Settings):
     """Everything that decides a run."""
@@ -175,15 +190,9 @@ class JobConfig(Settings):
     @model_validator(mode="after")
     def _check(self) -> JobConfig:
         check_together(self.train, self.sampler, self.rollout)
-        tiny = self.model.tiny
-        least = least_vocabulary(ReplyFormat.of(self).marks)
-        if tiny is not None and tiny.vocab_size < least:
-            raise contradiction(
-                "model.tiny.vocab_size", f"{tiny.vocab_size} is too small; write {least} or more"
-            )
         for is_wrong, message in _contradictions(self):
             if is_wrong:
-                raise PydanticCustomError("rule", "{message}", {"message": message})
+                raise PydanticCustomError("contradiction", "{message}", {"message": message})
         return self
 
     @property
@@ -194,27 +203,14 @@ class JobConfig(Settings):
 
 def _contradictions(config: JobConfig) -> Iterator[tuple[bool, str]]:
     """List rules between settings of different parts: whether one is broken, and what to write."""
-    data, model, train, sampler = config.data, config.model, config.train, config.sampler
+    data, model, train = config.data, config.model, config.train
     env, reward = config.env, config.reward
-    null = "set the other to null"
-    one = f"data: give one of data.demo (generated) and data.root (a folder); {null}"
-    yield (data.demo is None) == (data.root is None), one
-    one = (
-        "data: give one of data.validation (questions of their own) and data.held_out (a number of "
-        f"questions of training databases); {null}"
-    )
-    yield (data.validation is None) == (data.held_out is None), one
-    if train.epochs is not None:
-        passes = "train.epochs: counts passes over data.train.total questions; set that, or "
-        yield data.train.total is None, f"{passes}train.steps=N"
-        one = "train: give one of train.steps and train.epochs"
-        yield "steps" in train.model_fields_set, one
-    one = f"model: give one of model.path (a folder) and model.tiny (made on the spot); {null}"
-    yield (model.path is None) == (model.tiny is None), one
+    passes = "train.epochs: counts passes over data.train.total questions; set that, or train.steps"
+    yield train.epochs is not None and data.train.total is None, passes
+    one = "model: give one of model.path (a folder) and model.tiny (made on the spot)"
+    yield (model.path is None) == (model.tiny is None), f"{one}; set the other to null"
     greedy = "sampler.temperature: 0 is greedy, and GRPO learns from samples; use 1.0"
-    yield sampler.temperature == 0, greedy
-    longer = "sampler.max_reply_tokens: larger than sampler.max_response_tokens"
-    yield (sampler.max_reply_tokens or 0) > sampler.max_response_tokens, longer
+    yield config.sampler.temperature == 0, greedy
     yield from rewards.config.contradictions(reward, env)
     if reward.kind == "astra" and reward.aggregate == "steps":
         scores = "reward.aggregate: the scores of steps are advantages as they are; set "
@@ -235,11 +231,11 @@ def load_config(name: str, overrides: Sequence[str]) -> JobConfig:
         UserError: The file is not there or not YAML; a key is unknown, of a wrong type, or
             contradicts another one.
     """
-    raw = config_merge.read(name, overrides, _DEFAULT_KINDS)
+    raw = config_merge.read(name, overrides)
     try:
         config = JobConfig.model_validate(raw)
     except ValidationError as error:
-        raise UserError(f"{name}: {_explain(error)}") from None
+        raise UserError(f"{name}: {_explain(error, raw)}") from None
     return _count_steps(config)
 
 
@@ -269,62 +265,19 @@ def _count_steps(config: JobConfig) -> JobConfig:
     return config.model_copy(update={"train": course})
 
 
-def _fields(
-    settings: type[BaseModel], path: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """List the settings of a section and of those below it, each by its path without numbers."""
-    for name, field in settings.model_fields.items():
-        yield (*path, name), field
-        for member in get_args(field.annotation) or (field.annotation,):
-            if isinstance(member, type) and issubclass(member, BaseModel):
-                yield from _fields(member, (*path, name))
-
-
-_FIELDS = dict(_fields(JobConfig))
-_KINDS: Mapping[tuple[str, ...], Mapping[str, type[BaseModel]]] = {
-    path: {member.model_fields["kind"].default: member for member in get_args(field.annotation)}
-    for path, field in _FIELDS.items()
-    if field.discriminator == "kind"
-}
-"""Sections whose keys depend on their `kind`."""
-_NAMED = 3  # keys that may be meant
-_DEFAULT_KINDS = {path: _FIELDS[path].default.kind for path in _KINDS}
-# What pydantic puts among the keys of a location: the member of a union that it tried.
-_NO_KEYS = {
-    "literal['auto']",
-    MeshConfig.__name__,
-    *(kind for one in _KINDS.values() for kind in one),
-}
-
-
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, raw: Any) -> str:
     """Say the first mistake in a line; what a person wrote goes before what is missing."""
-
-    def order(one: Any) -> tuple[bool, bool, int]:
-        return one["type"] != "extra_forbidden", one["type"] == "missing", -len(one["loc"])
-
-    first = min(error.errors(), key=order)
-    path = ".".join(str(part) for part in first["loc"] if part not in _NO_KEYS)
-    if first["type"] == "extra_forbidden":
-        return f"{path}: {_of_unknown(first['loc'])}"
-    if first["type"] in ("contradiction", "rule"):
+    first = min(error.errors(), key=lambda one: (one["type"] == "missing", -len(one["loc"])))
+    keys, kind = [], ""
+    for part in first["loc"]:
+        if isinstance(raw, list) or (isinstance(raw, dict) and part in raw):
+            raw = raw[part]
+        elif first["type"] != "missing":
+            kind = f" of kind {part}"  # no key: the member of a union that pydantic tried
+            continue
+        keys.append(str(part))
+    path = ".".join(keys)
+    if first["type"] == "contradiction":
         return ".".join(filter(None, (path, first["msg"])))
-    return f"{path}: {describe(first)}"
-
-
-def _of_unknown(location: tuple[int | str, ...]) -> str:
-    """Say what a key that is none here belongs to, or which key may be meant."""
-    *above, key = (str(part) for part in location if not isinstance(part, int))
-    section = tuple(part for part in above if part not in _NO_KEYS)
-    kinds = _KINDS.get(section, {})
-    if owners := [kind for kind, settings in kinds.items() if key in settings.model_fields]:
-        whole = f"'{'.'.join(section)}={{kind: {above[-1]}}}'"
-        return f"belongs to kind {' or '.join(owners)}, not to {above[-1]}; set all of it: {whole}"
-    beside = {path[-1] for path in _FIELDS if path[:-1] == section}
-    names = {path[-1] for path in _FIELDS}
-    near = difflib.get_close_matches(key, beside, 1) or difflib.get_close_matches(key, names, 1)
-    if not near:
-        return "unknown key"
-    elsewhere = [".".join(path) for path in _FIELDS if path[-1] == near[0]]
-    meant = near if near[0] in beside else elsewhere[:_NAMED]
-    return f"unknown key; did you mean {' or '.join(meant)}?"
+    what = f"unknown key{kind}" if first["type"] == "extra_forbidden" else describe(first)
+    return f"{path}: {what}"

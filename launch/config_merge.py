@@ -7,47 +7,46 @@ replace. Where it names another `kind` of a section, nothing of the base's secti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from minirl.config import Grpo
+from rewards.config import ProgressiveConfig
+from sqlenv.config import DiagnosedConfig
 from sqlenv.errors import UserError
 
-Kinds = Mapping[tuple[str, ...], str]
-"""Paths of the sections whose keys depend on their `kind`, each with its default kind."""
-_PACKAGED = resources.files("launch") / "configs"
+_KINDS = {
+    ("env",): DiagnosedConfig().kind,
+    ("reward",): ProgressiveConfig().kind,
+    ("train", "algorithm"): Grpo().kind,
+}
+"""Sections whose keys depend on their `kind`, and the default one of each."""
+_PACKAGED = Path(__file__).parent / "configs"
 
 
 def packaged() -> list[str]:
     """List the names of the configs that come with the project."""
-    return sorted(entry.name for entry in _PACKAGED.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.name for path in _PACKAGED.glob("*.yaml"))
 
 
-def read(name: str, overrides: Sequence[str], kinds: Kinds) -> dict[str, Any]:
+def read(name: str, overrides: Sequence[str]) -> dict[str, Any]:
     """Read a config by path or packaged name, merge it over its base, and set the overrides; each
     section that names no kind names its default one.
     """
     path = Path(name)
     if not path.is_file() and name not in packaged():
-        what = "is a folder" if path.is_dir() else "no such file"
-        raise UserError(f"--cfg {name}: {what}, and not one of {', '.join(packaged())}")
-    raw = _read(name, path.resolve() if path.is_file() else _PACKAGED / name, kinds)
+        raise UserError(f"--cfg {name}: no such file, and not one of {', '.join(packaged())}")
+    raw = _read(name, path.resolve() if path.is_file() else _PACKAGED / name)
     for override in overrides:
-        dotted, separator, text = override.partition("=")
-        if not separator or not dotted:
-            raise UserError(f"{override!r}: an override has the form key.sub=value")
         try:
+            dotted, text = override.split("=", 1)
             raw = _set(raw, (), dotted.split("."), yaml.safe_load(text))
-        except yaml.YAMLError:
-            line = f"{override!r}: the value is not YAML; quote it for the shell"
-            raise UserError(line) from None
-        except UserError as error:
-            raise UserError(f"{override!r}: {error}") from None
-    for keys, kind in kinds.items():
+        except (yaml.YAMLError, IndexError, TypeError, ValueError):
+            form = "an override has the form key.sub=value, and the value is YAML"
+            raise UserError(f"{override!r}: {form}") from None
+    for keys, kind in _KINDS.items():
         node: Any = raw
         for key in keys:
             node = node.get(key) if isinstance(node, dict) else None
@@ -56,26 +55,21 @@ def read(name: str, overrides: Sequence[str], kinds: Kinds) -> dict[str, Any]:
     return raw
 
 
-def _read(
-    name: str, file: Traversable, kinds: Kinds, above: tuple[Traversable, ...] = ()
-) -> dict[str, Any]:
+def _read(name: str, file: Path) -> dict[str, Any]:
     """Read a config and merge it over its base, which lies beside it or is a packaged one."""
     try:
         raw = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise UserError(f"{name}: a config is a mapping of keys to values")
     if "base" not in raw:
         return raw
-    base = raw.pop("base")
-    beside = [(file.parent / str(base)).resolve()] if isinstance(file, Path) else []
-    found = next((one for one in (*beside, _PACKAGED / str(base)) if one.is_file()), None)
-    if found is None:
-        raise UserError(f"{name}: base: {base!r} is neither beside it nor a packaged config")
-    if found in (file, *above):
-        raise UserError(f"{name}: base: {base} is based on this file; name another config")
-    return merge(_read(base, found, kinds, (file, *above)), raw, kinds)
+    base = str(raw.pop("base"))
+    for place in ((file.parent / base).resolve(), _PACKAGED / base):
+        if place.is_file() and place != file:
+            return merge(_read(base, place), raw)
+    raise UserError(f"{name}: base: {base!r} is neither beside it nor a packaged config")
 
 
 class _Loader(yaml.SafeLoader):
@@ -83,10 +77,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002
         keys = [key.value for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                mark = node.value[number][0].start_mark
-                raise yaml.YAMLError(f"line {mark.line + 1}: {key} is there twice")
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.YAMLError(f"{twice[0]} is there twice{node.start_mark}")
         return super().construct_mapping(node, deep)
 
 
@@ -100,17 +92,16 @@ _RIVALS: Mapping[tuple[str, ...], str] = {
 
 
 def merge(
-    base: Mapping[str, Any], over: Mapping[str, Any], kinds: Kinds, path: tuple[str, ...] = ()
+    base: Mapping[str, Any], over: Mapping[str, Any], path: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """Lay a mapping over another one; neither is changed."""
-    if path in kinds and "kind" in over and over["kind"] != base.get("kind", kinds[path]):
-        return deepcopy(dict(over))
+    if path in _KINDS and "kind" in over and over["kind"] != base.get("kind", _KINDS[path]):
+        return dict(over)
     gone = {_RIVALS.get((*path, key)) for key, value in over.items() if value is not None}
-    merged = {key: deepcopy(value) for key, value in base.items() if key not in gone}
+    merged = {key: value for key, value in base.items() if key not in gone}
     for key, value in over.items():
-        below = base.get(key)
-        both = isinstance(value, dict) and isinstance(below, dict)
-        merged[key] = merge(below, value, kinds, (*path, key)) if both else deepcopy(value)
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value, (*path, key)) if both else value
     return merged
 
 
@@ -121,11 +112,10 @@ def _set(node: Any, above: tuple[str, ...], keys: Sequence[str], value: Any) -> 
     key, *rest = keys
     path = (*above, key)
     if isinstance(node, list):
-        if not (key.isdigit() and int(key) < len(node)):
-            raise UserError(f"{key} is not one of the {len(node)} items, from 0")
-        return [_set(e, path, rest, value) if n == int(key) else e for n, e in enumerate(node)]
-    if node is not None and not isinstance(node, dict):
-        raise UserError(f"{above[-1]} is a value; it has no keys below it")
-    gone = _RIVALS.get(path) if value is not None else None
-    kept = {name: below for name, below in (node or {}).items() if name != gone}
+        changed = list(node)
+        changed[int(key)] = _set(changed[int(key)], path, rest, value)
+        return changed
+    kept = dict(node or {})
+    if value is not None:
+        kept.pop(_RIVALS.get(path), None)
     return {**kept, key: _set(kept.get(key), path, rest, value)}

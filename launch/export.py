@@ -8,14 +8,11 @@ was trained with adapters (train.lora) is merged; --adapter writes the adapters 
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError, Namespace
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from launch import cli
-from launch.run_folder import check_place
 from minirl.errors import UserError
 
 
@@ -23,20 +20,14 @@ def main(arguments: list[str]) -> None:
     """Run the command."""
     options = _arguments(arguments)
     out: Path = options.out
-    if not options.checkpoint.is_dir():
-        raise UserError(f"--checkpoint {options.checkpoint}: no such folder")
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise UserError(f"--out {out}: is there already, and is not written over; name another")
-    check_place(out, key="--out")
     cli.use_accelerator("cpu")
     # JAX takes seconds to import, and nothing above needs it.
     from launch.policy import export, export_adapter, policy_in
 
-    source = policy_in(options.checkpoint)
-    if options.adapter:
-        export_adapter(source, out, dtype=options.dtype)
-    else:
-        export(source, out, dtype=options.dtype, shard_bytes=options.shard_bytes)
+    write = export_adapter if options.adapter else export
+    write(policy_in(options.checkpoint), out, dtype=options.dtype)
 
 
 def _arguments(arguments: list[str]) -> Namespace:
@@ -51,22 +42,10 @@ def _arguments(arguments: list[str]) -> Namespace:
         help="type of the weights (default: what the run computed in, model.dtype; of a Hugging "
         "Face folder its own; of adapters float32)",
     )
-    largest = "largest file of weights, in bytes or as 500MB, 5GB (default: 5GB)"
-    parser.add_argument("--shard-bytes", type=_bytes, default="5GB", metavar="SIZE", help=largest)
     parser.add_argument(
         "--adapter", action="store_true", help="the adapters alone, as PEFT's files"
     )
     return parser.parse_args(arguments)
-
-
-def _bytes(text: str) -> int:
-    try:
-        size = TypeAdapter(ByteSize).validate_python(text)
-    except ValidationError:
-        size = 0
-    if size <= 0:
-        raise ArgumentTypeError(f"{text!r} is not a size; write for example 5GB")
-    return int(size)
 
 
 if __name__ == "__main__":

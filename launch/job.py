@@ -10,7 +10,7 @@ from typing import Any
 
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder, serving
-from launch.config import JobConfig
+from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.evaluation.decoding import GREEDY, Decode
 from launch.evaluation.sampling import Evaluator
@@ -19,13 +19,7 @@ from launch.evaluation.testsets import Split
 from launch.evaluation.verdicts import Verdict, accuracy, write_official
 from launch.plan import check_memory
 from launch.result import Result, show
-from launch.run_folder import (
-    RESULT,
-    check_alike,
-    claim_data,
-    claimed_run,
-    fingerprints,
-)
+from launch.run_folder import RESULT, check_alike, claim_data, claimed
 from launch.texts import write_json
 from launch.warm_start import start_model
 from minirl.model.tokenizer import ChatTokenizer
@@ -39,7 +33,9 @@ def train(config: JobConfig, *, accelerator: str) -> None:
     """Run a job, or what is left of it."""
     began = perf_counter()
     with ExitStack() as stack:
-        folder = stack.enter_context(distributed.held_by_first(claimed_run(config)))
+        folder = stack.enter_context(
+            distributed.held_by_first(claimed(config.folder, dump(config)))
+        )
         sql = stack.enter_context(SqlSide(config, folder))
         limits = config.evaluation
         examples = sql.examples("train")
@@ -49,8 +45,8 @@ def train(config: JobConfig, *, accelerator: str) -> None:
             "train": examples, "validation": validation, "test": test
         }  # fmt: skip
         distributed.from_first(lambda: check_overlap(config, splits))
-        check_alike(distributed.gather(lambda: fingerprints(splits)))
-        distributed.from_first(lambda: claim_data(folder, splits))
+        facts = distributed.from_first(lambda: claim_data(folder, splits))
+        distributed.gather(lambda: check_alike(splits, facts))
         source = distributed.from_first(lambda: model_folder(config, folder, sql, examples))
         check_memory(config, source)
         tokenizer = ChatTokenizer(source)

@@ -16,7 +16,6 @@ from rich.table import Table as RichTable
 
 from launch import cli
 from launch.config import JobConfig, load_config
-from launch.run_folder import check_place
 from launch.texts import write_json
 from minirl.errors import UserError
 
@@ -41,19 +40,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the plan here too")
     options = parser.parse_intermixed_args(arguments)
     config = load_config(options.cfg, options.overrides)
-    file: Path | None = options.json
-    if file is not None:  # before the minutes that a plan takes
-        if file.is_dir():
-            raise UserError(f"--json {file}: is a folder; write the name of a file in it")
-        if not file.parent.is_dir():  # rather a slip than a wish
-            raise UserError(f"--json {file}: there is no folder {file.parent}; check the path")
-        check_place(file.parent, key="--json")
     with cli.progress_bar("plan") as progress:
         plan = make_plan(config, options.topology, model=options.model, progress=progress)
-    if file is not None:
-        write_json(file, plan)
     cli.output.print(*_tables(plan), sep="\n")
     cli.output.print(*plan["assumptions"], sep="\n", soft_wrap=True)
+    if options.json:
+        write_json(options.json, plan)
 
 
 def make_plan(
@@ -125,10 +117,9 @@ def check_memory(config: JobConfig, folder: Path) -> None:
 
     shape = read_config(folder)
     limit = _device_limit()
-    mesh = arrange(config, shape)
     turns = estimate_memory(
         workload_of(config, shape),
-        mesh,
+        arrange(config, shape),
         jax.local_devices(),
         memory_bytes=limit or math.inf,
         has_sampler=config.rollout.backend == "native",
@@ -137,21 +128,18 @@ def check_memory(config: JobConfig, folder: Path) -> None:
     total = sum(found.values())
     least = max(sum(kinds.values()) - kinds.get("activations", 0) for kinds in turns)
     parts = ", ".join(f"{name} {_gib(size)}" for name, size in found.items() if size >= _GIB / 20)
-    of = f" of {_gib(limit)}" if limit else ""
-    line = f"memory of a device, activations estimated: {_gib(total)}{of}"
-    line += f" ({parts})" * bool(parts)
-    if limit and least > limit:
-        raise UserError(
-            f"{line}: does not fit; use more devices, a smaller model, fewer sampler.slots or "
-            "train.optimizer.moments=bfloat16 (launch.plan tells what fits where)"
-        )
-    if limit and total > limit:
-        _log.warning(
-            "%s: will hardly fit; use a smaller train.batching.answers_per_batch or "
-            "groups_per_batch, or model.remat=full (launch.plan tells what fits)", line,
-        )  # fmt: skip
+    line = f"memory of a device, activations estimated: {_gib(total)} ({parts or 'little'})"
+    if not limit or total <= limit:
+        _log.info("%s", line)
         return
-    _log.info("%s", line)
+    line += (
+        f" of {_gib(limit)}: use more devices, a smaller model, fewer sampler.slots, a smaller "
+        "train.batching.answers_per_batch or groups_per_batch, model.remat=full or "
+        "train.optimizer.moments=bfloat16 (launch.plan tells what fits where)"
+    )
+    if least > limit:
+        raise UserError(f"does not fit: {line}")
+    _log.warning("will hardly fit: %s", line)
 
 
 def _device_limit() -> float | None:

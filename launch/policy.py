@@ -5,7 +5,6 @@ They are found, loaded to be measured, and exported tensor by tensor.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,22 +50,21 @@ class PolicySource:
 
 def policy_in(where: Path) -> PolicySource:
     """Find the policy in a run folder (its best checkpoint), `checkpoints/N`, or a model folder."""
-    if not where.is_dir():
-        raise UserError(f"--checkpoint {where}: no such folder")
     if (where / "config.json").is_file():
         return PolicySource(where.resolve().name, where)
     if (where / CONFIG).is_file():
-        step = best_step(where / "checkpoints") if (where / "checkpoints").is_dir() else None
+        checkpoints = where / "checkpoints"
+        step = best_step(checkpoints) if checkpoints.is_dir() else None
         if step is None:
             raise UserError(f"--checkpoint {where}: this run has no checkpoint yet")
-        return _of_run(where, where / "checkpoints" / str(step))
-    run = next((folder for folder in where.resolve().parents if (folder / CONFIG).is_file()), None)
-    if run is None or not where.name.isdigit() or where.resolve().parent.name != "checkpoints":
-        raise UserError(
-            f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "
-            "or a Hugging Face model folder"
-        )
-    return _of_run(run, where)
+        return _of_run(where, checkpoints / str(step))
+    run = where.resolve().parents[1]
+    if where.name.isdigit() and (run / CONFIG).is_file():
+        return _of_run(run, where)
+    raise UserError(
+        f"--checkpoint {where}: give a run folder, one of its checkpoints/N, "
+        "or a Hugging Face model folder"
+    )
 
 
 def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
@@ -90,15 +88,13 @@ def find_policy(config: JobConfig, where: Path | None) -> PolicySource:
 def _of_run(run: Path, checkpoint: Path) -> PolicySource:
     """Take structure and tokenizer from the run's own model, whatever the job at hand says."""
     config = load_config(str(run / CONFIG), ())
-    is_warm = checkpoint.resolve().parents[1] != run.resolve()
-    phase = config.warm_start if is_warm else config.train
     path = config.model.path or run / "model"
-    if (run / WARM).is_dir() and not is_warm:
+    if (run / WARM).is_dir():
         path = run / WARM
     elif config.model.path is not None:
         check_model(config)
-    name = f"{run.resolve().name}{'-warm' if is_warm else ''}-step{checkpoint.name}"
-    return PolicySource(name, path, checkpoint, config, phase.lora if phase else None)
+    name = f"{run.resolve().name}-step{checkpoint.name}"
+    return PolicySource(name, path, checkpoint, config, config.train.lora)
 
 
 def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatTokenizer]:
@@ -109,30 +105,21 @@ def load_policy(source: PolicySource, config: JobConfig) -> tuple[Decoder, ChatT
     return model, tokenizer
 
 
-def export(source: PolicySource, out: Path, *, dtype: str | None, shard_bytes: int) -> None:
+def export(source: PolicySource, out: Path, *, dtype: str | None) -> None:
     """Write a policy as a Hugging Face folder, by default in its own dtype; adapters are merged."""
     shapes = huggingface.tensor_shapes(huggingface.shapes_of(source.model))
     kind = dtype or _own_dtype(source)
-    size = huggingface.total_bytes(shapes, kind)
-    _check_room(out, size)
     with _tensors(source) as tensors, cli.progress_bar("export") as progress:
 
         def counted() -> Iterator[tuple[str, np.ndarray]]:
-            for number, (name, array) in enumerate(tensors):
-                progress(number, len(shapes), name)
+            for number, (name, array) in enumerate(tensors, 1):
                 yield name, array
+                progress(number, len(shapes), name)
 
         huggingface.write(
-            out,
-            shapes,
-            counted(),
-            source=source.model,
-            dtype=kind,
-            max_shard_bytes=shard_bytes,
-            generation=_generation(source),
+            out, shapes, counted(), source=source.model, dtype=kind, generation=_generation(source)
         )
-        progress(len(shapes), len(shapes), "")
-    cli.output.print(f"Model: {out} ({size / 1e6:,.1f} MB, {kind})", soft_wrap=True)
+    cli.output.print(f"Model: {out} ({kind})", soft_wrap=True)
 
 
 def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> None:
@@ -144,10 +131,9 @@ def export_adapter(source: PolicySource, out: Path, *, dtype: str | None) -> Non
         )
     like = adapter_shapes(read_config(source.model), source.lora)
     shapes = huggingface.tensor_shapes(like)
-    kind = dtype or "float32"
-    _check_room(out, huggingface.total_bytes(shapes, kind))
     with stored_params(source.checkpoint, like) as read:
         tensors, base = huggingface.tensors(like, read), str(source.model.resolve())
+        kind = dtype or "float32"
         huggingface.write_adapter(out, shapes, tensors, source.lora, base=base, dtype=kind)
     cli.output.print(f"Adapters of {source.model}: {out}", soft_wrap=True)
 
@@ -157,26 +143,14 @@ def _tensors(source: PolicySource) -> Generator[Iterator[tuple[str, np.ndarray]]
     if source.checkpoint is None:
         yield huggingface.read_tensors(source.model)
         return
-    if source.lora is None:
-        like = huggingface.shapes_of(source.model)
-    else:
-        like = adapter_shapes(read_config(source.model), source.lora)
+    lora = source.lora
+    shape = read_config(source.model)
+    like = adapter_shapes(shape, lora) if lora else huggingface.shapes_of(source.model)
     with stored_params(source.checkpoint, like) as read:
         stored = huggingface.tensors(like, read)
-        if source.lora is not None:
-            weights = huggingface.read_tensors(source.model)
-            stored = merged_tensors(weights, dict(stored), source.lora)
+        if lora is not None:
+            stored = merged_tensors(huggingface.read_tensors(source.model), dict(stored), lora)
         yield stored
-
-
-def _check_room(out: Path, size_bytes: int) -> None:
-    place = next(path for path in out.absolute().parents if path.exists())
-    free = shutil.disk_usage(place).free
-    if size_bytes > free:
-        raise UserError(
-            f"--out {out}: it takes {size_bytes / 1e6:,.1f} MB, and {free / 1e6:,.1f} MB are free; "
-            "make room, or set --out to another folder"
-        )
 
 
 def _own_dtype(source: PolicySource) -> str:

@@ -6,14 +6,14 @@ import fcntl
 import logging
 import os
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
 
-from launch.config import JobConfig, dump, flat
+from launch.config import flat
 from launch.evaluation.digests import versions
 from launch.texts import write_json, write_text
 from minirl.run.files import PART, read_json
@@ -32,17 +32,7 @@ _BEFORE_WORK = frozenset({CONFIG, VERSIONS})
 _ADVICE = "delete it to go on"
 
 
-def check_run(config: JobConfig) -> None:
-    """Refuse a run folder that is not this run's, before anything is made; see `check`."""
-    check(config.folder, dump(config), key="run.dir")
-
-
-def claimed_run(config: JobConfig) -> AbstractContextManager[Path]:
-    """Make the run folder, or find the same run's; see `claimed`."""
-    return claimed(config.folder, dump(config), key="run.dir")
-
-
-def check(folder: Path, settings: str, *, key: str) -> None:
+def check(folder: Path, settings: str, *, key: str = "run.dir") -> None:
     """Raise a `UserError` if a folder was made with other settings, or holds something else.
 
     Settings are YAML of everything that decides what will be in the folder, which may be missing or
@@ -86,39 +76,33 @@ def _deciding(values: dict[str, Any]) -> dict[str, Any]:
 
 def check_place(folder: Path, *, key: str) -> None:
     """Raise a `UserError` if a folder cannot be made or written; nothing is left there."""
-    path = ground = folder.absolute()
+    path = folder.absolute()
+    ground = next(place for place in (path, *path.parents) if place.exists())
     try:
-        ground = next(place for place in (path, *path.parents) if place.exists())
         # What may be written is not always writable: a full disk, /proc, a file system mounted so.
         with TemporaryDirectory(prefix=".", dir=ground):
             pass
     except OSError as error:
-        raise _unwritable(folder, f"{ground}: {error.strerror}", key=key) from None
+        raise UserError(f"{key} {folder}: {ground} cannot be written ({error.strerror})") from None
 
 
 @contextmanager
-def claimed(folder: Path, settings: str, *, key: str) -> Generator[Path]:
+def claimed(folder: Path, settings: str, *, key: str = "run.dir") -> Generator[Path]:
     """Make a folder with its settings and versions, and lock it until the block ends.
 
     What was made for it is removed again if no work came to it.
 
     Raises:
-        UserError: The folder belongs to other settings or to another process, or cannot be written.
+        UserError: The folder belongs to other settings or to another process.
     """
     fresh = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise _unwritable(folder, error.strerror, key=key) from None
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         _lock(handle, folder, key=key)
         check(folder, settings, key=key)
-        try:
-            write_text(folder / CONFIG, settings)
-            _note_versions(folder / VERSIONS)
-        except OSError as error:
-            raise _unwritable(folder, error.strerror, key=key) from None
+        write_text(folder / CONFIG, settings)
+        _note_versions(folder / VERSIONS)
         yield folder
     finally:
         if fresh and _names(folder) <= _BEFORE_WORK:
@@ -141,10 +125,6 @@ def _lock(handle: int, folder: Path, *, key: str) -> None:
         _log.warning("%s: cannot be locked (%s); start no second process here", folder, error)
 
 
-def _unwritable(folder: Path, reason: str | None, *, key: str) -> UserError:
-    return UserError(f"{folder}: cannot be written ({reason}); set {key} to another folder")
-
-
 def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     """Return number and fingerprint of the questions of each split."""
     return {
@@ -153,16 +133,15 @@ def fingerprints(splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:
     }
 
 
-def check_alike(facts: Sequence[Mapping[str, Any]]) -> None:
-    """Raise a `UserError` if processes of a run have other questions, by their `fingerprints`."""
-    for process, found in enumerate(facts):
-        for name in facts[0]:
-            if found[name] != facts[0][name]:
-                raise UserError(
-                    f"data.{name}: process {process} has read other questions than process 0; give "
-                    "all hosts the same files (a gold query that takes too long on one is dropped "
-                    "there: see executor.timeout_s)"
-                )
+def check_alike(splits: Mapping[Any, Sequence[Example]], facts: Mapping[str, Any]) -> None:
+    """Raise a `UserError` if this process has other questions than the first, by their facts."""
+    for name, found in fingerprints(splits).items():
+        if found != facts[name]:
+            raise UserError(
+                f"data.{name}: this process has read other questions than process 0; give all "
+                "hosts the same files (a gold query that takes too long on one is dropped there: "
+                "see executor.timeout_s)"
+            )
 
 
 def claim_data(folder: Path, splits: Mapping[Any, Sequence[Example]]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _score_pair(fields: Mapping[str, str], options: Namespace, config: ExecutorC
         _print(score.record())
     else:
         columns = columns_of()(pair.example)
-        console = cli.Output(highlight=False)
+        console = cli.Console(highlight=False)
         gold_sql = pair.example.gold_sql
         console.print(render_page(pair.pred, gold_sql, score, columns, width=console.width))
     warn_of_failing([] if score.gold_ran else [pair.example.db_id])
@@ -131,7 +131,7 @@ def _score_predictions(options: Namespace, paths: Sequence[Path], config: Execut
         rewards = _score_episodes(played, config, write)
     # With --json and nowhere else to write, the lines take the place of the tables.
     if options.out or not options.json:
-        console = cli.Output()
+        console = cli.Console()
         width = console.width
         tables = (*render_pairs(pairs, width=width), *render_episodes(rewards, width=width))
         console.print(*tables, sep="\n\n")

@@ -10,7 +10,7 @@ from launch import cli
 from launch.config import dump, load_config
 from launch.data.preflight import check_inputs, check_questions
 from launch.result import Result, show
-from launch.run_folder import RESULT, check_place, check_run
+from launch.run_folder import RESULT, check, check_place
 from minirl.errors import UserError
 from minirl.run import preemption
 from minirl.run.files import read_json
@@ -19,13 +19,13 @@ from minirl.run.files import read_json
 def main(arguments: list[str]) -> None:
     """Run the command."""
     options = make_parser().parse_intermixed_args(arguments)
-    cli.check_processes(options)
     config = load_config(options.cfg, options.overrides)
+    settings = dump(config)
     if options.dry_run:
-        cli.output.out(dump(config), end="")
+        cli.output.out(settings, end="")
     if options.only and config.warm_start is None:
         raise UserError(f"{options.cfg}: warm_start is null; set warm_start.steps=N")
-    check_run(config)
+    check(config.folder, settings)
     result = config.folder / RESULT
     if result.exists() and not options.dry_run:
         cli.output.print(f"This run is complete: {result}", soft_wrap=True)

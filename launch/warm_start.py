@@ -11,11 +11,11 @@ from flax import nnx
 
 from launch import cli
 from launch.build import SqlSide, load_model, model_folder
-from launch.config import JobConfig
+from launch.config import JobConfig, dump
 from launch.data.contamination import check_overlap
 from launch.data.demonstrations import demonstrations
 from launch.data.reply_format import ReplyFormat
-from launch.run_folder import claimed_run
+from launch.run_folder import claimed
 from minirl.model import huggingface
 from minirl.model.lora import merged
 from minirl.run import distributed
@@ -60,7 +60,8 @@ def start_model(config: JobConfig, folder: Path, sql: SqlSide, train: Sequence[E
 
 def only_warm_start(config: JobConfig) -> Path:
     """Run the warm start of a job, or what is left of it; return the model's folder."""
-    with distributed.held_by_first(claimed_run(config)) as folder, SqlSide(config, folder) as sql:
+    claim = claimed(config.folder, dump(config))
+    with distributed.held_by_first(claim) as folder, SqlSide(config, folder) as sql:
         train = sql.examples("train")
         distributed.from_first(lambda: check_overlap(config, {"train": train}))
         return start_model(config, folder, sql, train)

@@ -78,7 +78,7 @@ def join(config: ProcessConfig | None) -> None:
         jax.distributed.initialize(
             **settings, initialization_timeout=_START_S, heartbeat_timeout_seconds=heartbeat_s
         )
-    except (RuntimeError, ValueError) as error:
+    except (IndexError, RuntimeError, ValueError) as error:  # no port, no answer, not all given
         raise UserError(
             f"the processes of this run do not find each other ({' '.join(str(error).split())}); "
             "give all the same --coordinator and --processes, and each its own --process"

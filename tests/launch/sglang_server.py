@@ -11,7 +11,6 @@ import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from minirl.sglang.process import free_ports
 
@@ -40,30 +39,9 @@ def serve(python: str, model: Path, log: Path, *, start_s: float = 240) -> Gener
     """Serve a Hugging Face folder as the model `tiny` until the block ends; give its address."""
     (port,) = free_ports(1)
     options = {**OPTIONS, "model-path": model, "served-model-name": "tiny", "port": port}
-    line = [python, "-m", "sglang.launch_server", "--skip-server-warmup"]
-    with _running(line, options, log, ready="/ready", start_s=start_s) as url:
-        yield url
-
-
-def scheduler_of(url: str) -> int:
-    """Find the process that samples, of a server that has a session of its own."""
-    port = url.rpartition(":")[2]
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            if path.read_text().startswith("sglang::scheduler"):
-                pid = int(path.parent.name)
-                if f"--port\0{port}\0" in Path(f"/proc/{os.getsid(pid)}/cmdline").read_text():
-                    return pid
-    raise AssertionError(f"no scheduler of {url}")
-
-
-@contextmanager
-def _running(
-    line: list[str], options: dict[str, Any], log: Path, *, ready: str, start_s: float
-) -> Generator[str]:
-    line += ["--host", "127.0.0.1"]
+    line = [python, "-m", "sglang.launch_server", "--skip-server-warmup", "--host", "127.0.0.1"]
     line += [str(word) for name, value in options.items() for word in (f"--{name}", value)]
-    url = f"http://127.0.0.1:{options['port']}"
+    url = f"http://127.0.0.1:{port}"
     with log.open("wb") as file:
         process = subprocess.Popen(
             line,
@@ -73,7 +51,7 @@ def _running(
             start_new_session=True,
         )
         try:
-            _wait(process, url + ready, log, start_s)
+            _wait(process, f"{url}/ready", log, start_s)
             yield url
         finally:
             with suppress(ProcessLookupError):  # the session holds its other processes

@@ -37,24 +37,31 @@ REPLIES = (
     f"```sql\n{GOLD}\n```",
 )
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "layers": 1, "heads": 1, "kv_heads": 1}
+LIMITS = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
 
 
 class Script:
-    """Gives every episode the same replies."""
+    """Gives episodes the same replies, but for odd ones the last alone, where these answer at once;
+    notes what is drawn how.
+    """
 
     is_repeatable = True
 
-    def __init__(self, tokenizer: ChatTokenizer, replies: tuple[str, ...]) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, *, odd_answer: bool = False) -> None:
         stop = tokenizer.stop_ids[0]
-        self._tokenizer = tokenizer
-        self._replies = [(*tokenizer.encode(reply), stop) for reply in replies]
+        self._tokenizer, self._odd_answer = tokenizer, odd_answer
+        self._replies = [(*tokenizer.encode(reply), stop) for reply in REPLIES]
         self._waiting: list[int] = []
-        self._given: Counter[int] = Counter()
+        self.given: Counter[int] = Counter()
+        self.drawn: list[Decoding] = []
 
     def set_weights(self, weights: Any, *, version: int) -> None:
         """Have none."""
 
     def submit(self, request: Any) -> None:
+        self.drawn.append(request.decoding)
+        if self._odd_answer and request.episode % 2:
+            self.given[request.episode] = len(REPLIES) - 1
         self._waiting.append(request.episode)
 
     def advance(self, *, max_steps: int) -> list[tuple[int, Reply]]:
@@ -63,12 +70,14 @@ class Script:
 
     def wake(self) -> None: ...
 
+    def free_memory(self) -> None: ...
+
     def release(self, episode: int) -> None:
         """Keep nothing."""
 
     def _reply(self, episode: int) -> Reply:
-        ids = self._replies[self._given[episode]]
-        self._given[episode] += 1
+        ids = self._replies[self.given[episode]]
+        self.given[episode] += 1
         text = self._tokenizer.decode(ids[:-1])
         return Reply(ids, (-0.5,) * len(ids), text, "stop", (0,) * len(ids))
 
@@ -96,21 +105,19 @@ def tokenizer(tmp_path_factory) -> ChatTokenizer:
     return ChatTokenizer(folder / "m")
 
 
-def test_tool_responses_are_never_trained_on(tokenizer, example):
+@pytest.fixture(scope="module")
+def env():
     with Executor(ExecutorConfig(isolation="thread")) as executor:
-        env = Agentic(
+        yield Agentic(
             CONFIG, executor=executor, first_prompt=lambda e: (Message("user", e.question),)
         )
-        ((trajectory,),) = rollout(
-            Script(tokenizer, REPLIES),
-            tokenizer,
-            env,
-            [example],
-            config=SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900),
-            group_size=1,
-            first_episode=0,
-            max_turns=3,
-        )
+
+
+def test_tool_responses_are_never_trained_on(tokenizer, example, env):
+    ((trajectory,),) = rollout(
+        Script(tokenizer), tokenizer, env, [example],
+        config=LIMITS, group_size=1, first_episode=0, max_turns=3,
+    )  # fmt: skip
     assert trajectory.ended == "done"
     assert trajectory.episode.answer.correct
     flat = flatten(trajectory)
@@ -126,95 +133,70 @@ def test_tool_responses_are_never_trained_on(tokenizer, example):
     assert "tool_call" not in masked
 
 
-class Courses(Script):
-    """Lets even episodes call twice and answer, and odd ones answer at once; notes what is drawn
-    how.
-    """
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        super().__init__(tokenizer, REPLIES)
-        self.drawn: list[Decoding] = []
-
-    def submit(self, request: Any) -> None:
-        self.drawn.append(request.decoding)
-        if request.episode % 2:
-            self._given[request.episode] = 2
-        super().submit(request)
-
-    def free_memory(self) -> None: ...
-
-
 @pytest.fixture
-def courses(tokenizer, monkeypatch):
-    sampler = Courses(tokenizer)
+def script(tokenizer, monkeypatch):
+    """A script in place of the sampler of an evaluation."""
+    sampler = Script(tokenizer, odd_answer=True)
     monkeypatch.setattr(sampling, "make_sampler", lambda *_, **__: sampler)
     monkeypatch.setattr(sampling, "split", lambda _model: (None, None, None))
     return sampler
 
 
-def evaluator(tokenizer: ChatTokenizer, executor: Executor, decode: Decode, **more: Any):
-    env = Agentic(CONFIG, executor=executor, first_prompt=lambda e: (Message("user", e.question),))
-    limits = SamplerConfig(slots=1, max_prompt_tokens=200, max_response_tokens=900)
+def evaluator(tokenizer: ChatTokenizer, env: Agentic, decode: Decode, **more: Any):
     model: Any = None
-    return sampling.Evaluator(model, tokenizer, env, limits, decode, seed=0, max_turns=3, **more)
+    return sampling.Evaluator(model, tokenizer, env, LIMITS, decode, seed=0, max_turns=3, **more)
 
 
-def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, courses, tmp_path):
+def test_an_evaluation_tells_the_turns_of_each_answer(tokenizer, example, env, script, tmp_path):
     """Paper 004, table 3 and figure 5: a turn is a reply, the one with the answer too."""
     asked = [replace(example, id=str(number)) for number in range(4)]
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
-        path = tmp_path / "predictions.jsonl"
-        asks = evaluator(tokenizer, executor, GREEDY)
-        found = asks.predict(asked, path, progress=lambda *_: None)
-        assert [one.turns for one in found] == [(3,), (1,), (3,), (1,)]
-        assert read_verdicts(path) == found
-        # A kill in the middle of a line: that question is asked again, no other one is.
-        content = path.read_text()
-        path.write_text(content[:-20])
-        courses._given.clear()
-        courses.drawn.clear()
-        assert asks.predict(asked, path, progress=lambda *_: None) == found
-        assert (path.read_text(), len(courses.drawn)) == (content, 1)
-        with pytest.raises(UserError, match="other questions"):
-            asks.predict(asked[:2], path, progress=lambda *_: None)
-        several = evaluator(tokenizer, executor, Decode(2, 0.8, top_p=0.95))
-        courses._given.clear()
-        (sampled,) = several.sample([example], first=0)
+    path = tmp_path / "predictions.jsonl"
+    asks = evaluator(tokenizer, env, GREEDY)
+    found = asks.predict(asked, path, progress=lambda *_: None)
+    assert [one.turns for one in found] == [(3,), (1,), (3,), (1,)]
+    assert read_verdicts(path) == found
+    # A kill in the middle of a line: that question is asked again, no other one is.
+    content = path.read_text()
+    path.write_text(content[:-20])
+    script.given.clear()
+    script.drawn.clear()
+    assert asks.predict(asked, path, progress=lambda *_: None) == found
+    assert (path.read_text(), len(script.drawn)) == (content, 1)
+    with pytest.raises(UserError, match="other questions"):
+        asks.predict(asked[:2], path, progress=lambda *_: None)
+    script.given.clear()
+    (sampled,) = evaluator(tokenizer, env, Decode(2, 0.8, top_p=0.95)).sample([example], first=0)
     assert sampled.turns == (3, 1)
     assert len(sampled.queries) == 2
 
 
-def test_validations_are_sampled_as_the_settings_say(tokenizer, example, courses):
+def test_validations_are_sampled_as_the_settings_say(tokenizer, example, env, script):
     """Paper 004, table 2: temperature 0.6, top-p 0.95. What is reported is greedy all the same."""
-    with Executor(ExecutorConfig(isolation="thread")) as executor:
-        manner = Decode(1, 0.6, top_p=0.95)
-        asks = evaluator(tokenizer, executor, GREEDY, validation=manner)
-        assert asks.accuracy([example]) == 1
-        assert set(courses.drawn) == {Decoding(0.6, 0.95)}
-        courses.drawn.clear()
-        courses._given.clear()
-        asks.sample([example], first=0)
-        assert set(courses.drawn) == {Decoding(0.0, 1.0)}
-
-
-class EvaluatorMadeError(Exception):
-    """Ends a run where its evaluator would be made."""
+    asks = evaluator(tokenizer, env, GREEDY, validation=Decode(1, 0.6, top_p=0.95))
+    assert asks.accuracy([example]) == 1
+    assert set(script.drawn) == {Decoding(0.6, 0.95)}
+    script.drawn.clear()
+    script.given.clear()
+    asks.sample([example], first=0)
+    assert set(script.drawn) == {Decoding(0.0, 1.0)}
 
 
 def test_a_run_reports_greedy_accuracy_and_validates_as_its_settings_say(
     tiny, tmp_path, monkeypatch
 ):
-    def refuse(*arguments: Any, **named: Any) -> None:
-        raise EvaluatorMadeError(arguments[4], named["validation"])
+    made = []
 
-    monkeypatch.setattr(job, "Evaluator", refuse)
+    def note(*arguments: Any, **named: Any) -> None:
+        made.append((arguments[4], named["validation"]))
+        raise KeyboardInterrupt  # where the run's evaluator would be made
+
+    monkeypatch.setattr(job, "Evaluator", note)
     monkeypatch.setattr(job, "start_model", lambda config, *_: config.folder / "model")
     drawn = ["evaluation.validation_temperature=0.6", "evaluation.top_p=0.95"]
-    for overrides, wanted in ((drawn, Decode(1, 0.6, top_p=0.95)), ([], GREEDY)):
-        config = load_config(str(tiny), [f"run.dir={tmp_path / str(len(overrides))}", *overrides])
-        with pytest.raises(EvaluatorMadeError) as caught:
-            job.train(config, accelerator="cpu")
-        assert caught.value.args == (GREEDY, wanted)
+    config = load_config(str(tiny), [f"run.dir={tmp_path / 'run'}", *drawn])
+    with pytest.raises(KeyboardInterrupt):
+        job.train(config, accelerator="cpu")
+    assert made == [(GREEDY, Decode(1, 0.6, top_p=0.95))]
 
 
 def test_the_papers_constants():
@@ -244,16 +226,21 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
     episode = [
         *("env={kind: agentic, calls: 2, response_chars: 80}", "evaluation.episode=agentic"),
         *("reward={kind: astra}", "sampler.max_response_tokens=300"),
-        "sampler.max_reply_tokens=160",
+        *("sampler.max_reply_tokens=160", "warm_start=null"),
     ]
     adapters = [
-        *("train.lora.rank=4", "train.lora.targets=[q, v, down]", "warm_start.lora.rank=2"),
+        *("train.lora.rank=4", "train.lora.targets=[q, v, down]"),
         # Long replies are punished: something that a model this raw can learn.
         *("train.steps=2", "train.group_size=4", "train.algorithm.overlong_tokens=290"),
     ]
     line = ["--cfg", tiny, "run.dir=run", *episode]
-    done = command("launch.train", *line, *adapters, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    for words in (
+        ["launch.train", *line, *adapters],
+        ["launch.export", "--checkpoint", "run", "--out", "whole"],
+        ["launch.eval", *line, "--checkpoint", "whole", "--out", "out"],
+    ):
+        done = command(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
     metrics = read_metrics(tmp_path / "run")
     promised = {"reward/atr", "columns/ex_f", "columns/ex_b", "columns/csmr", "rollout/calls"}
     for numbers in metrics:
@@ -262,10 +249,6 @@ def test_a_run_with_a_tool_and_adapters_is_exported_and_measured(command, tiny, 
         assert sum(shapes) == pytest.approx(1)
     assert metrics[0]["update/kl"] == pytest.approx(0, abs=1e-6)
     assert metrics[-1]["update/kl"] > 0.01
-    done = command("launch.export", "--checkpoint", "run", "--out", "whole", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    done = command("launch.eval", *line, "--checkpoint", "whole", "--out", "out", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     parts = json.loads((tmp_path / "out" / "verdicts.json").read_text())["parts"]["turns"]
     assert sum(part["questions"] for part in parts.values()) == 6
     assert {int(turns) for turns in parts} <= {1, 2, 3}

@@ -19,37 +19,36 @@ from launch.config import load_config
 
 FOLDER = Path(__file__).parents[2] / "launch" / "cluster"
 JOBSETS = ("jobset-gpu.yaml", "jobset-tpu.yaml")
-# Stands in for Python: it notes its arguments, and waits for SIGTERM if told so.
-PYTHON = """#!/bin/bash
-printf '%q ' "$@" >> arguments
+SLURM = ["bash", str(FOLDER / "slurm.sh"), "progress.yaml", "runs/progress"]
+# The first stands in for Python: it notes its arguments, and waits for SIGTERM if told so.
+PROGRAMS = {
+    "python": """#!/bin/bash
+printf '%q ' "$@" > arguments
 echo "$CUDA_VISIBLE_DEVICES" > devices
 [[ -f patient ]] || exit "$(cat status 2>/dev/null || echo 0)"
 trap 'touch noticed; exit 0' TERM
 touch waiting
 while true; do sleep 0.05; done
-"""
+""",
+    "srun": '#!/bin/bash\nshift\n"$@"\n',
+    "scontrol": '#!/bin/bash\necho "$@" > requeued\n',
+}
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
     """A folder with stand-ins for the programs that the scripts call."""
-    scripts = {
-        "python": PYTHON,
-        "srun": '#!/bin/bash\nshift\n"$@"\n',
-        "scontrol": '#!/bin/bash\necho "$@" > requeued\n',
-    }
-    for name, text in scripts.items():
+    for name, text in PROGRAMS.items():
         (tmp_path / "bin").mkdir(exist_ok=True)
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "runs" / "progress").mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "3")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "all")
+    monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def environment(place, **more):
-    path = f"{place / 'bin'}:{os.environ['PATH']}"
-    own = {"PATH": path, "SLURM_JOB_ID": "7", "JOB_COMPLETION_INDEX": "3"}
-    return os.environ | own | {"CUDA_VISIBLE_DEVICES": "all"} | more
 
 
 def job(name):
@@ -57,14 +56,15 @@ def job(name):
     return replicated["template"]["spec"]
 
 
-def container(name):
-    (found,) = job(name)["template"]["spec"]["containers"]
-    return found
+def script(name):
+    (container,) = job(name)["template"]["spec"]["containers"]
+    return [*container["command"], *container["args"]]
 
 
 def options_of(line) -> argparse.Namespace:
-    """Read a command's arguments as it does."""
-    module, *arguments = shlex.split(line)[1:]
+    """Run a script, and read the arguments that it gave to our command."""
+    subprocess.run(line, check=False)
+    module, *arguments = shlex.split(Path("arguments").read_text())[1:]
     assert module == "launch.train"
     return train.make_parser().parse_intermixed_args(arguments)
 
@@ -75,21 +75,18 @@ def test_slurm(place, status, is_finished):
     (place / "status").write_text(str(status))
     if is_finished:
         (place / "runs" / "progress" / "result.json").write_text("{}")
-    line = ["bash", FOLDER / "slurm.sh", "progress.yaml", "runs/progress", "seed=1"]
-    done = subprocess.run(line, cwd=place, env=environment(place), check=False)
-    assert done.returncode == status
-    options = options_of((place / "arguments").read_text())
-    assert (options.accel, options.cfg) == ("gpu", "progress.yaml")
-    assert options.overrides == ["run.dir=runs/progress", "seed=1"]
+    assert subprocess.run([*SLURM, "seed=1"], check=False).returncode == status
     # A mistake is not repeated.
     assert (place / "requeued").exists() == (status == 0 and not is_finished)
+    options = options_of([*SLURM, "seed=1"])
+    assert (options.accel, options.cfg) == ("gpu", "progress.yaml")
+    assert options.overrides == ["run.dir=runs/progress", "seed=1"]
 
 
 @pytest.mark.parametrize("name", JOBSETS)
 def test_jobsets_pass_the_signal_on_and_fail_until_there_is_a_result(place, name):
-    line = [*container(name)["command"], *container(name)["args"]]
     (place / "patient").touch()
-    with subprocess.Popen(line, cwd=place, env=environment(place)) as running:
+    with subprocess.Popen(script(name)) as running:
         until = time.monotonic() + 60
         while not (place / "waiting").exists():
             assert time.monotonic() < until
@@ -99,60 +96,49 @@ def test_jobsets_pass_the_signal_on_and_fail_until_there_is_a_result(place, name
     assert (place / "noticed").exists()
     (place / "patient").unlink()
     (place / "runs" / "progress" / "result.json").write_text("{}")
-    assert subprocess.run(line, cwd=place, env=environment(place), check=False).returncode == 0
+    assert subprocess.run(script(name), check=False).returncode == 0
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", JOBSETS)
-def test_jobsets_start_our_command_on_every_host(place, name):
-    spec = job(name)
+def test_jobsets_start_our_command_on_every_host(name):
+    spec, options = job(name), options_of(script(name))
     assert spec["parallelism"] == spec["completions"]
-    line = [*container(name)["command"], *container(name)["args"]]
-    subprocess.run(line, cwd=place, env=environment(place), check=False)
-    options = options_of((place / "arguments").read_text())
     assert options.accel == name.removeprefix("jobset-").removesuffix(".yaml")
     if options.accel == "gpu":
-        metadata = yaml.safe_load((FOLDER / name).read_text())["metadata"]
-        assert options.coordinator == f"{metadata['name']}-host-0-0.{metadata['name']}:12355"
+        own = yaml.safe_load((FOLDER / name).read_text())["metadata"]["name"]
+        assert options.coordinator == f"{own}-host-0-0.{own}:12355"
         assert (options.processes, options.process) == (spec["completions"], 3)
     else:
-        selector = spec["template"]["spec"]["nodeSelector"]
-        x, y, z = selector["cloud.google.com/gke-tpu-topology"].split("x")
-        chips = container(name)["resources"]["limits"]["google.com/tpu"]
+        pod = spec["template"]["spec"]
+        x, y, z = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+        chips = pod["containers"][0]["resources"]["limits"]["google.com/tpu"]
         assert int(x) * int(y) * int(z) == chips * spec["completions"]
 
 
-SERVERS = ["rollout.backend=sglang", "rollout.sglang.launch=4"]
-SERVERS += ['rollout.sglang.devices=["4", "5", "6", "7"]']
-
-
-def check_split(place, options):
+def check_split(options):
     """See that each GPU of a node belongs to the learner or to one server."""
     config = load_config("progress-demo.yaml", options.overrides).rollout
-    assert config.backend == "sglang"
-    assert len(config.sglang.devices) == config.sglang.launch
-    learner = (place / "devices").read_text().strip()
+    assert (config.backend, len(config.sglang.devices)) == ("sglang", config.sglang.launch)
+    learner = Path("devices").read_text().strip()
     assert sorted(",".join([learner, *config.sglang.devices]).split(",")) == [*"01234567"]
 
 
-def test_slurm_gives_the_learner_what_servers_leave(place):
-    line = ["bash", FOLDER / "slurm.sh", "progress.yaml", "runs/progress", *SERVERS]
-    env = environment(place, LEARNER_GPUS="0,1,2,3")
-    subprocess.run(line, cwd=place, env=env, check=True)
-    check_split(place, options_of((place / "arguments").read_text()))
-    subprocess.run(line, cwd=place, env=environment(place, LEARNER_GPUS=""), check=True)
-    assert (place / "devices").read_text() == "all\n"
+@pytest.mark.usefixtures("place")
+def test_slurm_gives_the_learner_what_servers_leave(monkeypatch):
+    servers = ["rollout.backend=sglang", "rollout.sglang.launch=4"]
+    monkeypatch.setenv("LEARNER_GPUS", "0,1,2,3")
+    check_split(options_of([*SLURM, *servers, 'rollout.sglang.devices=["4", "5", "6", "7"]']))
 
 
+@pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("name", JOBSETS)
-def test_jobsets_with_the_lines_for_servers(place, name):
-    (script,) = container(name)["args"]
-    lines = re.sub(r"(?m)^#   (?=\S)", "", script)
-    assert lines != script
-    subprocess.run(
-        [*container(name)["command"], lines], cwd=place, env=environment(place), check=False
-    )
-    options = options_of((place / "arguments").read_text())
+def test_jobsets_with_the_lines_for_servers(name):
+    *command, lines = script(name)
+    used = re.sub(r"(?m)^#   (?=\S)", "", lines)
+    assert used != lines
+    options = options_of([*command, used])
     if options.accel == "gpu":
-        check_split(place, options)
+        check_split(options)
     else:
         assert len(load_config("progress-demo.yaml", options.overrides).rollout.sglang.urls) == 2

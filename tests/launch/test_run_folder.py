@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 import minirl.errors
-from launch.config import JobConfig, load_config
-from launch.run_folder import check_run, claim_data, claimed, claimed_run
+from launch.config import JobConfig, dump, load_config
+from launch.run_folder import check, check_alike, claim_data, claimed
 from sqlenv.errors import UserError
 from sqlenv.types import Example
 
@@ -26,7 +26,7 @@ def job(tiny, tmp_path):
 def claim(config: JobConfig, *, work: bool = False) -> Path:
     """Leave a folder behind as a run that was killed would."""
     config.folder.mkdir(exist_ok=True)
-    with claimed_run(config) as folder:
+    with claimed(config.folder, dump(config)) as folder:
         if work:
             (folder / "metrics.jsonl").write_text("work\n")
     return folder
@@ -36,7 +36,7 @@ def test_a_folder_of_other_settings_is_refused_and_kept(job):
     folder = claim(job(), work=True)
     before = {path: path.read_bytes() for path in folder.iterdir()}
     assert claim(job()) == folder
-    for refuse in (check_run, claim):
+    for refuse in (lambda config: check(config.folder, dump(config)), claim):
         with pytest.raises(UserError, match="seed"):
             refuse(job("seed=9"))
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
@@ -59,8 +59,7 @@ def test_a_run_may_go_on_with_other_devices_and_servers(job, settings, others, r
     other = job(*others)
     assert claim(other) == folder
     assert load_config(str(folder / "config.yaml"), []) == other
-    key = refused.split("=")[0]
-    with pytest.raises(UserError, match=key):
+    with pytest.raises(UserError, match=refused.split("=")[0]):
         claim(job(*others, refused))
 
 
@@ -71,17 +70,15 @@ def test_a_folder_without_work_may_have_other_settings(job, tmp_path):
     claim(job("seed=9"))
     assert yaml.safe_load((folder / "config.yaml").read_text())["seed"] == 9
     # Where the run made the folder itself, nothing of it is left.
-    with claimed_run(job(f"run.dir={tmp_path / 'new' / 'run'}")) as made:
+    with claimed(tmp_path / "new" / "run", "a: 1\n") as made:
         assert made.is_dir()
     assert not (tmp_path / "new").exists()
 
 
-def test_one_process_at_a_time(job, tmp_path):
-    with claimed_run(job()), pytest.raises(UserError, match="another process"):
+def test_one_process_at_a_time(job):
+    folder = claim(job())
+    with claimed(folder, dump(job())), pytest.raises(UserError, match="another process"):
         claim(job())
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="file"), claimed(tmp_path / "file", "a: 1\n", key="x"):
-        pass
 
 
 def test_versions_that_changed_since_are_named(job, caplog):
@@ -101,19 +98,17 @@ def test_versions_that_changed_since_are_named(job, caplog):
 def test_damaged_files_are_named(job, name, text):
     folder = claim(job(), work=True)
     (folder / name).write_text(text)
-
-    def resume() -> None:
-        claim(job())
-        claim_data(folder, {"train": []})
-
     with pytest.raises((UserError, minirl.errors.UserError), match=name):
-        resume()
+        claim_data(claim(job()), {"train": []})
 
 
-def test_questions_that_changed_under_a_run_are_refused(tmp_path):
+def test_questions_that_changed_under_a_run_or_on_another_host_are_refused(tmp_path):
     first, second = (Example(str(n), "?", "d", tmp_path, f"SELECT {n}") for n in (1, 2))
     facts = claim_data(tmp_path, {"train": [first, second]})
     assert facts["train"]["questions"] == 2
     assert claim_data(tmp_path, {"train": [first, second]}) == facts
+    check_alike({"train": [first, second]}, facts)
     with pytest.raises(UserError, match=r"data\.train: "):
         claim_data(tmp_path, {"train": [second, first]})
+    with pytest.raises(UserError, match=r"data\.train: "):
+        check_alike({"train": [second, first]}, facts)

@@ -3,40 +3,48 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+import jax
 import pytest
 
-from minirl.config import TinyConfig
+from minirl.config import SamplerConfig, SglangConfig, TinyConfig
+from minirl.model import huggingface
+from minirl.model.lora import split
+from minirl.model.sharding import make_mesh
 from minirl.model.tiny import make_tiny
+from minirl.model.tokenizer import ChatTokenizer
+from minirl.sglang.sampler import Servers, SglangSampler
+from minirl.train.rollouts import make_sampler
+from minirl.types import Decoding, Request
 
-from .conftest import ROOT, TINY
-from .sglang_server import scheduler_of, serve
+from .conftest import TINY
+from .sglang_server import serve
 
-LEARNER = Path(__file__).parent / "push_learner.py"
-LIMIT_S = 400
 # Says where PyTorch is, and for which Python.
 FIND = "import sys, torch; print(sys.version_info[:2], torch.__path__[0].removesuffix('/torch'))"
+LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=24)
+LONG = 64
 
 
 @pytest.fixture(scope="module")
-def torch_folder(sglang_python) -> str | None:
-    """Return the folder that PyTorch is in; None where it is installed here; else a skip."""
-    if importlib.util.find_spec("torch") is not None:
-        return None
-    found = subprocess.run([sglang_python, "-c", FIND], capture_output=True, text=True, check=True)
-    version, _, folder = found.stdout.strip().partition(") ")
-    if f"{version})" != str(sys.version_info[:2]):
-        pytest.skip(f"PyTorch is neither installed here nor, for this Python, with {sglang_python}")
-    return folder
+def torch(sglang_python) -> Generator[None]:
+    """PyTorch: that of the servers, where none is installed here; else a skip."""
+    path = list(sys.path)
+    if importlib.util.find_spec("torch") is None:
+        line = [sglang_python, "-c", FIND]
+        found = subprocess.run(line, capture_output=True, text=True, check=True)
+        version, _, folder = found.stdout.strip().partition(") ")
+        if f"{version})" != str(sys.version_info[:2]):
+            pytest.skip(f"PyTorch is neither here nor, for this Python, with {sglang_python}")
+        sys.path.append(folder)
+    yield
+    sys.path[:] = path
 
 
 @pytest.fixture(scope="module")
@@ -47,62 +55,43 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def servers(sglang_python, model) -> Generator[list[str]]:
+def urls(sglang_python, model) -> Generator[tuple[str, ...]]:
     with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
         starts = [serve(sglang_python, model, model.with_name(f"{n}.log")) for n in range(2)]
-        yield list(pool.map(stack.enter_context, starts))
+        yield tuple(pool.map(stack.enter_context, starts))
 
 
-@pytest.fixture
-def learn(torch_folder, model, servers, tmp_path):
-    """Return `learn(push, devices=1, victim=0)`: what a learner tells of its pushes."""
-
-    def run(push: str, *, devices: int = 1, victim: int = 0) -> dict[str, Any]:
-        variables = {
-            "PYTHONPATH": str(ROOT),
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            **({} if torch_folder is None else {"MINIRL_TORCH": torch_folder}),
-        }
-        done = subprocess.run(
-            [sys.executable, LEARNER, model, tmp_path, push, str(victim), *servers],
-            env=os.environ | variables,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
-        sys.stderr.write(done.stderr)  # why a server was left out
-        assert done.returncode == 0
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
-
-
-@pytest.mark.timeout(3 * LIMIT_S)
-@pytest.mark.parametrize(("push", "devices"), [("disk", 1), ("nccl", 1), ("disk", 4), ("nccl", 4)])
-def test_servers_compute_what_the_learner_does(learn, tmp_path, push, devices):
+@pytest.mark.usefixtures("torch")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("push", "sizes"), [("disk", {}), ("nccl", {"fsdp": 2, "tensor": 2})])
+def test_servers_compute_what_the_learner_does(push, sizes, model, urls, tmp_path):
     """Also of a learner whose weights are split over four devices."""
-    found = learn(push, devices=devices)
-    assert len(found["gaps"]) == 3
-    assert max(found["gaps"]) < 1e-4
-    assert found["moved"] > 1e-2  # what the weights of the step before would be off by
-    assert 0 < found["reply"] <= found["asked"]
-    told = [*found["pushes"], found["numbers"]]
+    mesh = make_mesh(sizes, jax.devices()[:4]) if sizes else None
+    policy, tokenizer = huggingface.load(model, mesh=mesh), ChatTokenizer(model)
+    params = split(policy)[1]
+    config = SglangConfig(urls=urls, push=push, start_s=60, wait_s=60, push_s=60)
+    told = []
+    with Servers(config, model, LIMITS, dtype="float32", seed=0, folder=tmp_path) as servers:
+        sampler = make_sampler(policy, LIMITS, tokenizer, group_size=1, seed=0, servers=servers)
+        assert isinstance(sampler, SglangSampler)
+        probe = servers.requirements.probe_ids
+        for version in range(3):
+            before = sampler._logprobs(params, probe, 2)
+            params = jax.tree.map(lambda leaf: leaf * 1.2, params)
+            # What the weights of the step before would be off by.
+            assert abs(sampler._logprobs(params, probe, 2) - before).mean() > 1e-2
+            if version == 1:
+                request = Request(1, (5, 6, 7), LONG, Decoding())
+                asked = servers.start(servers.pool.sample(1, request, tokenizer.stop_ids))
+            sampler.set_weights(params, version=version)
+            told.append(sampler.numbers())
+        assert 0 < len(asked.result(200).ids) <= LONG
+        told.append(sampler.numbers())
+    assert max(numbers["sglang/probe_gap"] for numbers in told[:3]) < 1e-4
     assert sum(numbers["sglang/requests"] for numbers in told) == 1
-    assert found["pushes"][0]["sglang/servers"] == 2
-    for push in told:
+    assert told[0]["sglang/servers"] == 2
+    for numbers in told:
         # A reply that old and new weights wrote together may be asked for once more.
-        failed = {key for key, value in push.items() if "/failed_" in key and value}
+        failed = {key for key, value in numbers.items() if "/failed_" in key and value}
         assert failed <= {"sglang/failed_stale"}
     assert list(tmp_path.rglob("*.safetensors")) == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-@pytest.mark.timeout(3 * LIMIT_S)
-def test_a_server_that_hangs_in_a_push_is_left_out_and_gets_the_next(learn, servers):
-    found = learn("nccl", victim=scheduler_of(servers[1]))
-    assert found["pushes"][2]["sglang/failed_deadline"] == 1
-    assert found["pushes"][2]["sglang/servers"] == 1
-    assert found["after"]["sglang/taken_back"] == 1
-    assert found["after"]["sglang/probe_gap"] < 1e-4
-    assert max(found["gaps"]) < 1e-4

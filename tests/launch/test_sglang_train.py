@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -56,43 +57,41 @@ def metrics(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def wait_for(is_so: Callable[[], object], job: subprocess.Popen[bytes], *, limit_s: float) -> None:
+def wait_for(
+    is_so: Callable[[], object], job: subprocess.Popen[bytes] | None = None, *, limit_s: float
+) -> None:
     end = time.monotonic() + limit_s
     while not is_so():
         assert time.monotonic() < end
-        assert job.poll() is None
+        assert job is None or job.poll() is None
         time.sleep(0.1)
+
+
+def commands() -> dict[int, str]:
+    """Return the command line of every process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            found[int(path.parent.name)] = path.read_text().replace("\0", " ")
+    return found
 
 
 def servers(run: Path) -> list[int]:
     """List the processes of all servers that were launched for a run."""
-    return [pid for pid in processes() if str(run.parent) in command(pid)]
-
-
-def processes() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-
-def command(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-    return words if "sglang.launch_server" in words and "sglang/process.py" not in words else ""
+    words = "sglang.launch_server", str(run.parent)
+    found = ((pid, line) for pid, line in commands().items() if all(one in line for one in words))
+    return [pid for pid, line in found if "sglang/process.py" not in line]
 
 
 def schedulers(run: Path) -> list[int]:
     """List the processes that sample, one for each server."""
+    found = (pid for pid, line in commands().items() if line.startswith("sglang::scheduler"))
     sessions = set(servers(run))
-    found = []
-    for pid in processes():
-        try:
-            title = Path(f"/proc/{pid}/cmdline").read_text()
-            if title.startswith("sglang::scheduler") and os.getsid(pid) in sessions:
-                found.append(pid)
-        except OSError:
-            continue
-    return sorted(found)
+    return sorted(pid for pid in found if os.getsid(pid) in sessions)
+
+
+def left_out(run: Path) -> float:
+    return sum(line["sglang/left_out"] for line in metrics(run))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -105,10 +104,7 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
     assert len(servers(run)) == 2
     job.kill()
     job.wait()
-    end = time.monotonic() + 20
-    while servers(run):
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    wait_for(lambda: not servers(run), limit_s=20)
 
     job = start(config, run)
     before = len(metrics(run))
@@ -137,7 +133,3 @@ def test_a_run_outlives_its_servers_and_they_do_not_outlive_it(sglang_python, tm
     assert sum(line["sglang/restarted"] for line in lines) >= 1
     result = json.loads((run / "result.json").read_text())
     assert result["questions"] == 6
-
-
-def left_out(run: Path) -> float:
-    return sum(line["sglang/left_out"] for line in metrics(run))
