@@ -164,15 +164,6 @@ def test_until_new_weights_are_there_replies_with_the_old_ones_are_right(fakes, 
     assert numbers_are(servers, requests=5, retries=0, left_out=0)
 
 
-def test_what_is_sampled_with_a_part_of_the_weights_is_refused(fakes, begin):
-    """A server that goes on after a push that failed half way says so in its answers."""
-    servers = begin()
-    send(servers, "x", buckets(3))
-    fakes[0].weights = "x-partial"
-    assert ask(servers)[0].versions == ("x",) * 3
-    assert numbers_are(servers, failed_stale=1)
-
-
 def test_a_server_that_missed_nothing_comes_back_with_the_weights_it_has(fakes, begin):
     servers = begin()
     send(servers, "x", buckets(3))

@@ -20,6 +20,22 @@ from .processes import LIMIT_S, ends, start
 
 # `ends` kills what hangs, and tells what it said, before pytest ends the test.
 pytestmark = pytest.mark.timeout(2 * LIMIT_S + 120)
+# A process that ends, and with it the other.
+LEAVES = """
+import sys
+from minirl.run import distributed
+coordinator, process = sys.argv[1], int(sys.argv[3])
+distributed.join(distributed.ProcessConfig(coordinator, 2, process, heartbeat_s=10))
+from launch import cli
+from minirl.errors import UserError
+
+def main(arguments):
+    if process == 1:
+        raise UserError("only here")
+    distributed.check()
+
+cli.run(main)
+"""
 # What two processes of two devices exchange: values, messages, weights, an update, a signal.
 TALK = """
 import signal, sys, time
@@ -155,6 +171,14 @@ def test_two_processes_exchange_and_update_as_one_device_does(toy, tmp_path):
                 assert set(found) == set(whole)
                 for name, array in whole.items():
                     np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.nightly
+def test_a_process_that_leaves_alone_ends_the_others(tmp_path):
+    first, second = ends(start([], code=LEAVES, count=2, cwd=tmp_path))
+    assert second[0] == 2
+    assert first[0] not in (0, -signal.SIGKILL)  # with which `ends` ends what hangs
+    assert "another task died" in first[2] or "another process" in first[2]
 
 
 def test_two_processes_of_which_one_is_killed_run_as_one_device_does(toy, tmp_path):
