@@ -162,6 +162,7 @@ def edited(**meta):
 # Which answers are garbage, the test above tells; other kinds come in the last test.
 REPLY_FAULTS = {
     "hangs": ("hang", "deadline"),
+    "503": (503, "status"),
     "cut short": (b'{"output_ids": [10, 1', "garbage"),
     "older weights": (edited(weight_version="a", weight_versions=[]), "stale"),
     "mixed weights": (edited(weight_versions=spans(("b", 1), ("c", 3))), "stale"),
@@ -271,6 +272,7 @@ def test_a_server_of_ours_is_started_anew_if_it_hangs_and_not_while_it_starts(
     wait_until(lambda: numbers_are(servers, servers=2, taken_back=1))
     assert [nurse.starts for nurse in nurses] == [int(not is_starting), 0]
     assert SEEN["restarted"] == nurses[0].starts
+    assert not (is_starting and fakes[0].faults["/health"])  # refused so many times
     assert fakes[0].weights == "a"
 
 
