@@ -96,12 +96,6 @@ def make_sampler(
     return sampler
 
 
-@pytest.fixture
-def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute attention as on a device without a kernel, unless another fixture says how."""
-    monkeypatch.delitem(attention._KERNELS, "cpu")
-
-
 @nnx.jit
 def _next_logprobs(model: Decoder, tokens_BT: jax.Array, temperature: float) -> jax.Array:
     positions_BT = jnp.arange(tokens_BT.shape[1])[None]

@@ -128,7 +128,7 @@ class Fake:
             "model_path": self.model_path,
         }
 
-    def on_ready(self, _):
+    def on_health(self, _):
         return (503 if self.paused else 200), {}
 
     def on_server_info(self, _):

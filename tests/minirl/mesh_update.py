@@ -6,15 +6,16 @@ import jax
 import numpy as np
 from flax import nnx
 
-from minirl.config import BatchingConfig, Grpo, Gspo, OptimizerConfig
+from minirl.config import BatchingConfig, Grpo, Gspo, LoraConfig, OptimizerConfig
 from minirl.model import huggingface
+from minirl.model.lora import add_adapters, split
 from minirl.model.sharding import make_mesh, param_path
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
 from minirl.train.update import Learner, policy_objective
 from minirl.types import TokenRow
 
-ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo()}
+ALGORITHMS = {"grpo": Grpo(kl_coef=0.1), "gspo": Gspo(), "adapters": Grpo(kl_coef=0.1)}
 GROUPS, G = 8, 4
 
 
@@ -37,6 +38,18 @@ def make_groups():
     return groups
 
 
+def adapted(model, lora, *, seed=0):
+    """Give a model adapters that add something already."""
+    add_adapters(model, lora, seed=seed)
+    graph, params, frozen = split(model)
+    rng = np.random.default_rng(seed)
+
+    def draw(leaf):
+        return jax.device_put(rng.normal(0, 0.3, leaf.shape).astype(np.float32), leaf.sharding)
+
+    return nnx.merge(graph, jax.tree.map(draw, params), frozen)
+
+
 def start(toy, shape, *, algorithm="grpo"):
     """Return a learner on a mesh (None for one device) and its start."""
     mesh = (
@@ -45,11 +58,14 @@ def start(toy, shape, *, algorithm="grpo"):
         else make_mesh(shape, jax.devices()[: int(np.prod([*shape.values()]))])
     )
     model = huggingface.init(toy.CONFIG, 0, mesh=mesh)
-    graph, params = nnx.split(model)
+    if algorithm == "adapters":
+        model = adapted(model, LoraConfig(rank=3, alpha=6))
+    graph, params, frozen = split(model)
     learner = Learner(
         graph,
         policy_objective(ALGORITHMS[algorithm], temperature=0.8),
         make_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0), steps=10),
+        frozen=frozen,
         mesh=mesh,
     )
     return learner, learner.init(params)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,23 +63,6 @@ def test_one_group_by_hand():
     # By the response the first row has a fourth token, the 31 that it was told.
     (batch,) = batches_of([group], aggregation="response_mean")
     np.testing.assert_allclose(batch.weight_BC, [[1 / 8, 1 / 8, 0, 1 / 8], [0.5, 0, 0, 0]])
-
-
-@pytest.mark.parametrize(
-    ("aggregation", "groups_per_batch"), [("sequence_mean", 2), ("token_mean", 5)]
-)
-def test_weights_are_shares_of_the_whole_batch(aggregation, groups_per_batch):
-    groups = random_groups([(5, 9), (1, 3), (17, 4), (8, 30), (2, 5)])
-    batches = batches_of(groups, aggregation=aggregation, groups_per_batch=groups_per_batch)
-    weights = np.concatenate([np.asarray(b.weight_BC).sum(axis=1) for b in batches])
-    is_action = np.concatenate([np.asarray(b.is_action_BC).any(axis=1) for b in batches])
-    assert weights.sum() == pytest.approx(1, abs=1e-6)
-    if aggregation == "sequence_mean":
-        np.testing.assert_allclose(weights[is_action], 1 / 10, rtol=1e-6)
-    for batch in batches:
-        weight_BC, mask_BC = np.asarray(batch.weight_BC), np.asarray(batch.is_action_BC)
-        assert (weight_BC[~mask_BC] == 0).all()
-        assert (weight_BC[mask_BC] > 0).all()
 
 
 def test_groups_of_like_length_go_together_and_the_last_batch_is_filled_up():

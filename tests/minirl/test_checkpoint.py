@@ -141,15 +141,6 @@ def test_whichever_file_is_cut_the_user_is_told_or_nothing_is_lost(tmp_path, kep
     assert all(told)
 
 
-def test_what_a_killed_save_left_is_no_checkpoint(tmp_path):
-    save_all(tmp_path, {1: 0.0})
-    shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp-1")
-    with closing(Checkpoints(tmp_path)) as checkpoints:
-        assert checkpoints.newest_step() == 1
-        checkpoints.save(2, make_tree(2), {}, score=0.0)
-    assert_equal(restore(tmp_path, make_tree())[0], make_tree(2))
-
-
 def test_what_is_written_shares_no_memory_with_what_may_be_overwritten(tmp_path, monkeypatch):
     checkpoints, written = Checkpoints(tmp_path), []
     monkeypatch.setattr(

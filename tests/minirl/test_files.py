@@ -11,6 +11,12 @@ import pytest
 from minirl.run.files import appearing, whole_file
 
 
+def interrupted_folder(path: Path) -> None:
+    with appearing(path) as new:
+        (new / "config.json").write_text("half")
+        raise KeyboardInterrupt
+
+
 def interrupted(path: Path) -> None:
     with whole_file(path) as file:
         file.write("two")
@@ -75,3 +81,7 @@ def test_a_folder_appears_when_its_files_are_on_the_disk(tmp_path, monkeypatch):
         assert not synced
     assert synced == ["config.json", new.name, tmp_path.name]
     assert (tmp_path / "model" / "config.json").read_text() == "{}"
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_folder(tmp_path / "model")
+    assert (tmp_path / "model" / "config.json").read_text() == "{}"
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

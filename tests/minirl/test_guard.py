@@ -61,7 +61,7 @@ def optimizer_with(**settings):
 
 
 def test_what_is_skipped_leaves_weights_and_optimizer_as_they_were(toy):
-    learner, state = start(toy, {"fsdp": 2})
+    learner, state = start(toy, None)
     learner.use(optimizer_with(max_spike=1e-3))
     # Of the first gradient nothing is known that it could be compared with.
     state, first = learner.update(learner.init(state.params), batches())

@@ -14,8 +14,6 @@ from minirl.run.checkpoint import Checkpoints, stored_params
 
 from .mesh_update import ALGORITHMS, batches, numbers_of, start
 
-CUBE = {"data": 2, "fsdp": 2, "tensor": 2}
-
 
 def assert_same(state, other):
     ours, theirs = numbers_of(state), numbers_of(other)
@@ -35,48 +33,43 @@ def plain(toy):
     return found
 
 
-@pytest.mark.parametrize(("shape", "algorithm"), [({"fsdp": 8}, "gspo"), (CUBE, "grpo")])
-def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm):
+# Rows of their own in one batch, packed ones, and two micro-batches.
+@pytest.mark.parametrize(
+    ("shape", "algorithm", "sizes"),
+    [
+        ({"fsdp": 4, "tensor": 2}, "adapters", {}),
+        ({"fsdp": 8}, "gspo", {"pack": True}),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, "grpo", {"groups_per_batch": 4}),
+    ],
+)
+def test_an_update_on_a_mesh_equals_one_on_a_device(toy, plain, shape, algorithm, sizes):
     learner, state = start(toy, shape, algorithm=algorithm)
     reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-    state, stats = learner.update(state, batches(), reference=reference)
+    state, stats = learner.update(state, batches(**sizes), reference=reference)
     expected_state, expected = plain[algorithm]
     assert stats["loss"] == pytest.approx(expected["loss"], rel=1e-6, abs=1e-6)
     assert_same(state, expected_state)
+    whole, tensor = shape["fsdp"] * shape.get("tensor", 1), shape.get("tensor", 1)
+    parts = {".q": whole, ".gate": whole, "embed": whole, ".gate_b": tensor, ".down_a": tensor}
+    for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)):
+        for name, count in parts.items():
+            if param_path(path).endswith(name):
+                assert leaf.addressable_shards[0].data.size == leaf.size // count, name
 
 
-def test_packed_rows_equal_rows_of_their_own(toy, plain):
-    learner, state = start(toy, CUBE, algorithm="gspo")
-    state, stats = learner.update(state, batches(pack=True))
-    assert stats["loss"] == pytest.approx(plain["gspo"][1]["loss"], rel=1e-6, abs=1e-6)
-    assert_same(state, plain["gspo"][0])
-
-
-def test_eight_micro_batches_equal_one(toy, plain):
-    learner, state = start(toy, {"fsdp": 4, "tensor": 2})
-    reference = jax.tree.map(lambda leaf: leaf.copy(), state.params)
-    state, stats = learner.update(state, batches(groups_per_batch=1), reference=reference)
-    assert stats["loss"] == pytest.approx(plain["grpo"][1]["loss"], rel=1e-6, abs=1e-6)
-    assert_same(state, plain["grpo"][0])
-    for tree in (state.params, state.opt_state):
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            if param_path(path).endswith((".q", ".gate", "embed")):
-                assert leaf.addressable_shards[0].data.size == leaf.size // 8, param_path(path)
-
-
-def test_a_checkpoint_goes_on_on_another_mesh(toy, tmp_path):
-    learner, state = start(toy, {"fsdp": 8})
-    state, _ = learner.update(state, batches())
+def test_a_checkpoint_goes_on_on_another_mesh(toy, plain, tmp_path):
+    trained, _ = plain["grpo"]
+    _, like = start(toy, {"fsdp": 8})
+    state = jax.tree.map(lambda leaf, to: jax.device_put(leaf, to.sharding), trained, like)
+    _, other = start(toy, {"fsdp": 2, "tensor": 2})
     with closing(Checkpoints(tmp_path)) as checkpoints:
         checkpoints.save(1, state, {}, score=0.0)
         checkpoints.wait()
-        whole, _ = learner.update(state, batches())
-        other, like = start(toy, {"fsdp": 2, "tensor": 2})
-        moved, _ = checkpoints.restore_newest(like, dict)
-    gate = moved.params["layers"]["gate"][...]
-    assert len(gate.sharding.device_set) == 4
-    moved, _ = other.update(moved, batches())
-    assert_same(moved, whole)
+        moved, _ = checkpoints.restore_newest(other, dict)
+    assert len(moved.params["layers"]["gate"][...].sharding.device_set) == 4
+    for leaf, twin, place in zip(*map(jax.tree.leaves, (moved, trained, other)), strict=True):
+        np.testing.assert_array_equal(leaf, twin)
+        assert leaf.sharding == place.sharding
 
 
 def test_weights_of_a_mesh_are_read_one_by_one_without_it(toy, tmp_path):

@@ -1,11 +1,10 @@
-"""Lines of numbers, across kills and resumes."""
+"""What the metrics of a step say, and their lines across kills and resumes."""
 
 from __future__ import annotations
 
 import errno
 import json
 import math
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,11 @@ import pytest
 
 from minirl.errors import UserError
 from minirl.run.metrics import JsonLines, Metrics, Stopwatch, read_metrics
+from minirl.train.rollouts import Episodes, ScoredEpisode
+from minirl.train.summary import over_updates, summarise
+from minirl.types import Reply, Trajectory, Turn
+
+from .toy_run import Score
 
 
 def lines_of(path):
@@ -61,30 +65,22 @@ def test_metrics_are_sorted_and_in_tensorboard_too(tmp_path):
     assert events.stat().st_size > 0
 
 
-DAMAGES = [
-    (b"{\n", "line 1: broken JSON"),
-    (b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
-    (b'{"step": "x"}\n', "line 1: step should be a whole number"),
-]
-
-
-@pytest.mark.parametrize("read", [partial(JsonLines, resume_step=1), read_metrics, Metrics])
-@pytest.mark.parametrize(("content", "words"), DAMAGES)
+@pytest.mark.parametrize(
+    ("read", "content", "words"),
+    [
+        (Metrics, b"{\n", "line 1: broken JSON"),
+        (read_metrics, b'{"step": 1}\n\xff\xfe\n', "line 2: broken JSON"),
+        (Metrics, b'{"step": "x"}\n', "line 1: step should be a whole number"),
+        (read_metrics, b'{"step": 1, "a": "x"}\n', "line 1: a should be a number"),
+    ],
+)
 def test_a_damaged_line_is_named_and_kept(tmp_path, read, content, words):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        read(tmp_path, resume_step=1) if read is Metrics else read(
-            tmp_path if read is read_metrics else path
-        )
-    assert str(caught.value).startswith(f"{path}: {words}")
+    settings = {"resume_step": 1} if read is Metrics else {}
+    with pytest.raises(UserError, match=f"^{path}: {words}"):
+        read(tmp_path, **settings)
     assert path.read_bytes() == content
-
-
-def test_metrics_are_numbers(tmp_path):
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "a": "x"}\n')
-    with pytest.raises(UserError, match="line 1: a should be a number"):
-        read_metrics(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [None, 0, 1])
@@ -130,3 +126,22 @@ def test_stopwatch_adds_up():
     assert set(numbers) == {"time/rollout_s", "time/update_s", "time/step_s"}
     assert numbers["time/step_s"] >= numbers["time/rollout_s"] + numbers["time/update_s"]
     assert all(seconds > 0 for seconds in numbers.values())
+
+
+def test_a_number_of_some_episodes_is_averaged_over_these():
+    turn = Turn((9,), Reply((1, 2), (0.0, 0.0), "ab", "stop", (0, 0)))
+    numbers = [{"all": 1.0, "some": 1.0}, {"all": 0.0}, {"all": 0.0, "some": 0.0}, {"all": 1.0}]
+    scored = [ScoredEpisode(Score(1.0, number < 1), found) for number, found in enumerate(numbers)]
+    means = summarise(Episodes([[Trajectory((turn,), one, "done")] for one in scored]))
+    assert (means["all"], means["some"], means["rollout/accuracy"]) == (0.5, 0.5, 0.25)
+    assert summarise(Episodes()) == {"groups/equal_share": 0.0}
+
+
+def test_of_several_updates_means_are_averaged_and_skips_are_counted():
+    updates = [
+        {"loss": 1.0, "gap_max": 2.0, "skipped": 1.0},
+        {"loss": 2.0, "gap_max": 1.0, "skipped": 1.0},
+    ]
+    found = over_updates(updates)
+    assert found == {"update/loss": 1.5, "update/gap_max": 2.0, "update/skipped": 2.0}
+    assert over_updates([]) == {}

@@ -85,12 +85,3 @@ def test_packed_by_hand():
     assert second.answers == ((3, 4, 2), (2, 4, 2), (3, 6, 3), (3, 0, 1))
     assert small.rows == 1
     assert [(at.row, at.start) for at in small.places[0].answers] == [(0, n) for n in range(4)]
-
-
-def test_padding_by_hand():
-    extents = [Extent(6, (8, 2, 2, 2)), Extent(6, (7, 1, 1, 1))]
-    # Apart: 2 x (8 + 4 x 8) cells for 12 prompt and 24 answer tokens.
-    assert padding(extents, sizes(pack=False)) == pytest.approx(1 - 36 / 80)
-    # Packed: units of 8 prompt cells hold one group each, in two rows.
-    assert padding(extents, sizes()) == pytest.approx(1 - 36 / 48)
-    assert padding([], sizes()) == 0

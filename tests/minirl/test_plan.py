@@ -46,13 +46,16 @@ def work_of(shape, *, dtype="float32", remat="full", moments="float32"):
 
 def programs_of(work, tokens, mesh=None):
     training = training_of(work, mesh)
-    return training, training.learner.lower(training.state, abstract_batch(tokens, mesh))
+    return training, dict(training.learner.lower(training.state, abstract_batch(tokens, mesh)))
 
 
-def test_bytes_are_those_of_the_compiled_arguments():
+def test_bytes_are_those_of_the_compiled_programs():
     mesh = make_mesh({"fsdp": 4, "tensor": 2})
-    training, lowered = programs_of(work_of(SHAPE, moments="bfloat16"), Tokens(4, 8, 8, 8), mesh)
-    programs = {name: compile_program(low) for name, low in lowered}
+    shape = replace(SHAPE, num_hidden_layers=6)
+    work = work_of(shape, dtype="bfloat16", moments="bfloat16")
+    parts = row_parts(mesh)
+    training, lowered = programs_of(work, Tokens(parts, 256, parts * 4, 256), mesh)
+    programs = {name: compile_program(low) for name, low in lowered.items()}
     weights, optimizer = map(device_bytes, training.state)
     # The weights, the optimizer's state, and the gradient, which is split as the weights are.
     assert programs["apply"].arguments == pytest.approx(2 * weights + optimizer, abs=8)
@@ -61,12 +64,24 @@ def test_bytes_are_those_of_the_compiled_arguments():
     assert weights < 1.1 * 4 * training.parameters / 8
     # Moments of two bytes and of four; besides, a few counts and the norms of the last gradients.
     assert optimizer == pytest.approx(1.5 * weights, abs=256)
+    found = activation_bytes(work, Tokens(1, 256, 4, 256), mesh)
+    assert programs["gradient"].temporaries / 2 < found < 2 * programs["gradient"].temporaries
+
+
+@pytest.mark.parametrize(
+    ("remat", "words"), [("dots", 4096), pytest.param("full", 64, marks=pytest.mark.nightly)]
+)
+def test_activations_are_estimated_within_a_factor_of_two(remat, words):
+    work = work_of(replace(SHAPE, num_hidden_layers=6, vocab_size=words), remat=remat)
+    tokens = Tokens(1, 256, 4, 256)
+    found = compile_program(programs_of(work, tokens)[1]["gradient"]).temporaries
+    assert found / 2 < activation_bytes(work, tokens, None) < 2 * found
 
 
 def test_flops_are_those_of_the_unrolled_program():
     tokens = Tokens(prompts=2, prompt=96, answers=4, answer=64)
     _, lowered = programs_of(work_of(SHAPE, remat="none"), tokens)
-    found = next(lowered)[1].compile().cost_analysis()["flops"]
+    found = lowered["gradient"].compile().cost_analysis()["flops"]
     expected = update_flops(SHAPE, tokens, remat="none", causal=False)
     # Of a prompt only keys and values are used, so an unrolled last layer computes nothing else.
     last = replace(SHAPE, num_hidden_layers=1)
@@ -76,42 +91,13 @@ def test_flops_are_those_of_the_unrolled_program():
     assert found == pytest.approx(expected - 3 * unused, rel=0.05)
 
 
-def test_a_program_does_not_grow_with_depth():
-    def lines(depth):
-        work = work_of(replace(SHAPE, num_hidden_layers=depth), remat="dots")
-        _, lowered = programs_of(work, Tokens(1, 8, 2, 8))
-        return len(next(lowered)[1].as_text().splitlines())
-
-    assert lines(12) == lines(48)
-
-
-def test_a_gradient_is_held_once():
+def test_a_program_does_not_grow_with_depth_and_holds_a_gradient_once():
     """Prompts and answers pass a layer together: no second tree is added to the first."""
-    deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (2, 10)]
-    lowered = (programs_of(work_of(one), Tokens(1, 32, 1, 256))[1] for one in deep)
-    short, long = (compile_program(next(one)[1]) for one in lowered)
-    a_layer = (long.outputs - short.outputs) / 8
-    inputs = 4 * (32 + 256) * SHAPE.hidden_size  # what remat=full keeps of a layer
-    assert a_layer > 3e6 > 10 * inputs
-    assert (long.temporaries - short.temporaries) / 8 < inputs + a_layer / 10
-
-
-@pytest.mark.parametrize(
-    ("remat", "dtype", "mesh", "words"),
-    [
-        ("full", "float32", None, 4096),
-        ("full", "bfloat16", {"fsdp": 4, "tensor": 2}, 64),
-        ("dots", "float32", None, 64),
-        pytest.param("none", "float32", {"fsdp": 4, "tensor": 2}, 64, marks=pytest.mark.nightly),
-    ],
-)
-def test_activations_are_estimated_within_a_factor_of_two(remat, dtype, mesh, words):
-    shape = replace(SHAPE, num_hidden_layers=6, vocab_size=words)
-    work, place = work_of(shape, dtype=dtype, remat=remat), make_mesh(mesh) if mesh else None
-    parts = row_parts(place)
-    _, lowered = programs_of(work, Tokens(parts, 256, parts * 4, 256), place)
-    found = compile_program(next(lowered)[1]).temporaries
-    assert found / 2 < activation_bytes(work, Tokens(1, 256, 4, 256), place) < 2 * found
+    deep = [replace(SHAPE, num_hidden_layers=depth, intermediate_size=2048) for depth in (12, 24)]
+    lowered = [programs_of(work_of(one), Tokens(1, 32, 1, 256))[1]["gradient"] for one in deep]
+    assert len({len(one.as_text().splitlines()) for one in lowered}) == 1
+    program = compile_program(lowered[1])
+    assert program.temporaries < program.outputs / 2
 
 
 def test_activations_of_7b_on_eight_gpus():
@@ -155,9 +141,7 @@ def test_topologies(name, size, memory):
     assert topology.chip.memory_bytes / 2**30 == pytest.approx(memory, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "name", ["v9:4x4", "h100", "h100:8", "v5ex8", "v5e:0x4", "h100x0", "h100x12", "", "v5e:4"]
-)
+@pytest.mark.parametrize("name", ["v9:4x4", "h100:8", "v5ex8", "v5e:0x4", "h100x12", ""])
 def test_unknown_topologies_are_refused(name):
     with pytest.raises(UserError, match="--topology"):
         parse_topology(name)
@@ -176,10 +160,10 @@ def test_a_process_has_a_part_of_the_devices():
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("0.5B", 0.494), ("1.5B", 1.544), ("7B", 7.616), ("14B", 14.770), ("32B", 32.764)],
+    [("0.5B", 0.494), ("7B", 7.616), ("32B", 32.764)],
 )
 def test_published_shapes_have_the_published_parameters(name, billions):
-    # As the models' cards give them: 0.49, 1.54, 7.61, 14.7 and 32.5 to 32.8 billion.
+    # As the models' cards give them: 0.49, 7.61 and 32.5 to 32.8 billion.
     work = work_of(published_shape(f"Qwen/Qwen2.5-Coder-{name}-Instruct"))
     assert training_of(work, None).parameters / 1e9 == pytest.approx(billions, abs=0.001)
 

@@ -50,7 +50,7 @@ class Script:
 
 
 class Turns:
-    """Gives the same observation for some turns; its state is the tuple of replies so far."""
+    """Gives the same observation for some turns; an episode is the tuple of replies so far."""
 
     def __init__(self, said, *, turns, delay_s=0.0):
         self.said, self.turns, self.delay_s = said, turns, delay_s
@@ -59,12 +59,12 @@ class Turns:
     def reset(self, example):
         return (), [self.said("user", example)]
 
-    def step(self, state, reply):
+    def step(self, episode, reply):
         with self.lock:
             wait_s = self.random.uniform(0, self.delay_s)
         time.sleep(wait_s)
-        state = (*state, reply)
-        return state, None if len(state) == self.turns else [self.said("user", "GO")]
+        episode = (*episode, reply)
+        return episode, None if len(episode) == self.turns else [self.said("user", "GO")]
 
 
 def config(**settings):
@@ -169,7 +169,7 @@ def test_a_prompt_that_is_too_long_leaves_its_group_empty(toy, caplog):
 
 def test_an_environments_bug_is_raised_and_the_sampler_left_clean(toy):
     class Broken(Turns):
-        def step(self, state, reply):
+        def step(self, episode, reply):
             raise ZeroDivisionError
 
     sampler = toy.sampler(toy.model())
@@ -260,17 +260,17 @@ def test_what_takes_long_delays_its_own_group_or_episode_alone(toy, what):
                 assert self.over.wait(30)
             return (example,), super().reset(example)[1]
 
-        def step(self, state, reply):
-            if what == "step" and state == ("B",):
+        def step(self, episode, reply):
+            if what == "step" and episode == ("B",):
                 assert self.over.wait(30)
-            state, messages = (*state, reply), [toy.Said("user", "GO")]
-            if len(state) < 3:
-                return state, messages
+            episode, messages = (*episode, reply), [toy.Said("user", "GO")]
+            if len(episode) < 3:
+                return episode, messages
             with self.lock:
-                self.ended += state[0] != "B"
+                self.ended += episode[0] != "B"
                 if self.ended == 6:
                     self.over.set()
-            return state, None
+            return episode, None
 
     sampler = Unordered([[7, 1], [8, 1]], stop_ids=toy.STOP_IDS)
     seen = []

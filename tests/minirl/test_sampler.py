@@ -24,12 +24,13 @@ def expected_logprobs(toy, model, ids, *, start, temperature=1.0):
     return [table[t - 1, ids[t]] for t in range(start, len(ids))]
 
 
-def test_log_probabilities_equal_the_learners(toy):
+def test_log_probabilities_equal_the_learners_and_greedy_takes_the_likeliest(toy):
     model = toy.model()
     # Two episodes of one prompt, and others of other lengths and ways to draw beside them: more
     # prompts than full groups of four need.
     prompts = [prompt(40), prompt(40), prompt(7, seed=1), prompt(1, seed=2), prompt(20, seed=3)]
-    ways = [PLAIN, PLAIN, Decoding(0.7), Decoding(top_p=0.6), Decoding(1.3)]
+    prompts.append(prompt(11))
+    ways = [PLAIN, PLAIN, Decoding(0.7), Decoding(top_p=0.6), Decoding(1.3), GREEDY]
     requests = [Request(e, ids, 20, ways[e]) for e, ids in enumerate(prompts)]
     replies = toy.run(toy.sampler(model, group_size=4), requests)
     for request in requests:
@@ -39,18 +40,12 @@ def test_log_probabilities_equal_the_learners(toy):
             model,
             request.ids + reply.ids,
             start=len(request.ids),
-            temperature=request.decoding.temperature,
+            temperature=request.decoding.temperature or 1.0,
         )
         np.testing.assert_allclose(reply.logprobs, expected, atol=1e-4)
     assert replies[0].ids != replies[1].ids
-
-
-def test_greedy_takes_the_likeliest_token_of_a_full_forward_pass(toy):
-    model, ids = toy.model(), list(prompt(11))
-    reply = toy.run(toy.sampler(model), [Request(0, tuple(ids), 12, GREEDY)])[0]
-    for token in reply.ids:
-        assert token == toy.next_logprobs(model, ids)[-1].argmax()
-        ids.append(token)
+    table = toy.next_logprobs(model, prompts[5] + replies[5].ids)
+    assert replies[5].ids == tuple(table[10:-1].argmax(axis=1))
 
 
 def test_a_reply_ends_with_its_stop_token_or_at_its_limit(toy):

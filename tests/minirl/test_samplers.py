@@ -20,6 +20,7 @@ from minirl.sample.rollout import rollout
 from minirl.train.rollouts import gather_metrics, make_sampler
 
 from .test_pool import serve  # noqa: F401
+from .test_rollout import Turns
 
 LIMITS = SamplerConfig(max_prompt_tokens=40, max_response_tokens=60)
 
@@ -59,19 +60,6 @@ def test_connections_are_allowed_or_refused(serve, fakes):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Deep:
-    """Three turns."""
-
-    def __init__(self, said):
-        self.said = said
-
-    def reset(self, example):
-        return 0, [self.said("user", example)]
-
-    def step(self, episode, reply):
-        return episode + 1, None if episode == 2 else [self.said("user", "GO")]
-
-
 def test_numbers_of_processes_add_up_or_tell_the_worst(monkeypatch):
     told = [
         {"sglang/retries": 1.0, "sglang/servers": 2.0, "sglang/probe_gap": 1e-6},
@@ -108,7 +96,7 @@ def test_many_episodes_are_played_by_few_threads_and_connections(toy, serve, fak
     )
     sampler.set_weights(split(toy.model())[1], version=0)
     groups = rollout(
-        sampler, toy.Tokenizer(), Deep(toy.Said), ["AB", "CDE"] * 25, config=LIMITS,
+        sampler, toy.Tokenizer(), Turns(toy.Said, turns=3), ["AB", "CDE"] * 25, config=LIMITS,
         group_size=4, first_episode=0, max_turns=3, env_workers=workers, ended=ended,
     )  # fmt: skip
     assert [len(group) for group in groups] == [4] * 50

@@ -37,13 +37,6 @@ def test_flat_ramp_cosine(lr_ramp):
     assert float(rate(2000)) == pytest.approx(1e-7)
 
 
-def test_only_the_codes_ramp_jumps():
-    counts = jnp.arange(1001)
-    for lr_ramp, jump in (("continuous", 0.0142), ("code", 0.297)):
-        shares = np.array(learning_rate(ramp(lr_ramp=lr_ramp), steps=1000)(counts)) / 1e-5
-        assert np.abs(np.diff(shares)).max() == pytest.approx(jump, abs=1e-3)
-
-
 @pytest.mark.parametrize("case", CASES["p_values"], ids=lambda case: case["id"])
 def test_p_value_of_a_rise(case):
     # Drawn from 5000 orders: within three standard errors of the exact share.

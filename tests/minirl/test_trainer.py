@@ -15,11 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from minirl.config import (
-    BatchingConfig,
-    Expo,
-    Grpo,
-)
+from minirl.config import BatchingConfig, Expo, Grpo
 from minirl.run.preemption import Preempted
 from minirl.train.batching import micro_batches
 from minirl.train.optimizer import make_optimizer
@@ -79,127 +75,89 @@ def finished(toy, tmp_path_factory):
     )
 
 
-def test_the_reward_rises(finished):
-    rewards = [record["reward/total"] for record in metrics_of(finished.folder)]
+def numbers_in(text):
+    return np.frombuffer(base64.b64decode(text), "<f2")
+
+
+def test_the_reward_rises_and_what_is_due_is_measured(finished):
+    records = metrics_of(finished.folder)
+    rewards = [record["reward/total"] for record in records]
     assert len(rewards) == toy_run.STEPS
     assert rewards[0] < 0.7
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.3
-    assert [(done, steps) for done, steps, _ in finished.seen] == [
-        (step, toy_run.STEPS) for step in range(1, toy_run.STEPS + 1)
-    ]
-
-
-def test_the_learner_agrees_with_the_sampler(finished):
-    for record in metrics_of(finished.folder):
+    for record in records:
         # One update a batch: weights are those that sampled, so no ratio is away from 1.
         assert record["update/logp_gap_max"] < 1e-4
         assert record["update/clip_fraction"] == 0
         assert record["groups/trained"] == 4
+        assert 1 <= record["rollout/turns"] <= 2
+        assert record["rollout/reply_tokens"] <= 6
+        assert record.get("validation/accuracy") == toy_run.ACCURACY.get(record["step"])
+    kl = {record["step"]: record["update/kl"] for record in records if "update/kl" in record}
+    assert list(kl) == [8]
+    assert kl[8] > 0.01
+    steps = range(1, toy_run.STEPS + 1)
+    assert [call[:2] for call in finished.seen] == [(step, toy_run.STEPS) for step in steps]
+    # An episode's number and the seed decide its random stream: no two draw alike.
+    assert finished.episodes == {*range(toy_run.STEPS * 4 * 8)}
 
 
-def test_what_befalls_servers_during_a_validation_is_in_the_metrics(toy, tmp_path, monkeypatch):
-    # Asked after each rollout, and after the validation of each second step.
-    told = {"sglang/retries": 1.0, "sglang/servers": 2.0}
-    gaps = iter((1e-6, 2e-6, 5e-6))
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
-    numbers = lambda: told | {"sglang/probe_gap": next(gaps)}  # noqa: E731
-    monkeypatch.setattr(trainer._sampler, "numbers", numbers)
-    trainer.run(ignore)
-    one, two = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-    assert told | {"sglang/probe_gap": 1e-6} == {name: one[name] for name in (*told, GAP)}
-    later = {"sglang/retries": 2, "sglang/servers": 2, GAP: 5e-6}
-    assert later == {name: two[name] for name in later}
-
-
-def test_a_validation_counts_once_though_a_signal_follows_it(toy, tmp_path, monkeypatch):
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
-
-    def numbers():
-        if trainer.steps_done == 2:
-            raise Preempted(signal.SIGTERM)
-        return {}
-
-    monkeypatch.setattr(trainer._sampler, "numbers", numbers)
-    with pytest.raises(Preempted, match="all 2 steps are saved"):
-        trainer.run(ignore)
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, validate=nothing)
-    trainer.run(ignore)
-    assert trainer._facts.curve == [(2, 0.0)]
-
-
-def test_start_weights_are_given_up_where_a_run_goes_on_and_none_wants_a_kl(
+def test_a_signal_after_a_validation_leaves_it_and_the_start_weights_to_be_made_anew(
     toy, tmp_path, monkeypatch
 ):
+    """Samplers are asked after each rollout, and after the validation of the second step."""
+    told = {"sglang/retries": 1.0, "sglang/servers": 2.0}
+    gaps = iter((1e-6, 2e-6, None, 5e-6))
+
+    def numbers():
+        if (gap := next(gaps)) is None:
+            raise Preempted(signal.SIGTERM)
+        return told | {GAP: gap}
+
+    def make():
+        trainer = toy_run.make_trainer(toy, tmp_path, steps=2, kl_every=None, validate=nothing)
+        monkeypatch.setattr(trainer._sampler, "numbers", numbers)
+        return trainer
+
     models = []
-
-    def spread(*arguments, spread=toy_run.spread):
-        models.append(spread(*arguments))
-        return models[-1]
-
-    monkeypatch.setattr(toy_run, "spread", spread)
-    short = {"steps": 1, "checkpoint_every": 1, "kl_every": None, "validate": nothing}
-    toy_run.make_trainer(toy, tmp_path, **short).run(ignore)
-    trainer = toy_run.make_trainer(toy, tmp_path, **short)
-    assert trainer.steps_done == 1
-    (record,) = metrics_of(tmp_path)
-    assert "update/kl" not in record
-    assert "validation/accuracy" in record  # as after every last step
+    monkeypatch.setattr(
+        toy_run, "spread", lambda *a, own=toy_run.spread: models.append(own(*a)) or models[-1]
+    )
+    with pytest.raises(Preempted, match="all 2 steps are saved"):
+        make().run(ignore)
+    trainer = make()
+    trainer.run(ignore)
+    assert trainer._facts.curve == [(2, 0.0)]  # counted once
+    one, two = metrics_of(tmp_path)
+    assert told | {GAP: 1e-6} == {name: one[name] for name in (*told, GAP)}
+    later = {"sglang/retries": 2, "sglang/servers": 2, GAP: 5e-6}
+    assert later == {name: two[name] for name in later}
+    # Where a run goes on and none wants a KL, nothing is left of the start weights.
+    assert not {name for line in (one, two) for name in line if name == "update/kl"}
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(nnx.state(models[1])))
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(trainer.params))
 
 
-def test_a_packed_run_compiles_its_gradient_ahead_in_three_shapes(toy, tmp_path):
+def test_a_packed_run_over_a_nucleus(toy, tmp_path, monkeypatch):
+    """Its gradient is compiled ahead in three shapes, and the ratio stays one."""
+    sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
+    monkeypatch.setattr(toy_run, "SAMPLER", sampler)
     batching = BatchingConfig(groups_per_batch=1, pack=True, prompt_multiple=8, answer_multiple=8)
     jax.clear_caches()  # programs of other tests
-    trainer = toy_run.make_trainer(toy, tmp_path, steps=2, batching=batching, validate=nothing)
+    changes = {"steps": 1, "kl_every": None, "batching": batching, "validate": nothing}
+    trainer = toy_run.make_trainer(toy, tmp_path, **changes)
     trainer.run(ignore)
     for thread in threading.enumerate():
         if thread.name.startswith("compile"):
             thread.join()
     assert len(trainer._learner._gradient) == 3
     # Besides, the sum over micro-batches and the optimizer; and those of the sampler.
-    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
-    assert 0 < last["time/update_programs"] <= trainer._learner.programs <= 5
-    assert 0 < last["time/sampler_compilations"] <= 12 - 5
-
-
-def test_what_top_p_cuts_is_measured_and_the_ratio_stays_one(toy, tmp_path, monkeypatch):
-    sampler = toy_run.SAMPLER.model_copy(update={"top_p": 0.8, "logprobs": "nucleus"})
-    monkeypatch.setattr(toy_run, "SAMPLER", sampler)
-    changes = {"steps": 1, "kl_every": None, "sample_tokens": True, "validate": nothing}
-    toy_run.make_trainer(toy, tmp_path, **changes).run(ignore)
-    (record,) = metrics_of(tmp_path)
+    (line,) = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert 0 < line["time/update_programs"] <= trainer._learner.programs <= 5
+    assert 0 < line["time/sampler_compilations"] <= 12 - 5
     # Less than a fifth is cut, and less the more even the last token's share is.
-    assert 0.02 < record["sampler/top_p_cut"] < 0.2
-    assert record["update/logp_gap_max"] < 1e-4
-    for tokens in recorded_tokens(tmp_path):
-        assert numbers_in(tokens["sampler"]) == pytest.approx(
-            numbers_in(tokens["learner"]), abs=1e-2
-        )
-
-
-def recorded_tokens(folder):
-    _, *groups = map(json.loads, (folder / "trajectories.jsonl").read_text().splitlines())
-    turns = [turn for group in groups for one in group["trajectories"] for turn in one["turns"]]
-    return [turn["tokens"] for turn in turns]
-
-
-def numbers_in(text):
-    return np.frombuffer(base64.b64decode(text), "<f2")
-
-
-def test_what_is_measured_when(finished):
-    records = metrics_of(finished.folder)
-    assert {
-        record["step"]: record["validation/accuracy"]
-        for record in records
-        if "validation/accuracy" in record
-    } == toy_run.ACCURACY
-    kl = {record["step"]: record["update/kl"] for record in records if "update/kl" in record}
-    assert set(kl) == {8}
-    assert kl[8] > 0.01
-    assert all(1 <= record["rollout/turns"] <= 2 for record in records)
-    assert max(record["rollout/reply_tokens"] for record in records) <= 6
+    assert 0.02 < line["sampler/top_p_cut"] < 0.2
+    assert line["update/logp_gap_max"] < 1e-4
 
 
 def test_trajectories_are_there_to_read(finished):
@@ -247,21 +205,6 @@ def test_one_seed_gives_one_run_whether_tokens_are_written_or_not(toy, finished,
             assert sampler == pytest.approx(learner, abs=1e-2)
 
 
-@pytest.mark.parametrize("left", ["", '{"step": 0, "ver'])
-def test_records_that_a_full_disk_left_without_their_first_line_get_one(tmp_path, left):
-    path = tmp_path / "trajectories.jsonl"
-    path.write_text(left)
-    open_records(path, resume_step=0)
-    assert path.read_text() == '{"step": 0, "version": 2}\n'
-
-
-def test_a_step_is_bounded_in_bytes_but_for_its_first_group():
-    lines = [{"text": "x" * 90}] * 5
-    assert len(list(within_limit(lines, 250))) == 2
-    assert len(list(within_limit(lines, 10))) == 1
-    assert list(within_limit([], 10)) == []
-
-
 def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     trainer = toy_run.make_trainer(toy, finished.folder)
     assert trainer.steps_done == toy_run.STEPS
@@ -275,6 +218,16 @@ def test_the_best_checkpoint_is_that_of_the_best_validation(toy, finished):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before))
     assert not jax.tree.leaves(finished.trainer._state.opt_state)
     assert_same_weights(finished.trainer.params, finished.weights[4])
+
+
+def test_records_begin_with_their_version_and_are_bounded(tmp_path):
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text('{"step": 0, "ver')  # left by a full disk
+    open_records(path, resume_step=0)
+    assert path.read_text() == '{"step": 0, "version": 2}\n'
+    # A step's first group is written in any case.
+    lines = [{"text": "x" * 90}] * 5
+    assert [len(list(within_limit(lines, limit))) for limit in (250, 10)] == [2, 1]
 
 
 @pytest.mark.parametrize(
@@ -296,11 +249,6 @@ def test_without_a_group_to_train_on_weights_stay(toy, tmp_path, changes):
     assert record["groups/equal_share"] == 0
     assert record.get("groups/rounds", 3) == 3
     assert_same_weights(trainer.params, before)
-
-
-def test_no_two_episodes_of_a_run_draw_alike(finished):
-    # An episode's number and the seed decide its random stream.
-    assert finished.episodes == {*range(toy_run.STEPS * 4 * 8)}
 
 
 def test_every_example_comes_once_before_any_comes_again():
@@ -405,6 +353,42 @@ def test_the_second_stage_starts_from_the_best_weights(toy, tmp_path, monkeypatc
     assert trainer.use_best() == 6
 
 
+def credited(episode):
+    """Credit each letter of each reply: 1 for a capital, -1 for another."""
+    spans = tuple(
+        toy_run.Span(turn, place, place + 1, 1.0 if "A" <= letter < "a" else -1.0)
+        for turn, reply in enumerate(episode.replies)
+        for place, letter in enumerate(reply)
+    )
+    return toy_run.Score(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
+
+
+def test_credit_of_letters_and_penalties_of_long_responses_reach_single_trajectories(toy, tmp_path):
+    trainer = toy_run.make_trainer(
+        toy, tmp_path, steps=1, group_size=1, prompts_per_step=24, judge=credited,
+        algorithm=Expo(overlong_tokens=10), sample_tokens=True, validate=nothing,
+        batching=BatchingConfig(groups_per_batch=24, prompt_multiple=8, answer_multiple=24),
+    )  # fmt: skip
+    trainer.run(ignore)
+    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
+    free, penalties = toy_run.SAMPLER.max_response_tokens - 10, []
+    for one in (one for group in groups for one in group["trajectories"]):
+        replies = sum(len(turn["tokens"]["ends"]) for turn in one["turns"])
+        shown = sum(len(turn.get("observation", "")) for turn in one["turns"])  # an id each
+        penalties.append(-max(replies + shown - free, 0) / 10)
+        for turn in one["turns"]:
+            found = numbers_in(turn["tokens"]["advantage"])[: len(turn["reply"])]
+            expected = [1.0 if "A" <= letter < "a" else -1.0 for letter in turn["reply"]]
+            assert found == pytest.approx(np.add(expected, penalties[-1]), abs=1e-2)
+    assert len(set(penalties)) > 2
+    (record,) = metrics_of(tmp_path)
+    assert record["reward/overlong"] == pytest.approx(np.mean(penalties))
+    # Measured at every step, since the credit needs it: 0 before the first update.
+    assert record["update/kl"] == pytest.approx(0, abs=1e-5)
+    # A mean over tokens, though the loss is a sum over them.
+    assert 0 < record["update/entropy"] < np.log(64)
+
+
 def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
     trainer = toy_run.make_trainer(
         toy, tmp_path, steps=2, judge=toy_run.seldom_mixed, algorithm=MIXED, validate=nothing
@@ -417,49 +401,3 @@ def test_dynamic_sampling_fills_the_batch_or_gives_up(toy, tmp_path):
     for record in records:
         assert record["groups/trained"] <= 4
         assert record["groups/rounds"] == 3 or record["groups/trained"] == 4
-
-
-def letters(episode):
-    """Credit each letter of each reply: 1 for a capital, -1 for another."""
-    spans = tuple(
-        toy_run.Span(turn, place, place + 1, 1.0 if "A" <= letter < "a" else -1.0)
-        for turn, reply in enumerate(episode.replies)
-        for place, letter in enumerate(reply)
-    )
-    return toy_run.Score(toy_run.score(episode).total, toy_run.score(episode).correct, spans)
-
-
-def test_long_responses_are_punished(toy, tmp_path):
-    algorithm = Grpo(estimator="group_centred", overlong_tokens=10)
-    changes = {"steps": 1, "algorithm": algorithm, "sample_tokens": True, "validate": nothing}
-    toy_run.make_trainer(toy, tmp_path, **changes).run(ignore)
-    _, *groups = map(json.loads, (tmp_path / "trajectories.jsonl").read_text().splitlines())
-    free, penalties = toy_run.SAMPLER.max_response_tokens - 10, []
-    for group in groups:
-        earned = []
-        for one in group["trajectories"]:
-            replies = sum(len(turn["tokens"]["ends"]) for turn in one["turns"])
-            shown = sum(len(turn.get("observation", "")) for turn in one["turns"])  # an id each
-            penalties.append(-max(replies + shown - free, 0) / 10)
-            earned.append(one["reward"] + penalties[-1])
-        found = [one["advantage"] for one in group["trajectories"]]
-        assert found == pytest.approx(np.subtract(earned, np.mean(earned)), abs=1e-5)
-    assert len(set(penalties)) > 2
-    assert metrics_of(tmp_path)[0]["reward/overlong"] == pytest.approx(np.mean(penalties))
-
-
-def test_clauses_are_learnt_from_single_trajectories(toy, tmp_path):
-    trainer = toy_run.make_trainer(
-        toy, tmp_path, steps=6, group_size=1, prompts_per_step=24, algorithm=Expo(),
-        judge=letters, validate=nothing,
-        batching=BatchingConfig(groups_per_batch=24, prompt_multiple=8, answer_multiple=24),
-    )  # fmt: skip
-    trainer.run(ignore)
-    records = metrics_of(tmp_path)
-    rewards = [record["reward/total"] for record in records]
-    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.2
-    # Measured at every step, since the credit needs it: 0 before the first update.
-    assert records[0]["update/kl"] == pytest.approx(0, abs=1e-5)
-    assert records[-1]["update/kl"] > 0.01
-    # A mean over tokens, though the loss is a sum over them.
-    assert 0 < records[0]["update/entropy"] < np.log(64)

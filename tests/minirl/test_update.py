@@ -243,18 +243,3 @@ def test_micro_batches_add_up_to_the_gradient_of_one_batch(scene, groups):
     assert stats_of_parts.pop("grad_norm") == pytest.approx(float(optax.tree.norm(whole)), rel=1e-4)
     assert stats_of_parts == pytest.approx(stats, rel=1e-4)
     assert stats["logp_gap_max"] == pytest.approx(0.53, abs=1e-3)
-
-
-def test_nothing_but_padding_costs_nothing(scene, groups):
-    (batch,) = batches_of(groups)
-    loss, stats, gradient = scene.loss_and_gradient("gspo", jax.tree.map(jnp.zeros_like, batch))
-    assert loss == 0
-    assert set(stats.values()) == {0.0}
-    assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
-
-
-def test_entropy_of_a_model_without_preferences(scene, groups):
-    blank = jax.tree.map(jnp.zeros_like, scene.params)
-    (batch,) = batches_of(groups)
-    _, stats = scene.gradients["grpo"](blank, batch)[0]
-    assert float(stats["entropy"]) == pytest.approx(math.log(VOCAB), rel=1e-6)

@@ -78,16 +78,6 @@ def test_each_device_holds_its_part_of_the_same_weights(name, shape):
     assert gate.addressable_shards[0].data.size == gate.size // parts
 
 
-def test_parameters_have_the_shapes_of_the_files():
-    stored = load_file(REFERENCE / "qwen2" / "model.safetensors")
-    model = huggingface.load(REFERENCE / "qwen2")
-    assert huggingface.tensor_shapes(nnx.state(model)) == {
-        name: array.shape for name, array in stored.items()
-    }
-    names = [f"model.layers.{i}.self_attn.q_proj.weight" for i in range(2)]
-    assert huggingface.tensor_names("layers.q", model.layers.q.shape) == names
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_what_is_saved_is_what_transformers_wrote(name, tmp_path):
     model = huggingface.load(REFERENCE / name)
@@ -141,19 +131,6 @@ def test_saving_replaces_a_model_and_nothing_else(folder):
     with pytest.raises(UserError, match=r"notes\.txt: would be lost"):
         huggingface.save(model, folder, source=folder)
     assert (folder / "notes.txt").exists()
-
-
-def test_a_save_that_fails_leaves_the_old_model(folder, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError("disk full")
-
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    model = huggingface.init(read_config(folder), 3)
-    monkeypatch.setattr(huggingface, "_write_shards", fail)
-    with pytest.raises(OSError, match="disk full"):
-        huggingface.save(model, folder, source=folder)
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert [path.name for path in folder.parent.iterdir()] == ["model"]
 
 
 def test_fresh_weights_depend_on_the_seed_and_not_on_the_mesh():

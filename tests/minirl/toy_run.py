@@ -26,7 +26,7 @@ from minirl.config import (
     TrainConfig,
 )
 from minirl.model.sharding import make_mesh, param_shardings
-from minirl.run import distributed, preemption
+from minirl.run import distributed
 from minirl.train.rollouts import TrainingTask
 from minirl.train.trainer import Trainer
 
@@ -54,7 +54,7 @@ ACCURACY = {2: 0.25, 4: 0.75, 6: 0.5, 8: 0.5}
 
 # Courses that a run can take, by name: changes of the settings, and what is said of its weights.
 COURSES = {
-    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 2}, ACCURACY),
+    "short": ({"steps": 4, "eval_every": 2, "checkpoint_every": 1}, ACCURACY),
     # The first stage fluctuates; its best checkpoint is the second of four.
     "two stages": (
         {"steps": 4, "second_stage": SecondStage(steps=3), "eval_every": 1, "checkpoint_every": 1},
@@ -257,21 +257,18 @@ def arm(trainer, moment, at, end, *, nth=1):
     setattr(owner, moment, call)
 
 
-def main(folder, course, moment="", at="0", end="die", coordinator="", processes="1", process="0"):
-    """Run a course; the last of its processes ends as it is told."""
+def main(folder, course, moment, at, coordinator="", processes="1", process="0"):
+    """Run a course; the last of its processes is killed."""
     if coordinator:
-        # Who is soon waited for in vain is missed soon; others may be slow on a busy machine.
-        heartbeat_s = 10 if end == "die" else 60
         place = int(processes), int(process)
-        distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s))
+        distributed.join(distributed.ProcessConfig(coordinator, *place, heartbeat_s=10))
     import conftest
 
     toy = SimpleNamespace(model=conftest.toy_model, Tokenizer=conftest.ToyTokenizer)
     trainer = take_course(toy, Path(folder), course)
-    if moment and int(process) == int(processes) - 1:
-        arm(trainer, moment, int(at), {"die": die, "be told": be_told}[end])
-    with preemption.watched():
-        trainer.run(lambda *_: None)
+    if int(process) == int(processes) - 1:
+        arm(trainer, moment, int(at), die)
+    trainer.run(lambda *_: None)
 
 
 if __name__ == "__main__":
