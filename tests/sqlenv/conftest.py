@@ -1,5 +1,6 @@
 """A small database with something in it for every control, and a question to play episodes with."""
 
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,17 @@ def make_database(path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_database(tmp_path_factory.mktemp("town") / "town.sqlite")
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+def database(tmp_path: Path, town: Path) -> Path:
     # Characters that mean something in a URI.
     folder = tmp_path / "data ?#%41"
     folder.mkdir()
-    return make_database(folder / "town.sqlite")
+    return Path(shutil.copy(town, folder))
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import pytest
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.executor.executor import check_database
+from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
 from tests.sqlenv.conftest import SMALL
 from tests.sqlenv.hostile import Measured, read_hostile
