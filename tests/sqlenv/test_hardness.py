@@ -1,11 +1,8 @@
 """Spider's levels from a query's text, and the official parser's ways."""
 
-import json
-
 import pytest
 
-from sqlenv.evaluators.hardness import grade, hardness
-from sqlenv.evaluators.spider_parse import NotSpiderError, spider_parse
+from sqlenv.evaluators.hardness import grade
 from tests.sqlenv.cases import read_cases
 
 
@@ -31,16 +28,3 @@ def test_levels(sql, level):
 )
 def test_what_the_official_parser_cannot_read_has_no_level(sql):
     assert grade(sql) is None
-    with pytest.raises(NotSpiderError):
-        spider_parse(sql)
-
-
-def test_levels_of_all_records_equal_those_of_their_parse(shared):
-    folder = shared / "data/spider_data"
-    count = 0
-    for name in ("train_spider.json", "dev_visible.json"):
-        for record in json.loads((folder / name).read_text()):
-            if record["sql"]:
-                assert grade(record["query"]) == hardness(record["sql"]), record["query"]
-                count += 1
-    assert count == 7411
