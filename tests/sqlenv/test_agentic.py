@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sqlenv.config import AgenticConfig, ExecutorConfig
@@ -186,6 +186,7 @@ hostile = st.one_of(
 )
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(hostile, min_size=4, max_size=4))
 def test_any_replies_end_after_four(executor, example, replies):
     env = agentic(executor, tool="run_sql_remote", finish_tool="finish")

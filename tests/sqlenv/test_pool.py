@@ -53,7 +53,7 @@ def processor_s(process: int) -> float:
 
 def has_worked(process: int) -> bool:
     """Say whether a process used more processor time than its start takes."""
-    return processor_s(process) > 1.0
+    return processor_s(process) > 0.5
 
 
 def wait_until(done: Callable[[], bool], *, timeout_s: float = 60) -> None:
@@ -71,25 +71,6 @@ def executor(database: Path) -> Iterator[Executor]:
         yield made
 
 
-def signal_workers(number: int) -> None:
-    for process in find_workers(os.getpid()):
-        os.kill(process, number)
-
-
-def signal_at_work(number: int) -> threading.Thread:
-    """Signal the one idle worker as soon as it is in the middle of a query."""
-    [worker] = find_workers(os.getpid())
-    before_s = processor_s(worker)
-
-    def send() -> None:
-        wait_until(lambda: processor_s(worker) > before_s + 0.05)
-        os.kill(worker, number)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
-
-
 def test_a_worker_that_ends_while_idle_is_replaced(executor: Executor, database: Path) -> None:
     [worker] = find_workers(os.getpid())
     os.kill(worker, signal.SIGKILL)
@@ -102,11 +83,13 @@ def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Pa
     queries += [(database, f"SELECT {number}") for number in range(60)]
 
     def crash_twice() -> None:
-        sending.join()
-        wait_until(lambda: any(has_worked(worker) for worker in find_workers(os.getpid())))
-        signal_workers(signal.SIGSEGV)
+        killed: set[int] = set()
+        while len(killed) < 2:  # with the others, and alone
+            for worker in set(filter(has_worked, find_workers(os.getpid()))) - killed:
+                os.kill(worker, signal.SIGSEGV)
+                killed.add(worker)
+            time.sleep(0.02)
 
-    sending = signal_at_work(signal.SIGSEGV)
     thread = threading.Thread(target=crash_twice)
     thread.start()
     results = executor.execute_many(queries)
@@ -114,18 +97,6 @@ def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Pa
     assert results[1] == CRASHED
     assert all(isinstance(result, Table) for result in results[:1] + results[2:])
     assert results[0] == ONE
-
-
-def test_a_worker_that_hangs_is_killed_at_twice_the_time_out(database: Path) -> None:
-    with Executor(ExecutorConfig(workers=1, timeout_s=1, max_steps=2**31 - 1)) as executor:
-        assert executor.execute(database, "SELECT 1") == ONE
-        # A stopped process cannot interrupt itself.
-        sending = signal_at_work(signal.SIGSTOP)
-        start_s = time.monotonic()
-        assert executor.execute(database, ENDLESS) == TimedOut("wall")
-        assert 1.9 < time.monotonic() - start_s < 20
-        sending.join()
-        assert executor.execute(database, "SELECT 1") == ONE
 
 
 @pytest.mark.parametrize(
@@ -232,11 +203,11 @@ def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path:
 
 
 def test_workers_leave_ctrl_c_to_their_parent(executor: Executor, database: Path) -> None:
-    before = find_workers(os.getpid())
-    signal_workers(signal.SIGINT)
+    [worker] = find_workers(os.getpid())
+    os.kill(worker, signal.SIGINT)
     assert executor.execute(database, "SELECT 1") == ONE
-    assert find_workers(os.getpid()) == before
-    assert os.getpgid(before[0]) != os.getpgid(0)
+    assert find_workers(os.getpid()) == [worker]
+    assert os.getpgid(worker) != os.getpgid(0)
 
 
 def test_an_interrupted_batch_is_given_up_at_once(database: Path) -> None:
@@ -276,23 +247,12 @@ def test_a_worker_that_cannot_start_is_not_the_querys_fault(
     assert "sqlenv" in capfd.readouterr().err
 
 
-def test_an_executor_does_not_survive_a_fork(executor: Executor, database: Path) -> None:
-    code = f"""
-import os
-from pathlib import Path
-from sqlenv.config import ExecutorConfig
-from sqlenv.executor import Executor
-executor = Executor(ExecutorConfig(isolation="thread"))
-if os.fork() == 0:
-    try:
-        executor.execute(Path({str(database)!r}), "SELECT 1")
-    except RuntimeError:
-        os._exit(7)
-    os._exit(0)
-raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-    command = [sys.executable, "-c", code]
-    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 7
+def test_an_executor_does_not_survive_a_fork(
+    executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # as in the child
+    with pytest.raises(RuntimeError, match="fork"):
+        executor.execute(database, "SELECT 1")
 
 
 def test_odd_text_travels_whole(executor: Executor, database: Path) -> None:
@@ -304,15 +264,11 @@ def test_odd_text_travels_whole(executor: Executor, database: Path) -> None:
     assert isinstance(executor.execute(database, "\ud800"), SqlError)
 
 
-def test_slow_queries_leave_a_worker_to_the_others(database):
-    config = ExecutorConfig(workers=2, timeout_s=60, max_steps=2**31 - 1)
+def test_slow_queries_leave_a_worker_to_the_others(database: Path) -> None:
+    config = ExecutorConfig(workers=2, timeout_s=2, max_steps=2**31 - 1)
     with Executor(config) as executor, ThreadPoolExecutor(2) as threads:
         slow = [threads.submit(executor.execute, database, ENDLESS) for _ in range(2)]
         wait_until(lambda: any(map(has_worked, find_workers(os.getpid()))))
         assert [executor.execute(database, "SELECT 1") for _ in range(5)] == [ONE] * 5
         assert not any(one.done() for one in slow)
-        while not all(one.done() for one in slow):
-            for worker in filter(has_worked, find_workers(os.getpid())):
-                os.kill(worker, signal.SIGKILL)
-            time.sleep(0.05)
-        assert {one.result() for one in slow} == {CRASHED}
+        assert {one.result() for one in slow} == {TimedOut("wall")}
