@@ -122,4 +122,4 @@ def find_matches(
         return dict.fromkeys(names, False)
     case = Case(predicted, gold, example.database)
     runs = Runs(executor.execute, executor.gold, known={(example.database, predicted): result})
-    return {name: COMPARATORS[name].function(case, runs) == 1 for name in names}
+    return {name: COMPARATORS[name].function(case, runs).score == 1 for name in names}

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ import apsw
 from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Case, Judgement, Runs, judge
 from sqlenv.evaluators.votes import Ballot, VoteBy, ballot
-from sqlenv.executor.database import Identity, claim_heap, identify, release_heap
+from sqlenv.executor.database import Identity, heap_limit, identify
 from sqlenv.executor.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
 
@@ -79,8 +80,10 @@ class Engine:
         self._active = 0
         self._is_alone = False
         stop = threading.Event()
-        self._stop = weakref.finalize(self, _stop, stop, config.heap_bytes)
-        claim_heap(config.heap_bytes)
+        limits = ExitStack()
+        limits.enter_context(heap_limit(config.heap_bytes))
+        limits.callback(stop.set)
+        self._stop = weakref.finalize(self, limits.close)
         threading.Thread(
             target=_watch,
             args=(self._lock, self._running, stop, config.timeout_s),
@@ -184,11 +187,6 @@ class Engine:
                 self._idle_count -= 1
             if not guards:
                 del self._idle[identity]
-
-
-def _stop(stop: threading.Event, heap_bytes: int) -> None:
-    stop.set()
-    release_heap(heap_bytes)
 
 
 def _watch(

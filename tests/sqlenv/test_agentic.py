@@ -186,7 +186,7 @@ hostile = st.one_of(
 )
 
 
-@settings(max_examples=settings.default.max_examples // 4)
+@settings(max_examples=settings().max_examples // 4)
 @given(st.lists(hostile, min_size=4, max_size=4))
 def test_any_replies_end_after_four(executor, example, replies):
     env = agentic(executor, tool="run_sql_remote", finish_tool="finish")

@@ -123,10 +123,10 @@ def test_r_ves_is_the_root_of_the_reward():
     rows = Table(("a",), ((1,),))
     runs = Runs(lambda _path, _sql: rows, stopwatch=lambda _path, sql: next(times[sql]))
     function = COMPARATORS["bird_r_ves"].function
-    assert function(Case("predicted", "gold", DB), runs) == math.sqrt(1.25)
+    assert function(Case("predicted", "gold", DB), runs).score == math.sqrt(1.25)
     assert len(list(times["gold"])) == 20
     wrong = Runs(lambda _path, sql: rows if sql == "gold" else SqlError("no"))
-    assert function(Case("predicted", "gold", DB), wrong) == 0
+    assert function(Case("predicted", "gold", DB), wrong).score == 0
 
 
 def test_settings_take_the_comparators_that_need_nothing_else():

@@ -124,4 +124,4 @@ def test_comparator_takes_fences_and_refuses_blanks():
     function = COMPARATORS["spider2_local"].function
     runs = Runs(lambda _path, sql: rows if sql == "SELECT 1" else table((9,)))
     for sql, score in (("```sql\nSELECT 1\n```", 1), ("SELECT 1", 1), ("SELECT 2", 0), ("", 0)):
-        assert function(Case(sql, "", DB, reference=gold), runs) == score
+        assert function(Case(sql, "", DB, reference=gold), runs).score == score
