@@ -16,7 +16,7 @@ from rewards.execution import columns_of
 from rewards.expo.reward import ClauseVerdict, ExpoReward
 from rewards.progress.reward import Alignment, ProgressiveReward
 from rewards.types import Score
-from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
+from sqlenv.config import AnswerConfig, DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
 from sqlenv.envs.single_turn import judge
@@ -66,7 +66,7 @@ class World:
         """Judge replies up to the first right one."""
         episode = Episode(example)
         for reply in replies:
-            found = judge(example, reply, self.executor, match=match)
+            found = judge(example, reply, self.executor, AnswerConfig(match=match))
             episode = Episode(example, (*episode.attempts, found))
             if found.correct:
                 break
