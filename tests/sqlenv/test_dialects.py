@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from sqlenv.evaluators.equality import matches
 from sqlenv.executor import Executor
 from sqlenv.prompts import first_observation
 from sqlenv.types import Example, SqlError, Table
+from tests.sqlenv.conftest import make_file
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "dialects.json").read_text())
 WORDS = [
@@ -30,11 +30,7 @@ WORDS = [
 
 @pytest.fixture
 def database(tmp_path: Path) -> Path:
-    path = tmp_path / "t.sqlite"
-    db = sqlite3.connect(path)
-    db.executescript(CASES["tables"])
-    db.close()
-    return path
+    return make_file(tmp_path / "t.sqlite", CASES["tables"])
 
 
 @pytest.fixture
@@ -149,9 +145,7 @@ def test_predictions_are_executed_carried_over(database, executor):
 def test_what_cannot_be_carried_over_is_counted_and_left_out(tmp_path, executor):
     folder = tmp_path / "data" / "database" / "t"
     folder.mkdir(parents=True)
-    db = sqlite3.connect(folder / "t.sqlite")
-    db.executescript(CASES["tables"])
-    db.close()
+    make_file(folder / "t.sqlite", CASES["tables"])
     queries = [
         ("SELECT a FROM t WHERE name = 'BO'", {}),
         ("SELECT YEAR(d) FROM t", {}),

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 
 from sqlenv.config import ExecutorConfig
@@ -13,6 +12,7 @@ from sqlenv.evaluators.votes import Ballot
 from sqlenv.executor import Executor
 from sqlenv.executor.channel import pack
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.conftest import make_file
 
 ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
 
@@ -85,9 +85,7 @@ def test_what_else_decides_a_result_is_part_of_the_key(database: Path, tmp_path:
             ran = count_runs(executor)
             executor.gold(database, sql)
             assert ran == [sql]
-    connection = apsw.Connection(str(database))
-    connection.execute("DELETE FROM city")
-    connection.close()
+    make_file(database, "DELETE FROM city")
     with make_executor(cache) as executor:
         assert executor.gold(database, sql) == Table(("count(*)",), ((0,),))
 
