@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.evaluators.equality import is_ordered, matches
+from sqlenv.evaluators.equality import matches
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.cases import read_cases
 
 MODES: list[Any] = ["set", "bag", "bag_ordered", "test_suite"]
 
@@ -53,18 +52,6 @@ def test_what_is_not_a_table_never_matches(mode: Any) -> None:
         assert not matches(result, result, mode=mode)
         assert not matches(table((1,)), result, mode=mode)
         assert not matches(result, table((1,)), mode=mode)
-
-
-@pytest.mark.parametrize(("sql", "ordered"), read_cases("ORDER BY of the whole query"))
-def test_order_by_of_the_whole_query(sql: str, ordered: bool) -> None:
-    assert is_ordered(sql) is ordered
-
-
-@pytest.mark.parametrize(("predicted", "gold", "gold_sql", "expected"), read_cases("Spider's rule"))
-def test_suite_rule(predicted: Any, gold: Any, gold_sql: str, expected: bool) -> None:
-    assert (
-        matches(table(*predicted), table(*gold), mode="test_suite", gold_sql=gold_sql) == expected
-    )
 
 
 wide_rows = st.integers(1, 4).flatmap(
