@@ -22,38 +22,20 @@ from sqlenv.executor.channel import Channel, pack, unpack
 from sqlenv.executor.engine import Run
 from sqlenv.executor.pool import CRASHED, Worker
 from sqlenv.types import SqlError, Table, TimedOut, TooLarge
+from tests.sqlenv.hostile import list_workers
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
 ONE = Table(("1",), ((1,),))
 
 
-def find_workers(parent: int) -> list[int]:
-    """Give the processes of a parent's workers, from /proc."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_text()
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if "sqlenv.executor.worker" in command and int(fields[1]) == parent and fields[0] != "Z":
-            found.append(int(folder.name))
-    return found
-
-
-def processor_s(process: int) -> float:
-    """Return the processor time that a process has used; 0 of one that ended meanwhile."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return int(fields[11]) / os.sysconf("SC_CLK_TCK")
-
-
 def has_worked(process: int) -> bool:
     """Say whether a process used more processor time than its start takes."""
-    return processor_s(process) > 0.5
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it ended meanwhile
+        return False
+    return int(fields[11]) / os.sysconf("SC_CLK_TCK") > 0.5
 
 
 def wait_until(done: Callable[[], bool], *, timeout_s: float = 60) -> None:
@@ -72,7 +54,7 @@ def executor(database: Path) -> Iterator[Executor]:
 
 
 def test_a_worker_that_ends_while_idle_is_replaced(executor: Executor, database: Path) -> None:
-    [worker] = find_workers(os.getpid())
+    [worker] = list_workers(os.getpid())
     os.kill(worker, signal.SIGKILL)
     os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # ended, and still the parent's to reap
     assert executor.execute(database, "SELECT 1") == ONE
@@ -85,7 +67,7 @@ def test_a_crash_is_blamed_on_one_query_of_many(executor: Executor, database: Pa
     def crash_twice() -> None:
         killed: set[int] = set()
         while len(killed) < 2:  # with the others, and alone
-            for worker in set(filter(has_worked, find_workers(os.getpid()))) - killed:
+            for worker in set(filter(has_worked, list_workers(os.getpid()))) - killed:
                 os.kill(worker, signal.SIGSEGV)
                 killed.add(worker)
             time.sleep(0.02)
@@ -119,14 +101,14 @@ def test_a_worker_that_stops_in_the_middle_of_a_message_is_replaced(
     config = ExecutorConfig(workers=1, timeout_s=1, max_sql_chars=1_000_000)
     with Executor(config) as executor:
         assert executor.execute(database, "SELECT 1") == ONE
-        [worker] = find_workers(os.getpid())
+        [worker] = list_workers(os.getpid())
         with monkeypatch.context() as patched:
             patched.setattr(Worker, before, stopping)
             start_s = time.monotonic()
             assert executor.execute(database, sql) == TimedOut("wall")
             assert 1.9 < time.monotonic() - start_s < 8
         assert executor.execute(database, "SELECT 1") == ONE
-        assert find_workers(os.getpid()) != [worker]
+        assert list_workers(os.getpid()) != [worker]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +141,7 @@ def test_running_out_of_address_space_is_a_value(database: Path) -> None:
     config = ExecutorConfig(workers=1, max_bytes=2_000_000_000, max_value_bytes=1_000_000)
     with Executor(config) as executor:
         assert executor.execute(database, "SELECT 1") == ONE
-        [worker] = find_workers(os.getpid())
+        [worker] = list_workers(os.getpid())
         resource.prlimit(worker, resource.RLIMIT_AS, (150_000_000, 150_000_000))
         result = executor.execute(database, "SELECT hex(zeroblob(400000)) FROM number")
         assert result == TooLarge("memory")
@@ -169,8 +151,8 @@ def test_running_out_of_address_space_is_a_value(database: Path) -> None:
 def test_no_worker_is_left_after_close(database: Path) -> None:
     with Executor(ExecutorConfig(workers=2)) as executor:
         executor.execute_many([(database, f"SELECT {number}") for number in range(100)])
-        assert len(find_workers(os.getpid())) == 2
-    assert find_workers(os.getpid()) == []
+        assert len(list_workers(os.getpid())) == 2
+    assert list_workers(os.getpid()) == []
 
 
 PARENT = """
@@ -193,9 +175,9 @@ def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path:
     command = [sys.executable, script, database, ENDLESS, "SELECT 1"]
     pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe) as parent:
-        wait_until(lambda: len(find_workers(parent.pid)) == 2)
+        wait_until(lambda: len(list_workers(parent.pid)) == 2)
         time.sleep(0.5)
-        workers = find_workers(parent.pid)
+        workers = list_workers(parent.pid)
         assert len(workers) == 2
         parent.kill()
         parent.wait()
@@ -203,10 +185,10 @@ def test_workers_end_with_their_parent_however_it_ends(database: Path, tmp_path:
 
 
 def test_workers_leave_ctrl_c_to_their_parent(executor: Executor, database: Path) -> None:
-    [worker] = find_workers(os.getpid())
+    [worker] = list_workers(os.getpid())
     os.kill(worker, signal.SIGINT)
     assert executor.execute(database, "SELECT 1") == ONE
-    assert find_workers(os.getpid()) == [worker]
+    assert list_workers(os.getpid()) == [worker]
     assert os.getpgid(worker) != os.getpgid(0)
 
 
@@ -268,11 +250,11 @@ def test_slow_queries_leave_a_worker_to_the_others(database: Path) -> None:
     config = ExecutorConfig(workers=2, timeout_s=60, max_steps=2**31 - 1)
     with Executor(config) as executor, ThreadPoolExecutor(2) as threads:
         slow = [threads.submit(executor.execute, database, ENDLESS) for _ in range(2)]
-        wait_until(lambda: any(map(has_worked, find_workers(os.getpid()))))
+        wait_until(lambda: any(map(has_worked, list_workers(os.getpid()))))
         assert [executor.execute(database, "SELECT 1") for _ in range(5)] == [ONE] * 5
         assert not any(one.done() for one in slow)
         while not all(one.done() for one in slow):
-            for worker in filter(has_worked, find_workers(os.getpid())):
+            for worker in filter(has_worked, list_workers(os.getpid())):
                 os.kill(worker, signal.SIGKILL)
             time.sleep(0.05)
         assert {one.result() for one in slow} == {CRASHED}
