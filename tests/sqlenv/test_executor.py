@@ -151,6 +151,18 @@ def test_wall_time_ends_a_query_and_the_next_one_is_not_hurt(
         assert executor.execute(database, "SELECT 1") == Table(("1",), ((1,),))
 
 
+def test_the_clock_of_an_idle_executor(database: Path) -> None:
+    """The watchdog sleeps whole time-outs; a query that starts in between gets its full time."""
+    config = ExecutorConfig(isolation="thread", timeout_s=0.3, max_steps=2**31 - 1)
+    with Executor(config) as executor:
+        executor.execute(database, "SELECT 1")
+        for pause_s in (0.05, 0.2):
+            time.sleep(pause_s)
+            start_s = time.monotonic()
+            assert executor.execute(database, ENDLESS) == TimedOut("wall")
+            assert time.monotonic() - start_s > 0.25
+
+
 def test_hostile_neighbours_do_not_change_answers(database: Path) -> None:
     # A time that only the endless one needs, also where others keep the machine busy.
     limits: dict[str, Any] = SMALL | {"timeout_s": 3, "max_steps": 2**31 - 1}
