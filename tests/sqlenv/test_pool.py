@@ -246,6 +246,13 @@ def test_odd_text_travels_whole(executor: Executor, database: Path) -> None:
     assert isinstance(executor.execute(database, "\ud800"), SqlError)
 
 
+def test_a_path_is_relative_to_its_callers_folder(
+    executor: Executor, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(database.parent)  # of which the worker hears nothing
+    assert executor.execute(Path(database.name), "SELECT 1") == ONE
+
+
 def test_slow_queries_leave_a_worker_to_the_others(database: Path) -> None:
     config = ExecutorConfig(workers=2, timeout_s=60, max_steps=2**31 - 1)
     with Executor(config) as executor, ThreadPoolExecutor(2) as threads:
