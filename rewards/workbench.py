@@ -26,6 +26,7 @@ from rewards.expo.reward import FORMAT_FAIL, ClauseVerdict, ExpoReward
 from rewards.progress.diagnosis import Diagnosis
 from rewards.progress.reward import OneShotReward, ProgressiveReward
 from rewards.types import Turn
+from sqlenv.config import AnswerConfig
 from sqlenv.dialects import run, transpile
 from sqlenv.envs.single_turn import find_matches, judge
 from sqlenv.evaluators.equality import matches
@@ -178,7 +179,7 @@ class Workbench:
     def _attempt(self, example: Example, turn: Turn) -> Attempt:
         if turn.kind == "bad_call":
             return Attempt(turn.text, "", SqlError("no call"), correct=False, kind=turn.kind)
-        judged = judge(example, turn.text, self._executor, match="set", sql=turn.sql)
+        judged = judge(example, turn.text, self._executor, AnswerConfig(), turn.sql)
         return replace(judged, kind=turn.kind)
 
     def _expo_total(self, example: Example, attempts: Sequence[Attempt]) -> float:

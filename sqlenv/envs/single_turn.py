@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from sqlenv.config import AnswerConfig, Luck, SingleTurnConfig
+from sqlenv.config import AnswerConfig, SingleTurnConfig
 from sqlenv.dialects import run, transpile
 from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs
 from sqlenv.sql.extraction import extract_sql
@@ -20,7 +20,6 @@ from sqlenv.types import (
     Result,
     SqlError,
     Table,
-    Wrapping,
 )
 
 Config = TypeVar("Config", bound=AnswerConfig)
@@ -53,16 +52,7 @@ class BaseEnvironment(Generic[Config]):
         return Episode(example), self._first_prompt(example)
 
     def _judge(self, example: Example, reply: str, sql: str | None = None) -> Attempt:
-        config = self._config
-        return judge(
-            example,
-            reply,
-            self._executor,
-            match=config.match,
-            wrapping=config.wrapping,
-            sql=sql,
-            nondeterministic=config.nondeterministic,
-        )
+        return judge(example, reply, self._executor, self._config, sql)
 
 
 class SingleTurn(BaseEnvironment[SingleTurnConfig]):
@@ -78,11 +68,8 @@ def judge(
     example: Example,
     reply: str,
     executor: Runner,
-    *,
-    match: ExecutionMatch,
-    wrapping: Wrapping = "sql_tag",
+    config: AnswerConfig,
     sql: str | None = None,
-    nondeterministic: Luck = "wrong",
 ) -> Attempt:
     """Run the SQL of a reply, or the query given, and compare its result with the gold result.
 
@@ -91,15 +78,15 @@ def judge(
     the clock or on chance is not right, and its result stays marked, so that no reward pays for a
     part of it either; where it is to be judged, the mark is taken away.
     """
-    sql = extract_sql(reply, wrapping) if sql is None else sql
+    sql = extract_sql(reply, config.wrapping) if sql is None else sql
     if not sql:
         return Attempt(reply, "", SqlError("no SQL in the reply"), correct=False)
     result = run(executor.execute, example, sql)
     if isinstance(result, Table) and result.nondeterministic:
-        if nondeterministic == "wrong":
+        if config.nondeterministic == "wrong":
             return Attempt(reply, sql, result, correct=False)
         result = replace(result, nondeterministic=False)
-    correct = find_matches(example, sql, result, executor, (match,))[match]
+    correct = find_matches(example, sql, result, executor, (config.match,))[config.match]
     return Attempt(reply, sql, result, correct=correct)
 
 
@@ -122,4 +109,4 @@ def find_matches(
         return dict.fromkeys(names, False)
     case = Case(predicted, gold, example.database)
     runs = Runs(executor.execute, executor.gold, known={(example.database, predicted): result})
-    return {name: COMPARATORS[name].function(case, runs) == 1 for name in names}
+    return {name: COMPARATORS[name].function(case, runs).score == 1 for name in names}

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, NamedTuple, TypeGuard, get_args
 
 from sqlenv.errors import UserError
 from sqlenv.evaluators.bird import soft_f1, ves_reward
@@ -36,6 +36,9 @@ from sqlenv.types import MatchMode, Result, SqlError, Status, Table, TimedOut, s
 _LATE = TimedOut("wall")
 _REPETITIONS = 100  # how often R-VES runs each query
 _OMNISQL_S = 10.0
+_JUDGED_CHARS = 1_000_000
+"""Longer predictions are wrong unread: what official programs do to a text takes seconds where it
+has megabytes, and the executor runs a tenth of it at most where nobody cuts it."""
 _REMEMBERED_CELLS = 1_000_000
 """Cells of the results that `Runs` remembers, some 100 MB of short texts."""
 
@@ -90,7 +93,7 @@ class Runs:
         stopwatch: Callable[[Path, str], float] | None = None,
     ):
         self._execute, self._gold = execute, gold or execute
-        self._stopwatch = stopwatch
+        self.stopwatch = stopwatch
         self._results = {
             (database, same_query(sql)): result for (database, sql), result in (known or {}).items()
         }
@@ -113,14 +116,6 @@ class Runs:
         self.is_late |= seconds > limit_s
         return seconds <= limit_s
 
-    def seconds_anew(self, database: Path, sql: str) -> float:
-        """Run a query once more and say how long it takes."""
-        if self._stopwatch:
-            return self._stopwatch(database, sql)
-        start_s = time.perf_counter()
-        self._execute(database, sql)
-        return time.perf_counter() - start_s
-
     def _find(self, database: Path, sql: str, run: Ask) -> Result:
         key = (database, same_query(sql))
         if (known := self._results.get(key)) is not None:
@@ -138,8 +133,12 @@ class Runs:
         return result
 
 
-Function = Callable[[Case, Runs], float]
-Results = Callable[[Case, Runs], tuple[Result, Result]]
+class Outcome(NamedTuple):
+    """A score, and the results on the question's own database of what the program runs."""
+
+    score: float
+    predicted: Result
+    gold: Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +148,14 @@ class Comparator:
     Attributes:
         source: Repository and files of the official program; empty for a rule of no program.
         version: Commit that it was checked against.
-        function: Scores a case.
-        results: Runs both queries on the question's own database, as the program writes them.
+        function: Runs and scores a case.
         needs: The part of a case that it takes, beside the queries and the database.
     """
 
     name: str
     source: str
     version: str
-    function: Function = field(repr=False)
-    results: Results = field(repr=False)
+    function: Callable[[Case, Runs], Outcome] = field(repr=False)
     needs: Literal["", "suite", "reference"] = ""
 
 
@@ -173,78 +170,79 @@ def check_case(case: Case, names: Sequence[str]) -> None:
 
 def judge(case: Case, names: Sequence[str], runs: Runs) -> Judgement:
     """Ask comparators about a case."""
+    if len(case.predicted) > _JUDGED_CHARS:
+        judged = judge(replace(case, predicted=""), names, runs)
+        return replace(judged, scores=dict.fromkeys(names, 0.0), predicted="too_large")
     runs.is_late = False
-    results = COMPARATORS[names[0]].results if names else _as_they_stand
-    predicted, gold = results(case, runs)
-    scores = {name: COMPARATORS[name].function(case, runs) for name in names}
-    return Judgement(scores, status_of(predicted), status_of(gold), runs.is_late)
+    outcomes = {name: COMPARATORS[name].function(case, runs) for name in names}
+    first = outcomes[names[0]] if names else _by_rule(case, runs, mode="set")
+    scores = {name: outcome.score for name, outcome in outcomes.items()}
+    return Judgement(scores, status_of(first.predicted), status_of(first.gold), runs.is_late)
 
 
-def _as_they_stand(case: Case, runs: Runs) -> tuple[Result, Result]:
+def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> Outcome:
     predicted = runs.predicted(case.database, case.predicted)
-    return predicted, runs.gold(case.database, case.gold)
-
-
-def _by_rule(case: Case, runs: Runs, *, mode: MatchMode) -> float:
-    return float(matches(*_as_they_stand(case, runs), mode=mode, gold_sql=case.gold))
-
-
-def _as_bird_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
-    predicted = _ask(runs.predicted, case.database, case.predicted)
-    return predicted, _ask(runs.gold, case.database, case.gold)
+    gold = runs.gold(case.database, case.gold)
+    score = float(matches(predicted, gold, mode=mode, gold_sql=case.gold))
+    return Outcome(score, predicted, gold)
 
 
 def _bird(
     case: Case, runs: Runs, *, score: Callable[[Table, Table], float], limit_s: float
-) -> float:
+) -> Outcome:
     """Score two results; text that is no UTF-8 fails, and both queries share the limit."""
-    predicted, gold = _as_bird_runs(case, runs)
+    predicted = _ask(runs.predicted, case.database, case.predicted)
+    gold = _ask(runs.gold, case.database, case.gold)
     if not (_is_clean(predicted) and _is_clean(gold)):
-        return 0.0
+        return Outcome(0.0, predicted, gold)
     is_in_time = runs.in_time(case.database, (case.predicted, case.gold), limit_s)
-    return score(predicted, gold) if is_in_time else 0.0
+    return Outcome(score(predicted, gold) if is_in_time else 0.0, predicted, gold)
 
 
 def _same_rows(predicted: Table, gold: Table) -> float:
     return float(matches(predicted, gold, mode="set"))
 
 
-def _bird_r_ves(case: Case, runs: Runs) -> float:
-    """Return the root of the reward, whose mean the program reports."""
-    if not _bird(case, runs, score=_same_rows, limit_s=30.0 * _REPETITIONS):
-        return 0.0
+def _bird_r_ves(case: Case, runs: Runs) -> Outcome:
+    """Score the root of the reward, whose mean the program reports."""
+    outcome = _bird(case, runs, score=_same_rows, limit_s=30.0 * _REPETITIONS)
+    if not outcome.score:
+        return outcome
+    assert runs.stopwatch is not None  # an executor's engine has one
     ratios = []
     for _ in range(_REPETITIONS):
-        predicted_s = runs.seconds_anew(case.database, case.predicted)
-        ratios.append(runs.seconds_anew(case.database, case.gold) / predicted_s)
-    return math.sqrt(ves_reward(ratios))
+        predicted_s = runs.stopwatch(case.database, case.predicted)
+        ratios.append(runs.stopwatch(case.database, case.gold) / predicted_s)
+    return outcome._replace(score=math.sqrt(ves_reward(ratios)))
 
 
-def _as_spider_writes(
-    case: Case, *, keep_value: bool = False, keep_distinct: bool = False
-) -> tuple[str, str]:
-    """Write both queries as Spider's program runs them: `value` in a prediction becomes 1."""
+def _spider(
+    case: Case,
+    runs: Runs,
+    *,
+    suite: bool,
+    keep_value: bool = False,
+    keep_distinct: bool = False,
+) -> Outcome:
+    """Compare results on one database, or on all of a suite, where all have to agree.
+
+    Spider's program writes `value` in a prediction as 1.
+    """
     text = case.predicted if keep_value else case.predicted.replace("value", "1")
-    predicted = as_spider_runs(text, keep_distinct=keep_distinct)
-    return predicted, as_spider_runs(case.gold, keep_distinct=keep_distinct)
+    predicted, gold = (
+        as_spider_runs(sql, keep_distinct=keep_distinct) for sql in (text, case.gold)
+    )
 
+    def run(database: Path) -> tuple[Result, Result]:
+        return _ask(runs.predicted, database, predicted), _ask(runs.gold, database, gold)
 
-def _as_spider_runs(case: Case, runs: Runs, **switch: bool) -> tuple[Result, Result]:
-    predicted, gold = _as_spider_writes(case, **switch)
-    return _as_bird_runs(replace(case, predicted=predicted, gold=gold), runs)
-
-
-def _spider(case: Case, runs: Runs, *, suite: bool, **switch: bool) -> float:
-    """Compare results on one database, or on all of a suite, where all have to agree."""
-    predicted, gold = _as_spider_writes(case, **switch)
-    find, know = _asking(runs.predicted, predicted), _asking(runs.gold, gold)
+    own = run(case.database)
     if suite and same_query(predicted) == same_query(gold):
-        result = know(case.database)
         # The same query gives the same rows on every file.
-        suite = isinstance(result, Table) and result.nondeterministic
-    databases = _as_known(case.suite, case.database) if suite else (case.database,)
-    results = ((find(database), know(database)) for database in databases)
-    return float(all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in results))
+        suite = isinstance(own[1], Table) and own[1].nondeterministic
+    pairs = map(run, _as_known(case.suite, case.database)) if suite else [own]
+    is_right = all(matches(*pair, mode="test_suite", gold_sql=gold) for pair in pairs)
+    return Outcome(float(is_right), *own)
 
 
 @lru_cache(maxsize=1024)
@@ -258,48 +256,46 @@ def _is_copy(file: Path, database: Path) -> bool:
     return same_size and filecmp.cmp(file, database, shallow=False)
 
 
-def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> float:
-    """Ask Spider's program about a query that runs within 10 seconds, put on one line."""
-    if not _runs_for_omnisql(case, runs):
-        return 0.0
-    return _spider(replace(case, predicted=as_omnisql_writes(case.predicted)), runs, suite=suite)
+def _omnisql_spider(case: Case, runs: Runs, *, suite: bool) -> Outcome:
+    """Ask Spider's program about a query that runs within 10 seconds, put on one line.
 
-
-def _as_omnisql_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
-    """Give the prediction's first failure: it runs as it stands, and then as Spider's does."""
-    first = _ask(runs.predicted, case.database, case.predicted)
+    The prediction's result is its first failure: it runs as it stands, and then as Spider's does.
+    """
+    first, runs_in_time = _run_for_omnisql(case, runs)
     written = replace(case, predicted=as_omnisql_writes(case.predicted))
-    predicted, gold = _as_spider_runs(written, runs)
-    return (predicted if _is_clean(first) else first), gold
+    outcome = _spider(written, runs, suite=suite and runs_in_time)
+    if runs_in_time:
+        return outcome
+    return Outcome(0.0, outcome.predicted if _is_clean(first) else first, outcome.gold)
 
 
-def _runs_for_omnisql(case: Case, runs: Runs) -> bool:
+def _run_for_omnisql(case: Case, runs: Runs) -> tuple[Result, bool]:
     result = _ask(runs.predicted, case.database, case.predicted)
-    return _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
+    is_fine = _is_clean(result) and runs.in_time(case.database, (case.predicted,), _OMNISQL_S)
+    return result, is_fine
 
 
-def _spider2(case: Case, runs: Runs) -> float:
-    return _finds_gold(replace(case, predicted=fenced_sql(case.predicted)), runs, nan_is_zero=True)
+def _spider2(case: Case, runs: Runs) -> Outcome:
+    case = replace(case, predicted=fenced_sql(case.predicted))
+    return _find_gold(case, runs, nan_is_zero=True)
 
 
-def _as_spider2_runs(case: Case, runs: Runs) -> tuple[Result, Result]:
-    return _as_they_stand(replace(case, predicted=fenced_sql(case.predicted)), runs)
-
-
-def _omnisql_spider2(case: Case, runs: Runs) -> float:
+def _omnisql_spider2(case: Case, runs: Runs) -> Outcome:
     """Do as an older copy of that program does, with a query that runs within 10 seconds."""
-    if not _runs_for_omnisql(case, runs):
-        return 0.0
-    return _finds_gold(case, runs, nan_is_zero=False)
+    outcome = _find_gold(case, runs, nan_is_zero=False)
+    _, runs_in_time = _run_for_omnisql(case, runs)
+    return outcome if runs_in_time else outcome._replace(score=0.0)
 
 
-def _finds_gold(case: Case, runs: Runs, *, nan_is_zero: bool) -> float:
+def _find_gold(case: Case, runs: Runs, *, nan_is_zero: bool) -> Outcome:
     assert case.reference is not None  # `check_case`
-    if count_statements(case.predicted) != "one":
-        return 0.0
-    result = runs.predicted(case.database, case.predicted)
-    is_match = _is_clean(result) and agrees(result, case.reference, nan_is_zero=nan_is_zero)
-    return float(is_match)
+    predicted = runs.predicted(case.database, case.predicted)
+    is_right = (
+        count_statements(case.predicted) == "one"
+        and _is_clean(predicted)
+        and agrees(predicted, case.reference, nan_is_zero=nan_is_zero)
+    )
+    return Outcome(float(is_right), predicted, runs.gold(case.database, case.gold))
 
 
 def _is_clean(result: Result) -> TypeGuard[Table]:
@@ -308,18 +304,14 @@ def _is_clean(result: Result) -> TypeGuard[Table]:
 
 
 def _ask(run: Ask, database: Path, sql: str) -> Result:
-    return _asking(run, sql)(database)
-
-
-def _asking(run: Ask, sql: str) -> Callable[[Path], Result]:
     """Run a query as Python's sqlite3 module would, which all these programs use."""
     match count_statements(sql):
         case "none":
-            return lambda _: Table((), ())
+            return Table((), ())
         case "several":
-            return lambda _: SqlError("more than one statement")
+            return SqlError("more than one statement")
         case _:
-            return lambda database: run(database, sql)
+            return run(database, sql)
 
 
 _BIRD, _BIRD_VERSION = "bird-bench/mini_dev: evaluation/evaluation_{}.py", "4d970a9a97b1"
@@ -333,29 +325,27 @@ _SWITCHES: tuple[dict[str, bool], ...] = ({}, {"keep_value": True}, {"keep_disti
 
 def _all() -> Iterator[Comparator]:
     for mode in get_args(MatchMode):
-        yield Comparator(mode, "", "", partial(_by_rule, mode=mode), _as_they_stand)
+        yield Comparator(mode, "", "", partial(_by_rule, mode=mode))
     same_rows, soft = (partial(_bird, score=score, limit_s=30.0) for score in (_same_rows, soft_f1))
     for name, file, function in (
         ("ex", "ex", same_rows),
         ("soft_f1", "f1", soft),
         ("r_ves", "ves", _bird_r_ves),
     ):
-        source = _BIRD.format(file)
-        yield Comparator(f"bird_{name}", source, _BIRD_VERSION, function, _as_bird_runs)
+        yield Comparator(f"bird_{name}", _BIRD.format(file), _BIRD_VERSION, function)
     for kind, suite, needs in _KINDS:
         for switch in _SWITCHES:
-            score = partial(_spider, suite=suite, **switch)
             name = "_".join((f"spider_{kind}", *switch))
-            yield Comparator(name, *_SPIDER, score, partial(_as_spider_runs, **switch), needs)
-    yield Comparator("spider2_local", *_SPIDER2, _spider2, _as_spider2_runs, "reference")
-    for name, function, results, needs in (
-        ("bird", partial(_bird, score=_same_rows, limit_s=_OMNISQL_S), _as_bird_runs, ""),
-        ("spider_ex", partial(_omnisql_spider, suite=False), _as_omnisql_runs, ""),
-        ("spider_ts", partial(_omnisql_spider, suite=True), _as_omnisql_runs, "suite"),
-        ("spider2", _omnisql_spider2, _as_they_stand, "reference"),
+            yield Comparator(name, *_SPIDER, partial(_spider, suite=suite, **switch), needs)
+    yield Comparator("spider2_local", *_SPIDER2, _spider2, "reference")
+    for name, file, function, needs in (
+        ("bird", "bird", partial(_bird, score=_same_rows, limit_s=_OMNISQL_S), ""),
+        ("spider_ex", "spider", partial(_omnisql_spider, suite=False), ""),
+        ("spider_ts", "spider", partial(_omnisql_spider, suite=True), "suite"),
+        ("spider2", "spider2", _omnisql_spider2, "reference"),
     ):
-        source = _OMNISQL.format(name.removesuffix("_ex").removesuffix("_ts"))
-        yield Comparator(f"omnisql_{name}", source, _OMNISQL_VERSION, function, results, needs)
+        source = _OMNISQL.format(file)
+        yield Comparator(f"omnisql_{name}", source, _OMNISQL_VERSION, function, needs)
 
 
 COMPARATORS: Mapping[str, Comparator] = {comparator.name: comparator for comparator in _all()}

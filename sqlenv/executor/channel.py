@@ -1,14 +1,13 @@
-"""What parent and workers say to each other: plain values, each sent as a whole over a socket.
+"""What parent and workers say to each other: records, each sent as a whole over a socket.
 
-Values are MessagePack's: numbers, text, bytes, None, tuples and dicts of these. Whatever comes,
-reading it makes nothing else and runs nothing.
+Values are MessagePack's (numbers, text, bytes, None, tuples, dicts) and the records listed here.
+Whatever comes, reading it makes nothing else and runs nothing.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
@@ -16,18 +15,24 @@ from typing import Any
 
 import msgpack
 
+from sqlenv.errors import UserError
 from sqlenv.evaluators.comparators import Case, Judgement
 from sqlenv.evaluators.spider2 import Reference
 from sqlenv.evaluators.votes import Ballot
-from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
+from sqlenv.executor.engine import Run, Trial
+from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
 
-Encoded = tuple[Any, ...]
-Answer = Result | Judgement | Ballot
+RESULTS = (Table, SqlError, TimedOut, TooLarge, Denied)
+ANSWERS = (*RESULTS, Judgement, Ballot, UserError)
 
-_KINDS = {
-    kind.__name__: kind for kind in (Table, SqlError, TimedOut, TooLarge, Denied, Judgement, Ballot)
+# Of each kind of record the number that it is written under, and its fields.
+_KINDS = dict(enumerate((*ANSWERS, Run, Trial, Case, Reference)))
+_NUMBERS = {kind: number for number, kind in _KINDS.items()}
+_FIELDS = {
+    kind: ("args",) if kind is UserError else tuple(field.name for field in fields(kind))
+    for kind in _NUMBERS
 }
-_FIELDS = {name: [field.name for field in fields(kind)] for name, kind in _KINDS.items()}
+_PATH = len(_KINDS)
 _SIZE_BYTES = 8
 _SMALL_BYTES = 65_536
 
@@ -73,40 +78,30 @@ class Channel:
 
 
 def pack(value: Any) -> bytes:
-    """Write a plain value."""
-    return msgpack.packb(value, unicode_errors="surrogatepass", buf_size=_SMALL_BYTES)
+    """Write a value; paths become absolute."""
+    return msgpack.packb(
+        value, default=_pack_record, unicode_errors="surrogatepass", buf_size=_SMALL_BYTES
+    )
 
 
 def unpack(data: bytes | bytearray) -> Any:
-    """Read a plain value; ValueError where the bytes are none."""
-    return msgpack.unpackb(data, use_list=False, unicode_errors="surrogatepass")
+    """Read a value; ValueError, TypeError or LookupError where the bytes are none."""
+    return msgpack.unpackb(
+        data, ext_hook=_unpack_record, use_list=False, unicode_errors="surrogatepass"
+    )
 
 
-def encode(result: Answer) -> Encoded:
-    """Write an answer as the name of its kind and its fields."""
-    kind = type(result).__name__
-    return (kind, *[getattr(result, name) for name in _FIELDS[kind]])
+def _pack_record(value: Any) -> msgpack.ExtType:
+    if isinstance(value, Path):
+        return msgpack.ExtType(_PATH, os.fsencode(os.path.abspath(value)))  # noqa: PTH100
+    kind = type(value)
+    return msgpack.ExtType(_NUMBERS[kind], pack([getattr(value, name) for name in _FIELDS[kind]]))
 
 
-def decode(encoded: Encoded) -> Answer:
-    """Read what `encode` wrote."""
-    name, *values = encoded
-    return _KINDS[name](*values)
+def _unpack_record(number: int, data: bytes) -> Any:
+    return _path(data) if number == _PATH else _KINDS[number](*unpack(data))
 
 
-def encode_case(case: Case, names: Sequence[str]) -> Encoded:
-    """Write a case, and the comparators to ask about it; paths become absolute."""
-    database, *suite = [os.path.abspath(path) for path in (case.database, *case.suite)]  # noqa: PTH100
-    reference = case.reference and (case.reference.golds, case.reference.ignore_order)
-    return (database, case.predicted, case.gold, suite, reference, list(names))
-
-
-def decode_case(encoded: Encoded) -> tuple[Case, list[str]]:
-    """Read what `encode_case` wrote."""
-    database, predicted, gold, suite, reference, names = encoded
-    files = tuple([_path(name) for name in suite])
-    golds = reference and Reference(*reference)
-    return Case(predicted, gold, _path(database), files, golds), names
-
-
-_path = lru_cache(maxsize=4096)(Path)  # whose hash, and its text, each path keeps
+@lru_cache(maxsize=4096)  # each path keeps its hash and its text
+def _path(name: bytes) -> Path:
+    return Path(os.fsdecode(name))

@@ -157,27 +157,17 @@ _heap_before = [0]
 @contextmanager
 def heap_limit(limit_bytes: int) -> Generator[None]:
     """Let SQLite use as much memory as this, and what other connections held before."""
-    claim_heap(limit_bytes)
-    try:
-        yield
-    finally:
-        release_heap(limit_bytes)
-
-
-def claim_heap(limit_bytes: int) -> None:
-    """Begin what `release_heap` ends."""
     with _heap:
         if not _heap_limits:
             _heap_before[0] = apsw.memory_used()
         _heap_limits.append(limit_bytes)
         _limit_heap()
-
-
-def release_heap(limit_bytes: int) -> None:
-    """Give a limit back; without any there is none."""
-    with _heap:
-        _heap_limits.remove(limit_bytes)
-        _limit_heap()
+    try:
+        yield
+    finally:
+        with _heap:
+            _heap_limits.remove(limit_bytes)
+            _limit_heap()
 
 
 def _limit_heap() -> None:

@@ -6,12 +6,17 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import apsw
 
-from sqlenv.executor.database import Identity, claim_heap, identify, release_heap
+from sqlenv.errors import UserError
+from sqlenv.evaluators.comparators import Case, Judgement, Runs, judge
+from sqlenv.evaluators.votes import Ballot, VoteBy, ballot
+from sqlenv.executor.database import Identity, heap_limit, identify
 from sqlenv.executor.guard import Guard, refuse_text
 from sqlenv.types import Result, TimedOut, TooLarge
 
@@ -25,6 +30,37 @@ _MOST_IDLE = 64  # idle connections kept open; 0.3 to 2 MB and one file descript
 _OUT_OF_HEAP = TooLarge("memory")
 # After these, and after a bug of ours, a connection is not used again.
 _SPOILING = (TimedOut, TooLarge, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A query to run; its budget of steps where it is not the settings'.
+
+    Its answer is the result, or with `vote_by` the vote of that, and the rows stay where it ran.
+    """
+
+    database: Path
+    sql: str
+    max_steps: int | None = None
+    vote_by: VoteBy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case, and the comparators to ask about it."""
+
+    case: Case
+    names: tuple[str, ...]
+
+    @property
+    def database(self) -> Path:
+        """Return the question's own database."""
+        return self.case.database
+
+
+Question = Run | Trial
+Answer = Result | Judgement | Ballot | UserError
+"""What becomes of a question; `UserError` where its database cannot be used."""
 
 
 class Engine:
@@ -44,8 +80,10 @@ class Engine:
         self._active = 0
         self._is_alone = False
         stop = threading.Event()
-        self._stop = weakref.finalize(self, _stop, stop, config.heap_bytes)
-        claim_heap(config.heap_bytes)
+        limits = ExitStack()
+        limits.enter_context(heap_limit(config.heap_bytes))
+        limits.callback(stop.set)
+        self._stop = weakref.finalize(self, limits.close)
         threading.Thread(
             target=_watch,
             args=(self._lock, self._running, stop, config.timeout_s),
@@ -70,6 +108,13 @@ class Engine:
             with self._lock:
                 self._is_alone = False
                 self._changed.notify_all()
+
+    def answer(self, question: Question, runs: Runs) -> Answer:
+        """Answer a question; cases are judged by `runs`, which runs queries here."""
+        if isinstance(question, Trial):
+            return judge(question.case, question.names, runs)
+        result = self.execute(question.database, question.sql, question.max_steps)
+        return Ballot(ballot(result, question.vote_by)) if question.vote_by else result
 
     def ask(self, database: Path, sql: str) -> Result:
         """Run one query of any text."""
@@ -142,11 +187,6 @@ class Engine:
                 self._idle_count -= 1
             if not guards:
                 del self._idle[identity]
-
-
-def _stop(stop: threading.Event, heap_bytes: int) -> None:
-    stop.set()
-    release_heap(heap_bytes)
 
 
 def _watch(

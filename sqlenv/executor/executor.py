@@ -10,31 +10,21 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from threading import Semaphore
 from typing import Self
 
 from sqlenv.config import ExecutorConfig
-from sqlenv.evaluators.comparators import Case, Judgement, Runs, check_case, judge
-from sqlenv.evaluators.votes import Ballot, VoteBy, ballot
-from sqlenv.executor.channel import encode_case
-from sqlenv.executor.database import Identity, check_database, identify
-from sqlenv.executor.engine import Engine
+from sqlenv.evaluators.comparators import Case, Judgement, Runs, check_case
+from sqlenv.evaluators.votes import Ballot, VoteBy
+from sqlenv.executor.channel import RESULTS
+from sqlenv.executor.database import Identity, identify
+from sqlenv.executor.engine import Answer, Engine, Question, Run, Trial
 from sqlenv.executor.gold import GoldCache, Query
 from sqlenv.executor.guard import refuse_text
 from sqlenv.executor.pool import WorkerPool
-from sqlenv.executor.worker import Question
-from sqlenv.types import Result, TimedOut, TooLarge, status_of
-
-__all__ = ["Executor", "check_database"]
+from sqlenv.types import Result, status_of
 
 _log = logging.getLogger(__name__)
-
-# What a query may take before it counts as slow: some 20 to 50 ms.
-_QUICK_STEPS = 5_000_000
-_JUDGED_CHARS = 1_000_000
-"""Longer predictions are wrong unread: ten times what is run of a text that nobody cuts."""
 
 
 class Executor:
@@ -45,7 +35,7 @@ class Executor:
         self._process = os.getpid()
         self._gold = GoldCache(config)
         self._seen: dict[Path, Identity] = {}
-        self._backend = _Threads(config) if config.isolation == "thread" else _Processes(config)
+        self._backend = _Threads(config) if config.isolation == "thread" else WorkerPool(config)
 
     def __enter__(self) -> Self:
         return self
@@ -66,26 +56,19 @@ class Executor:
         Raises:
             UserError: The database cannot be used; see `check_database`.
         """
-        refused = refuse_text(sql, max_sql_chars=self.config.max_sql_chars)
-        if refused is not None:
-            return refused
-        self._check_use([database])
-        return self._backend.execute(database, sql, max_steps)
+        return self._run([Run(database, sql, max_steps)])[0]
 
     def execute_many(self, queries: Sequence[Query]) -> list[Result]:
         """Run queries on all workers, each distinct one once; results come in their order."""
-        results, accepted = self._accept(queries)
-        results.update(zip(accepted, self._backend.execute_many(accepted), strict=True))
-        return [results[query] for query in queries]
+        return self._run([Run(database, sql) for database, sql in queries])
 
     def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
         """Run queries as `execute_many` does, and give their votes in the queries' order.
 
         Rows stay in the workers, however many queries there are; none of one that does not run.
         """
-        _, accepted = self._accept(queries)
-        found = dict(zip(accepted, self._backend.votes(accepted, by), strict=True))
-        return [found.get(query) for query in queries]
+        answers = self._answer([Run(database, sql, vote_by=by) for database, sql in queries])
+        return [answer.vote if isinstance(answer, Ballot) else None for answer in answers]
 
     def gold(self, database: Path, sql: str) -> Result:
         """Give a gold query's result, computed once for this database, query and set of limits.
@@ -99,39 +82,33 @@ class Executor:
         self._check_use(database for database, _ in queries)
         return self._gold.get(queries, self.execute_many)
 
+    def keep_gold(self, database: Path, sql: str, result: Result) -> None:
+        """Keep what `execute` gave as the result of a gold query."""
+        self._gold.keep((database, sql), result)
+
     def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
         """Ask comparators about cases; judgements come in the cases' order."""
         for case in cases:
             check_case(case, names)
         self._check_use(file for case in cases for file in (case.database, *case.suite))
-        # What official programs do to a text takes seconds where it has megabytes.
-        short = [len(case.predicted) <= _JUDGED_CHARS for case in cases]
-        asked = [
-            case if is_short else replace(case, predicted="")
-            for case, is_short in zip(cases, short, strict=True)
-        ]
-        refused = {"scores": dict.fromkeys(names, 0.0), "predicted": status_of(TooLarge("sql"))}
-        return [
-            judged if is_short else replace(judged, **refused)
-            for judged, is_short in zip(self._backend.judge(asked, names), short, strict=True)
-        ]
-
-    def keep_gold(self, database: Path, sql: str, result: Result) -> None:
-        """Keep what `execute` gave as the result of a gold query."""
-        self._gold.keep((database, sql), result)
+        answers = self._backend.run([Trial(case, tuple(names)) for case in cases])
+        return [_judgement(answer, names) for answer in answers]
 
     def close(self) -> None:
         """End the workers and close the connections."""
         self._backend.close()
 
-    def _accept(self, queries: Sequence[Query]) -> tuple[dict[Query, Result], list[Query]]:
-        """Refuse texts that must not reach SQLite; list the other queries, each once."""
+    def _run(self, queries: Sequence[Run]) -> list[Result]:
+        return [answer for answer in self._answer(queries) if isinstance(answer, RESULTS)]
+
+    def _answer(self, queries: Sequence[Run]) -> list[Answer]:
+        """Refuse texts that must not reach SQLite, and run the other queries, each once."""
         limit = self.config.max_sql_chars
-        found = {query: refuse_text(query[1], max_sql_chars=limit) for query in queries}
-        refused = {query: result for query, result in found.items() if result is not None}
-        accepted = [query for query in found if query not in refused]
-        self._check_use(database for database, _ in accepted)
-        return refused, accepted
+        refused = {query: refuse_text(query.sql, max_sql_chars=limit) for query in queries}
+        accepted = [query for query, refusal in refused.items() if refusal is None]
+        self._check_use(query.database for query in accepted)
+        found = dict(zip(accepted, self._backend.run(accepted), strict=True))
+        return [refused[query] or found[query] for query in queries]
 
     def _check_use(self, databases: Iterable[Path]) -> None:
         """Name files that were written to since they were last looked at; they are read anew."""
@@ -149,84 +126,31 @@ class Executor:
 
 
 class _Threads:
+    """What `WorkerPool` does, in this process; one question in the thread that asks it."""
+
     def __init__(self, config: ExecutorConfig):
         self._engine = Engine(config)
         self._threads = ThreadPoolExecutor(config.workers, thread_name_prefix="sqlenv")
-        self.execute = self._engine.execute
 
     def start(self) -> None:
         pass
 
-    def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        return list(self._threads.map(lambda query: self.execute(*query), queries))
+    def run(self, questions: Sequence[Question]) -> list[Answer]:
+        run = map if len(questions) == 1 else self._threads.map
+        return list(run(self._answer, questions))
 
-    def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
-        return list(self._threads.map(lambda query: ballot(self.execute(*query), by), queries))
-
-    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
-        def look(case: Case) -> Judgement:
-            runs = Runs(self._engine.ask, stopwatch=self._engine.seconds)
-            return judge(case, names, runs)
-
-        return list(self._threads.map(look, cases))
+    def _answer(self, question: Question) -> Answer:
+        engine = self._engine
+        return engine.answer(question, Runs(engine.ask, stopwatch=engine.seconds))
 
     def close(self) -> None:
         self._threads.shutdown()
         self._engine.close()
 
 
-class _Processes:
-    """Queries in worker processes, of which slow ones leave one to the others.
-
-    All single queries have few steps at first; those that need more run again.
-    """
-
-    def __init__(self, config: ExecutorConfig):
-        self._pool = WorkerPool(config)
-        self._max_steps = config.max_steps
-        self._slow = Semaphore(config.workers - 1) if config.workers > 1 else None
-        self.start = self._pool.start
-
-    def execute(self, database: Path, sql: str, max_steps: int | None) -> Result:
-        path = _absolute(database)
-        limit = max_steps or self._max_steps
-        if self._slow is None or limit <= _QUICK_STEPS:
-            return self._run([(path, sql, limit)])[0]
-        result = self._run([(path, sql, _QUICK_STEPS)])[0]
-        if result == TimedOut("steps"):
-            with self._slow:
-                result = self._run([(path, sql, limit)])[0]
-        return result
-
-    def execute_many(self, queries: Sequence[Query]) -> list[Result]:
-        return self._run([(_absolute(path), sql, None) for path, sql in queries])
-
-    def votes(self, queries: Sequence[Query], by: VoteBy) -> list[str | None]:
-        answers = self._pool.run([(_absolute(path), sql, None, by) for path, sql in queries])
-        return [answer.vote if isinstance(answer, Ballot) else None for answer in answers]
-
-    def judge(self, cases: Sequence[Case], names: Sequence[str]) -> list[Judgement]:
-        answers = self._pool.run([encode_case(case, names) for case in cases])
-        return [
-            answer if isinstance(answer, Judgement) else _failed(answer, names)
-            for answer in answers
-            if not isinstance(answer, Ballot)
-        ]
-
-    def _run(self, questions: Sequence[Question]) -> list[Result]:
-        answers = self._pool.run(questions)
-        return [answer for answer in answers if not isinstance(answer, Judgement | Ballot)]
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-def _absolute(path: Path) -> str:
-    """Workers keep the folder that they were started in."""
-    return os.path.abspath(path)  # noqa: PTH100
-
-
-def _failed(answer: Result, names: Sequence[str]) -> Judgement:
-    """Judge a prediction that took its worker down."""
-    status = status_of(answer)
+def _judgement(answer: Answer, names: Sequence[str]) -> Judgement:
+    """Give a case's judgement, or one of a prediction that took its worker down."""
+    if isinstance(answer, Judgement):
+        return answer
+    status = status_of(answer) if isinstance(answer, RESULTS) else "error"
     return Judgement(dict.fromkeys(names, 0.0), status, "ok", is_late=status == "timeout")

@@ -151,9 +151,9 @@ class Guard:
         """Run a query where looks at the clock are seen, and with SQLite's functions if need be."""
         self._is_timed = self._is_native = False
         while True:
-            self._choose()
+            self._choose(max_steps)
             try:
-                return self._start(sql, max_steps)
+                return self._read(sql)
             except _AsksClockError:
                 self._is_timed = True
             except UnicodeDecodeError:
@@ -161,7 +161,8 @@ class Guard:
                     raise
                 self._is_native = True
 
-    def _choose(self) -> None:
+    def _choose(self, max_steps: int) -> None:
+        """Take the connection that the query turned out to need, with all its steps ahead."""
         key = self._is_timed, self._is_native
         if key not in self._connections:
             vfs = clock().name if self._is_timed else ""
@@ -169,17 +170,13 @@ class Guard:
             self._watch(connection)
             self._connections[key] = connection
         self.connection = self._connections[key]
+        self._steps_left, self._stride = max_steps, min(max_steps, _MOST_STRIDE)
+        self.connection.set_progress_handler(self._out_of_steps, self._stride)
+        self._forget()
 
     def _note_chance(self) -> int:
         self._uses_chance = True
         return self._longest
-
-    def _start(self, sql: str, max_steps: int) -> list[Row]:
-        stride = min(max_steps, _MOST_STRIDE)
-        self._steps_left, self._stride = max_steps, stride
-        self.connection.set_progress_handler(self._out_of_steps, stride)
-        self._forget()
-        return self._read(sql)
 
     def _forget(self, *, short: bool = True) -> None:
         self._columns: tuple[str, ...] = ()

@@ -15,15 +15,15 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
-from sqlenv.executor.channel import Answer, Channel, decode
-from sqlenv.executor.worker import OUT_OF_MEMORY, USER_ERROR, Question
+from sqlenv.executor.channel import ANSWERS, Channel
+from sqlenv.executor.engine import Answer, Question, Run
+from sqlenv.executor.worker import OUT_OF_MEMORY
 from sqlenv.types import Result, SqlError, TimedOut, TooLarge
 
 CRASHED = SqlError("the query crashed SQLite")
@@ -38,8 +38,8 @@ _OTHER_BYTES = 10_000_000
 _LOOK_S = 0.05
 # Questions in one message: enough to hide its cost, few enough to keep all workers busy to the end.
 _MESSAGE_QUESTIONS = 16
-# Messages to choose the next one from.
-_NEXT_MESSAGES = 64
+# What a query may take before it counts as slow: some 20 to 50 ms.
+_QUICK_STEPS = 5_000_000
 # Of a worker that died, hangs, or sends what are no answers.
 _FAILURES = (EOFError, OSError, ValueError, TypeError, LookupError)
 
@@ -64,8 +64,6 @@ class Worker:
                 start_new_session=True,  # Ctrl-C is the parent's business
             )
         self._is_ready = False
-        self.database: object = None
-        """Of the questions that came last: its connection is open."""
 
     def ask(self, questions: Sequence[Question]) -> None:
         """Send questions; before the first ones the process has to have started."""
@@ -76,12 +74,12 @@ class Worker:
             self._socket.settimeout(self._silence_s)
         self._channel.send(questions)
 
-    def receive(self) -> list[Answer | UserError]:
+    def receive(self) -> list[Answer]:
         """Wait for some of the answers; raises one of `_FAILURES` where none come."""
-        return [
-            UserError(encoded[1]) if encoded[0] == USER_ERROR else decode(encoded)
-            for encoded in self._channel.receive()
-        ]
+        answers = self._channel.receive()
+        if not all(isinstance(answer, ANSWERS) for answer in answers):
+            raise TypeError("no answers")
+        return answers
 
     def failure_result(self, *, overdue: bool) -> Result:
         """End a worker that failed at its only question, and say what that makes of it."""
@@ -103,10 +101,15 @@ class Worker:
 
 
 class WorkerPool:
-    """Worker processes, started when first needed and replaced when they die. Thread-safe."""
+    """Worker processes, started when first needed and replaced when they die. Thread-safe.
+
+    All single queries have few steps at first, and those that need more run again: of slow ones
+    there is one less at a time than there are workers.
+    """
 
     def __init__(self, config: ExecutorConfig):
         self._config = config
+        self._slow = threading.Semaphore(config.workers - 1) if config.workers > 1 else None
         self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
         for _ in range(config.workers):
             self._idle.put(None)
@@ -120,122 +123,118 @@ class WorkerPool:
 
     def run(self, questions: Sequence[Question]) -> list[Answer]:
         """Answer questions in order, with as many workers as are free: a thread waits for each."""
-        job = _Job(questions, self._config.workers)
-        count = min(len(job.waiting), self._config.workers)
-        if count <= 1:
-            self._serve(job)
-            return job.results()
-        with ThreadPoolExecutor(count, thread_name_prefix="sqlenv") as threads:
-            try:
-                for served in [threads.submit(self._serve, job) for _ in range(count)]:
-                    served.result()
-            except BaseException:
-                job.give_up()
-                raise
-        return job.results()
+        if self._slow and len(questions) == 1 and isinstance(query := questions[0], Run):
+            steps = query.max_steps or self._config.max_steps
+            if steps > _QUICK_STEPS and not query.vote_by:
+                answers = self._run([replace(query, max_steps=_QUICK_STEPS)])
+                if answers != [TimedOut("steps")]:
+                    return answers
+                with self._slow:
+                    return self._run(questions)
+        return self._run(questions)
 
-    def _serve(self, job: _Job) -> None:
-        """Ask the questions of a job as long as some wait."""
-        while job.waiting:
-            try:
-                worker = self._hire()
-            except queue.Empty:
-                continue
-            reuse = False
-            try:
-                reuse = job.ask(worker)
-            finally:  # after an exception late answers must not reach the next caller
-                if not reuse:
-                    worker.kill()
-                self._idle.put(worker if reuse else None)
+    def _run(self, questions: Sequence[Question]) -> list[Answer]:
+        workers = self._config.workers
+        # One database's together, so that its connection is reused.
+        order = sorted(range(len(questions)), key=lambda number: str(questions[number].database))
+        length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS) or 1
+        messages = [order[at : at + length] for at in range(0, len(order), length)]
+        answers: dict[int, Answer] = {}
+        job = _Job()
 
-    def _hire(self) -> Worker:
-        if not self.close.alive:
-            raise RuntimeError("this executor is closed")
-        worker = self._idle.get(timeout=_LOOK_S)
+        def ask(message: Sequence[int]) -> None:
+            asked = [questions[number] for number in message]
+            answers.update(zip(message, self._ask(asked, job), strict=True))
+
+        if len(messages) <= 1:
+            for message in messages:
+                ask(message)
+        else:
+            with ThreadPoolExecutor(min(len(messages), workers)) as threads:
+                try:
+                    for asking in [threads.submit(ask, message) for message in messages]:
+                        asking.result()
+                except BaseException:
+                    job.give_up()
+                    raise
+        for _, answer in sorted(answers.items()):
+            if isinstance(answer, UserError):
+                raise answer
+        return [answers[number] for number in range(len(questions))]
+
+    def _ask(self, questions: Sequence[Question], job: _Job) -> list[Answer]:
+        """Ask a worker questions, together.
+
+        A worker that dies with one question is that question's answer; of several it does not say
+        whose fault it is: they are asked again one by one.
+        """
+        answers: list[Answer] = []
+        worker = self._hire(job)
+        reuse = False
+        try:
+            worker.ask(questions)
+            while len(answers) < len(questions):
+                answers += worker.receive()
+            reuse = len(answers) == len(questions)
+        except _FAILURES as error:
+            if len(questions) == len(answers) + 1:
+                overdue = isinstance(error, TimeoutError)
+                answers.append(worker.failure_result(overdue=overdue))
+        finally:  # after an exception late answers must not reach the next caller
+            job.busy.discard(worker)
+            if not reuse:
+                worker.kill()
+            self._idle.put(worker if reuse else None)
+        for question in questions[len(answers) :]:
+            answers += self._ask([question], job)
+        return answers[: len(questions)]
+
+    def _hire(self, job: _Job) -> Worker:
+        """Wait for a worker that is free."""
+        while self.close.alive:
+            job.check()
+            with contextlib.suppress(queue.Empty):
+                return self._take(self._idle.get(timeout=_LOOK_S), job)
+        raise RuntimeError("this executor is closed")
+
+    def _take(self, worker: Worker | None, job: _Job) -> Worker:
         try:
             if worker and worker.process.poll() is not None:
                 worker.kill()  # it ended while it had nothing to do: no query's fault
                 worker = None
-            return worker or Worker(self._config)
+            worker = worker or Worker(self._config)
+            job.add(worker)
         except BaseException:
-            self._idle.put(None)
+            self._idle.put(worker)
             raise
+        return worker
 
 
 class _Job:
-    """Questions of one caller, which several threads ask.
+    """The workers that one caller's questions keep busy, until they are given up."""
 
-    A worker that dies with one question is that question's result; of several it does not say whose
-    fault it is: they are asked again one by one.
-    """
-
-    def __init__(self, questions: Sequence[Question], workers: int):
-        self._questions = questions
-        self._answers: dict[int, Answer | UserError] = {}
+    def __init__(self) -> None:
+        self.busy: set[Worker] = set()
         self._lock = threading.Lock()
-        self._busy: list[Worker] = []
-        # One database's together, so that its connection is reused.
-        order = sorted(range(len(questions)), key=lambda number: questions[number][0])
-        length = min(-(-len(order) // (4 * workers)), _MESSAGE_QUESTIONS) or 1
-        self.waiting = deque(order[at : at + length] for at in range(0, len(order), length))
+        self._is_over = False
 
-    def ask(self, worker: Worker) -> bool:
-        """Ask a worker some questions; say whether it can be asked more."""
-        asked = self._choose(worker)
-        try:
-            if asked:
-                worker.ask([self._questions[number] for number in asked])
-            while asked:
-                for answer in worker.receive():
-                    self._answers[asked.popleft()] = answer
-        except _FAILURES as error:
-            if len(asked) == 1:
-                overdue = isinstance(error, TimeoutError)
-                self._answers[asked[0]] = worker.failure_result(overdue=overdue)
-            else:
-                with self._lock:  # others look through those that wait
-                    self.waiting.extend([number] for number in asked)
-            return False
-        finally:
-            with self._lock:
-                self._busy.remove(worker)
-        return True
-
-    def _choose(self, worker: Worker) -> deque[int]:
-        """Take a message off those that wait, if possible of a database that only this worker has.
-
-        Empty where another thread took the last.
-        """
+    def add(self, worker: Worker) -> None:
+        """Note a worker that is going to be asked."""
         with self._lock:
-            elsewhere = {other.database for other in self._busy}
-            self._busy.append(worker)
+            self.check()
+            self.busy.add(worker)
 
-            def fit(message: list[int]) -> tuple[bool, bool]:
-                database = self._questions[message[0]][0]
-                return database == worker.database, database not in elsewhere
-
-            chosen = max(islice(self.waiting, _NEXT_MESSAGES), key=fit, default=[])
-            if chosen:
-                self.waiting.remove(chosen)
-                worker.database = self._questions[chosen[0]][0]
-            return deque(chosen)
+    def check(self) -> None:
+        """Raise where nobody wants the answers any more."""
+        if self._is_over:
+            raise CancelledError
 
     def give_up(self) -> None:
         """Let no thread wait for an answer, nor ask again what a worker ended here was asked."""
         with self._lock:
-            self.waiting = deque(maxlen=0)
-            for worker in self._busy:
+            self._is_over = True
+            for worker in self.busy.copy():
                 worker.process.kill()
-
-    def results(self) -> list[Answer]:
-        """Give the answers in the questions' order."""
-        answers = []
-        for _, answer in sorted(self._answers.items()):
-            if isinstance(answer, UserError):
-                raise answer
-            answers.append(answer)
-        return answers
 
 
 def _close(idle: queue.LifoQueue[Worker | None]) -> None:

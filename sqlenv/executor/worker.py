@@ -1,7 +1,7 @@
-"""The child's side of `pool.py`: `python -m sqlenv.executor.worker FD CONFIG` answers queries.
+"""The child's side of `pool.py`: `python -m sqlenv.executor.worker FD CONFIG` answers questions.
 
-Only the standard library and APSW are imported here: a worker starts in 0.06 s and never loads
-pydantic, JAX nor the program that uses it.
+Only the standard library, msgpack and APSW are imported here: a worker starts in 0.06 s and never
+loads pydantic, JAX nor the program that uses it.
 """
 
 from __future__ import annotations
@@ -16,28 +16,21 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from sqlenv.errors import UserError
-from sqlenv.evaluators.comparators import Runs, judge
-from sqlenv.evaluators.votes import Ballot, ballot
-from sqlenv.executor.channel import Answer, Channel, Encoded, decode_case, encode
-from sqlenv.executor.engine import Engine
+from sqlenv.evaluators.comparators import Runs
+from sqlenv.executor.channel import Channel
+from sqlenv.executor.engine import Answer, Engine, Question
 from sqlenv.types import Result
 
 if TYPE_CHECKING:
     from sqlenv.config import ExecutorConfig
 
-USER_ERROR = "UserError"
 OUT_OF_MEMORY = 77  # exit status
-
-Question = tuple[Any, ...]
-"""Database, query, and the step budget where it is not the settings'; after these also what makes
-two results one vote, where the vote is all that is asked for. Or a case (`encode_case`)."""
-
-_VOTE_FIELDS = 4
 
 # Answers are sent together, since a message costs more than a tiny query; none waits longer.
 _GATHER_S = 0.02
@@ -46,7 +39,7 @@ _OTHER_BYTES = 1_000_000_000
 
 
 def main() -> None:
-    """Answer lists of queries from the parent, in order, until it closes its end."""
+    """Answer lists of questions from the parent, in order, until it closes its end."""
     descriptor, settings = int(sys.argv[1]), sys.argv[2]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -66,8 +59,8 @@ def main() -> None:
         _answer(channel, engine, questions)
 
 
-def _answer(channel: Channel, engine: Engine, questions: list[Question]) -> None:
-    answers: list[Encoded] = []
+def _answer(channel: Channel, engine: Engine, questions: Sequence[Question]) -> None:
+    answers: list[Answer] = []
     last_s = time.monotonic()
 
     def send(*, at_once: bool) -> None:
@@ -85,18 +78,10 @@ def _answer(channel: Channel, engine: Engine, questions: list[Question]) -> None
     runs = Runs(ask, stopwatch=engine.seconds)
     for position, question in enumerate(questions, 1):
         try:
-            answers.append(encode(_reply(engine, runs, question)))
+            answers.append(engine.answer(question, runs))
         except UserError as error:
-            answers.append((USER_ERROR, str(error)))
+            answers.append(error)
         send(at_once=position == len(questions))
-
-
-def _reply(engine: Engine, runs: Runs, question: Question) -> Answer:
-    if len(question) > _VOTE_FIELDS:
-        return judge(*decode_case(question), runs)
-    database, sql, max_steps, *by = question
-    result = engine.execute(Path(database), sql, max_steps)
-    return Ballot(ballot(result, by[0])) if by else result
 
 
 def _die_with_parent() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import apsw
@@ -187,26 +189,22 @@ def _foreign_keys(
     for table in by_name.values():
         rest = ", id FROM pragma_foreign_key_list(?) ORDER BY id DESC, seq"
         rows = _names(connection, ('"table"', '"from"', '"to"'), rest, table.name)
-        declared: dict[Value, tuple[TableSchema | None, list[tuple[str, str | None]]]] = {}
-        for parent, child_column, parent_column, identity in rows:
-            target = by_name.get(str(parent).lower())
-            pairs = declared.setdefault(identity, (target, []))[1]
-            pairs.append((str(child_column), str(parent_column) if parent_column else None))
-        for target, pairs in declared.values():
-            if target and (key := _resolved(table, target, pairs)):
-                yield key
+        for _, group in groupby(rows, key=itemgetter(3)):
+            parents, children, ends, _ = zip(*group, strict=True)
+            target = by_name.get(str(parents[0]).lower())
+            if target and (columns := _spelled(target, ends)):
+                yield ForeignKey(table.name, tuple(map(str, children)), target.name, columns)
 
 
-def _resolved(
-    table: TableSchema, target: TableSchema, pairs: list[tuple[str, str | None]]
-) -> ForeignKey | None:
-    """Spell a foreign key as the tables do; a bare REFERENCES means the target's primary key."""
+def _spelled(target: TableSchema, ends: Sequence[Value]) -> tuple[str, ...]:
+    """Spell the columns that a key names as their table does, or nothing where it lacks one.
+
+    A bare REFERENCES means the table's primary key.
+    """
     spelling = {column.name.lower(): column.name for column in target.columns}
-    named = tuple(spelling.get(parent.lower(), "") for _, parent in pairs if parent)
-    parents = named or target.primary_key
-    if not all(parents) or len(parents) != len(pairs):
-        return None
-    return ForeignKey(table.name, tuple(child for child, _ in pairs), target.name, parents)
+    named = tuple(spelling.get(str(end).lower(), "") for end in ends if end)
+    columns = named or target.primary_key
+    return columns if all(columns) and len(columns) == len(ends) else ()
 
 
 def _with_examples(

@@ -5,12 +5,20 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from random import Random
 from typing import Literal
 
 import apsw
 
-from sqlenv.schema.reading import Column, ColumnKey, DatabaseSchema, TableSchema, quoted
+from sqlenv.schema.reading import (
+    Column,
+    ColumnKey,
+    DatabaseSchema,
+    ForeignKey,
+    TableSchema,
+    quoted,
+)
 from sqlenv.sql.lexer import tokenize
 from sqlenv.types import Value
 
@@ -37,7 +45,7 @@ def render_schema(
         "omnisql": _omnisql_table,
         "profile": _profile_table,
         "compact": _compact_table,
-        "bare": _bare_table,
+        "bare": partial(_compact_table, bare=True),
     }
     between = "\n\n" if style == "omnisql" else "\n"
     return between.join(render[style](schema, table) for table in schema.tables)
@@ -160,35 +168,29 @@ def _profile_table(schema: DatabaseSchema, table: TableSchema) -> str:
     return _block(f"{table.name}\nCREATE TABLE {_identifier(table.name)} (", lines)
 
 
-def _bare_table(schema: DatabaseSchema, table: TableSchema) -> str:
-    target = {key.columns: key.ref_table for key in schema.keys_of(table)}
-    parts = [_identifier(column.name) for column in table.columns]
-    for number, column in enumerate(table.columns):
-        if (column.name,) in target:
-            parts[number] += f" REFERENCES {_identifier(target[column.name,])}"
-    for columns, name in target.items():
-        if len(columns) > 1:
-            parts.append(f"FOREIGN KEY ({_names(columns)}) REFERENCES {_identifier(name)}")
-    return f"CREATE TABLE {_identifier(table.name)} ({', '.join(parts)});"
-
-
-def _compact_table(schema: DatabaseSchema, table: TableSchema) -> str:
+def _compact_table(schema: DatabaseSchema, table: TableSchema, *, bare: bool = False) -> str:
     single = {key.columns[0]: key for key in schema.keys_of(table) if len(key.columns) == 1}
+
+    def reference(key: ForeignKey) -> str:
+        columns = "" if bare else f"({_names(key.ref_columns)})"
+        return f"REFERENCES {_identifier(key.ref_table)}{columns}"
+
     parts = []
     for column in table.columns:
-        words = [_identifier(column.name), column.type]
-        if table.primary_key == (column.name,):
+        words = [_identifier(column.name), "" if bare else column.type]
+        if table.primary_key == (column.name,) and not bare:
             words.append("PRIMARY KEY")
         if key := single.get(column.name):
-            words.append(f"REFERENCES {_identifier(key.ref_table)}({_names(key.ref_columns)})")
-        if column.examples:
+            words.append(reference(key))
+        if column.examples and not bare:
             values = ", ".join(map(_one_line, column.examples)).replace("*/", "")
             words.append(f"/*{values}*/")
         parts.append(" ".join(filter(None, words)))
-    if len(table.primary_key) > 1:
+    if len(table.primary_key) > 1 and not bare:
         parts.append(f"PRIMARY KEY ({_names(table.primary_key)})")
-    for key in schema.keys_of(table):
-        if key != single.get(key.columns[0]):
-            reference = f"{_identifier(key.ref_table)}({_names(key.ref_columns)})"
-            parts.append(f"FOREIGN KEY ({_names(key.columns)}) REFERENCES {reference}")
+    parts += [
+        f"FOREIGN KEY ({_names(key.columns)}) {reference(key)}"
+        for key in schema.keys_of(table)
+        if key != single.get(key.columns[0])
+    ]
     return f"CREATE TABLE {_identifier(table.name)} ({', '.join(parts)});"

@@ -38,16 +38,15 @@ def check(tree: exp.Expr, dialect: str) -> None:
 # Types, where the text alone tells them.
 
 TYPE = exp.DataType.Type
-_TYPES = {
-    "int": {TYPE.INT, TYPE.BIGINT, TYPE.SMALLINT, TYPE.TINYINT, TYPE.UBIGINT, TYPE.UINT},
-    "real": {TYPE.DOUBLE, TYPE.DECIMAL},
-    "text": {TYPE.TEXT, TYPE.VARCHAR, TYPE.CHAR},
+_INTEGERS = (TYPE.INT, TYPE.BIGINT, TYPE.SMALLINT, TYPE.TINYINT, TYPE.UBIGINT, TYPE.UINT)
+_KINDS: Mapping[object, str] = {
+    **dict.fromkeys((*_INTEGERS, exp.Count, exp.Length), "int"),
+    **dict.fromkeys((exp.RowNumber, exp.Rank, exp.DenseRank), "int"),
+    **dict.fromkeys((TYPE.DOUBLE, TYPE.DECIMAL, exp.Avg), "real"),
+    **dict.fromkeys((TYPE.TEXT, TYPE.VARCHAR, TYPE.CHAR, exp.Concat, exp.DPipe), "text"),
+    **dict.fromkeys((exp.Upper, exp.Lower, exp.Substring, exp.Trim), "text"),
 }
-_RETURNS = {
-    "int": (exp.Count, exp.Length, exp.RowNumber, exp.Rank, exp.DenseRank),
-    "real": (exp.Avg,),
-    "text": (exp.Concat, exp.DPipe, exp.Upper, exp.Lower, exp.Substring, exp.Trim),
-}
+"""Of types, and of what always has one."""
 
 
 def kind_of(node: exp.Expr | None) -> str:
@@ -58,7 +57,7 @@ def kind_of(node: exp.Expr | None) -> str:
         case exp.Literal():
             return "text" if node.is_string else "int" if node.this.isdigit() else "real"
         case exp.Cast():
-            return next((kind for kind, types in _TYPES.items() if node.to.this in types), "")
+            return _KINDS.get(node.to.this, "")
         case exp.Div() if not node.args.get("typed"):
             return "real"  # MySQL's
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Div() | exp.Nullif() | exp.Coalesce():
@@ -70,7 +69,7 @@ def kind_of(node: exp.Expr | None) -> str:
             return kind_of(node.expressions[0]) if len(node.expressions) == 1 else ""
         case exp.Round():
             return kind_of(node.this) or "real"
-    return next((kind for kind, classes in _RETURNS.items() if isinstance(node, classes)), "")
+    return _KINDS.get(type(node), "")
 
 
 def _sides(node: exp.Expr) -> list[exp.Expr]:
@@ -124,11 +123,8 @@ def _check(node: exp.Expr, dialect: str) -> None:
     rule = _RULES.get(type(node))
     if rule is None:
         raise NotPortableError(f"{node.name}()" if isinstance(node, exp.Anonymous) else name)
-    arguments = [argument for argument, value in node.args.items() if value]
-    if extra := set(arguments) - _ARGUMENTS:
+    if extra := {argument for argument, value in node.args.items() if value} - _ARGUMENTS:
         raise NotPortableError(f"{name} with {min(extra)}")
-    if isinstance(node, exp.Trim) and arguments != ["this"]:
-        raise NotPortableError("TRIM of other signs than blanks")
     if problem := rule(node, dialect):
         raise NotPortableError(str(problem))
 
@@ -234,7 +230,7 @@ def _literal(node: exp.Expr, dialect: str) -> str:
 
 
 _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
-    **dict.fromkeys((*_SAME_EVERYWHERE, exp.Trim), lambda _node, _dialect: ""),
+    **dict.fromkeys(_SAME_EVERYWHERE, lambda _node, _dialect: ""),
     **dict.fromkeys(_COMPARED, _comparison),
     **dict.fromkeys((exp.Like, exp.ILike), _like),
     **dict.fromkeys((exp.Concat, exp.DPipe), _concatenation),
@@ -249,6 +245,7 @@ _RULES: Mapping[type[exp.Expr], Callable[[Any, str], str | bool]] = {
     exp.Cast: _cast,
     exp.Round: _round,
     exp.Substring: _substring,
+    exp.Trim: lambda node, _: node.expression and "TRIM of other signs than blanks",
     exp.Length: lambda node, dialect: (
         dialect == "mysql" and node.args.get("binary") and "LENGTH in bytes"
     ),

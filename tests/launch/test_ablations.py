@@ -17,7 +17,7 @@ import yaml
 from launch.config import load_config
 from rewards.compose import build_reward
 from rewards.expo.reward import ExpoReward
-from sqlenv.config import ExecutorConfig
+from sqlenv.config import AnswerConfig, ExecutorConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
 from sqlenv.types import Episode, Example
@@ -106,7 +106,7 @@ def test_algorithm_1_of_expo_as_printed(gold, pred, blamed, tmp_path):
             config.reward, columns_of=lambda _: None, executor=executor, wrapping="sql_tag"
         )
         assert isinstance(reward, ExpoReward)
-        attempt = judge(example, reply, executor, match="bag_ordered")
+        attempt = judge(example, reply, executor, AnswerConfig(match="bag_ordered"))
         verdict = reward.judge(example, attempt)
         score = reward(Episode(example, (attempt,)))
     assert verdict.case == "incorrect"

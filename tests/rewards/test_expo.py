@@ -12,6 +12,7 @@ from rewards.config import ExpoConfig
 from rewards.expo.clauses import KINDS
 from rewards.expo.reward import ExpoReward
 from rewards.types import Score
+from sqlenv.config import AnswerConfig
 from sqlenv.envs.single_turn import judge
 from sqlenv.executor import Executor
 from sqlenv.types import Dialect, Episode, Example
@@ -35,7 +36,9 @@ def play(make_database, executor) -> Callable[..., Episode]:
         *replies: str, gold: str = GOLD, dialect: Dialect = "sqlite", on: str = "expo_incorrect"
     ) -> Episode:
         example = Example("1", "?", "a", paths[on], gold, dialect=dialect)
-        attempts = (judge(example, reply, executor, match="bag_ordered") for reply in replies)
+        attempts = (
+            judge(example, reply, executor, AnswerConfig(match="bag_ordered")) for reply in replies
+        )
         return Episode(example, tuple(attempts))
 
     return answer

@@ -14,7 +14,7 @@ from rewards.compose import Reward, build_reward
 from rewards.config import RewardConfig
 from rewards.execution import columns_of
 from rewards.types import Score
-from sqlenv.config import DataConfig, DemoConfig, ExecutorConfig, SourceConfig
+from sqlenv.config import AnswerConfig, DataConfig, DemoConfig, ExecutorConfig, SourceConfig
 from sqlenv.data.loading import load
 from sqlenv.demo import generate
 from sqlenv.envs.single_turn import judge
@@ -63,7 +63,7 @@ class World:
         """Judge replies up to the first right one."""
         episode = Episode(example)
         for reply in replies:
-            found = judge(example, reply, self.executor, match=match)
+            found = judge(example, reply, self.executor, AnswerConfig(match=match))
             episode = Episode(example, (*episode.attempts, found))
             if found.correct:
                 break

@@ -1,6 +1,6 @@
 """A small database with something in it for every control, and a question to play episodes with."""
 
-import sqlite3
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,29 +41,39 @@ SMALL: dict[str, Any] = {
 }
 
 
-def make_database(path: Path) -> Path:
+def make_file(path: Path, script: str) -> Path:
+    """Run statements on a database file, which is made where there is none."""
     connection = apsw.Connection(str(path))
-    connection.execute(SCHEMA)
-    connection.execute(f"CREATE TABLE wide ({', '.join(f'c{i}' for i in range(1500))})")
-    connection.execute("INSERT INTO wide (c0) VALUES (1)")
+    connection.execute(script)
     connection.close()
     return path
 
 
+def make_database(path: Path) -> Path:
+    wide = f"CREATE TABLE wide ({', '.join(f'c{i}' for i in range(1500))})"
+    return make_file(path, f"{SCHEMA}{wide}; INSERT INTO wide (c0) VALUES (1)")
+
+
+@pytest.fixture(scope="session")
+def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_database(tmp_path_factory.mktemp("town") / "town.sqlite")
+
+
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+def database(tmp_path: Path, town: Path) -> Path:
     # Characters that mean something in a URI.
     folder = tmp_path / "data ?#%41"
     folder.mkdir()
-    return make_database(folder / "town.sqlite")
+    return Path(shutil.copy(town, folder))
 
 
 @pytest.fixture(scope="session")
 def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
-    path = tmp_path_factory.mktemp("databases") / "music.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE singer (name TEXT, age INTEGER)")
-        connection.executemany("INSERT INTO singer VALUES (?, ?)", [("Ada", 19), ("Bo", 30)])
+    path = make_file(
+        tmp_path_factory.mktemp("databases") / "music.sqlite",
+        "CREATE TABLE singer (name TEXT, age INTEGER);"
+        "INSERT INTO singer VALUES ('Ada', 19), ('Bo', 30)",
+    )
     gold = "SELECT name FROM singer WHERE age > 20"
     return Example("1", "Who is over 20?", "music", path, gold)
 

@@ -157,12 +157,17 @@ class Waiting:
 
 
 def list_processes() -> list[int]:
-    """List this process, then its workers, which are children of the threads that asked first."""
-    found = [os.getpid()]
-    for task in (PROC / "self" / "task").iterdir():
+    """List this process, then its workers."""
+    return [os.getpid(), *list_workers(os.getpid())]
+
+
+def list_workers(parent: int) -> list[int]:
+    """List the living workers of a process, which are children of the threads that asked first."""
+    found: list[int] = []
+    for task in (PROC / str(parent) / "task").iterdir():
         with contextlib.suppress(OSError):  # it has just ended
             found += map(int, (task / "children").read_text().split())
-    return found
+    return [pid for pid in found if read_memory(pid, "VmRSS")]
 
 
 def read_memory(pid: int, name: str) -> int:

@@ -8,17 +8,14 @@ import pytest
 from sqlenv.executor import Executor
 from sqlenv.types import Denied, Table, TooLarge
 from tests.sqlenv.cases import read_cases
-from tests.sqlenv.conftest import make_database
+from tests.sqlenv.conftest import make_database, make_file
 
 
 @pytest.fixture(scope="module")
 def today(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = make_database(tmp_path_factory.mktemp("today") / "town.sqlite")
-    connection = apsw.Connection(str(path))
-    connection.execute("CREATE VIEW today AS SELECT date('now') AS day")
-    connection.execute("CREATE VIEW dice AS SELECT random() AS value")
-    connection.close()
-    return path
+    views = "AS SELECT date('now') AS day; CREATE VIEW dice AS SELECT random() AS value"
+    return make_file(path, f"CREATE VIEW today {views}")
 
 
 def test_what_reads_the_clock_or_a_chance_is_marked(executor: Executor, today: Path) -> None:
@@ -29,13 +26,11 @@ def test_what_reads_the_clock_or_a_chance_is_marked(executor: Executor, today: P
 
 
 def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: Path) -> None:
-    path = tmp_path / "defaults.sqlite"
-    connection = apsw.Connection(str(path))
-    connection.execute(
-        "CREATE TABLE user (n, key DEFAULT (hex(randomblob(16))), at DEFAULT (date()))"
+    path = make_file(
+        tmp_path / "defaults.sqlite",
+        "CREATE TABLE user (n, key DEFAULT (hex(randomblob(16))), at DEFAULT (date()));"
+        "INSERT INTO user VALUES (1, 'a', 'b')",
     )
-    connection.execute("INSERT INTO user VALUES (1, 'a', 'b')")
-    connection.close()
     for sql in (
         "SELECT * FROM user",
         "SELECT n FROM user WHERE key > 'A'",
@@ -53,15 +48,13 @@ def test_chance_that_is_not_asked_does_not_count(executor: Executor, tmp_path: P
 
 
 def test_an_r_tree_can_be_read(executor: Executor, tmp_path: Path) -> None:
-    path = tmp_path / "map.sqlite"
-    connection = apsw.Connection(str(path))
-    connection.execute("""
+    script = """
         CREATE VIRTUAL TABLE "Box ""É" USING rtree(id, low, high, +name);
         INSERT INTO "Box ""É" VALUES (1, 0, 1, 'a'), (2, 5, 6, 'b');
         CREATE VIRTUAL TABLE cell USING rtree_i32(id, low, high);
         INSERT INTO cell VALUES (7, 8, 9);
-    """)
-    connection.close()
+    """
+    path = make_file(tmp_path / "map.sqlite", script)
     for _ in range(2):
         result = executor.execute(path, 'SELECT id, name FROM "box ""É" WHERE low > 3')
         assert result == Table(("id", "name"), ((2, "b"),))
@@ -98,14 +91,13 @@ def test_functions_that_are_not_listed_are_denied(executor: Executor, database: 
 
 
 def test_tables_that_are_not_the_databases_are_denied(executor: Executor, tmp_path: Path) -> None:
-    path = tmp_path / "own.sqlite"
-    connection = apsw.Connection(str(path))
     # A table of its own may have any name; one of SQLite's insides keeps what it shows.
-    connection.execute("CREATE TABLE carray (a); CREATE TABLE pragma_mine (a)")
-    connection.execute("CREATE VIRTUAL TABLE inside USING dbstat(main)")
-    connection.execute("CREATE VIRTUAL TABLE [my words] USING fts5(a)")
-    connection.execute("CREATE INDEX cte ON carray(a)")
-    connection.close()
+    script = """
+        CREATE TABLE carray (a); CREATE TABLE pragma_mine (a); CREATE INDEX cte ON carray(a);
+        CREATE VIRTUAL TABLE inside USING dbstat(main);
+        CREATE VIRTUAL TABLE [my words] USING fts5(a);
+    """
+    path = make_file(tmp_path / "own.sqlite", script)
     answers = {
         "SELECT a FROM carray": Table(("a",), ()),
         "SELECT count(*) FROM pragma_mine": Table(("count(*)",), ((0,),)),

@@ -1,7 +1,6 @@
 """Comparators on databases made here; what they must say is what the official programs say."""
 
 import math
-import sqlite3
 from itertools import count
 from pathlib import Path
 from typing import get_args
@@ -14,6 +13,7 @@ from sqlenv.evaluators.comparators import COMPARATORS, Case, Runs, judge
 from sqlenv.executor import Executor
 from sqlenv.types import ExecutionMatch, SqlError, Table
 from tests.sqlenv.cases import read_cases
+from tests.sqlenv.conftest import make_file
 
 DB = Path("db")
 ALL = "SELECT a, b FROM t"
@@ -21,24 +21,15 @@ PAIRS = "SELECT 1, 10 UNION ALL SELECT 2, 20"
 ENDLESS = "WITH r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r) SELECT count(*) FROM r"
 
 
-def make(path, rows):
-    connection = sqlite3.connect(path)
-    connection.execute("CREATE TABLE t (a, b, value_usd)")
-    connection.executemany("INSERT INTO t VALUES (?, ?, ?)", rows)
-    connection.commit()
-    connection.close()
-    return path
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Give a database, and a suite: its copy and one with other rows."""
     folder = tmp_path_factory.mktemp("suite")
-    rows = [(1, "x", 5), (2, "y", 6), (2, "y", 6)]
-    database = make(folder / "one.sqlite", rows)
+    table = "CREATE TABLE t (a, b, value_usd); INSERT INTO t VALUES "
+    database = make_file(folder / "one.sqlite", table + "(1, 'x', 5), (2, 'y', 6), (2, 'y', 6)")
     copy = folder / "copy.sqlite"
     copy.write_bytes(database.read_bytes())
-    return database, (copy, make(folder / "other.sqlite", [(3, "x", 5), (1, "z", 1)]))
+    return database, (copy, make_file(folder / "other.sqlite", table + "(3, 'x', 5), (1, 'z', 1)"))
 
 
 @pytest.fixture(scope="module", params=["thread", "process"])
@@ -123,10 +114,10 @@ def test_r_ves_is_the_root_of_the_reward():
     rows = Table(("a",), ((1,),))
     runs = Runs(lambda _path, _sql: rows, stopwatch=lambda _path, sql: next(times[sql]))
     function = COMPARATORS["bird_r_ves"].function
-    assert function(Case("predicted", "gold", DB), runs) == math.sqrt(1.25)
+    assert function(Case("predicted", "gold", DB), runs).score == math.sqrt(1.25)
     assert len(list(times["gold"])) == 20
     wrong = Runs(lambda _path, sql: rows if sql == "gold" else SqlError("no"))
-    assert function(Case("predicted", "gold", DB), wrong) == 0
+    assert function(Case("predicted", "gold", DB), wrong).score == 0
 
 
 def test_settings_take_the_comparators_that_need_nothing_else():

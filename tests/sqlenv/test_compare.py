@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import permutations
 from random import Random
 from typing import Any
@@ -7,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlenv.evaluators.equality import is_ordered, matches
+from sqlenv.evaluators.equality import matches
 from sqlenv.types import Denied, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.cases import read_cases
 
 MODES: list[Any] = ["set", "bag", "bag_ordered", "test_suite"]
 
@@ -54,21 +54,6 @@ def test_what_is_not_a_table_never_matches(mode: Any) -> None:
         assert not matches(result, table((1,)), mode=mode)
 
 
-@pytest.mark.parametrize(("sql", "ordered"), read_cases("ORDER BY of the whole query"))
-def test_order_by_of_the_whole_query(sql: str, ordered: bool) -> None:
-    assert is_ordered(sql) is ordered
-
-
-rows_strategy = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b"])), max_size=5)
-
-
-@pytest.mark.parametrize(("predicted", "gold", "gold_sql", "expected"), read_cases("Spider's rule"))
-def test_suite_rule(predicted: Any, gold: Any, gold_sql: str, expected: bool) -> None:
-    assert (
-        matches(table(*predicted), table(*gold), mode="test_suite", gold_sql=gold_sql) == expected
-    )
-
-
 wide_rows = st.integers(1, 4).flatmap(
     lambda width: st.lists(
         st.tuples(*[st.sampled_from([0, 1, None, "0"])] * width), min_size=1, max_size=5
@@ -97,8 +82,9 @@ def test_suite_rule_tries_every_order_of_columns(left: Any, right: Any, random: 
     assert matches(wide(moved), wide(left), mode="test_suite")
 
 
-def test_the_search_for_an_order_of_columns_ends() -> None:
+def test_the_search_for_an_order_of_columns_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of the same values in ever other rows: too many orders to try them all."""
+    monkeypatch.setattr("sqlenv.evaluators.equality._SEARCHED_CELLS", 500_000)
     rng = Random(0)
     halves = [0, 1] * 30
     columns = [rng.sample(halves, 60) for _ in range(60)]
@@ -108,6 +94,5 @@ def test_the_search_for_an_order_of_columns_ends() -> None:
     assert not matches(Table(names, tuple(zip(*others, strict=True))), gold, mode="test_suite")
     moved = tuple(zip(*rng.sample(columns, 60), strict=True))
     assert matches(Table(names, moved), gold, mode="test_suite")
-    assert matches(
-        Table(names * 20, ((1,) * 1200,)), Table(names * 20, ((1,) * 1200,) * 1), mode="test_suite"
-    )
+    ones = Table(names * 20, ((1,) * 1200,))
+    assert matches(ones, replace(ones), mode="test_suite")

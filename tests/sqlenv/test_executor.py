@@ -16,9 +16,9 @@ import pytest
 from sqlenv.config import ExecutorConfig
 from sqlenv.errors import UserError
 from sqlenv.executor import Executor
-from sqlenv.executor.executor import check_database
+from sqlenv.executor.database import check_database
 from sqlenv.types import Denied, Result, SqlError, Table, TimedOut, TooLarge
-from tests.sqlenv.conftest import SMALL
+from tests.sqlenv.conftest import SMALL, make_file
 from tests.sqlenv.hostile import Measured, read_hostile
 
 ROOT = Path(__file__).parents[2]
@@ -233,12 +233,18 @@ def count_open(folder: Path) -> int:
     return sum(str(folder) in os.path.realpath(link) for link in descriptors.iterdir())
 
 
+def test_a_closed_executor_says_so(database: Path) -> None:
+    for isolation in ("thread", "process"):
+        with Executor(ExecutorConfig(isolation=isolation, **SMALL)) as executor:
+            executor.close()
+        with pytest.raises(RuntimeError):
+            executor.execute_many([(database, "SELECT 1"), (database, "SELECT 2")])
+
+
 def test_a_database_left_in_wal_mode_is_read_without_files_beside_it(
     executor: Executor, database: Path
 ) -> None:
-    connection = apsw.Connection(str(database))
-    connection.pragma("journal_mode", "wal")
-    connection.close()
+    make_file(database, "PRAGMA journal_mode = wal")
     assert isinstance(executor.execute(database, "SELECT * FROM city"), Table)
     assert [path.name for path in database.parent.iterdir()] == [database.name]
 
@@ -274,15 +280,6 @@ def test_a_database_that_cannot_be_used_is_the_users_mistake(
         with pytest.raises(UserError, match=message):
             check_database(path)
     assert isinstance(executor.execute(database, "SELECT 1"), Table)
-
-
-def test_a_closed_executor_says_so(database: Path) -> None:
-    for isolation in ("thread", "process"):
-        executor = Executor(ExecutorConfig(isolation=isolation, **SMALL))
-        executor.close()
-        executor.close()
-        with pytest.raises(RuntimeError):
-            executor.execute_many([(database, "SELECT 1"), (database, "SELECT 2")])
 
 
 def test_a_query_can_have_a_budget_of_its_own(executor, database):
@@ -338,11 +335,11 @@ def test_slow_calls_without_a_loop_take_no_longer_the_more_there_are(database, c
 
 
 def test_text_of_a_utf16_database(tmp_path: Path) -> None:
-    path = tmp_path / "wide.sqlite"
-    connection = apsw.Connection(str(path))
-    connection.execute("PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a TEXT)")
-    connection.execute("INSERT INTO t VALUES ('né'), (CAST(x'410000d84200' AS TEXT))")
-    connection.close()
+    path = make_file(
+        tmp_path / "wide.sqlite",
+        "PRAGMA encoding = 'UTF-16le'; CREATE TABLE t (a TEXT);"
+        "INSERT INTO t VALUES ('né'), (CAST(x'410000d84200' AS TEXT))",
+    )
     with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
         result = executor.execute(path, "SELECT a FROM t")
     assert isinstance(result, Table)
@@ -362,9 +359,7 @@ def test_the_heap_limit_ends_with_its_executor() -> None:
 def test_a_file_that_was_replaced_is_read_anew(database: Path) -> None:
     with Executor(ExecutorConfig(isolation="thread", **SMALL)) as executor:
         executor.execute(database, "SELECT count(*) FROM city")
-        connection = apsw.Connection(str(database))
-        connection.execute("DELETE FROM city")
-        connection.close()
+        make_file(database, "DELETE FROM city")
         assert executor.execute(database, "SELECT count(*) FROM city") == Table(
             ("count(*)",), ((0,),)
         )

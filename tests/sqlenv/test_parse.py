@@ -12,12 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlenv.sql import extraction, lexer
-from tests.sqlenv.cases import read_cases
-
-
-@pytest.mark.parametrize(("tag", "reply", "expected"), read_cases("replies"))
-def test_the_last_complete_block_counts(tag, reply, expected):
-    assert extraction.extract_sql(reply, tag) == expected
 
 
 @given(st.text(), st.lists(st.sampled_from(["<sql>", "</sql>", " ", "a", "\n", "é"])).map("".join))
@@ -35,9 +29,7 @@ def test_extraction_takes_linear_time(tag):
         assert time.thread_time() - start < 1.0, piece
 
 
-@pytest.mark.parametrize("sql", [sql for (sql,) in read_cases("no query")])
-def test_what_is_not_one_query_has_no_tree(sql):
-    assert extraction.parse(sql) is None
+def test_what_is_too_long_has_no_tree():
     assert extraction.parse("SELECT 1" + " " * lexer.MAX_CHARS) is None
 
 

@@ -1,6 +1,5 @@
 """Reading a database's schema and writing it for prompts."""
 
-import apsw
 import pytest
 
 from sqlenv.errors import UserError
@@ -13,6 +12,7 @@ from sqlenv.schema.reading import (
 )
 from sqlenv.schema.rendering import render_schema, sample_columns
 from sqlenv.schema.values import build_index
+from tests.sqlenv.conftest import make_file
 
 BAND_DDL = """
     CREATE TABLE band (id INTEGER PRIMARY KEY, name TEXT);
@@ -27,35 +27,12 @@ BAND_DDL = """
 
 @pytest.fixture
 def make_database(tmp_path):
-    def make(script, name="db"):
-        path = tmp_path / f"{name}.sqlite"
-        connection = apsw.Connection(str(path))
-        connection.execute(script)
-        connection.close()
-        return path
-
-    return make
+    return lambda script, name="db": make_file(tmp_path / f"{name}.sqlite", script)
 
 
 @pytest.fixture
 def bands(make_database):
     return make_database(BAND_DDL)
-
-
-def test_reads_tables_columns_and_keys(bands):
-    schema = read_schema(bands)
-    assert schema.column_names() == {
-        "band": ("id", "name"),
-        "singer": ("id", "name", "age", "band_id"),
-    }
-    assert schema.foreign_keys == (ForeignKey("singer", ("band_id",), "band", ("id",)),)
-    assert schema.tables[1].primary_key == ("id",)
-
-
-def test_examples_are_the_first_distinct_values_that_are_not_empty(bands):
-    name, age = read_schema(bands).tables[1].columns[1:3]
-    assert (name.examples, age.examples) == (("Ann", "Bo"), (30, 20))
-    assert read_schema(bands, examples=0).tables[1].columns[1].examples == ()
 
 
 def test_an_index_does_not_change_what_is_seen(make_database, monkeypatch):
@@ -115,17 +92,16 @@ def test_generated_columns_may_trim_what_is_no_text(make_database):
         assert set(column.examples) == {"caf\ufffd", "\ufffd"}
 
 
-def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alone(tmp_path):
-    path = tmp_path / "latin.sqlite"
-    connection = apsw.Connection(str(path))
-    connection.execute("""
+def test_names_that_are_not_utf8_are_read_and_what_no_query_can_name_is_left_alone(
+    make_database, tmp_path
+):
+    path = make_database("""
         CREATE TABLE t (id INTEGER PRIMARY KEY, nQQme TEXT, up INT REFERENCES t(nQQme));
         INSERT INTO t VALUES (1, 'x', NULL);
         CREATE TABLE tQQble (a INT);
         CREATE TABLE u (b TEXT, t INT REFERENCES t(id));
         INSERT INTO u VALUES ('y', 1);
     """)
-    connection.close()
     path.write_bytes(path.read_bytes().replace(b"QQ", b"\xe4\xff"))
     for profile in (False, True):
         schema = read_schema(path, profile=profile)

@@ -16,7 +16,6 @@ from sqlenv.evaluators.spider2 import (
     read_references,
 )
 from sqlenv.types import Table
-from tests.sqlenv.cases import read_cases
 
 DB = Path("db")
 
@@ -27,15 +26,6 @@ def table(*rows):
 
 def reference(*rows, ignore_order=False):
     return Reference((columns_of_rows(rows, len(rows[0])),), ignore_order)
-
-
-@pytest.mark.parametrize(
-    ("predicted", "gold", "expected", "unordered"), read_cases("Spider 2's rule")
-)
-def test_verdicts(predicted, gold, expected, unordered):
-    found = table(*predicted)
-    assert agrees(found, reference(*gold), nan_is_zero=True) is expected
-    assert agrees(found, reference(*gold, ignore_order=True), nan_is_zero=True) is unordered
 
 
 def test_nothing_equals_zero_but_not_in_older_copies():
@@ -124,4 +114,4 @@ def test_comparator_takes_fences_and_refuses_blanks():
     function = COMPARATORS["spider2_local"].function
     runs = Runs(lambda _path, sql: rows if sql == "SELECT 1" else table((9,)))
     for sql, score in (("```sql\nSELECT 1\n```", 1), ("SELECT 1", 1), ("SELECT 2", 0), ("", 0)):
-        assert function(Case(sql, "", DB, reference=gold), runs) == score
+        assert function(Case(sql, "", DB, reference=gold), runs).score == score

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import apsw
 import pytest
 
 from sqlenv.errors import UserError
@@ -12,6 +11,7 @@ from sqlenv.schema.reading import read_schema
 from sqlenv.schema.rendering import render_schema
 from sqlenv.schema.values import SHOWN, ValueIndex, build_index, share, with_matches
 from sqlenv.types import Example
+from tests.sqlenv.conftest import make_file
 
 TOWNS = """
 CREATE TABLE town (id INTEGER PRIMARY KEY, Name TEXT, note TEXT, code);
@@ -24,11 +24,7 @@ INSERT INTO town VALUES
 
 @pytest.fixture
 def towns(tmp_path: Path) -> Path:
-    path = tmp_path / "town ?.sqlite"
-    connection = apsw.Connection(str(path))
-    connection.execute(TOWNS)
-    connection.close()
-    return path
+    return make_file(tmp_path / "town ?.sqlite", TOWNS)
 
 
 @pytest.fixture

@@ -1,0 +1,89 @@
+"""What official programs make of texts and tables, case by case (`tests/data/sql_rules.json`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from sqlenv.evaluators.bird import soft_f1, ves_reward
+from sqlenv.evaluators.equality import is_ordered, matches
+from sqlenv.evaluators.features import clauses_of
+from sqlenv.evaluators.hardness import grade
+from sqlenv.evaluators.official import (
+    as_omnisql_writes,
+    as_spider_runs,
+    count_statements,
+    same_query,
+)
+from sqlenv.evaluators.spider2 import Reference, agrees, columns_of_rows
+from sqlenv.sql.extraction import extract_sql, parse
+from sqlenv.types import Table
+from tests.sqlenv.cases import read_cases
+
+
+def table(rows: Any) -> Table:
+    return Table(tuple("abcd"[: len(rows[0])] if rows else "a"), rows)
+
+
+def agrees_in_order(predicted: Any, gold: Any, expected: bool) -> bool:
+    golds = (columns_of_rows(gold, len(gold[0])),)
+    assert agrees(table(predicted), Reference(golds), nan_is_zero=True) is expected
+    return agrees(table(predicted), Reference(golds, ignore_order=True), nan_is_zero=True)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "what Spider runs": as_spider_runs,
+    "statements": count_statements,
+    "what OmniSQL writes": as_omnisql_writes,
+    "Spider's levels": grade,
+    "ORDER BY of the whole query": is_ordered,
+    "Spider's rule": lambda predicted, gold, sql: matches(
+        table(predicted), table(gold), mode="test_suite", gold_sql=sql
+    ),
+    "Spider 2's rule": agrees_in_order,
+    "BIRD's soft F1": lambda predicted, gold: soft_f1(table(predicted), table(gold)),
+    "what a query has": clauses_of,
+    "no query": parse,
+    "replies": lambda tag, reply: extract_sql(reply, tag),
+}
+
+
+@pytest.mark.parametrize(("rule", "case"), [(r, case) for r in RULES for case in read_cases(r)])
+def test_rule(rule: str, case: tuple[Any, ...]) -> None:
+    *given, expected = case
+    found = RULES[rule](*given)
+    assert found == (pytest.approx(expected) if isinstance(expected, float) else expected)
+
+
+def test_nesting_without_end_has_no_level() -> None:
+    assert grade("SELECT a FROM t WHERE " + "(" * 5000) is None
+    assert grade("SELECT a FROM " + "(SELECT a FROM " * 3000) is None
+
+
+def test_spider_may_keep_distinct_and_all_statements() -> None:
+    sql = "SELECT DISTINCT a FROM t WHERE b > = 1; SELECT 2"
+    assert as_spider_runs(sql, keep_distinct=True) == sql.replace("> =", ">=")
+
+
+def test_same_query_evens_out_case_and_blanks_outside_quotes() -> None:
+    sql = "SELECT  Name\nFROM T WHERE a = 'X  Y' ;"
+    assert same_query(sql) == "select name from t where a = 'X  Y'"
+    assert same_query("select name from t where a = 'x  y'") != same_query(sql)
+    assert same_query("SELECT É") != same_query("SELECT é")
+    for kept in ("SELECT 1 -- A", "SELECT /* A */ 1", "SELECT 1 /* open"):
+        assert same_query(kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("ratios", "reward"),
+    [
+        *[([m * f for f in (0.99, 1, 1.01)], r) for m, r in ((4, 1.25), (1.5, 1), (0.7, 0.75))],
+        *[([m * f for f in (0.99, 1, 1.01)], r) for m, r in ((0.3, 0.5), (0.1, 0.25))],
+        ([*[0.9, 0.91] * 20, 1000.0], 0.75),  # outliers do not count
+        ([1.5] * 4, 0),  # and equal ratios leave none
+    ],
+)
+def test_the_reward_of_r_ves(ratios: list[float], reward: float) -> None:
+    assert ves_reward(ratios) == reward
