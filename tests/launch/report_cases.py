@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
-from base64 import b64encode
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -117,6 +119,16 @@ def group(number: int, step: int, *, turns: int, rng: Random, share: float) -> d
             for right in rights
         ],
     }  # fmt: skip
+
+
+def opened(page: Path) -> dict[str, Any]:
+    """Read the data of a page as the browser does."""
+    found = re.findall(r'id="data-(\w+)">([^<]*)<', page.read_text(encoding="utf-8"))
+    return {name: json.loads(gzip.decompress(b64decode(text))) for name, text in found}
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def write_lines(path: Path, lines: Sequence[Any]) -> None:
@@ -244,13 +256,13 @@ def make_hostile(folder: Path) -> Path:
     """Write a run in which every text is hostile; a question and a group have all in each field."""
     make_run(folder, steps=1, questions=len(HOSTILE), groups=1)
     for name in ("trajectories.jsonl", "before/trajectories.jsonl", "after/trajectories.jsonl"):
-        lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+        lines = lines_of(folder / name)
         for text, line in zip((ALL, *HOSTILE[1:]), lines[1:], strict=False):
             spoil(line, text, name)
         write_lines(folder / name, lines)
     for name in ("before", "after"):
         path = folder / name / "predictions.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = lines_of(path)
         for number, (text, line) in enumerate(zip((ALL, *HOSTILE[1:]), lines, strict=True)):
             line |= dict.fromkeys(("db_id", "difficulty", "question", "gold", "sql"), text)
             line["id"] = f"{number} {text[:200]}"
